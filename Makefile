@@ -1,0 +1,58 @@
+# Everything a developer runs. `make` alone lists the targets.
+PYTHON ?= $(shell command -v python3.11 || command -v python3)
+BIN := .venv/bin
+PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
+STAMP := .venv/.installed
+SOURCES := pyproject.toml constraints.txt CMakeLists.txt $(wildcard csrc/*.h csrc/*.cpp)
+CPP := $(wildcard csrc/*.h csrc/*.cpp csrc/tests/*.h csrc/tests/*.cpp)
+
+.PHONY: help env train test test-long lint format sanitize ci-deps wheel clean
+
+help:
+	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):[^#]*## (.*)/  make \1\t\2/' | expand -t 18
+
+env: $(STAMP) ## the environment in .venv, with the package built and installed in place
+
+$(STAMP): $(SOURCES)
+	test -x $(BIN)/python || $(PYTHON) -m venv .venv
+	$(PIP) cmake nanobind ninja scikit-build-core
+	$(PIP) --no-build-isolation -e '.[dev]'
+	touch $@
+
+train: env ## the main job: fit a small model on synthetic clicks
+	$(BIN)/python examples/local_table.py
+
+test: env lint ## checks and all tests but the long ones
+	$(BIN)/python -m pytest -n 2 -q -m "not long"
+
+test-long: env lint sanitize ## everything, sanitizers included
+	$(BIN)/python -m pytest -n 2 -q
+
+lint: env ## style, types, contracts
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/clang-format --dry-run --Werror $(CPP)
+	$(BIN)/python tools/contracts.py
+	$(BIN)/basedpyright
+
+format: env ## rewrites sources in the house style
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+	$(BIN)/clang-format -i $(CPP)
+
+sanitize: env ## the C++ tests under address+undefined and thread sanitizers
+	for kind in address,undefined thread; do \
+	  $(BIN)/cmake -S . -B build/sanitize-$${kind%%,*} -G Ninja -DCMAKE_MAKE_PROGRAM=$(CURDIR)/$(BIN)/ninja \
+	    -DHEDGEROW_MODULE=OFF -DHEDGEROW_TESTS=ON -DHEDGEROW_SANITIZE=$$kind && \
+	  $(BIN)/cmake --build build/sanitize-$${kind%%,*} && \
+	  $(BIN)/ctest --test-dir build/sanitize-$${kind%%,*} --output-on-failure || exit 1; \
+	done
+
+ci-deps: ## Debian packages that some tests need; none yet
+	@true
+
+wheel: env ## dist/*.whl
+	$(BIN)/python -m pip wheel --quiet --disable-pip-version-check -c constraints.txt --no-build-isolation --no-deps -w dist .
+
+clean: ## removes everything that was built
+	rm -rf .venv build dist

@@ -1,0 +1,62 @@
+// Hands out rows, chunk by chunk.
+#include "arena.h"
+
+#include <stdexcept>
+
+namespace hedgerow {
+namespace {
+
+constexpr int kMaxShift = 15;                     // 32,768 rows
+constexpr int kMinShift = 6;                      // 64 rows, however wide
+constexpr u64 kChunkBytes = u64(16) << 20;        // wide rows: fewer to a chunk
+constexpr u64 kChunks = u64(1) << 17;             // 2^32 rows of 32,768; 1 MiB, touched as it fills
+constexpr u64 kMaxRows = u64(0xffffffff);         // the last number means "no row"
+
+int shift_for(u64 stride) {
+  int shift = kMaxShift;
+  while (shift > kMinShift && (stride << shift) > kChunkBytes) --shift;
+  return shift;
+}
+
+}  // namespace
+
+Arena::Arena(int stride)
+    : stride_(u64(stride)),
+      shift_(shift_for(stride_)),
+      mask_((u32(1) << shift_) - 1),
+      times_from_(stride_ << shift_),
+      directory_(kChunks * sizeof(u8*), PageSize::small),
+      chunks_(reinterpret_cast<u8**>(directory_.data())) {}
+
+u32 Arena::take(u32 rows) {
+  const std::lock_guard hold(mutex_);
+  if (taken_ + rows > kMaxRows || ((taken_ + rows) >> shift_) >= kChunks)
+    throw std::length_error("a table holds at most 2^32 - 1 rows");
+  while ((u64(blocks_.size()) << shift_) < taken_ + rows) add_chunk();
+  charge_.add(rows * (stride_ + 8));
+  const u32 first = u32(taken_);
+  taken_ += rows;
+  return first;
+}
+
+void Arena::add_chunk() {
+  // The first chunk stays on small pages: a table of a few rows must not take megabytes.
+  const PageSize pages = blocks_.empty() ? PageSize::small : PageSize::huge;
+  blocks_.push_back(Block(times_from_ + (u64(8) << shift_), pages));
+  if (blocks_.size() == 2) blocks_[0].use_huge_pages();
+  chunks_[blocks_.size() - 1] = blocks_.back().data();
+}
+
+u64 Arena::taken_bytes() const {
+  const std::lock_guard hold(mutex_);
+  return charge_.bytes();
+}
+
+void Arena::clear() {
+  const std::lock_guard hold(mutex_);
+  blocks_.clear();
+  charge_.release();
+  taken_ = 0;
+}
+
+}  // namespace hedgerow

@@ -1,0 +1,42 @@
+// One optimizer step on one row segment: the arguments and the table of update rules by name.
+#pragma once
+
+#include <string>
+#include <vector>
+
+#include "bits.h"
+#include "isa.h"
+
+namespace hedgerow {
+
+// Settings of a rule, ready for the inner loop. `bias` holds Adam's bias corrections by step count.
+struct RuleSettings {
+  std::vector<double> exact;
+  std::vector<float> value;
+  std::vector<float> bias;
+};
+
+struct StepArgs {
+  float* w;        // the segment's embedding, dim floats
+  float* state;    // the segment's state, laid out as the rule says
+  const float* g;  // gradient, dim floats, never written
+  int dim;
+  float rate;
+  i64 step;
+  const RuleSettings* settings;
+};
+
+using StepFunction = void (*)(const StepArgs&);
+
+struct Rule {
+  const char* name;
+  int settings;                 // how many settings it takes
+  int (*state_floats)(int dim);  // floats of state behind a segment of `dim`
+  StepFunction step[kIsas];     // one compilation per instruction set
+  void (*prepare)(RuleSettings&);  // fills derived settings; may be null
+};
+
+const Rule& rule_named(const std::string& name);  // throws std::invalid_argument
+std::vector<std::string> rule_names();
+
+}  // namespace hedgerow

@@ -1,0 +1,103 @@
+// Splits a batch by shard with a stable counting sort and groups equal ids with a small hash table.
+#include "plan.h"
+
+#include <algorithm>
+#include <array>
+#include <bit>
+#include <utility>
+#include <vector>
+
+#include "index.h"
+#include "pool.h"
+
+namespace hedgerow {
+namespace {
+
+constexpr u64 kSplitIds = 16384;              // ids one task splits
+constexpr u64 kKeepBytes = u64(64) << 20;     // memory kept between calls
+
+u64 pieces(u64 n, u64 size) { return (n + size - 1) / size; }
+
+}  // namespace
+
+void Plan::split(const i64* ids, u64 n) {
+  using Counts = std::array<u32, kShards>;
+  const u64 tasks = pieces(n, kSplitIds);
+  std::vector<Counts> at(tasks);
+  parallel_for(i64(tasks), [&](i64 task) {
+    Counts counts{};
+    const u64 end = std::min(n, u64(task + 1) * kSplitIds);
+    for (u64 i = u64(task) * kSplitIds; i < end; ++i) ++counts[shard_of(slot_hash(u64(ids[i])))];
+    at[task] = counts;
+  });
+  u32 total = 0;
+  for (int shard = 0; shard < kShards; ++shard) {
+    starts_[shard] = total;
+    for (Counts& counts : at) total += std::exchange(counts[shard], total);
+  }
+  starts_[kShards] = total;
+  Keyed* keyed = keyed_.ensure(n);
+  parallel_for(i64(tasks), [&](i64 task) {
+    Counts& next = at[task];
+    const u64 end = std::min(n, u64(task + 1) * kSplitIds);
+    for (u64 i = u64(task) * kSplitIds; i < end; ++i)
+      keyed[next[shard_of(slot_hash(u64(ids[i])))]++] = {u64(ids[i]), u32(i)};
+  });
+}
+
+void Plan::group(int shard) {
+  static thread_local Buffer<u32> table_room, member_room;
+  const u64 from = starts_[shard], n = starts_[shard + 1] - from;
+  group_count_[shard] = 0;
+  if (n == 0) return;
+  const Keyed* keyed = keyed_.data() + from;
+  Group* groups = groups_.data() + from;
+  u32* member_of = member_room.ensure(n);
+  const u64 slots = std::bit_ceil(2 * n), mask = slots - 1;
+  u32* table = table_room.ensure(slots);
+  std::fill_n(table, slots, kNoRow);
+  u32 count = 0;
+  for (u64 i = 0; i < n; ++i) {
+    const u64 key = keyed[i].key;
+    u64 slot = slot_hash(key) & mask;  // the low bits: the shard took the high ones
+    while (table[slot] != kNoRow && groups[table[slot]].key != key) slot = (slot + 1) & mask;
+    if (table[slot] == kNoRow) {
+      table[slot] = count;
+      groups[count++] = {key, 0, 0, kNoRow};
+    }
+    member_of[i] = table[slot];
+    ++groups[table[slot]].count;
+  }
+  u32 next = u32(from);
+  for (u32 g = 0; g < count; ++g) {
+    groups[g].first = next;
+    next += groups[g].count;
+    groups[g].count = 0;  // counted again as occurrences are placed
+  }
+  u32* order = order_.data();
+  for (u64 i = 0; i < n; ++i) {
+    Group& group = groups[member_of[i]];
+    order[group.first + group.count++] = keyed[i].position;
+  }
+  group_count_[shard] = count;
+}
+
+void Plan::build(const i64* ids, u64 n) {
+  split(ids, n);
+  groups_.ensure(n);
+  order_.ensure(n);
+  if (n <= kSplitIds) {  // too little to share
+    for (int shard = 0; shard < kShards; ++shard) group(shard);
+  } else {
+    parallel_for(kShards, [&](i64 shard) { group(int(shard)); });
+  }
+}
+
+void Plan::trim() {
+  if (keyed_.bytes() + groups_.bytes() + order_.bytes() <= kKeepBytes) return;
+  keyed_.release();
+  groups_.release();
+  order_.release();
+}
+
+}  // namespace hedgerow

@@ -1,0 +1,78 @@
+// What a writing call will touch: its ids split by shard, equal ids grouped, occurrences in input order.
+#pragma once
+
+#include <memory>
+#include <span>
+
+#include "shard_of.h"
+
+namespace hedgerow {
+
+// Room for n values that keeps its memory between calls and never fills it.
+template <class T>
+class Buffer {
+ public:
+  T* ensure(u64 n) {
+    if (n > capacity_) {
+      data_ = std::make_unique_for_overwrite<T[]>(n);
+      capacity_ = n;
+    }
+    return data_.get();
+  }
+  T* data() const { return data_.get(); }
+  u64 bytes() const { return capacity_ * sizeof(T); }
+  void release() {
+    data_.reset();
+    capacity_ = 0;
+  }
+
+ private:
+  std::unique_ptr<T[]> data_;
+  u64 capacity_ = 0;
+};
+
+struct Group {
+  u64 key;
+  u32 first;  // its occurrences: Plan::occurrences(group)
+  u32 count;
+  u32 row;  // where the key was found, or kNoRow
+};
+
+class Plan {
+ public:
+  static constexpr u64 kMaxIds = 0xfffffffeull;  // positions are 32-bit
+
+  // Work is shared with the pool; the result does not depend on it.
+  void build(const i64* ids, u64 n);
+
+  std::span<Group> groups(int shard) {
+    return {groups_.data() + starts_[shard], group_count_[shard]};
+  }
+  std::span<const u32> occurrences(const Group& group) const {
+    return {order_.data() + group.first, group.count};
+  }
+
+  // Per shard, for the caller: the version at which rows were found, keys that were not, and rows the
+  // shard still holds ready for this call.
+  u64 version[kShards];
+  u64 absent[kShards];
+  u64 promised[kShards];
+
+  void trim();  // lets go of the memory of an unusually large call
+
+ private:
+  struct Keyed {
+    u64 key;
+    u32 position;
+  };
+  void split(const i64* ids, u64 n);
+  void group(int shard);
+
+  u64 starts_[kShards + 1];
+  u32 group_count_[kShards];
+  Buffer<Keyed> keyed_;
+  Buffer<Group> groups_;
+  Buffer<u32> order_;
+};
+
+}  // namespace hedgerow

@@ -1,0 +1,200 @@
+// Worker threads, the fork gate and the handlers that renew both in a forked child.
+#include "pool.h"
+
+#include <pthread.h>
+#include <sched.h>
+
+#include <atomic>
+#include <stdexcept>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "rwlock.h"
+
+namespace hedgerow {
+namespace {
+
+int usable_cpus() {
+  cpu_set_t set;
+  if (sched_getaffinity(0, sizeof(set), &set) == 0) return std::max(1, CPU_COUNT(&set));
+  return std::max(1u, std::thread::hardware_concurrency());
+}
+
+struct Job {
+  detail::TaskFunction function = nullptr;
+  void* context = nullptr;
+  i64 tasks = 0;
+  std::atomic<i64> next{0};
+
+  void work() {
+    for (i64 task; (task = next.fetch_add(1, std::memory_order_relaxed)) < tasks;)
+      function(context, task);
+  }
+};
+
+class Pool {
+ public:
+  explicit Pool(int threads) {
+    for (int i = 1; i < threads; ++i) workers_.emplace_back([this] { serve(); });
+  }
+
+  ~Pool() {
+    stopping_.store(true);
+    generation_.fetch_add(1);
+    generation_.notify_all();
+    for (std::thread& worker : workers_) worker.join();
+  }
+
+  int threads() const { return int(workers_.size()) + 1; }
+
+  // False when another caller has the pool.
+  bool try_run(i64 tasks, detail::TaskFunction function, void* context) {
+    if (workers_.empty() || !in_use_.try_lock()) return false;
+    const std::lock_guard hold(in_use_, std::adopt_lock);
+    job_.function = function;
+    job_.context = context;
+    job_.tasks = tasks;
+    job_.next.store(0, std::memory_order_relaxed);
+    working_.store(int(workers_.size()), std::memory_order_relaxed);
+    generation_.fetch_add(1, std::memory_order_release);
+    generation_.notify_all();
+    job_.work();
+    // Every worker must have looked at this job before the next may overwrite it.
+    for (int spins = 0; working_.load(std::memory_order_acquire) != 0; ++spins) {
+      if (spins < kSpins) {
+        cpu_relax();
+      } else {
+        const int left = working_.load(std::memory_order_acquire);
+        if (left != 0) working_.wait(left, std::memory_order_acquire);
+      }
+    }
+    return true;
+  }
+
+ private:
+  static constexpr int kSpins = 4000;  // tens of microseconds: less than a wake-up costs
+
+  void serve() {
+    u32 seen = 0;
+    for (;;) {
+      for (int i = 0; i < kSpins && generation_.load(std::memory_order_relaxed) == seen; ++i)
+        cpu_relax();
+      generation_.wait(seen, std::memory_order_acquire);
+      seen = generation_.load(std::memory_order_acquire);
+      if (stopping_.load()) return;
+      job_.work();
+      if (working_.fetch_sub(1, std::memory_order_acq_rel) == 1) working_.notify_all();
+    }
+  }
+
+  std::mutex in_use_;
+  Job job_;
+  std::atomic<int> working_{0};
+  std::atomic<u32> generation_{0};
+  std::atomic<bool> stopping_{false};
+  std::vector<std::thread> workers_;
+};
+
+// Counts running calls; while it is closed, new ones wait.
+class Gate {
+ public:
+  void enter() {
+    for (;;) {
+      closed_.wait(true, std::memory_order_seq_cst);
+      running_.fetch_add(1, std::memory_order_seq_cst);
+      if (!closed_.load(std::memory_order_seq_cst)) return;
+      leave();
+    }
+  }
+
+  void leave() {
+    if (running_.fetch_sub(1, std::memory_order_seq_cst) == 1 &&
+        closed_.load(std::memory_order_seq_cst))
+      running_.notify_all();
+  }
+
+  void close() {
+    closed_.store(true, std::memory_order_seq_cst);
+    for (int now; (now = running_.load(std::memory_order_seq_cst)) != 0;) running_.wait(now);
+  }
+
+  void open() {
+    closed_.store(false, std::memory_order_seq_cst);
+    closed_.notify_all();
+  }
+
+ private:
+  std::atomic<int> running_{0};
+  std::atomic<bool> closed_{false};
+};
+
+// Process-wide, and never destroyed: worker threads may outlive static destruction.
+struct Process {
+  Gate gate;
+  std::mutex closing;   // held while the gate is closed: one fork or change of threads at a time
+  std::mutex starting;  // guards the creation of `pool`, inside calls; never taken with the gate closed
+  std::atomic<Pool*> pool{nullptr};
+  std::atomic<int> threads{usable_cpus()};
+
+  Process() {
+    pthread_atfork([] { process().before_fork(); }, [] { process().after_fork_in_parent(); },
+                   [] { process().after_fork_in_child(); });
+  }
+
+  static Process& process() {
+    static Process* const only = new Process;
+    return *only;
+  }
+
+  Pool& running_pool() {
+    Pool* now = pool.load(std::memory_order_acquire);
+    if (now != nullptr) return *now;
+    const std::lock_guard hold(starting);
+    now = pool.load(std::memory_order_acquire);
+    if (now == nullptr) pool.store(now = new Pool(threads.load()), std::memory_order_release);
+    return *now;
+  }
+
+  void before_fork() {
+    closing.lock();
+    gate.close();
+  }
+  void after_fork_in_parent() {
+    gate.open();
+    closing.unlock();
+  }
+  // The child has none of the pool's threads: forget the pool (its memory is shared with the parent
+  // until written, so leaving it costs nothing) and start another at the next call.
+  void after_fork_in_child() {
+    pool.store(nullptr);
+    gate.open();
+    closing.unlock();
+  }
+};
+
+}  // namespace
+
+int thread_count() { return Process::process().threads.load(); }
+
+void set_thread_count(int threads) {
+  if (threads < 1 || threads > 1024)
+    throw std::invalid_argument("threads is " + std::to_string(threads) +
+                                "; it must lie in 1..1024");
+  Process& process = Process::process();
+  const std::lock_guard hold(process.closing);
+  process.gate.close();  // no call may hold the old pool
+  delete process.pool.exchange(nullptr);
+  process.threads.store(threads);
+  process.gate.open();
+}
+
+CallScope::CallScope() { Process::process().gate.enter(); }
+CallScope::~CallScope() { Process::process().gate.leave(); }
+
+void detail::run_tasks(i64 tasks, TaskFunction function, void* context) {
+  if (tasks > 1 && Process::process().running_pool().try_run(tasks, function, context)) return;
+  for (i64 task = 0; task < tasks; ++task) function(context, task);
+}
+
+}  // namespace hedgerow

@@ -1,0 +1,107 @@
+// The embedding table of one process: every verb on rows, safe from many threads.
+//
+// 64 shards by hash, each behind a reader-writer lock held for at most about a thousand rows. A call
+// that writes gives each shard to one thread, in input order, so results do not depend on the number
+// of threads. Memory a write may need is reserved before the first row changes: a call that fails for
+// lack of it has changed nothing.
+#pragma once
+
+#include <atomic>
+#include <memory>
+#include <vector>
+
+#include "arena.h"
+#include "layout.h"
+#include "plan.h"
+#include "shard.h"
+
+namespace hedgerow {
+
+enum class Missing { zeros, first_value };
+
+// What a write did: rows born, ids refused by admission, values left out because not finite.
+struct Applied {
+  i64 inserted = 0, refused = 0, dropped = 0;
+};
+
+struct Update {
+  const float* grads;  // [n, dim]
+  const float* rates;  // one per segment
+  i64 step;
+  i64 time;
+  bool per_occurrence;
+};
+
+struct MemoryUse {
+  u64 index_bytes;  // the index's buckets
+  u64 row_bytes;    // live rows with their time stamps
+  u64 slack_bytes;  // rows taken but not live, and padding
+};
+
+struct ScanStep {
+  u64 rows;    // written
+  u64 cursor;  // to go on from
+  bool done;
+  u64 needed;  // not 0: the room was too small for the next rows, which need this much
+};
+
+class Table {
+ public:
+  Table(const std::vector<SegmentSpec>& segments, bool serving, bool skip_zero, u64 seed,
+        u64 initial_capacity);
+
+  const RowLayout& layout() const { return layout_; }
+
+  // Reads. `out` [n, dim]; nothing is inserted.
+  void lookup(const i64* ids, u64 n, Missing missing, i64 step, float* out) const;
+  void contains(const i64* ids, u64 n, u8* out) const;
+  // Raw rows [n, dim], states [n, state_floats] and times of the ids found; others are zeros.
+  void entries(const i64* ids, u64 n, u8* found, float* rows, float* states, i64* times) const;
+  u64 size() const;
+  i64 newest_time() const { return newest_time_.load(); }
+  MemoryUse memory() const;
+  double load_factor() const;
+  // Rows from `cursor` on (0 to begin), up to `room`, as `entries` gives them. A row that lives from
+  // the first step to the last is given exactly once, whatever else happens to the table meanwhile.
+  ScanStep scan(u64 cursor, u64 room, i64* ids, float* rows, float* states, i64* times) const;
+
+  // Writes. Equal ids act in input order.
+  Applied assign(const i64* ids, u64 n, const float* rows, i64 time);
+  Applied assign_add(const i64* ids, u64 n, const float* rows, i64 time);
+  Applied apply_gradients(const i64* ids, u64 n, const Update& update);
+  Applied restore(const i64* ids, u64 n, const float* rows, const float* states, const i64* times);
+  void reinitialize(const i64* ids, u64 n, i64 time, i8* status);
+  void erase(const i64* ids, u64 n, u8* erased);
+  void clear();
+
+ private:
+  friend struct WriteOps;
+
+  template <class Visitor>
+  void visit(const i64* ids, u64 n, const Visitor& visitor) const;
+
+  template <class Op>
+  Applied write(const i64* ids, u64 n, const Op& op);
+  void locate(Plan& plan, int shard) const;
+  void reserve(Plan& plan, int shard);
+  void release(Plan& plan);
+  template <class Op>
+  Applied commit(Plan& plan, int shard, const Op& op);
+
+  void read_row(const u8* row, i64 step, float* out) const;
+  void copy_entry(u32 row, float* rows, float* states, i64* time) const;
+  void start_state(float* row) const;
+  void start_row(u64 key, u8* row) const;
+  void decode_row(const u8* row, float* out) const;
+  void encode_row(const float* values, u8* row) const;
+  void saw_time(i64 time);
+
+  RowLayout layout_;
+  bool skip_zero_;
+  u64 seed_;
+  Arena arena_;
+  std::vector<std::unique_ptr<Shard>> shards_;
+  std::atomic<i64> newest_time_{0};
+};
+
+}  // namespace hedgerow

@@ -1,0 +1,240 @@
+// Reading verbs of the table: grouped, prefetched, in input order.
+#include <algorithm>
+#include <cstring>
+#include <vector>
+
+#include "pool.h"
+#include "table.h"
+
+namespace hedgerow {
+namespace {
+
+constexpr u64 kReadIds = 2048;  // ids read under one hold of the shards' locks
+constexpr u64 kAhead = 32;      // ids in flight between two stages of the pipeline
+constexpr u64 kScanRows = 1024; // rows copied under one hold of a lock
+
+// Shared locks on the shards of a mask, taken in ascending order (as `clear` does: no deadlock).
+class ReadLocks {
+ public:
+  ReadLocks(const std::vector<std::unique_ptr<Shard>>& shards, u64 mask)
+      : shards_(shards), mask_(mask) {
+    for (u64 left = mask_; left != 0; left &= left - 1)
+      shards_[__builtin_ctzll(left)]->lock.lock_shared();
+  }
+  ~ReadLocks() {
+    for (u64 left = mask_; left != 0; left &= left - 1)
+      shards_[__builtin_ctzll(left)]->lock.unlock_shared();
+  }
+
+ private:
+  const std::vector<std::unique_ptr<Shard>>& shards_;
+  u64 mask_;
+};
+
+u64 piece_count(u64 n, u64 size) { return (n + size - 1) / size; }
+
+}  // namespace
+
+// Three overlapped stages: the bucket of id i + 2 * kAhead is fetched, the row of id i + kAhead is
+// found and fetched, id i is visited.
+template <class Visitor>
+void Table::visit(const i64* ids, u64 n, const Visitor& visitor) const {
+  parallel_for(i64(piece_count(n, kReadIds)), [&](i64 piece) {
+    const u64 from = u64(piece) * kReadIds, count = std::min(kReadIds, n - from);
+    u64 hash[kReadIds];
+    u32 row[kReadIds];
+    u64 needed = 0;
+    for (u64 i = 0; i < count; ++i) {
+      hash[i] = slot_hash(u64(ids[from + i]));
+      needed |= u64(1) << shard_of(hash[i]);
+    }
+    const ReadLocks hold(shards_, needed);
+    const auto fetch_bucket = [&](u64 i) {
+      shards_[shard_of(hash[i])]->index.prefetch(position_of(hash[i]));
+    };
+    const auto find = [&](u64 i) {
+      row[i] = shards_[shard_of(hash[i])]->index.find(u64(ids[from + i]), position_of(hash[i]));
+      if (row[i] != kNoRow) visitor.fetch(row[i]);
+    };
+    for (u64 i = 0; i < std::min(count, 2 * kAhead); ++i) fetch_bucket(i);
+    for (u64 i = 0; i < std::min(count, kAhead); ++i) find(i);
+    for (u64 i = 0; i < count; ++i) {
+      if (i + 2 * kAhead < count) fetch_bucket(i + 2 * kAhead);
+      if (i + kAhead < count) find(i + kAhead);
+      visitor.visit(from + i, row[i]);
+    }
+  });
+}
+
+void Table::decode_row(const u8* row, float* out) const {
+  for (const Segment& segment : layout_.segments)
+    decode(segment.codec, row + segment.encoded_from, segment.dim, out + segment.first_column);
+}
+
+void Table::read_row(const u8* row, i64 step, float* out) const {
+  if (layout_.serving) return decode_row(row, out);
+  const float* values = reinterpret_cast<const float*>(row);
+  if (layout_.plain) {
+    std::memcpy(out, values, sizeof(float) * layout_.dim);
+    return;
+  }
+  for (const Segment& segment : layout_.segments)
+    view_forward(segment.codec, step, values + segment.first_column, segment.dim,
+                 out + segment.first_column);
+}
+
+void Table::lookup(const i64* ids, u64 n, Missing missing, i64 step, float* out) const {
+  struct Reader {
+    const Table& table;
+    const i64* ids;
+    Missing missing;
+    i64 step;
+    float* out;
+
+    void fetch(u32 row) const {
+      const u8* data = table.arena_.row(row);
+      const int bytes = table.layout_.serving ? table.layout_.row_bytes : 4 * table.layout_.dim;
+      for (int offset = 0; offset < bytes; offset += 64) __builtin_prefetch(data + offset);
+    }
+    void visit(u64 i, u32 row) const {
+      float* target = out + i * table.layout_.dim;
+      if (row != kNoRow) {
+        table.read_row(table.arena_.row(row), step, target);
+      } else if (missing == Missing::zeros) {
+        std::memset(target, 0, sizeof(float) * table.layout_.dim);
+      } else {
+        for (const Segment& segment : table.layout_.segments) {
+          float* part = target + segment.first_column;
+          first_values(segment.init, table.seed_, u64(ids[i]), segment.first_column, segment.dim,
+                       part);
+          view_forward(segment.codec, step, part, segment.dim, part);
+        }
+      }
+    }
+  };
+  const CallScope scope;
+  visit(ids, n, Reader{*this, ids, missing, step, out});
+}
+
+void Table::contains(const i64* ids, u64 n, u8* out) const {
+  struct Reader {
+    u8* out;
+    void fetch(u32) const {}
+    void visit(u64 i, u32 row) const { out[i] = row != kNoRow; }
+  };
+  const CallScope scope;
+  visit(ids, n, Reader{out});
+}
+
+void Table::copy_entry(u32 row, float* rows, float* states, i64* time) const {
+  const u8* data = arena_.row(row);
+  if (layout_.serving) {
+    decode_row(data, rows);
+  } else {
+    std::memcpy(rows, data, sizeof(float) * layout_.dim);
+    std::memcpy(states, data + sizeof(float) * layout_.dim, sizeof(float) * layout_.state_floats);
+  }
+  *time = *arena_.time(row);
+}
+
+void Table::entries(const i64* ids, u64 n, u8* found, float* rows, float* states,
+                    i64* times) const {
+  struct Reader {
+    const Table& table;
+    u8* found;
+    float* rows;
+    float* states;
+    i64* times;
+
+    void fetch(u32 row) const {
+      const u8* data = table.arena_.row(row);
+      for (int offset = 0; offset < table.layout_.row_bytes; offset += 64)
+        __builtin_prefetch(data + offset);
+      __builtin_prefetch(table.arena_.time(row));
+    }
+    void visit(u64 i, u32 row) const {
+      const u64 dim = u64(table.layout_.dim), state = u64(table.layout_.state_floats);
+      found[i] = row != kNoRow;
+      if (row != kNoRow) return table.copy_entry(row, rows + i * dim, states + i * state, times + i);
+      std::memset(rows + i * dim, 0, sizeof(float) * dim);
+      std::memset(states + i * state, 0, sizeof(float) * state);
+      times[i] = 0;
+    }
+  };
+  const CallScope scope;
+  visit(ids, n, Reader{*this, found, rows, states, times});
+}
+
+u64 Table::size() const {
+  const CallScope scope;
+  u64 rows = 0;
+  for (int shard = 0; shard < kShards; ++shard) {
+    const ReadLocks hold(shards_, u64(1) << shard);
+    rows += shards_[shard]->index.size();
+  }
+  return rows;
+}
+
+MemoryUse Table::memory() const {
+  const CallScope scope;
+  MemoryUse use{0, 0, 0};
+  for (int shard = 0; shard < kShards; ++shard) {
+    const ReadLocks hold(shards_, u64(1) << shard);
+    use.index_bytes += shards_[shard]->index.bytes();
+    use.row_bytes += shards_[shard]->index.size() * u64(layout_.row_bytes + 8);
+  }
+  const u64 taken = arena_.taken_bytes();
+  use.slack_bytes = taken > use.row_bytes ? taken - use.row_bytes : 0;
+  return use;
+}
+
+double Table::load_factor() const {
+  const CallScope scope;
+  u64 rows = 0, slots = 0;
+  for (int shard = 0; shard < kShards; ++shard) {
+    const ReadLocks hold(shards_, u64(1) << shard);
+    rows += shards_[shard]->index.size();
+    slots += shards_[shard]->index.bucket_count() * Index::kSlots;
+  }
+  return slots == 0 ? 0.0 : double(rows) / double(slots);
+}
+
+// A cursor is a slot hash: the shard above, the position below. Positions are multiples of kShards.
+ScanStep Table::scan(u64 cursor, u64 room, i64* ids, float* rows, float* states, i64* times) const {
+  static thread_local std::vector<KeyRow> found;
+  const CallScope scope;
+  ScanStep step{0, cursor, false, 0};
+  int shard = shard_of(cursor);
+  u64 position = position_of(cursor);
+  while (step.rows < room) {
+    const ReadLocks hold(shards_, u64(1) << shard);
+    found.clear();
+    bool shard_done = false;
+    const u64 left = room - step.rows;
+    const u64 next =
+        shards_[shard]->index.scan(position, std::min(kScanRows, left), found, shard_done);
+    if (found.size() > left) {  // one home bucket with more keys than there is room
+      if (step.rows == 0) step.needed = found.size();
+      return step;
+    }
+    for (const KeyRow& entry : found) {
+      ids[step.rows] = i64(entry.key);
+      copy_entry(entry.row, rows + step.rows * u64(layout_.dim),
+                 states + step.rows * u64(layout_.state_floats), times + step.rows);
+      ++step.rows;
+    }
+    // Rounding up to the next multiple can only skip positions that no key has.
+    position = (next + kShards - 1) & ~u64(kShards - 1);
+    if (shard_done || position < next) {
+      position = 0;
+      if (++shard == kShards) {
+        step.done = true;
+        return step;
+      }
+    }
+    step.cursor = (u64(shard) << (64 - kShardBits)) | (position >> kShardBits);
+  }
+  return step;
+}
+
+}  // namespace hedgerow

@@ -1,0 +1,3 @@
+"""Values everyone may use: errors, checks, ids, hashing, clock, units, counters, registry."""
+
+from __future__ import annotations

@@ -1,0 +1,128 @@
+"""Argument checks, made once at the surface; messages name the value, the rule and the fix."""
+
+from __future__ import annotations
+
+import difflib
+import math
+from collections.abc import Iterable
+from typing import NoReturn
+
+import torch
+from torch import Tensor
+
+from .errors import ConfigError, DtypeError, InputError, UnknownNameError
+
+
+def tensor(name: str, value: Tensor, dtype: torch.dtype, shape: tuple[int | None, ...]) -> None:
+    """`value` is a contiguous CPU tensor of `dtype` and `shape`; None in the shape fits any size.
+
+    >>> tensor("ids", torch.tensor([1, 2]), torch.int64, (None,))
+    """
+    if not isinstance(value, Tensor):
+        raise DtypeError(
+            f"{name} is a {type(value).__name__}; pass a torch.Tensor of {dtype}, "
+            f"for example torch.tensor(..., dtype={dtype})."
+        )
+    if value.dtype != dtype:
+        raise DtypeError(f"{name} has dtype {value.dtype}, not {dtype}; convert it with .to({dtype}).")
+    _place(name, value)
+    fits = value.dim() == len(shape) and all(
+        want is None or have == want for have, want in zip(value.shape, shape, strict=True)
+    )
+    if not fits:
+        wanted = ", ".join("any" if size is None else str(size) for size in shape)
+        raise InputError(f"{name} has shape {tuple(value.shape)}; it must be ({wanted}).")
+
+
+def _place(name: str, value: Tensor) -> None:
+    if value.device.type != "cpu":
+        raise InputError(
+            f"{name} is on {value.device}; a host table takes CPU tensors: pass {name}.cpu()."
+        )
+    if value.layout != torch.strided:
+        raise InputError(f"{name} has layout {value.layout}; pass {name}.to_dense().")
+    if not value.is_contiguous():
+        raise InputError(
+            f"{name} has strides {value.stride()}, which is not contiguous; "
+            f"pass {name}.contiguous()."
+        )
+
+
+def count(name: str, value: int, *, least: int = 0) -> int:
+    """A whole number of at least `least`, as int.
+
+    >>> count("step", 3)
+    3
+    """
+    if isinstance(value, bool) or not isinstance(value, int):
+        raise DtypeError(f"{name} is {value!r}; it must be an int.")
+    if not least <= value < 2**63:
+        raise InputError(f"{name} is {value}; it must lie in {least}..2**63-1.")
+    return value
+
+
+def rate(name: str, value: float) -> float:
+    """A finite number of at least 0, as float.
+
+    >>> rate("rate", 0.1)
+    0.1
+    """
+    number = real(name, value)
+    if number < 0:
+        raise InputError(f"{name} is {value!r}; a rate must be at least 0.")
+    return number
+
+
+def real(name: str, value: float) -> float:
+    """A finite number, as float."""
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        raise DtypeError(f"{name} is {value!r}; it must be a number.")
+    if not math.isfinite(value):
+        raise InputError(f"{name} is {value!r}; it must be finite.")
+    return float(value)
+
+
+def setting(
+    owner: str,
+    name: str,
+    value: float,
+    *,
+    least: float = -math.inf,
+    above: float = -math.inf,
+    below: float = math.inf,
+) -> None:
+    """A finite number inside the bounds, for a configuration."""
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        raise ConfigError(f"{owner}.{name} is {value!r}; it must be a number.")
+    if not math.isfinite(value) or value < least or value <= above or value >= below:
+        rules = ["finite"]
+        if least > -math.inf:
+            rules.append(f"at least {least:g}")
+        if above > -math.inf:
+            rules.append(f"above {above:g}")
+        if below < math.inf:
+            rules.append(f"below {below:g}")
+        raise ConfigError(f"{owner}.{name} is {value!r}; it must be {' and '.join(rules)}.")
+
+
+def whole(owner: str, name: str, value: int, *, least: int = 0) -> None:
+    """A whole number of at least `least`, for a configuration."""
+    if isinstance(value, bool) or not isinstance(value, int):
+        raise ConfigError(f"{owner}.{name} is {value!r}; it must be a whole number.")
+    if not least <= value < 2**63:
+        raise ConfigError(f"{owner}.{name} is {value}; it must be at least {least}.")
+
+
+def choice(owner: str, name: str, value: str, allowed: Iterable[str]) -> None:
+    """One of the allowed words, for a configuration."""
+    words = list(allowed)
+    if value not in words:
+        raise ConfigError(f"{owner}.{name} is {value!r}; it must be one of {', '.join(words)}.")
+
+
+def unknown(kind: str, name: str, known: Iterable[str]) -> NoReturn:
+    """Raises for a name that is not known, with the nearest one that is."""
+    names = sorted(known)
+    near = difflib.get_close_matches(name, names, n=1)
+    hint = f" Did you mean {near[0]!r}?" if near else ""
+    raise UnknownNameError(f"unknown {kind} {name!r}; known: {', '.join(names)}.{hint}")

@@ -1,0 +1,50 @@
+"""The exceptions users see: one root, each child also the built-in that fits."""
+
+from __future__ import annotations
+
+
+class HedgerowError(Exception):
+    """Root of every error raised on purpose.
+
+    >>> issubclass(ConfigError, HedgerowError) and issubclass(ConfigError, ValueError)
+    True
+    """
+
+
+class ConfigError(HedgerowError, ValueError):
+    """A configuration that cannot be built; raised when it is made, not when it is used."""
+
+
+class InputError(HedgerowError, ValueError):
+    """An argument with a value or shape the call cannot take."""
+
+
+class DtypeError(HedgerowError, TypeError):
+    """An argument of the wrong type or element type."""
+
+
+class NotFiniteError(InputError):
+    """A NaN or infinity where the table's policy is to reject them. Nothing was changed."""
+
+
+class NameTakenError(HedgerowError, ValueError):
+    """A second object under one shared name in this process."""
+
+
+class ServingTableError(HedgerowError, RuntimeError):
+    """A training operation on a serving table."""
+
+
+class OutOfMemoryError(HedgerowError, MemoryError):
+    """A table could not grow. The table is as it was before the call, and stays usable."""
+
+
+class NotSupportedError(HedgerowError, NotImplementedError):
+    """A setting of the original that has no definition to build from."""
+
+
+class UnknownNameError(HedgerowError, KeyError):
+    """A name that is not among the known ones."""
+
+    def __str__(self) -> str:
+        return str(self.args[0]) if self.args else ""

@@ -1,0 +1,132 @@
+"""Batches of ids: ragged values, and named features over them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from . import checks
+from .errors import InputError
+from .shapes import Float32, Int64
+
+
+def _check_splits(name: str, splits: Tensor, values: int) -> None:
+    checks.tensor(name, splits, torch.int64, (None,))
+    if splits.numel() == 0 or int(splits[0]) != 0:
+        raise InputError(f"{name} is {splits.tolist()}; it must start with 0.")
+    if bool((splits[1:] < splits[:-1]).any()):
+        at = int((splits[1:] < splits[:-1]).nonzero()[0]) + 1
+        raise InputError(f"{name} falls at position {at} to {int(splits[at])}; it must never fall.")
+    if int(splits[-1]) != values:
+        raise InputError(f"{name} ends at {int(splits[-1])}, but there are {values} values.")
+
+
+@dataclass(frozen=True, slots=True)
+class Ragged:
+    """Rows of different lengths: row i is `values[row_splits[i]:row_splits[i + 1]]`.
+
+    >>> ragged = Ragged.from_lists([[7, 8], [], [9]])
+    >>> ragged.row_splits.tolist(), ragged.lengths().tolist()
+    ([0, 2, 2, 3], [2, 0, 1])
+    """
+
+    values: Tensor
+    row_splits: Int64[Tensor, "rows + 1"]
+
+    def __post_init__(self) -> None:
+        _check_splits("row_splits", self.row_splits, len(self.values))
+
+    @staticmethod
+    def from_lists(rows: Iterable[Sequence[int]]) -> Ragged:
+        """From one list of ids a row."""
+        lists = [list(row) for row in rows]
+        values = torch.tensor([v for row in lists for v in row], dtype=torch.int64)
+        lengths = torch.tensor([0] + [len(row) for row in lists], dtype=torch.int64)
+        return Ragged(values, lengths.cumsum(0))
+
+    @property
+    def rows(self) -> int:
+        """How many rows there are."""
+        return len(self.row_splits) - 1
+
+    def lengths(self) -> Int64[Tensor, "rows"]:
+        """Values of each row."""
+        return self.row_splits.diff()
+
+    def row(self, i: int) -> Tensor:
+        """Row `i`, without a copy."""
+        if not 0 <= i < self.rows:
+            raise InputError(f"row {i} is not one of 0..{self.rows - 1}.")
+        return self.values[int(self.row_splits[i]) : int(self.row_splits[i + 1])]
+
+    def to_lists(self) -> list[list[int]]:
+        """One list a row."""
+        return [self.row(i).tolist() for i in range(self.rows)]
+
+
+@dataclass(frozen=True, slots=True)
+class IdBatch:
+    """The ids of a batch, feature after feature, sample after sample.
+
+    `offsets` has one entry per (feature, sample), then the end: feature f of sample s holds
+    `values[offsets[f * samples + s]:offsets[f * samples + s + 1]]`.
+
+    >>> batch = IdBatch.from_lists({"user": [[1], [2]], "history": [[5, 6, 7], []]})
+    >>> batch.names, batch.samples, batch.feature("history").to_lists()
+    (('user', 'history'), 2, [[5, 6, 7], []])
+    """
+
+    names: tuple[str, ...]
+    values: Int64[Tensor, "n"]
+    offsets: Int64[Tensor, "features * samples + 1"]
+    weights: Float32[Tensor, "n"] | None = None
+
+    def __post_init__(self) -> None:
+        checks.tensor("values", self.values, torch.int64, (None,))
+        _check_splits("offsets", self.offsets, len(self.values))
+        if len(set(self.names)) != len(self.names):
+            raise InputError(f"feature names repeat: {', '.join(self.names)}.")
+        cells = len(self.offsets) - 1
+        if self.names and cells % len(self.names):
+            raise InputError(
+                f"offsets has {cells} cells, which {len(self.names)} features do not divide; "
+                f"every feature needs one cell per sample."
+            )
+        if not self.names and cells:
+            raise InputError(f"offsets has {cells} cells but there are no feature names.")
+        if self.weights is not None:
+            checks.tensor("weights", self.weights, torch.float32, (len(self.values),))
+
+    @staticmethod
+    def from_lists(features: Mapping[str, Iterable[Sequence[int]]]) -> IdBatch:
+        """From one list of id lists a feature."""
+        return IdBatch.from_dict({n: Ragged.from_lists(rows) for n, rows in features.items()})
+
+    @staticmethod
+    def from_dict(features: Mapping[str, Ragged]) -> IdBatch:
+        """From one ragged column a feature; all need the same number of rows."""
+        rows = {name: ragged.rows for name, ragged in features.items()}
+        if len(set(rows.values())) > 1:
+            raise InputError(f"features differ in their number of samples: {rows}.")
+        columns = list(features.values())
+        if not columns:
+            return IdBatch((), torch.empty(0, dtype=torch.int64), torch.zeros(1, dtype=torch.int64))
+        values = torch.cat([c.values for c in columns])
+        lengths = torch.cat([torch.zeros(1, dtype=torch.int64), *(c.lengths() for c in columns)])
+        return IdBatch(tuple(features), values, lengths.cumsum(0))
+
+    @property
+    def samples(self) -> int:
+        """Samples of the batch."""
+        return (len(self.offsets) - 1) // len(self.names) if self.names else 0
+
+    def feature(self, name: str) -> Ragged:
+        """One feature's ids; values are not copied."""
+        if name not in self.names:
+            checks.unknown("feature", name, self.names)
+        first = self.names.index(name) * self.samples
+        splits = self.offsets[first : first + self.samples + 1]
+        return Ragged(self.values[int(splits[0]) : int(splits[-1])], splits - splits[0])

@@ -1,0 +1,81 @@
+"""Frozen dataclasses to plain dicts and back, for configurations that are written to files."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from typing import Any, ClassVar, TypeVar
+
+from .checks import unknown
+from .errors import ConfigError
+
+R = TypeVar("R", bound="Record")
+
+
+class Record:
+    """Base of configuration dataclasses whose dict form names their kind.
+
+    A subclass gives `kind`; a family of them is an ordinary base class, and `from_dict` on it finds
+    the member.
+
+    >>> from dataclasses import dataclass
+    >>> class Shape(Record): pass
+    >>> @dataclass(frozen=True)
+    ... class Circle(Shape):
+    ...     kind = "circle"
+    ...     radius: float = 1.0
+    >>> Circle(2.0).to_dict()
+    {'kind': 'circle', 'radius': 2.0}
+    >>> Shape.from_dict({"kind": "circle"})
+    Circle(radius=1.0)
+    """
+
+    kind: ClassVar[str] = ""
+
+    def to_dict(self) -> dict[str, Any]:
+        """Only dicts, lists, strings, numbers and None: fit for JSON and TOML."""
+        fields = {f.name: _plain(f.name, getattr(self, f.name)) for f in dataclasses.fields(self)}  # pyright: ignore[reportArgumentType]
+        return {"kind": self.kind, **fields}
+
+    @classmethod
+    def members(cls: type[R]) -> dict[str, type[R]]:
+        """The classes of this family by kind."""
+        found = {cls.kind: cls} if cls.kind else {}
+        for child in cls.__subclasses__():
+            found.update(child.members())
+        return found
+
+    @classmethod
+    def from_dict(cls: type[R], values: Mapping[str, Any]) -> R:
+        """The value that `to_dict` was called on. Unknown kinds and keys are refused by name."""
+        if not isinstance(values, Mapping) or "kind" not in values:
+            raise ConfigError(f"{values!r} is not a configuration; it must be a dict with a 'kind'.")
+        members = cls.members()
+        if values["kind"] not in members:
+            unknown(f"kind of {cls.__name__.lower()}", str(values["kind"]), members)
+        member = members[values["kind"]]
+        known = {f.name for f in dataclasses.fields(member)}  # pyright: ignore[reportArgumentType]
+        for name in values:
+            if name != "kind" and name not in known:
+                unknown(f"setting of {member.kind}", name, known)
+        return member(**{name: _value(v) for name, v in values.items() if name != "kind"})
+
+
+def _plain(name: str, value: object) -> Any:
+    if isinstance(value, Record):
+        return value.to_dict()
+    if isinstance(value, tuple | list):
+        return [_plain(name, v) for v in value]
+    if value is None or isinstance(value, bool | int | float | str):
+        return value
+    raise ConfigError(
+        f"{name} is {value!r}, which cannot be written to a file; use a number or a schedule object."
+    )
+
+
+def _value(value: object) -> Any:
+    if isinstance(value, Mapping) and "kind" in value:
+        return Record.from_dict(value)
+    if isinstance(value, list):
+        return tuple(_value(v) for v in value)
+    return value

@@ -1,0 +1,10 @@
+"""Names for annotations that carry shapes: `Int64[Tensor, "n"]`. No cost at run time."""
+
+from __future__ import annotations
+
+from typing import Annotated as Bool
+from typing import Annotated as Float32
+from typing import Annotated as Int8
+from typing import Annotated as Int64
+
+__all__ = ["Bool", "Float32", "Int8", "Int64"]

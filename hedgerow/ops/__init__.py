@@ -1,0 +1,3 @@
+"""Operations on ids and gradients that no table owns."""
+
+from __future__ import annotations

@@ -1,0 +1,121 @@
+"""What a table is: its segments, seed and policies. Everything that cannot be built is refused here."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from ..core import checks
+from ..core.errors import ConfigError
+from ..core.hashing import id64
+from ..core.records import Record
+from .compressors import Compressor
+from .initializers import Initializer
+from .optimizer_base import Optimizer
+
+MAX_DIM = 65536  # floats of a row; a wider one is a mistake in units more often than a wish
+
+
+@dataclass(frozen=True)
+class Segment(Record):
+    """A run of columns of a row with its own initializer, optimizer and compressor.
+
+    >>> from hedgerow.tables.initializers import Uniform
+    >>> from hedgerow.tables.optimizers import Adagrad
+    >>> Segment(16, Uniform(0.05), Adagrad(lr=0.1)).dim
+    16
+    """
+
+    kind = "segment"
+    dim: int
+    init: Initializer | None = None
+    optimizer: Optimizer | None = None
+    compressor: Compressor | None = None
+    stochastic_rounding_float16: bool = False
+
+    def __post_init__(self) -> None:
+        checks.whole("Segment", "dim", self.dim, least=1)
+        for name, family in (
+            ("init", Initializer),
+            ("optimizer", Optimizer),
+            ("compressor", Compressor),
+        ):
+            value = getattr(self, name)
+            if value is not None and not isinstance(value, family):
+                raise ConfigError(
+                    f"Segment.{name} is {value!r}; it must be one of "
+                    f"{', '.join(sorted(m.__name__ for m in family.members().values()))}."
+                )
+        if self.optimizer is not None:
+            self.optimizer.check_dim(self.dim)
+
+
+@dataclass(frozen=True)
+class TableConfig(Record):
+    """One table, resolved.
+
+    A training table needs an initializer and an optimizer in every segment; its compressors only
+    shape what a lookup returns. A serving table needs a compressor in every segment and stores rows
+    through it, without optimizer state.
+
+    `seed` fixes first values and rounding; None takes it from the name. `not_finite` says what happens
+    to NaN and infinity in gradients and rows: "reject" raises and changes nothing, "drop" leaves the
+    affected ids alone and counts them.
+
+    >>> from hedgerow.tables.initializers import Zeros
+    >>> from hedgerow.tables.optimizers import Sgd
+    >>> config = TableConfig("user", (Segment(4, Zeros(), Sgd(lr=0.1)),))
+    >>> TableConfig.from_dict(config.to_dict()) == config
+    True
+    """
+
+    kind = "table"
+    name: str
+    segments: tuple[Segment, ...]
+    seed: int | None = None
+    serving: bool = False
+    skip_zero_embedding: bool = False
+    initial_capacity: int = 1
+    not_finite: str = "reject"
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.name, str) or not self.name:
+            raise ConfigError(f"TableConfig.name is {self.name!r}; it must be a non-empty str.")
+        if not isinstance(self.segments, tuple) or not self.segments:
+            raise ConfigError(
+                f"table {self.name!r} has segments {self.segments!r}; give a tuple of at least one."
+            )
+        checks.whole("TableConfig", "initial_capacity", self.initial_capacity)
+        checks.choice("TableConfig", "not_finite", self.not_finite, ("reject", "drop"))
+        if self.seed is not None and not (type(self.seed) is int and 0 <= self.seed < 2**64):
+            raise ConfigError(f"TableConfig.seed is {self.seed!r}; it must be an int in 0..2**64-1.")
+        if self.skip_zero_embedding and not self.serving:
+            raise ConfigError(
+                f"table {self.name!r} is a training table with skip_zero_embedding; only serving "
+                f"tables may leave zero rows out. Set serving=True or skip_zero_embedding=False."
+            )
+        if self.dim > MAX_DIM:
+            raise ConfigError(f"table {self.name!r} has dim {self.dim}; at most {MAX_DIM}.")
+        for i, segment in enumerate(self.segments):
+            self._check_segment(i, segment)
+
+    def _check_segment(self, i: int, segment: Segment) -> None:
+        if not isinstance(segment, Segment):
+            raise ConfigError(f"table {self.name!r}: segments[{i}] is {segment!r}, not a Segment.")
+        needed = ("compressor",) if self.serving else ("init", "optimizer")
+        missing = [name for name in needed if getattr(segment, name) is None]
+        if missing:
+            use = "serving" if self.serving else "training"
+            raise ConfigError(
+                f"table {self.name!r}: segments[{i}] lacks {' and '.join(missing)}, which a {use} "
+                f"table needs in every segment."
+            )
+
+    @property
+    def dim(self) -> int:
+        """Columns of a row."""
+        return sum(segment.dim for segment in self.segments)
+
+    @property
+    def row_seed(self) -> int:
+        """The seed in use: `seed`, or one that follows from the name."""
+        return self.seed if self.seed is not None else id64(self.name, "table seed") & (2**64 - 1)

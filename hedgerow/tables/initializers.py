@@ -1,0 +1,159 @@
+"""What a row starts from: a function of (table seed, id, column), the same everywhere."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+
+from .. import native
+from ..core import checks
+from ..core.errors import ConfigError
+from ..core.records import Record
+from ..core.shapes import Float32, Int64
+
+
+class Initializer(Record):
+    """Base of every initializer."""
+
+    native_kind: ClassVar[str] = "constant"
+
+    def parameters(self) -> tuple[float, float]:
+        """The core's two numbers: value; low and high; or mean and deviation."""
+        raise NotImplementedError
+
+    def rows(
+        self, ids: Int64[Tensor, "n"], *, dim: int, seed: int, first_column: int = 0
+    ) -> Float32[Tensor, "n dim"]:
+        """First values of the rows of `ids`; reading them inserts nothing.
+
+        >>> Uniform(0.3).rows(torch.tensor([5]), dim=2, seed=1).shape
+        torch.Size([1, 2])
+        """
+        checks.tensor("ids", ids, torch.int64, (None,))
+        out = torch.empty(len(ids), checks.count("dim", dim, least=1))
+        a, b = self.parameters()
+        column = checks.count("first_column", first_column)
+        native.first_values(
+            self.native_kind, a, b, seed, ids.data_ptr(), len(ids), column, dim, out.data_ptr()
+        )
+        return out
+
+
+@dataclass(frozen=True)
+class Zeros(Initializer):
+    """All zeros."""
+
+    kind = "zeros"
+
+    def parameters(self) -> tuple[float, float]:
+        """Zero."""
+        return 0.0, 0.0
+
+
+@dataclass(frozen=True)
+class Ones(Initializer):
+    """All ones."""
+
+    kind = "ones"
+
+    def parameters(self) -> tuple[float, float]:
+        """One."""
+        return 1.0, 0.0
+
+
+@dataclass(frozen=True)
+class Constant(Initializer):
+    """One value everywhere."""
+
+    kind = "constants"
+    constant: float
+
+    def __post_init__(self) -> None:
+        checks.setting(type(self).__name__, "constant", self.constant)
+
+    def parameters(self) -> tuple[float, float]:
+        """The value."""
+        return self.constant, 0.0
+
+
+@dataclass(frozen=True)
+class BatchSoftmaxInitializer(Constant):
+    """The start of a `batch_softmax` segment: an interval of at least one step."""
+
+    kind = "batch_softmax_initializer"
+
+    def __post_init__(self) -> None:
+        checks.setting(type(self).__name__, "constant", self.constant, least=1)
+
+
+@dataclass(frozen=True)
+class Uniform(Initializer):
+    """Uniform in [-bound, bound).
+
+    >>> Uniform(0.3).parameters()
+    (-0.3, 0.3)
+    """
+
+    kind = "uniform"
+    native_kind = "uniform"
+    bound: float = 0.05
+
+    def __post_init__(self) -> None:
+        checks.setting("Uniform", "bound", self.bound, least=0)
+
+    def parameters(self) -> tuple[float, float]:
+        """Low and high."""
+        return -self.bound, self.bound
+
+
+@dataclass(frozen=True)
+class RandomUniform(Initializer):
+    """The original's `random_uniform`: uniform in [minval, maxval)."""
+
+    kind = "random_uniform"
+    native_kind = "uniform"
+    minval: float = -0.05
+    maxval: float = 0.05
+
+    def __post_init__(self) -> None:
+        checks.setting("RandomUniform", "minval", self.minval)
+        checks.setting("RandomUniform", "maxval", self.maxval)
+        if self.minval > self.maxval:
+            raise ConfigError(f"RandomUniform is [{self.minval}, {self.maxval}); swap the two.")
+
+    def parameters(self) -> tuple[float, float]:
+        """Low and high."""
+        return self.minval, self.maxval
+
+
+@dataclass(frozen=True)
+class Normal(Initializer):
+    """Bell-shaped around `mean` with deviation `std`: a sum of twelve uniforms, so never beyond 6 std.
+
+    >>> Normal(std=0.01).parameters()
+    (0.0, 0.01)
+    """
+
+    kind = "normal"
+    native_kind = "normal"
+    std: float = 0.01
+    mean: float = 0.0
+
+    def __post_init__(self) -> None:
+        checks.setting(type(self).__name__, "std", self.std, least=0)
+        checks.setting(type(self).__name__, "mean", self.mean)
+
+    def parameters(self) -> tuple[float, float]:
+        """Mean and deviation."""
+        return self.mean, self.std
+
+
+@dataclass(frozen=True)
+class TruncatedNormal(Normal):
+    """`Normal`, drawn again while beyond two deviations."""
+
+    kind = "truncated_normal"
+    native_kind = "truncated_normal"

@@ -1,0 +1,133 @@
+"""Where each segment and each state lies in a row, and the core's description of it."""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from .. import native
+from ..core.errors import InputError
+from ..core.shapes import Float32
+from .compressors import Fp32
+from .config import Segment, TableConfig
+from .optimizer_base import State
+
+States = tuple[dict[str, Tensor], ...]
+"""One dict a segment: state name to [n, dim], or [n] for a state the row has once."""
+
+
+@dataclass(frozen=True, slots=True)
+class StatePlace:
+    """One state of one segment inside the floats that follow a row."""
+
+    segment: int
+    state: State
+    start: int
+    stop: int
+
+
+class RowLayout:
+    """The layout of a table's rows.
+
+    >>> from hedgerow.tables.initializers import Zeros
+    >>> from hedgerow.tables.optimizers import Adam
+    >>> layout = RowLayout(TableConfig("t", (Segment(3, Zeros(), Adam()),)))
+    >>> layout.state_floats, layout.row_bytes
+    (7, 40)
+    """
+
+    def __init__(self, config: TableConfig) -> None:
+        self.dim = config.dim
+        self.places = () if config.serving else tuple(_places(config.segments))
+        self.state_floats = self.places[-1].stop if self.places else 0
+        if config.serving:
+            self.row_bytes = sum(
+                s.dim * s.compressor.bytes_per_value for s in config.segments if s.compressor
+            )
+        else:
+            self.row_bytes = 4 * (self.dim + self.state_floats)
+        self._segments = config.segments
+
+    def split(self, raw: Float32[Tensor, "n state"]) -> States:
+        """Raw state floats as named tensors; copies, so that they outlive `raw`."""
+        named: States = tuple({} for _ in self._segments)
+        for place in self.places:
+            part = raw[:, place.start : place.stop].clone(memory_format=torch.contiguous_format)
+            if place.state.dtype == "int64":
+                part = part.view(torch.int64)
+            named[place.segment][place.state.name] = (
+                part if place.state.per == "value" else part[:, 0]
+            )
+        return named
+
+    def join(self, named: Sequence[Mapping[str, Tensor]], rows: int) -> Float32[Tensor, "n state"]:
+        """The inverse of `split`; every state must be there and fit."""
+        if len(named) != len(self._segments):
+            raise InputError(
+                f"states of {len(named)} segments given for a table of {len(self._segments)}."
+            )
+        raw = torch.empty(rows, self.state_floats)
+        known = [set() for _ in self._segments]
+        for place in self.places:
+            known[place.segment].add(place.state.name)
+            raw[:, place.start : place.stop] = self._part(named[place.segment], place, rows)
+        for i, (given, names) in enumerate(zip(named, known, strict=True)):
+            extra = set(given) - names
+            if extra:
+                raise InputError(f"segments[{i}] has no state {', '.join(sorted(extra))}.")
+        return raw
+
+    def _part(self, given: Mapping[str, Tensor], place: StatePlace, rows: int) -> Tensor:
+        name, dtype = place.state.name, getattr(torch, place.state.dtype)
+        where = f"state {name!r} of segments[{place.segment}]"
+        if name not in given:
+            raise InputError(f"{where} is missing; given: {', '.join(sorted(given)) or 'none'}.")
+        per_value = place.state.per == "value"
+        shape = (rows, place.stop - place.start) if per_value else (rows,)
+        value = given[name]
+        if value.dtype != dtype or tuple(value.shape) != shape:
+            raise InputError(
+                f"{where} is {value.dtype} {tuple(value.shape)}; it must be {dtype} {shape}."
+            )
+        value = value if per_value else value[:, None].contiguous()
+        return value.view(torch.float32) if place.state.dtype == "int64" else value
+
+
+def _places(segments: Sequence[Segment]) -> Iterator[StatePlace]:
+    start = 0
+    for i, segment in enumerate(segments):
+        if segment.optimizer is None:
+            continue
+        for state in segment.optimizer.rule().states:
+            stop = start + state.floats(segment.dim)
+            yield StatePlace(i, state, start, stop)
+            start = stop
+
+
+def _initial_floats(state: State, dim: int) -> list[float]:
+    if state.dtype == "int64":
+        return list(struct.unpack("2f", struct.pack("q", int(state.initial))))
+    return [state.initial] * state.floats(dim)
+
+
+def native_segment(segment: Segment) -> native.Segment:
+    """The core's description of one segment."""
+    compressor = segment.compressor or Fp32()
+    a, b = segment.init.parameters() if segment.init else (0.0, 0.0)
+    rule = segment.optimizer.rule() if segment.optimizer else None
+    initial = [x for s in (rule.states if rule else ()) for x in _initial_floats(s, segment.dim)]
+    return native.Segment(
+        segment.dim,
+        segment.init.native_kind if segment.init else "constant",
+        a,
+        b,
+        rule.name if rule else "",
+        list(rule.settings) if rule else [],
+        initial,
+        compressor.codec(),
+        segment.stochastic_rounding_float16,
+    )

@@ -1,0 +1,253 @@
+"""The optimizers users write: torch's formulas and defaults where torch has them.
+
+Bias corrections of the Adam family count a row's own updates, not the job's.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from ..core import checks
+from ..core.errors import ConfigError
+from .optimizer_base import Optimizer, Rule, State
+from .schedules import Rate, check_rate
+
+
+@dataclass(frozen=True)
+class _TorchOptimizer(Optimizer):
+    """Common to all: the rate `lr`."""
+
+    lr: Rate = 1e-3
+
+    def __post_init__(self) -> None:
+        check_rate(type(self).__name__, "lr", self.lr)
+
+    def _check(self, name: str, *, least: float = 0.0, below: float = float("inf")) -> None:
+        owner = type(self).__name__
+        checks.setting(owner, name, getattr(self, name), least=least, below=below)
+
+    def rate(self) -> Rate:
+        """`lr`."""
+        return self.lr
+
+
+@dataclass(frozen=True)
+class Sgd(_TorchOptimizer):
+    """Plain gradient descent.
+
+    >>> Sgd(lr=0.1).rule().name
+    'sgd'
+    """
+
+    kind = "Sgd"
+    weight_decay: float = 0.0
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self._check("weight_decay")
+
+    def rule(self) -> Rule:
+        """One product and one subtraction; no state."""
+        return Rule("sgd", (self.weight_decay,))
+
+
+@dataclass(frozen=True)
+class Momentum(_TorchOptimizer):
+    """Heavy ball: torch's SGD with `momentum`, plain or Nesterov.
+
+    >>> [state.name for state in Momentum().rule().states]
+    ['momentum_buffer']
+    """
+
+    kind = "Momentum"
+    momentum: float = 0.9
+    nesterov: bool = False
+    weight_decay: float = 0.0
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self._check("momentum", below=1.0)
+        self._check("weight_decay")
+
+    def rule(self) -> Rule:
+        """The buffer does not contain the rate."""
+        settings = (self.weight_decay, self.momentum, float(self.nesterov))
+        return Rule("torch_momentum", settings, (State("momentum_buffer"),))
+
+
+@dataclass(frozen=True)
+class Adagrad(_TorchOptimizer):
+    """Adagrad with one sum of squares a value.
+
+    >>> Adagrad(lr=0.1).eps
+    1e-10
+    """
+
+    kind = "Adagrad"
+    lr: Rate = 1e-2
+    initial_accumulator_value: float = 0.0
+    eps: float = 1e-10
+    weight_decay: float = 0.0
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        for name in ("initial_accumulator_value", "eps", "weight_decay"):
+            self._check(name)
+
+    def rule(self) -> Rule:
+        """w -= lr g / (sqrt(sum) + eps)."""
+        states = (State("sum", self.initial_accumulator_value),)
+        return Rule("adagrad", (self.weight_decay, self.eps), states)
+
+
+@dataclass(frozen=True)
+class RowAdagrad(_TorchOptimizer):
+    """Row-wise Adagrad, as FBGEMM has it: one mean square a row.
+
+    >>> RowAdagrad().rule().states[0].floats(dim=64)
+    1
+    """
+
+    kind = "RowAdagrad"
+    lr: Rate = 1e-2
+    eps: float = 1e-8
+    weight_decay: float = 0.0
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self._check("eps")
+        self._check("weight_decay")
+
+    def rule(self) -> Rule:
+        """w -= lr g / (sqrt(sum of mean squares) + eps)."""
+        return Rule("row_adagrad", (self.weight_decay, self.eps), (State("sum", per="row"),))
+
+
+@dataclass(frozen=True)
+class Adam(_TorchOptimizer):
+    """Adam with a bias correction per row.
+
+    >>> Adam(betas=(0.8, 0.9)).rule().settings[:2]
+    (0.8, 0.19999999999999996)
+    """
+
+    kind = "Adam"
+    betas: tuple[float, float] = (0.9, 0.999)
+    eps: float = 1e-8
+    weight_decay: float = 0.0
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        owner = type(self).__name__
+        if not isinstance(self.betas, tuple) or len(self.betas) != 2:
+            raise ConfigError(f"{owner}.betas is {self.betas!r}; it must be a tuple of two numbers.")
+        for i, beta in enumerate(self.betas):
+            checks.setting(owner, f"betas[{i}]", beta, least=0, below=1)
+        self._check("eps")
+        self._check("weight_decay")
+
+    def rule(self) -> Rule:
+        """The decay is added to the gradient."""
+        return self._rule("torch_adam", ("exp_avg", "exp_avg_sq"), decoupled=False)
+
+    def _rule(self, name: str, states: tuple[str, ...], *, decoupled: bool) -> Rule:
+        beta1, beta2 = self.betas
+        settings = (
+            beta1,
+            1 - beta1,
+            beta2,
+            1 - beta2,
+            self.eps,
+            self.weight_decay,
+            float(decoupled),
+        )
+        return Rule(name, settings, (*(State(s) for s in states), State("step", per="row")))
+
+
+@dataclass(frozen=True)
+class AmsGrad(Adam):
+    """Adam with the largest second moment so far in the denominator.
+
+    >>> [state.name for state in AmsGrad().rule().states]
+    ['exp_avg', 'exp_avg_sq', 'max_exp_avg_sq', 'step']
+    """
+
+    kind = "AmsGrad"
+
+    def rule(self) -> Rule:
+        """As Adam, with one state more."""
+        states = ("exp_avg", "exp_avg_sq", "max_exp_avg_sq")
+        return self._rule("torch_amsgrad", states, decoupled=False)
+
+
+@dataclass(frozen=True)
+class AdamW(Adam):
+    """Adam with the decay apart from the gradient.
+
+    >>> AdamW().weight_decay
+    0.01
+    """
+
+    kind = "AdamW"
+    weight_decay: float = 1e-2
+
+    def rule(self) -> Rule:
+        """The row shrinks by lr * weight_decay before the step."""
+        return self._rule("torch_adam", ("exp_avg", "exp_avg_sq"), decoupled=True)
+
+
+@dataclass(frozen=True)
+class RmsProp(_TorchOptimizer):
+    """RMSprop, with a momentum buffer only if `momentum` is above 0.
+
+    >>> len(RmsProp().rule().states), len(RmsProp(momentum=0.5).rule().states)
+    (1, 2)
+    """
+
+    kind = "RmsProp"
+    lr: Rate = 1e-2
+    alpha: float = 0.99
+    eps: float = 1e-8
+    momentum: float = 0.0
+    weight_decay: float = 0.0
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self._check("alpha", below=1.0)
+        self._check("momentum", below=1.0)
+        self._check("eps")
+        self._check("weight_decay")
+
+    def rule(self) -> Rule:
+        """w -= lr g / (sqrt(square_avg) + eps), through the buffer if there is one."""
+        settings = (self.alpha, 1 - self.alpha, self.eps, self.weight_decay, self.momentum)
+        if self.momentum == 0:
+            return Rule("torch_rmsprop", settings, (State("square_avg"),))
+        states = (State("square_avg"), State("momentum_buffer"))
+        return Rule("torch_rmsprop_momentum", settings, states)
+
+
+@dataclass(frozen=True)
+class Ftrl(_TorchOptimizer):
+    """Follow the regularised leader; torch has none, so the original's formula and defaults.
+
+    >>> [state.name for state in Ftrl(l1=0.1).rule().states]
+    ['norm', 'zero']
+    """
+
+    kind = "Ftrl"
+    lr: Rate = 1e-2
+    beta: float = 0.0
+    initial_accumulator_value: float = 0.1
+    l1: float = 0.0
+    l2: float = 0.0
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        for name in ("beta", "initial_accumulator_value", "l1", "l2"):
+            self._check(name)
+
+    def rule(self) -> Rule:
+        """A row of exact zeros where l1 wins."""
+        states = (State("norm", self.initial_accumulator_value), State("zero"))
+        return Rule("ftrl", (self.beta, self.l1, self.l2), states)

@@ -1,0 +1,321 @@
+"""The original's optimizers under its own names, formulas and wire defaults, for table configs.
+
+Settings the original accepts and ignores are accepted at their defaults and refused otherwise.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+from ..core import checks
+from ..core.errors import ConfigError, NotSupportedError
+from .optimizer_base import Optimizer, Rule, State, warmed_up
+from .schedules import Rate
+
+
+@dataclass(frozen=True)
+class _Original(Optimizer):
+    """Common to all that have a rate."""
+
+    learning_rate: float = 0.01
+
+    def __post_init__(self) -> None:
+        self._check("learning_rate", least=0)
+        warmup_steps = getattr(self, "warmup_steps", 0)
+        checks.whole(self.kind, "warmup_steps", warmup_steps)
+
+    def _check(self, *names: str, least: float = 0.0, below: float = math.inf) -> None:
+        for name in names:
+            checks.setting(self.kind, name, getattr(self, name), least=least, below=below)
+
+    def _ignored(self, name: str, default: object) -> None:
+        if getattr(self, name) != default:
+            raise ConfigError(
+                f"{self.kind}.{name} is {getattr(self, name)!r}; the original never reads it, so "
+                f"only its default {default!r} is accepted."
+            )
+
+    def rate(self) -> Rate:
+        """`learning_rate`, behind its warm-up if there is one."""
+        return warmed_up(self.learning_rate, getattr(self, "warmup_steps", 0))
+
+
+@dataclass(frozen=True)
+class Sgd(_Original):
+    """`sgd`: w -= rate g."""
+
+    kind = "sgd"
+    warmup_steps: int = 0
+
+    def rule(self) -> Rule:
+        """No state."""
+        return Rule("sgd", (0.0,))
+
+
+@dataclass(frozen=True)
+class Adagrad(_Original):
+    """`adagrad`: coupled decay, no epsilon."""
+
+    kind = "adagrad"
+    learning_rate: float = 0.001
+    initial_accumulator_value: float = 0.1
+    hessian_compression_times: int = 1
+    weight_decay_factor: float = 0.0
+    warmup_steps: int = 0
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self._check("initial_accumulator_value", "weight_decay_factor")
+        self._ignored("hessian_compression_times", 1)
+
+    def rule(self) -> Rule:
+        """One accumulator a value."""
+        states = (State("norm", self.initial_accumulator_value),)
+        return Rule("adagrad", (self.weight_decay_factor, 0.0), states)
+
+
+@dataclass(frozen=True)
+class DynamicWdAdagrad(Adagrad):
+    """`dynamic_wd_adagrad`: adagrad with coupled or decoupled decay; the dynamic part has no formula."""
+
+    kind = "dynamic_wd_adagrad"
+    decouple_weight_decay: bool = False
+    enable_dynamic_wd: bool = False
+    dynamic_wd_temperature: float = 1.0
+    flip_direction: bool = False
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.enable_dynamic_wd:
+            raise NotSupportedError(
+                "dynamic_wd_adagrad.enable_dynamic_wd is True; the original has no code for it. "
+                "Set it to False: decouple_weight_decay chooses between the two decays there are."
+            )
+        self._ignored("dynamic_wd_temperature", 1.0)
+        self._ignored("flip_direction", False)
+
+    def rule(self) -> Rule:
+        """The coupled form is adagrad's."""
+        if not self.decouple_weight_decay:
+            return super().rule()
+        states = (State("norm", self.initial_accumulator_value),)
+        return Rule("decoupled_adagrad", (self.weight_decay_factor,), states)
+
+
+@dataclass(frozen=True)
+class Adadelta(_Original):
+    """`adadelta`."""
+
+    kind = "adadelta"
+    weight_decay_factor: float = 0.0
+    averaging_ratio: float = 0.9
+    epsilon: float = 0.01
+    warmup_steps: int = 0
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self._check("weight_decay_factor", "epsilon")
+        self._check("averaging_ratio", below=1)
+
+    def rule(self) -> Rule:
+        """Two averages a value."""
+        ratio = self.averaging_ratio
+        settings = (self.weight_decay_factor, ratio, 1 - ratio, self.epsilon)
+        return Rule("adadelta", settings, (State("accum"), State("accum_update")))
+
+
+@dataclass(frozen=True)
+class AmsGrad(_Original):
+    """`amsgrad`: adam with the largest second moment; epsilon .01 outside the root."""
+
+    kind = "amsgrad"
+    beta1: float = 0.9
+    beta2: float = 0.99
+    weight_decay_factor: float = 0.0
+    use_nesterov: bool = False
+    epsilon: float = 0.01
+    warmup_steps: int = 0
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self._check("beta1", "beta2", below=1)
+        self._check("weight_decay_factor", "epsilon")
+
+    def rule(self) -> Rule:
+        """Three averages a value and two powers a row."""
+        return self._rule("amsgrad", ("m", "v", "vhat"))
+
+    def _rule(self, name: str, moments: tuple[str, ...]) -> Rule:
+        settings = (
+            self.beta1,
+            1 - self.beta1,
+            self.beta2,
+            1 - self.beta2,
+            self.epsilon,
+            self.weight_decay_factor,
+            float(self.use_nesterov),
+        )
+        powers = (
+            State("beta1_power", self.beta1, per="row"),
+            State("beta2_power", self.beta2, per="row"),
+        )
+        return Rule(name, settings, (*(State(m) for m in moments), *powers))
+
+
+@dataclass(frozen=True)
+class Adam(AmsGrad):
+    """`adam`: epsilon .01 outside the root, powers of beta kept a row."""
+
+    kind = "adam"
+    use_beta1_warmup: bool = False
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self._ignored("use_beta1_warmup", False)
+
+    def rule(self) -> Rule:
+        """Two averages a value and two powers a row."""
+        return self._rule("adam", ("m", "v"))
+
+
+@dataclass(frozen=True)
+class Ftrl(_Original):
+    """`ftrl`."""
+
+    kind = "ftrl"
+    beta: float = 0.0
+    initial_accumulator_value: float = 0.1
+    l1_regularization_strength: float = 0.0
+    l2_regularization_strength: float = 0.0
+    warmup_steps: int = 0
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self._check("beta", "initial_accumulator_value")
+        self._check("l1_regularization_strength", "l2_regularization_strength")
+
+    def rule(self) -> Rule:
+        """`group_ftrl` has the same settings and states."""
+        settings = (self.beta, self.l1_regularization_strength, self.l2_regularization_strength)
+        states = (State("norm", self.initial_accumulator_value), State("zero"))
+        return Rule(self.kind, settings, states)
+
+
+@dataclass(frozen=True)
+class GroupFtrl(Ftrl):
+    """`group_ftrl`: l1 acts on the norm of the whole segment."""
+
+    kind = "group_ftrl"
+    beta: float = 1.0
+    initial_accumulator_value: float = 0.0
+
+
+@dataclass(frozen=True)
+class GroupAdagrad(_Original):
+    """`group_adagrad`: one accumulator a segment, l2 acts on its norm."""
+
+    kind = "group_adagrad"
+    beta: float = 0.0
+    initial_accumulator_value: float = 0.1
+    l2_regularization_strength: float = 0.0
+    weight_decay_factor: float = 0.0
+    warmup_steps: int = 0
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self._check("beta", "initial_accumulator_value")
+        self._check("l2_regularization_strength", "weight_decay_factor")
+
+    def rule(self) -> Rule:
+        """The largest square of a row feeds the accumulator."""
+        settings = (self.beta, self.l2_regularization_strength, self.weight_decay_factor)
+        states = (State("grad_square_sum", self.initial_accumulator_value, per="row"),)
+        return Rule("group_adagrad", settings, states)
+
+
+@dataclass(frozen=True)
+class Momentum(_Original):
+    """`momentum`: the velocity contains the rate."""
+
+    kind = "momentum"
+    weight_decay_factor: float = 0.0
+    use_nesterov: bool = False
+    momentum: float = 0.9
+    warmup_steps: int = 0
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self._check("weight_decay_factor")
+        self._check("momentum", below=1)
+
+    def rule(self) -> Rule:
+        """One velocity a value."""
+        settings = (self.weight_decay_factor, self.momentum, float(self.use_nesterov))
+        return Rule("momentum", settings, (State("n"),))
+
+
+@dataclass(frozen=True)
+class MovingAverage(Optimizer):
+    """`moving_average`: the row follows the observed value given as gradient; it has no rate."""
+
+    kind = "moving_average"
+    momentum: float = 0.9
+
+    def __post_init__(self) -> None:
+        checks.setting(self.kind, "momentum", self.momentum, least=0, below=1)
+
+    def rule(self) -> Rule:
+        """No state."""
+        return Rule("moving_average", (self.momentum, 1 - self.momentum))
+
+    def rate(self) -> Rate:
+        """Never read by the rule."""
+        return 0.0
+
+
+@dataclass(frozen=True)
+class RmsProp(_Original):
+    """`rmsprop`: 1 is added to the root."""
+
+    kind = "rmsprop"
+    weight_decay_factor: float = 0.0
+    momentum: float = 0.9
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self._check("weight_decay_factor")
+        self._check("momentum", below=1)
+
+    def rule(self) -> Rule:
+        """A mean of squares."""
+        settings = (self.weight_decay_factor, self.momentum, 1 - self.momentum)
+        return Rule("rmsprop", settings, (State("n"),))
+
+
+@dataclass(frozen=True)
+class RmsPropV2(RmsProp):
+    """`rmspropv2`: rmsprop with a fading sum instead of a mean."""
+
+    kind = "rmspropv2"
+
+    def rule(self) -> Rule:
+        """A fading sum of squares."""
+        return Rule("rmspropv2", (self.weight_decay_factor, self.momentum), (State("n"),))
+
+
+@dataclass(frozen=True)
+class BatchSoftmax(_Original):
+    """`batch_softmax`: learns an id's mean interval in steps; the gradient is ignored."""
+
+    kind = "batch_softmax"
+    learning_rate: float = 0.1
+
+    def check_dim(self, dim: int) -> None:
+        """A single interval."""
+        if dim != 1:
+            raise ConfigError(f"batch_softmax has dim {dim}; it learns one number: use dim=1.")
+
+    def rule(self) -> Rule:
+        """The last step at which the row was updated."""
+        return Rule("batch_softmax", (), (State("global_step", per="row", dtype="int64"),))

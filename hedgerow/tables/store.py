@@ -1,0 +1,191 @@
+"""The hinge: what every store of rows can do, wherever its rows live, and the values it speaks in."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Literal, Protocol
+
+import torch
+from torch import Tensor
+
+from ..core import checks
+from ..core.errors import InputError
+from ..core.shapes import Bool, Float32, Int8, Int64
+
+Missing = Literal["zeros", "initializer"]
+
+
+@dataclass(frozen=True, slots=True)
+class TableKeys:
+    """Keys of K tables, table after table; tables in byte order of their names.
+
+    >>> keys = TableKeys(torch.tensor([5, 6, 7]), torch.tensor([0, 1, 3]))
+    >>> keys.tables, keys.ids_of(1).tolist()
+    (2, [6, 7])
+    """
+
+    ids: Int64[Tensor, "n"]
+    splits: Int64[Tensor, "K + 1"]
+
+    @staticmethod
+    def of_one(ids: Int64[Tensor, "n"]) -> TableKeys:
+        """Keys of a single table."""
+        checks.tensor("ids", ids, torch.int64, (None,))
+        return TableKeys(ids, torch.tensor([0, len(ids)]))
+
+    @property
+    def tables(self) -> int:
+        """K."""
+        return len(self.splits) - 1
+
+    def ids_of(self, k: int) -> Int64[Tensor, "n_k"]:
+        """The keys of table `k`."""
+        return self.ids[int(self.splits[k]) : int(self.splits[k + 1])]
+
+
+@dataclass(frozen=True, slots=True)
+class Lookup:
+    """What was read: the rows of all tables one after the other, flat.
+
+    An update may be given the lookup in place of its keys. A store that remembers where the rows were
+    found puts that into `slots` (opaque, -1 = absent, valid until its next write); others leave None.
+    """
+
+    keys: TableKeys
+    rows: Float32[Tensor, "floats"]
+    dims: tuple[int, ...]
+    slots: Int64[Tensor, "n"] | None = None
+
+    def rows_of(self, k: int = 0) -> Float32[Tensor, "n_k dim_k"]:
+        """The rows of table `k`, without a copy."""
+        start = sum(
+            int(self.keys.splits[j + 1] - self.keys.splits[j]) * self.dims[j] for j in range(k)
+        )
+        n = int(self.keys.splits[k + 1] - self.keys.splits[k])
+        return self.rows[start : start + n * self.dims[k]].view(n, self.dims[k])
+
+
+@dataclass(frozen=True, slots=True)
+class Applied:
+    """What a write did; reading a count of a store on a device waits for that device.
+
+    >>> Applied.of(inserted=2)
+    Applied(inserted=2, refused=0, dropped=0)
+    """
+
+    counts: Int64[Tensor, "3"]
+
+    @staticmethod
+    def of(inserted: int = 0, refused: int = 0, dropped: int = 0) -> Applied:
+        """From numbers."""
+        return Applied(torch.tensor([inserted, refused, dropped]))
+
+    @property
+    def inserted(self) -> int:
+        """Rows born."""
+        return int(self.counts[0])
+
+    @property
+    def refused(self) -> int:
+        """Ids that an admission rule kept out."""
+        return int(self.counts[1])
+
+    @property
+    def dropped(self) -> int:
+        """Values left out because they were not finite."""
+        return int(self.counts[2])
+
+    def __repr__(self) -> str:
+        return f"Applied(inserted={self.inserted}, refused={self.refused}, dropped={self.dropped})"
+
+
+@dataclass(frozen=True, slots=True)
+class Entries:
+    """Whole rows: raw embedding, named optimizer states a segment, time of the last update.
+
+    Absent ids have `found` False and zeros elsewhere.
+    """
+
+    ids: Int64[Tensor, "n"]
+    found: Bool[Tensor, "n"]
+    rows: Float32[Tensor, "n dim"]
+    states: Sequence[Mapping[str, Tensor]]
+    ts: Int64[Tensor, "n"]
+
+    def __len__(self) -> int:
+        return len(self.ids)
+
+
+class RowStore(Protocol):
+    """Rows of K tables, wherever they live. Reading never inserts."""
+
+    def lookup(
+        self,
+        keys: TableKeys,
+        *,
+        missing: Missing = "zeros",
+        step: int | None = None,
+        out: Tensor | None = None,
+    ) -> Lookup:
+        """Rows of `keys`; an absent one gives zeros or the first value it would be born with."""
+        ...
+
+    def apply_gradients(
+        self,
+        at: TableKeys | Lookup,
+        grads: Tensor,
+        *,
+        rates: Sequence[float] | None = None,
+        step: int = 0,
+        ts: int = 0,
+        counts: Tensor | None = None,
+        per_occurrence: bool = False,
+    ) -> Applied:
+        """One optimizer step per distinct id with its summed gradient; absent ids are born first."""
+        ...
+
+    def assign(self, keys: TableKeys, rows: Tensor, *, ts: int = 0) -> Applied:
+        """Sets rows; optimizer state is kept."""
+        ...
+
+    def assign_add(self, keys: TableKeys, rows: Tensor, *, ts: int = 0) -> Applied:
+        """Adds to rows; an absent one starts from its first value."""
+        ...
+
+    def reinitialize(self, keys: TableKeys) -> Int8[Tensor, "n"]:
+        """Resets row and state; 0 = was absent, 1 = was there."""
+        ...
+
+    def contains(self, keys: TableKeys) -> Bool[Tensor, "n"]:
+        """Whether each key has a row."""
+        ...
+
+    def entries(self, keys: TableKeys) -> Entries:
+        """Whole rows."""
+        ...
+
+    def erase(self, keys: TableKeys) -> Bool[Tensor, "n"]:
+        """Removes rows; says which were there."""
+        ...
+
+    def scan(self, rows: int = 65536) -> Iterator[Entries]:
+        """All rows, at most `rows` at a time."""
+        ...
+
+    def size(self) -> int:
+        """Rows."""
+        ...
+
+    def max_ts(self) -> int:
+        """The largest `ts` any write gave."""
+        ...
+
+
+def as_keys(keys: TableKeys | Tensor, tables: int) -> TableKeys:
+    """Keys as a store takes them; a plain tensor is the keys of a single table."""
+    if isinstance(keys, Tensor):
+        keys = TableKeys.of_one(keys)
+    if keys.tables != tables:
+        raise InputError(f"keys of {keys.tables} tables given to a store of {tables}.")
+    return keys

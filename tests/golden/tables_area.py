@@ -1,0 +1,91 @@
+"""The area `tables`: what its files share, what later issues bring, and how its numbers compare."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from hedgerow.tables.config import Segment, TableConfig
+from hedgerow.tables.host import HostTable
+from hedgerow.tables.initializers import Constant
+from hedgerow.tables.optimizer_base import Optimizer
+
+from .runner import Area
+
+# Situations of `tables::must_raise` that need checkpoints.
+LATER_RAISES = {
+    "restore from a base name with no files",
+    "restore where one of N file shards is absent or N disagrees between names",
+    "restore of a row whose dim differs from the config",
+}
+# Operations of `tables::cases` that need touched keys; the rest of those cases runs.
+LATER_OPS = {"touched"}
+
+
+def _later(file: str, section: str, value: Any) -> bool:
+    if (file, section) == ("tables", "must_raise"):
+        return value["why"] in LATER_RAISES
+    if (file, section) == ("duplicates", "cases"):
+        return "servers" in value  # parameter servers
+    return False
+
+
+AREA = Area(
+    "tables",
+    file_values={
+        "optimizers": {"kind", "note"},
+        "torch_optimizers": {"kind", "compare"},
+        "initializers": {"kind", "compare"},
+        "string_ids": {"kind", "rule"},
+        "tables": {"kind"},
+        "duplicates": {"kind"},
+        "compressors": {"kind", "rtol_float32_hashnet"},
+        "schedules": {"kind"},
+        "clipping": {"kind", "dense", "sparse", "clip_norm", "global_norm"},
+        "quirks": {"kind", "note"},
+    },
+    later_files={
+        "filters",  # row life
+        "eviction",
+        "touched",
+        "sharding",  # distribution
+        "alltoall",
+        "partitioned",
+        "factory",
+        "benchmarks",
+    },
+    later_cases=_later,
+)
+
+ATOL, RTOL = 2e-6, 2e-5
+
+
+def close(
+    actual: Tensor, expected: Any, *, atol: float = ATOL, rtol: float = RTOL, what: str = ""
+) -> None:
+    wanted = torch.tensor(expected, dtype=torch.float64)
+    torch.testing.assert_close(
+        actual.double(), wanted, atol=atol, rtol=rtol, msg=lambda text: f"{what}: {text}"
+    )
+
+
+def original(name: str, config: dict[str, Any]) -> Optimizer:
+    return Optimizer.from_dict({"kind": name, **config})
+
+
+def one_segment(optimizer: Optimizer, dim: int, init: float = 0.0) -> HostTable:
+    return HostTable(TableConfig("golden", (Segment(dim, Constant(init), optimizer),)))
+
+
+def row_and_state(table: HostTable, key: int = 0) -> tuple[Tensor, dict[str, Tensor]]:
+    found = table.entries(torch.tensor([key]))
+    assert bool(found.found[0])
+    return found.rows[0], {name: value[0] for name, value in found.states[0].items()}
+
+
+def same_state(actual: dict[str, Tensor], expected: dict[str, Any], **tolerance: float) -> None:
+    assert set(actual) == set(expected)
+    for name, value in expected.items():
+        close(actual[name], value, what=name, **tolerance)

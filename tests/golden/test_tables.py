@@ -1,0 +1,14 @@
+"""The table vectors: one test a case."""
+
+from __future__ import annotations
+
+import pytest
+
+from . import tables_optimizers, tables_rows, tables_values  # noqa: F401  (they register handlers)
+from .runner import Case
+from .tables_area import AREA
+
+
+@pytest.mark.parametrize("case", AREA.cases(), ids=str)
+def test_case(case: Case) -> None:
+    case.run()
