@@ -22,10 +22,10 @@ $(STAMP): $(SOURCES)
 train: env ## the main job: fit a small model on synthetic clicks
 	$(BIN)/python examples/local_table.py
 
-test: env lint ## checks and all tests but the long ones
+test: env lint sanitize ## checks, C++ tests under sanitizers, all tests but the long ones
 	$(BIN)/python -m pytest -n 2 -q -m "not long"
 
-test-long: env lint sanitize ## everything, sanitizers included
+test-long: env lint sanitize ## everything
 	$(BIN)/python -m pytest -n 2 -q
 
 lint: env ## style, types, contracts

@@ -6,11 +6,11 @@
 namespace hedgerow {
 namespace {
 
-constexpr int kMaxShift = 15;                     // 32,768 rows
-constexpr int kMinShift = 6;                      // 64 rows, however wide
-constexpr u64 kChunkBytes = u64(16) << 20;        // wide rows: fewer to a chunk
-constexpr u64 kChunks = u64(1) << 17;             // 2^32 rows of 32,768; 1 MiB, touched as it fills
-constexpr u64 kMaxRows = u64(0xffffffff);         // the last number means "no row"
+constexpr int kMaxShift = 15;               // 32,768 rows
+constexpr int kMinShift = 6;                // 64 rows, however wide
+constexpr u64 kChunkBytes = u64(16) << 20;  // wide rows: fewer to a chunk
+constexpr u64 kChunks = u64(1) << 17;       // 2^32 rows of 32,768; 1 MiB, touched as it fills
+constexpr u64 kMaxRows = u64(0xffffffff);   // the last number means "no row"
 
 int shift_for(u64 stride) {
   int shift = kMaxShift;

@@ -34,7 +34,7 @@ class Arena {
   void add_chunk();
 
   u64 stride_;
-  int shift_;       // rows of a chunk: 1 << shift_
+  int shift_;  // rows of a chunk: 1 << shift_
   u32 mask_;
   u64 times_from_;  // byte of a chunk at which its time stamps start
   Block directory_;

@@ -42,8 +42,7 @@ AppliedCounts counts(const Applied& applied) {
 
 SegmentSpec make_segment(int dim, const std::string& init, double init_a, double init_b,
                          const std::string& rule, std::vector<double> settings,
-                         std::vector<float> initial_state, const Codec& codec,
-                         bool round_to_half) {
+                         std::vector<float> initial_state, const Codec& codec, bool round_to_half) {
   return {dim,
           {init_kind(init), float(init_a), float(init_b)},
           rule,
@@ -101,9 +100,10 @@ void bind_values(nb::module_& m) {
                             at<float>(rows) + i * dim);
       },
       nb::call_guard<nb::gil_scoped_release>());
-  m.def("first_not_finite",
-        [](Address values, u64 n) { return first_not_finite(at<float>(values), n); },
-        nb::call_guard<nb::gil_scoped_release>());
+  m.def(
+      "first_not_finite",
+      [](Address values, u64 n) { return first_not_finite(at<float>(values), n); },
+      nb::call_guard<nb::gil_scoped_release>());
 }
 
 void bind_codecs(nb::module_& m) {
@@ -112,40 +112,35 @@ void bind_codecs(nb::module_& m) {
           "__init__",
           [](Codec* self, const std::string& kind, double range, double amplitude, i64 step_size,
              double init_scale, double max_scale) {
-            new (self) Codec{codec_kind(kind), float(range),       float(amplitude),
-                             step_size,        init_scale, max_scale};
+            new (self) Codec{codec_kind(kind), float(range), float(amplitude),
+                             step_size,        init_scale,   max_scale};
           },
           "kind"_a, "range"_a = 1.0, "amplitude"_a = 1.0, "step_size"_a = 1, "init_scale"_a = 1.0,
           "max_scale"_a = 1.0)
       .def("bytes_per_value", [](const Codec& codec) { return bytes_per_value(codec.kind); })
-      .def("encode",
-           [](const Codec& codec, Address values, int n, Address out) {
-             encode(codec, at<float>(values), n, at<u8>(out));
-           })
-      .def("decode",
-           [](const Codec& codec, Address stored, int n, Address out) {
-             decode(codec, at<u8>(stored), n, at<float>(out));
-           })
+      .def("encode", [](const Codec& codec, Address values, int n,
+                        Address out) { encode(codec, at<float>(values), n, at<u8>(out)); })
+      .def("decode", [](const Codec& codec, Address stored, int n,
+                        Address out) { decode(codec, at<u8>(stored), n, at<float>(out)); })
       .def("view_forward",
            [](const Codec& codec, i64 step, Address values, int n, Address out) {
              view_forward(codec, step, at<float>(values), n, at<float>(out));
            })
-      .def("view_backward", [](const Codec& codec, i64 step, Address values, Address grad, int n,
-                               Address out) {
-        view_backward(codec, step, at<float>(values), at<float>(grad), n, at<float>(out));
-      });
+      .def("view_backward",
+           [](const Codec& codec, i64 step, Address values, Address grad, int n, Address out) {
+             view_backward(codec, step, at<float>(values), at<float>(grad), n, at<float>(out));
+           });
 }
 
 void bind_table(nb::module_& m) {
   nb::class_<SegmentSpec>(m, "Segment")
-      .def("__init__",
-           [](SegmentSpec* self, int dim, const std::string& init, double init_a, double init_b,
-              const std::string& rule, std::vector<double> settings,
-              std::vector<float> initial_state, const Codec& codec, bool round_to_half) {
-             new (self) SegmentSpec(make_segment(dim, init, init_a, init_b, rule,
-                                                 std::move(settings), std::move(initial_state),
-                                                 codec, round_to_half));
-           });
+      .def("__init__", [](SegmentSpec* self, int dim, const std::string& init, double init_a,
+                          double init_b, const std::string& rule, std::vector<double> settings,
+                          std::vector<float> initial_state, const Codec& codec,
+                          bool round_to_half) {
+        new (self) SegmentSpec(make_segment(dim, init, init_a, init_b, rule, std::move(settings),
+                                            std::move(initial_state), codec, round_to_half));
+      });
 
   const auto unlocked = nb::call_guard<nb::gil_scoped_release>();
   nb::class_<Table>(m, "Table")

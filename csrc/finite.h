@@ -14,7 +14,8 @@ HR_INLINE bool all_finite(const float* values, u64 n) {
   return bad == 0;
 }
 
-// Position of the first value that is NaN or infinite, or -1. A call of its own: not for use inside another.
+// Position of the first value that is NaN or infinite, or -1. A call of its own: not for use inside
+// another.
 i64 first_not_finite(const float* values, u64 n);
 
 }  // namespace hedgerow

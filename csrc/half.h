@@ -1,4 +1,5 @@
-// 16-bit float formats in integer arithmetic: IEEE half and bfloat16, nearest-even, and half's neighbours.
+// 16-bit float formats in integer arithmetic: IEEE half and bfloat16, nearest-even, and half's
+// neighbours.
 #pragma once
 
 #include <bit>

@@ -1,8 +1,8 @@
 // The index of one shard: 64-bit keys to row numbers, open addressing, one cache line per bucket.
 //
-// A key lives in its home bucket or, if that is full, in the next one with room. Every bucket counts
-// the keys that passed through it, so a search ends at the first bucket nobody passed, and an erase
-// undoes its own marks: there are no tombstones, and churn does not slow the index down.
+// A key lives in its home bucket or, if that is full, in the next one with room. Every bucket
+// counts the keys that passed through it, so a search ends at the first bucket nobody passed, and
+// an erase undoes its own marks: there are no tombstones, and churn does not slow the index down.
 // Buckets are in order of position (the hash without the shard's bits), for any bucket count. That
 // makes growth a merge in order and gives scans a cursor that growth does not disturb.
 #pragma once
@@ -23,18 +23,19 @@ struct KeyRow {
 
 class Index {
  public:
-  static constexpr int kSlots = 5;      // 5 keys + 5 row numbers + one word of counts fill a line
+  static constexpr int kSlots = 5;  // 5 keys + 5 row numbers + one word of counts fill a line
   static constexpr u64 kMaxPerBucket = 4;  // grow above 4 of 5 slots on average
 
-  // `phase` in [0, 1) shifts the sizes at which this index grows, so that shards, which fill evenly,
-  // do not all grow in the same call.
+  // `phase` in [0, 1) shifts the sizes at which this index grows, so that shards, which fill
+  // evenly, do not all grow in the same call.
   explicit Index(double phase) : phase_(phase) {}
 
   u64 size() const { return size_; }
   u64 bucket_count() const { return count_; }
   u64 bytes() const { return block_.bytes(); }
 
-  // Room for `rows` keys in all without further growth. Throws OutOfMemory; nothing is changed then.
+  // Room for `rows` keys in all without further growth. Throws OutOfMemory; nothing is changed
+  // then.
   void reserve(u64 rows);
 
   HR_INLINE void prefetch(u64 position) const {

@@ -15,7 +15,8 @@ constexpr int kAttempts = 16;  // of a truncated draw: the attempt has 4 bits in
 struct UniformBody {
   static HR_INLINE void run(const Initializer* init, u64 seed, u64 id, int first_column, int dim,
                             float* out) {
-    constexpr int kLanes = 8;  // blocks drawn side by side, so that the rounds fill vector registers
+    constexpr int kLanes =
+        8;  // blocks drawn side by side, so that the rounds fill vector registers
     const float low = init->a;
     const float width = init->b - init->a;
     const RowDraw draw(seed, id, philox_tag(Stream::first_values, 0, 0));
@@ -36,7 +37,8 @@ struct UniformBody {
   }
 };
 
-// Sum of twelve 24-bit integers, centred: an integer until the last step, so no order can change it.
+// Sum of twelve 24-bit integers, centred: an integer until the last step, so no order can change
+// it.
 HR_INLINE float twelve_sum(const RowDraw& draw, int column) {
   u32 sum = 0;
   for (u32 block = 0; block < 3; ++block) {

@@ -53,8 +53,8 @@ void set_isa(const std::string& name) {
     if (isa_name(Isa(i)) == name) return active().store(Isa(i));
     known += isa_name(Isa(i)) + ", ";
   }
-  throw std::invalid_argument("instruction set '" + name + "' is not one of this machine's: " +
-                              known + "fastest");
+  throw std::invalid_argument("instruction set '" + name +
+                              "' is not one of this machine's: " + known + "fastest");
 }
 
 }  // namespace hedgerow

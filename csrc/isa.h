@@ -1,7 +1,8 @@
-// Run-time choice of instruction set: every hot loop is compiled for each, and one is picked at the call.
+// Run-time choice of instruction set: every hot loop is compiled for each, and one is picked at the
+// call.
 //
-// Only functions carry a target attribute, never a file: library code inlined into a file compiled for
-// AVX-512 would be shared by the linker with the rest of the process and kill older machines.
+// Only functions carry a target attribute, never a file: library code inlined into a file compiled
+// for AVX-512 would be shared by the linker with the rest of the process and kill older machines.
 #pragma once
 
 #include <string>

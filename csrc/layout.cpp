@@ -25,10 +25,9 @@ Segment place(const SegmentSpec& spec, const RowLayout& row) {
                                 std::to_string(segment.rule->settings) + " settings, not " +
                                 std::to_string(spec.settings.size()));
   if (int(spec.initial_state.size()) != segment.rule->state_floats(spec.dim))
-    throw std::invalid_argument("rule " + spec.rule + " has " +
-                                std::to_string(segment.rule->state_floats(spec.dim)) +
-                                " floats of state, not " +
-                                std::to_string(spec.initial_state.size()));
+    throw std::invalid_argument(
+        "rule " + spec.rule + " has " + std::to_string(segment.rule->state_floats(spec.dim)) +
+        " floats of state, not " + std::to_string(spec.initial_state.size()));
   segment.settings.value.assign(spec.settings.begin(), spec.settings.end());
   if (segment.rule->prepare != nullptr) segment.rule->prepare(segment.settings);
   return segment;

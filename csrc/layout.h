@@ -23,11 +23,11 @@ struct SegmentSpec {
 
 struct Segment {
   int dim;
-  int first_column;    // in the row
-  int state_from;      // first float of its state, counted from the row's start (training)
-  int encoded_from;    // first byte in a serving row
+  int first_column;  // in the row
+  int state_from;    // first float of its state, counted from the row's start (training)
+  int encoded_from;  // first byte in a serving row
   Initializer init;
-  const Rule* rule;    // null in a serving table
+  const Rule* rule;  // null in a serving table
   RuleSettings settings;
   std::vector<float> initial_state;
   Codec codec;
@@ -41,9 +41,9 @@ struct RowLayout {
   bool serving;
   int dim = 0;
   int state_floats = 0;
-  int row_bytes = 0;     // what a row holds
-  int stride = 0;        // what it takes: 16-byte aligned
-  bool plain = true;     // a lookup is a copy: training, and no segment reads through a view
+  int row_bytes = 0;        // what a row holds
+  int stride = 0;           // what it takes: 16-byte aligned
+  bool plain = true;        // a lookup is a copy: training, and no segment reads through a view
   bool needs_step = false;  // reading depends on the step
   std::vector<Segment> segments;
 };

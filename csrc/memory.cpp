@@ -20,8 +20,8 @@ u64 round_up(u64 bytes, u64 unit) { return (bytes + unit - 1) / unit * unit; }
 
 // Maps `bytes` at an address aligned to a huge page, giving the surplus back.
 u8* map_aligned(u64 bytes) {
-  void* raw = mmap(nullptr, bytes + kHugePage, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS,
-                   -1, 0);
+  void* raw =
+      mmap(nullptr, bytes + kHugePage, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
   if (raw == MAP_FAILED) return nullptr;
   const u64 from = u64(raw), to = from + bytes + kHugePage;
   const u64 start = round_up(from, kHugePage), end = start + bytes;

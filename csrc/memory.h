@@ -1,4 +1,5 @@
-// Memory for indexes and rows: page-aligned blocks, and the count of bytes they hold against a limit.
+// Memory for indexes and rows: page-aligned blocks, and the count of bytes they hold against a
+// limit.
 #pragma once
 
 #include <new>
@@ -18,12 +19,12 @@ struct OutOfMemory : std::bad_alloc {
 u64 memory_used();   // bytes charged by all tables of this process
 u64 memory_limit();  // 0: none
 
-// Growth beyond the limit fails with OutOfMemory instead of waking the kernel's out-of-memory killer,
-// which overcommitting systems do long after the allocation seemed to succeed.
+// Growth beyond the limit fails with OutOfMemory instead of waking the kernel's out-of-memory
+// killer, which overcommitting systems do long after the allocation seemed to succeed.
 void set_memory_limit(u64 bytes);
 
-// Bytes charged to the process. Rows are mapped in large chunks and charged as they are taken, since
-// untouched pages cost nothing.
+// Bytes charged to the process. Rows are mapped in large chunks and charged as they are taken,
+// since untouched pages cost nothing.
 class Charge {
  public:
   Charge() = default;

@@ -19,14 +19,20 @@ constexpr void (*prepare_of())(RuleSettings&) {
 template <class Body>
 Rule common() {
   using Each = Variants<Body, const StepArgs&>;
-  return {Body::kName, Body::kSettings, Body::kState,
-          {&Each::baseline, &Each::avx2, &Each::avx512}, prepare_of<Body>()};
+  return {Body::kName,
+          Body::kSettings,
+          Body::kState,
+          {&Each::baseline, &Each::avx2, &Each::avx512},
+          prepare_of<Body>()};
 }
 
 template <class Body>
 Rule rare() {
-  return {Body::kName, Body::kSettings, Body::kState,
-          {&Body::run, &Body::run, &Body::run}, prepare_of<Body>()};
+  return {Body::kName,
+          Body::kSettings,
+          Body::kState,
+          {&Body::run, &Body::run, &Body::run},
+          prepare_of<Body>()};
 }
 
 const auto& all_rules() {

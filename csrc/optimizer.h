@@ -30,9 +30,9 @@ using StepFunction = void (*)(const StepArgs&);
 
 struct Rule {
   const char* name;
-  int settings;                 // how many settings it takes
-  int (*state_floats)(int dim);  // floats of state behind a segment of `dim`
-  StepFunction step[kIsas];     // one compilation per instruction set
+  int settings;                    // how many settings it takes
+  int (*state_floats)(int dim);    // floats of state behind a segment of `dim`
+  StepFunction step[kIsas];        // one compilation per instruction set
   void (*prepare)(RuleSettings&);  // fills derived settings; may be null
 };
 

@@ -1,4 +1,5 @@
-// Philox4x32-10: the counter-based generator behind first values, stochastic rounding and chance admission.
+// Philox4x32-10: the counter-based generator behind first values, stochastic rounding and chance
+// admission.
 #pragma once
 
 #include "bits.h"

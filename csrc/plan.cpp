@@ -13,8 +13,8 @@
 namespace hedgerow {
 namespace {
 
-constexpr u64 kSplitIds = 16384;              // ids one task splits
-constexpr u64 kKeepBytes = u64(64) << 20;     // memory kept between calls
+constexpr u64 kSplitIds = 16384;           // ids one task splits
+constexpr u64 kKeepBytes = u64(64) << 20;  // memory kept between calls
 
 u64 pieces(u64 n, u64 size) { return (n + size - 1) / size; }
 

@@ -1,4 +1,5 @@
-// What a writing call will touch: its ids split by shard, equal ids grouped, occurrences in input order.
+// What a writing call will touch: its ids split by shard, equal ids grouped, occurrences in input
+// order.
 #pragma once
 
 #include <memory>
@@ -52,8 +53,8 @@ class Plan {
     return {order_.data() + group.first, group.count};
   }
 
-  // Per shard, for the caller: the version at which rows were found, keys that were not, and rows the
-  // shard still holds ready for this call.
+  // Per shard, for the caller: the version at which rows were found, keys that were not, and rows
+  // the shard still holds ready for this call.
   u64 version[kShards];
   u64 absent[kShards];
   u64 promised[kShards];

@@ -132,8 +132,9 @@ class Gate {
 // Process-wide, and never destroyed: worker threads may outlive static destruction.
 struct Process {
   Gate gate;
-  std::mutex closing;   // held while the gate is closed: one fork or change of threads at a time
-  std::mutex starting;  // guards the creation of `pool`, inside calls; never taken with the gate closed
+  std::mutex closing;  // held while the gate is closed: one fork or change of threads at a time
+  std::mutex
+      starting;  // guards the creation of `pool`, inside calls; never taken with the gate closed
   std::atomic<Pool*> pool{nullptr};
   std::atomic<int> threads{usable_cpus()};
 

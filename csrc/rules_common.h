@@ -1,4 +1,5 @@
-// The common update rules, compiled for every instruction set. Settings are listed in order at each rule.
+// The common update rules, compiled for every instruction set. Settings are listed in order at each
+// rule.
 //
 // Guards: a rate of 0 leaves the embedding as it is; 0/0 is 0. Sums over a row use fixed lanes, so
 // every instruction set adds in the same order.
@@ -130,7 +131,7 @@ template <bool kMaximum>
 struct AdamRule {
   static constexpr const char* kName = kMaximum ? "amsgrad" : "adam";
   static constexpr int kSettings = 7;
-  static constexpr auto kState = state_floats<kMaximum ? 3 : 2, 2>;
+  static constexpr auto kState = state_floats < kMaximum ? 3 : 2, 2 > ;
   static HR_INLINE void run(const StepArgs& a) {
     const float* s = a.settings->value.data();
     const float beta1 = s[0], rest1 = s[1], beta2 = s[2], rest2 = s[3], epsilon = s[4],
@@ -162,7 +163,7 @@ template <bool kMaximum>
 struct TorchAdamRule {
   static constexpr const char* kName = kMaximum ? "torch_amsgrad" : "torch_adam";
   static constexpr int kSettings = 7;
-  static constexpr auto kState = state_floats<kMaximum ? 3 : 2, 1>;
+  static constexpr auto kState = state_floats < kMaximum ? 3 : 2, 1 > ;
   static constexpr int kTabulated = 1 << 14;  // step counts with a tabulated correction
 
   static HR_INLINE void run(const StepArgs& a) {
@@ -241,7 +242,8 @@ struct Ftrl {  // beta, l1, l2; state: norm, zero
   }
 };
 
-struct RmsProp {  // decay, momentum, 1-momentum; state: n. Double inside, as the original's formula asks
+struct RmsProp {  // decay, momentum, 1-momentum; state: n. Double inside, as the original's formula
+                  // asks
   static constexpr const char* kName = "rmsprop";
   static constexpr int kSettings = 3;
   static constexpr auto kState = state_floats<1, 0>;
@@ -264,7 +266,7 @@ template <bool kBuffer>
 struct TorchRmsPropRule {
   static constexpr const char* kName = kBuffer ? "torch_rmsprop_momentum" : "torch_rmsprop";
   static constexpr int kSettings = 5;
-  static constexpr auto kState = state_floats<kBuffer ? 2 : 1, 0>;
+  static constexpr auto kState = state_floats < kBuffer ? 2 : 1, 0 > ;
   static HR_INLINE void run(const StepArgs& a) {
     const float* s = a.settings->value.data();
     const float alpha = s[0], rest = s[1], epsilon = s[2], decay = s[3], mu = s[4];

@@ -125,7 +125,8 @@ struct RmsPropV2 {  // decay, momentum; state: n
   }
 };
 
-struct BatchSoftmax {  // state: the last step as int64, in two floats' room; the gradient is ignored
+struct BatchSoftmax {  // state: the last step as int64, in two floats' room; the gradient is
+                       // ignored
   static constexpr const char* kName = "batch_softmax";
   static constexpr int kSettings = 0;
   static constexpr auto kState = state_floats<0, 2>;

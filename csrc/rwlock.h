@@ -1,4 +1,5 @@
-// A reader-writer lock for one shard: writers go before new readers, and no reader is passed by twice.
+// A reader-writer lock for one shard: writers go before new readers, and no reader is passed by
+// twice.
 #pragma once
 
 #include <atomic>
@@ -61,8 +62,8 @@ class RwLock {
   static constexpr u32 kWriter = u32(1) << 31;
   static constexpr int kSpins = 200;  // about a microsecond: most holders are gone by then
 
-  // Spins, then sleeps until some holder leaves. The epoch makes the sleep safe: a holder that leaves
-  // between our check and our sleep has moved it on.
+  // Spins, then sleeps until some holder leaves. The epoch makes the sleep safe: a holder that
+  // leaves between our check and our sleep has moved it on.
   template <class Ready>
   void wait_for_change(Ready ready) {
     for (int i = 0; i < kSpins; ++i) {

@@ -16,7 +16,8 @@ class FreeRows {
  public:
   u64 available() const { return erased_ + fresh_; }
 
-  // Makes at least `rows` available. `live` is the shard's row count: small shards take small steps.
+  // Makes at least `rows` available. `live` is the shard's row count: small shards take small
+  // steps.
   void reserve(Arena& arena, u64 rows, u64 live) {
     if (rows <= available()) return;
     const u64 step = std::clamp<u64>(live / 8, 16, 256);

@@ -28,16 +28,14 @@ void for_each_shard(u64 ids, auto&& body) {
 Table::Table(const std::vector<SegmentSpec>& segments, bool serving, bool skip_zero, u64 seed,
              u64 initial_capacity)
     : layout_(segments, serving), skip_zero_(skip_zero), seed_(seed), arena_(layout_.stride) {
-  for (int i = 0; i < kShards; ++i)
-    shards_.push_back(std::make_unique<Shard>(double(i) / kShards));
+  for (int i = 0; i < kShards; ++i) shards_.push_back(std::make_unique<Shard>(double(i) / kShards));
   if (initial_capacity > kShards)
     for (auto& shard : shards_) shard->index.reserve(initial_capacity / kShards);
 }
 
 void Table::start_state(float* row) const {
   for (const Segment& segment : layout_.segments)
-    std::copy(segment.initial_state.begin(), segment.initial_state.end(),
-              row + segment.state_from);
+    std::copy(segment.initial_state.begin(), segment.initial_state.end(), row + segment.state_from);
 }
 
 void Table::start_row(u64 key, u8* row) const {

@@ -1,9 +1,9 @@
 // The embedding table of one process: every verb on rows, safe from many threads.
 //
-// 64 shards by hash, each behind a reader-writer lock held for at most about a thousand rows. A call
-// that writes gives each shard to one thread, in input order, so results do not depend on the number
-// of threads. Memory a write may need is reserved before the first row changes: a call that fails for
-// lack of it has changed nothing.
+// 64 shards by hash, each behind a reader-writer lock held for at most about a thousand rows. A
+// call that writes gives each shard to one thread, in input order, so results do not depend on the
+// number of threads. Memory a write may need is reserved before the first row changes: a call that
+// fails for lack of it has changed nothing.
 #pragma once
 
 #include <atomic>
@@ -61,8 +61,9 @@ class Table {
   i64 newest_time() const { return newest_time_.load(); }
   MemoryUse memory() const;
   double load_factor() const;
-  // Rows from `cursor` on (0 to begin), up to `room`, as `entries` gives them. A row that lives from
-  // the first step to the last is given exactly once, whatever else happens to the table meanwhile.
+  // Rows from `cursor` on (0 to begin), up to `room`, as `entries` gives them. A row that lives
+  // from the first step to the last is given exactly once, whatever else happens to the table
+  // meanwhile.
   ScanStep scan(u64 cursor, u64 room, i64* ids, float* rows, float* states, i64* times) const;
 
   // Writes. Equal ids act in input order.

@@ -9,9 +9,9 @@
 namespace hedgerow {
 namespace {
 
-constexpr u64 kReadIds = 2048;  // ids read under one hold of the shards' locks
-constexpr u64 kAhead = 32;      // ids in flight between two stages of the pipeline
-constexpr u64 kScanRows = 1024; // rows copied under one hold of a lock
+constexpr u64 kReadIds = 2048;   // ids read under one hold of the shards' locks
+constexpr u64 kAhead = 32;       // ids in flight between two stages of the pipeline
+constexpr u64 kScanRows = 1024;  // rows copied under one hold of a lock
 
 // Shared locks on the shards of a mask, taken in ascending order (as `clear` does: no deadlock).
 class ReadLocks {
@@ -155,7 +155,8 @@ void Table::entries(const i64* ids, u64 n, u8* found, float* rows, float* states
     void visit(u64 i, u32 row) const {
       const u64 dim = u64(table.layout_.dim), state = u64(table.layout_.state_floats);
       found[i] = row != kNoRow;
-      if (row != kNoRow) return table.copy_entry(row, rows + i * dim, states + i * state, times + i);
+      if (row != kNoRow)
+        return table.copy_entry(row, rows + i * dim, states + i * state, times + i);
       std::memset(rows + i * dim, 0, sizeof(float) * dim);
       std::memset(states + i * state, 0, sizeof(float) * state);
       times[i] = 0;

@@ -1,4 +1,5 @@
-// What each writing verb does with one id: whether its row is needed, how it is born, how it changes.
+// What each writing verb does with one id: whether its row is needed, how it is born, how it
+// changes.
 //
 // An op is shared by all threads of a call; what a thread needs for itself is in its Worker.
 #pragma once
@@ -99,8 +100,7 @@ struct AssignOp {
     return given.verdict(winner.occurrence = given.last(all, applied));
   }
   void born(u64, u8* row) const { WriteOps::start_state(table, row); }
-  void change(Worker& winner, const Group&, Occurrences, bool, u8* row, i64* when,
-              Applied&) const {
+  void change(Worker& winner, const Group&, Occurrences, bool, u8* row, i64* when, Applied&) const {
     WriteOps::set(table, given.at(winner.occurrence), row);
     *when = time;
   }
@@ -147,8 +147,7 @@ struct RestoreOp {
     return given.verdict(winner.occurrence = given.last(all, applied));
   }
   void born(u64, u8*) const {}
-  void change(Worker& winner, const Group&, Occurrences, bool, u8* row, i64* when,
-              Applied&) const {
+  void change(Worker& winner, const Group&, Occurrences, bool, u8* row, i64* when, Applied&) const {
     const RowLayout& layout = WriteOps::layout(table);
     WriteOps::set(table, given.at(winner.occurrence), row);
     if (!layout.serving)

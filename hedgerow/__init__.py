@@ -1,1 +1,77 @@
+"""Hedgerow: embedding tables without a vocabulary for PyTorch. `import hedgerow as hr`.
+
+This door is the whole public surface. Names load on first use, so that importing the package costs
+little and the native core can be imported where torch is absent.
+"""
+
 from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from .core.errors import HedgerowError as HedgerowError
+    from .core.hashing import id64 as id64
+    from .core.ids import IdBatch as IdBatch
+    from .core.ids import Ragged as Ragged
+    from .tables.compressors import Bf16 as Bf16
+    from .tables.compressors import FixedR8 as FixedR8
+    from .tables.compressors import Fp16 as Fp16
+    from .tables.compressors import Fp32 as Fp32
+    from .tables.compressors import OneBit as OneBit
+    from .tables.config import Segment as Segment
+    from .tables.config import TableConfig as TableConfig
+    from .tables.host import HostTable as HostTable
+    from .tables.initializers import Constant as Constant
+    from .tables.initializers import Normal as Normal
+    from .tables.initializers import Ones as Ones
+    from .tables.initializers import TruncatedNormal as TruncatedNormal
+    from .tables.initializers import Uniform as Uniform
+    from .tables.initializers import Zeros as Zeros
+    from .tables.optimizers import Adagrad as Adagrad
+    from .tables.optimizers import Adam as Adam
+    from .tables.optimizers import AdamW as AdamW
+    from .tables.optimizers import AmsGrad as AmsGrad
+    from .tables.optimizers import Ftrl as Ftrl
+    from .tables.optimizers import Momentum as Momentum
+    from .tables.optimizers import RmsProp as RmsProp
+    from .tables.optimizers import RowAdagrad as RowAdagrad
+    from .tables.optimizers import Sgd as Sgd
+    from .tables.schedules import Polynomial as Polynomial
+
+__version__ = "0.1.0"
+
+_NAMES = {
+    "core.errors": ("HedgerowError",),
+    "core.hashing": ("id64",),
+    "core.ids": ("IdBatch", "Ragged"),
+    "tables.compressors": ("Bf16", "FixedR8", "Fp16", "Fp32", "OneBit"),
+    "tables.config": ("Segment", "TableConfig"),
+    "tables.host": ("HostTable",),
+    "tables.initializers": ("Constant", "Normal", "Ones", "TruncatedNormal", "Uniform", "Zeros"),
+    "tables.optimizers": (
+        "Adagrad",
+        "Adam",
+        "AdamW",
+        "AmsGrad",
+        "Ftrl",
+        "Momentum",
+        "RmsProp",
+        "RowAdagrad",
+        "Sgd",
+    ),
+    "tables.schedules": ("Polynomial",),
+}
+_PLACES = {name: place for place, names in _NAMES.items() for name in names}
+
+
+def __getattr__(name: str) -> object:
+    if name not in _PLACES:
+        raise AttributeError(f"module 'hedgerow' has no attribute {name!r}")
+    value = getattr(import_module(f".{_PLACES[name]}", __name__), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted([*_PLACES, "__version__"])

@@ -24,7 +24,9 @@ def tensor(name: str, value: Tensor, dtype: torch.dtype, shape: tuple[int | None
             f"for example torch.tensor(..., dtype={dtype})."
         )
     if value.dtype != dtype:
-        raise DtypeError(f"{name} has dtype {value.dtype}, not {dtype}; convert it with .to({dtype}).")
+        raise DtypeError(
+            f"{name} has dtype {value.dtype}, not {dtype}; convert it with .to({dtype})."
+        )
     _place(name, value)
     fits = value.dim() == len(shape) and all(
         want is None or have == want for have, want in zip(value.shape, shape, strict=True)

@@ -49,7 +49,9 @@ class Record:
     def from_dict(cls: type[R], values: Mapping[str, Any]) -> R:
         """The value that `to_dict` was called on. Unknown kinds and keys are refused by name."""
         if not isinstance(values, Mapping) or "kind" not in values:
-            raise ConfigError(f"{values!r} is not a configuration; it must be a dict with a 'kind'.")
+            raise ConfigError(
+                f"{values!r} is not a configuration; it must be a dict with a 'kind'."
+            )
         members = cls.members()
         if values["kind"] not in members:
             unknown(f"kind of {cls.__name__.lower()}", str(values["kind"]), members)
@@ -69,7 +71,7 @@ def _plain(name: str, value: object) -> Any:
     if value is None or isinstance(value, bool | int | float | str):
         return value
     raise ConfigError(
-        f"{name} is {value!r}, which cannot be written to a file; use a number or a schedule object."
+        f"{name} is {value!r}, which cannot be written to a file; use a number or a schedule."
     )
 
 

@@ -1,4 +1,4 @@
-"""Gradient clipping over dense gradients and gradients of pooled embeddings ("sparse"), by several norms.
+"""Gradient clipping: dense gradients and those of pooled embeddings ("sparse"), by several norms.
 
 Every function returns new tensors and leaves its input alone.
 """

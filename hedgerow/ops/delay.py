@@ -8,7 +8,10 @@ from ..core.shapes import Float32
 
 
 def delay_compensation(
-    g: Float32[Tensor, "..."], w: Float32[Tensor, "..."], w_latest: Float32[Tensor, "..."], lam: float
+    g: Float32[Tensor, "..."],
+    w: Float32[Tensor, "..."],
+    w_latest: Float32[Tensor, "..."],
+    lam: float,
 ) -> Float32[Tensor, "..."]:
     """`g + lam * g**2 * (w - w_latest)`; the result is what the optimizer gets in place of `g`.
 

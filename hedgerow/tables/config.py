@@ -1,4 +1,4 @@
-"""What a table is: its segments, seed and policies. Everything that cannot be built is refused here."""
+"""What a table is: its segments, seed and policies. What cannot be built is refused here."""
 
 from __future__ import annotations
 
@@ -57,9 +57,9 @@ class TableConfig(Record):
     shape what a lookup returns. A serving table needs a compressor in every segment and stores rows
     through it, without optimizer state.
 
-    `seed` fixes first values and rounding; None takes it from the name. `not_finite` says what happens
-    to NaN and infinity in gradients and rows: "reject" raises and changes nothing, "drop" leaves the
-    affected ids alone and counts them.
+    `seed` fixes first values and rounding; None takes it from the name. `not_finite` says what
+    happens to NaN and infinity in gradients and rows: "reject" raises and changes nothing, "drop"
+    leaves the affected ids alone and counts them.
 
     >>> from hedgerow.tables.initializers import Zeros
     >>> from hedgerow.tables.optimizers import Sgd
@@ -87,7 +87,9 @@ class TableConfig(Record):
         checks.whole("TableConfig", "initial_capacity", self.initial_capacity)
         checks.choice("TableConfig", "not_finite", self.not_finite, ("reject", "drop"))
         if self.seed is not None and not (type(self.seed) is int and 0 <= self.seed < 2**64):
-            raise ConfigError(f"TableConfig.seed is {self.seed!r}; it must be an int in 0..2**64-1.")
+            raise ConfigError(
+                f"TableConfig.seed is {self.seed!r}; it must be an int in 0..2**64-1."
+            )
         if self.skip_zero_embedding and not self.serving:
             raise ConfigError(
                 f"table {self.name!r} is a training table with skip_zero_embedding; only serving "

@@ -109,8 +109,8 @@ class HostTable:
             )
         if step is None and self._table.needs_step():
             raise InputError(
-                f"table {self.config.name!r} has a one_bit segment, whose value depends on the step; "
-                f"pass step=."
+                f"table {self.config.name!r} has a one_bit segment, whose value depends on the "
+                f"step; pass step=."
             )
         if out is None:
             out = torch.empty(n, self.layout.dim)
@@ -232,7 +232,7 @@ class HostTable:
         *,
         ts: int = 0,
     ) -> Applied:
-        """Sets rows; optimizer state is kept, and starts fresh for an absent id. The last of equals wins."""
+        """Sets rows and keeps optimizer state (fresh for an absent id). The last of equals wins."""
         ids, rows = self._keys_and_rows(keys, rows)
         with _memory_errors():
             done = self._table.assign(
@@ -247,7 +247,7 @@ class HostTable:
         *,
         ts: int = 0,
     ) -> Applied:
-        """Adds to rows; an absent one starts from its first value (in a serving table from zeros)."""
+        """Adds to rows; an absent one starts from its first value (serving tables: zeros)."""
         ids, rows = self._keys_and_rows(keys, rows)
         with _memory_errors():
             done = self._table.assign_add(
@@ -272,7 +272,7 @@ class HostTable:
         return self._counted(done)
 
     def reinitialize(self, keys: TableKeys | Int64[Tensor, "n"]) -> Int8[Tensor, "n"]:
-        """Resets row and state to those of a new id, at the clock's time; 0 = was absent, 1 = was there."""
+        """Makes rows as new, at the clock's time; 0 = was absent, 1 = was there."""
         self._refuse_serving("reinitialize")
         ids = self._keys(keys).ids
         status = torch.empty(len(ids), dtype=torch.int8)
@@ -307,7 +307,9 @@ class HostTable:
         keys = as_keys(keys, tables=1)
         checks.tensor("ids", keys.ids, torch.int64, (None,))
         if len(keys.ids) > _MAX_IDS:
-            raise InputError(f"{len(keys.ids)} ids in one call; at most {_MAX_IDS}. Split the batch.")
+            raise InputError(
+                f"{len(keys.ids)} ids in one call; at most {_MAX_IDS}. Split the batch."
+            )
         return keys
 
     def _rows(self, name: str, rows: Tensor, n: int) -> Tensor:

@@ -131,7 +131,7 @@ class RandomUniform(Initializer):
 
 @dataclass(frozen=True)
 class Normal(Initializer):
-    """Bell-shaped around `mean` with deviation `std`: a sum of twelve uniforms, so never beyond 6 std.
+    """Bell-shaped around `mean` with deviation `std`: a sum of twelve uniforms, within 6 std.
 
     >>> Normal(std=0.01).parameters()
     (0.0, 0.01)

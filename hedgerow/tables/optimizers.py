@@ -140,7 +140,9 @@ class Adam(_TorchOptimizer):
         super().__post_init__()
         owner = type(self).__name__
         if not isinstance(self.betas, tuple) or len(self.betas) != 2:
-            raise ConfigError(f"{owner}.betas is {self.betas!r}; it must be a tuple of two numbers.")
+            raise ConfigError(
+                f"{owner}.betas is {self.betas!r}; it must be a tuple of two numbers."
+            )
         for i, beta in enumerate(self.betas):
             checks.setting(owner, f"betas[{i}]", beta, least=0, below=1)
         self._check("eps")

@@ -77,7 +77,7 @@ class Adagrad(_Original):
 
 @dataclass(frozen=True)
 class DynamicWdAdagrad(Adagrad):
-    """`dynamic_wd_adagrad`: adagrad with coupled or decoupled decay; the dynamic part has no formula."""
+    """`dynamic_wd_adagrad`: coupled or decoupled decay; the dynamic part has no formula."""
 
     kind = "dynamic_wd_adagrad"
     decouple_weight_decay: bool = False

@@ -1,4 +1,4 @@
-"""The hinge: what every store of rows can do, wherever its rows live, and the values it speaks in."""
+"""The hinge: what every store of rows can do, wherever its rows live."""
 
 from __future__ import annotations
 
@@ -48,8 +48,9 @@ class TableKeys:
 class Lookup:
     """What was read: the rows of all tables one after the other, flat.
 
-    An update may be given the lookup in place of its keys. A store that remembers where the rows were
-    found puts that into `slots` (opaque, -1 = absent, valid until its next write); others leave None.
+    An update may be given the lookup in place of its keys. A store that remembers where the rows
+    were found puts that into `slots` (opaque, -1 = absent, valid until its next write); others
+    leave None.
     """
 
     keys: TableKeys
@@ -142,7 +143,7 @@ class RowStore(Protocol):
         counts: Tensor | None = None,
         per_occurrence: bool = False,
     ) -> Applied:
-        """One optimizer step per distinct id with its summed gradient; absent ids are born first."""
+        """One optimizer step per distinct id, with its summed gradient; absent ids are born."""
         ...
 
     def assign(self, keys: TableKeys, rows: Tensor, *, ts: int = 0) -> Applied:

@@ -1,9 +1,9 @@
 """Turns every case of a folder of golden vectors into one test.
 
 A case is each element of every top-level list of objects; every other top-level object is one case.
-Scalars and plain number lists belong to their file, unless the area names them as a scheme. A file, a
-section or a key that nobody knows is a failing test, never a skipped one; what a later issue brings is
-listed by name. The folder is `tests/golden`, or `HEDGEROW_GOLDEN` with the same area names.
+Scalars and plain number lists belong to their file, unless the area names them as a scheme. A file,
+a section or a key that nobody knows is a failing test, never a skipped one; what a later issue
+brings is listed by name. The folder is `tests/golden`, or `HEDGEROW_GOLDEN` with the same areas.
 """
 
 from __future__ import annotations

@@ -68,8 +68,10 @@ def edge(case: Case) -> None:
 @AREA.handles("optimizers", "roundtrip")
 def resumed(case: Case) -> None:
     c = case.take(
-        ("id", "optimizer", "config", "dim", "initial_row", "steps", "save_after_step")
-        + ("saved_row", "saved_state", "row_after_all", "state_after_all")
+        (
+            *("id", "optimizer", "config", "dim", "initial_row", "steps", "save_after_step"),
+            *("saved_row", "saved_state", "row_after_all", "state_after_all"),
+        )
     )
     optimizer = original(c["optimizer"], c["config"])
     table = _started(optimizer, c["initial_row"])
@@ -110,7 +112,7 @@ def rounded_to_half(case: Case) -> None:
     value, down, up, chance = c["value"], c["down"], c["up"], c["probability_up"]
     assert native.half_neighbours(value) == (down, up)
     close(torch.tensor((value - down) / (up - down)), chance, atol=1e-6)
-    # A step of rate 0 leaves the row as it is, so only the rounding shows; every id draws for itself.
+    # A step of rate 0 leaves the row as it is: only the rounding shows; every id draws for itself.
     n = 40_000
     segment = Segment(1, Zeros(), user_level.Sgd(), stochastic_rounding_float16=True)
     table = HostTable(TableConfig("golden", (segment,), seed=7))

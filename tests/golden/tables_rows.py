@@ -105,11 +105,11 @@ class _Trace:
             same_state({name: value[i] for name, value in states.items()}, wanted)
 
     def finish(self) -> None:
-        """Erratum of the vectors: an `entry` in the middle of a trace may show the state of its end.
+        """Erratum of the vectors: an `entry` inside a trace may show the state of the trace's end.
 
-        In `assign-keeps-optimizer-state` the first entry shows norm 5.1 although 4.1 plus the square
-        of the gradient that follows gives the 5.1 of the last one. Such a state must then hold at the
-        end; that an assignment keeps the state is a test of its own (tests/tables/test_host.py).
+        In `assign-keeps-optimizer-state` the first entry shows norm 5.1, although 4.1 and the
+        square of the gradient that follows make the 5.1 of the last one. Such a state must hold at
+        the end; that an assignment keeps it is a test of its own (tests/tables/test_host.py).
         """
         for key, expected in self.states_at_end:
             self._same_states(self.table.entries(torch.tensor([key])), 0, expected)

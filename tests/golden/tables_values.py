@@ -171,8 +171,10 @@ def warmup(case: Case) -> None:
 def scheduled_adagrad(case: Case) -> None:
     variables = [name for name in case.value if name.startswith("var")]
     c = case.take(
-        ("optimizer", "initial_accumulator_value", "schedule", "steps_all_at_global_step_0")
-        + tuple(variables)
+        (
+            *("optimizer", "initial_accumulator_value", "schedule"),
+            *("steps_all_at_global_step_0", *variables),
+        )
     )
     assert c["optimizer"] == "adagrad"
     schedule = Polynomial(**take(c["schedule"], ("initial", "decay_steps", "end")))

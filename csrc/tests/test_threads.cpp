@@ -1,0 +1,127 @@
+// Readers, writers, scans and erasures from several threads at once: rows stay whole, none is lost.
+#include <algorithm>
+#include <atomic>
+#include <thread>
+
+#include "check.h"
+#include "pool.h"
+
+using namespace hedgerow;
+
+namespace {
+
+constexpr int kDim = 8;
+
+// Every row a writer makes holds one value in all its columns; a torn row would show two.
+bool whole(const float* row) {
+  for (int c = 1; c < kDim; ++c)
+    if (row[c] != row[0]) return false;
+  return true;
+}
+
+void everything_at_once(int rounds) {
+  Table table = sgd_table(kDim);
+  const std::vector<i64> kept = random_ids(3000, 1), moving = random_ids(6000, 2);
+  table.assign(kept.data(), kept.size(), ones(kept.size() * kDim, 5).data(), 1);
+  std::atomic<bool> stop{false};
+
+  std::thread assigner([&] {
+    std::vector<float> rows(moving.size() * kDim);
+    for (int round = 0; round < rounds; ++round) {
+      for (u64 i = 0; i < rows.size(); ++i) rows[i] = float(round * 7 + 1);
+      table.assign(moving.data(), moving.size(), rows.data(), round);
+    }
+    stop = true;
+  });
+  std::thread updater([&] {
+    const std::vector<float> grads = ones(moving.size() * kDim, 0.5f);
+    const float rate = 1;
+    while (!stop)
+      table.apply_gradients(moving.data(), moving.size(), {grads.data(), &rate, 0, 1, false});
+  });
+  std::thread eraser([&] {
+    std::vector<u8> erased(moving.size());
+    while (!stop) table.erase(moving.data() + 1000, moving.size() / 2, erased.data());
+  });
+  std::thread scanner([&] {
+    std::vector<i64> ids(20000), times(20000);
+    std::vector<float> rows(20000 * kDim);
+    float no_state = 0;
+    while (!stop) {
+      std::vector<i64> seen;
+      ScanStep step{0, 0, false, 0};
+      while (!step.done) {
+        step = table.scan(step.cursor, 20000, ids.data(), rows.data(), &no_state, times.data());
+        CHECK(step.needed == 0);
+        for (u64 i = 0; i < step.rows; ++i) CHECK(whole(&rows[i * kDim]));
+        seen.insert(seen.end(), ids.begin(), ids.begin() + i64(step.rows));
+      }
+      std::sort(seen.begin(), seen.end());
+      CHECK(std::adjacent_find(seen.begin(), seen.end()) == seen.end());
+      for (i64 id : kept) CHECK(std::binary_search(seen.begin(), seen.end(), id));
+    }
+  });
+  std::vector<float> out(moving.size() * kDim);
+  while (!stop) {
+    table.lookup(kept.data(), kept.size(), Missing::zeros, 0, out.data());
+    for (u64 i = 0; i < kept.size() * kDim; ++i) CHECK(out[i] == 5);
+    table.lookup(moving.data(), moving.size(), Missing::zeros, 0, out.data());
+    for (u64 i = 0; i < moving.size(); ++i) CHECK(whole(&out[i * kDim]));
+    table.memory();
+  }
+  for (std::thread* thread : {&assigner, &updater, &eraser, &scanner}) thread->join();
+}
+
+// Sums of whole numbers do not depend on the order of updates: every one must have arrived.
+void no_update_is_lost() {
+  Table table = sgd_table(kDim);
+  const std::vector<i64> ids = random_ids(5000, 3);
+  const auto add = [&] {
+    const std::vector<float> rows = ones(ids.size() * kDim);
+    for (int round = 0; round < 20; ++round)
+      table.assign_add(ids.data(), ids.size(), rows.data(), 1);
+  };
+  std::vector<std::thread> adders;
+  for (int i = 0; i < 4; ++i) adders.emplace_back(add);
+  for (std::thread& adder : adders) adder.join();
+  std::vector<float> out(ids.size() * kDim);
+  table.lookup(ids.data(), ids.size(), Missing::zeros, 0, out.data());
+  for (float value : out) CHECK(value == 80);
+}
+
+void clearing_and_resizing_the_pool_meanwhile() {
+  Table table = sgd_table(kDim);
+  const std::vector<i64> ids = random_ids(5000, 4);
+  const std::vector<float> rows = ones(ids.size() * kDim, 3);
+  std::atomic<bool> stop{false};
+  std::thread writer([&] {
+    for (int i = 0; i < 30; ++i) table.assign(ids.data(), ids.size(), rows.data(), 1);
+    stop = true;
+  });
+  std::thread clearer([&] {
+    while (!stop) table.clear();
+  });
+  std::thread resizer([&] {
+    for (int i = 1; !stop; i = i % 4 + 1) set_thread_count(i);
+  });
+  std::vector<float> out(ids.size() * kDim);
+  while (!stop) {
+    table.lookup(ids.data(), ids.size(), Missing::zeros, 0, out.data());
+    for (u64 i = 0; i < ids.size(); ++i) CHECK(whole(&out[i * kDim]));
+  }
+  writer.join();
+  clearer.join();
+  resizer.join();
+  table.clear();
+  CHECK(table.size() == 0 && table.memory().row_bytes == 0);
+}
+
+}  // namespace
+
+int main() {
+  set_thread_count(4);
+  everything_at_once(25);
+  no_update_is_lost();
+  clearing_and_resizing_the_pool_meanwhile();
+  return 0;
+}

@@ -1,0 +1,298 @@
+"""A plain twin of the core: the same names and arguments, over a dict of rows. Slow on purpose."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+from numpy.typing import NDArray
+
+from .reference_rules import RULES, Floats
+from .reference_values import (
+    Codec,
+    at,
+    first_not_finite,
+    first_row,
+    first_values,
+    half_neighbours,
+    philox,
+    round_row,
+    round_to_half,
+)
+
+__all__ = [
+    "Codec",
+    "Segment",
+    "Table",
+    "first_not_finite",
+    "first_values",
+    "half_neighbours",
+    "philox",
+    "round_to_half",
+    "rule_names",
+]
+
+
+def rule_names() -> list[str]:
+    """The update rules."""
+    return list(RULES)
+
+
+@dataclass
+class Segment:
+    """One segment, as the core takes it."""
+
+    dim: int
+    init: str
+    init_a: float
+    init_b: float
+    rule: str
+    settings: Sequence[float]
+    initial_state: Sequence[float]
+    codec: Codec
+    round_to_half: bool
+
+
+@dataclass
+class _Row:
+    values: Floats
+    state: Floats
+    time: int = 0
+
+
+@dataclass
+class Table:
+    """A table as a dict from id to row. Serving rows hold what decoding gives."""
+
+    segments: Sequence[Segment]
+    serving: bool
+    skip_zero: bool
+    seed: int
+    initial_capacity: int
+    _rows: dict[int, _Row] = field(default_factory=dict)
+    _newest: int = 0
+
+    def dim(self) -> int:
+        """Columns of a row."""
+        return sum(s.dim for s in self.segments)
+
+    def state_floats(self) -> int:
+        """Floats of state of a row."""
+        return 0 if self.serving else sum(len(s.initial_state) for s in self.segments)
+
+    def row_bytes(self) -> int:
+        """Bytes of a row."""
+        if self.serving:
+            return sum(s.dim * s.codec.bytes_per_value() for s in self.segments)
+        return 4 * (self.dim() + self.state_floats())
+
+    def needs_step(self) -> bool:
+        """Whether a lookup depends on the step."""
+        return not self.serving and any(s.codec.kind == "one_bit" for s in self.segments)
+
+    def size(self) -> int:
+        """Rows."""
+        return len(self._rows)
+
+    def newest_time(self) -> int:
+        """The largest time a write gave."""
+        return self._newest
+
+    def clear(self) -> None:
+        """Removes all rows."""
+        self._rows.clear()
+
+    # ---- rows
+
+    def _columns(self) -> list[tuple[Segment, slice]]:
+        stops = np.cumsum([s.dim for s in self.segments]).tolist()
+        return [
+            (s, slice(stop - s.dim, stop)) for s, stop in zip(self.segments, stops, strict=True)
+        ]
+
+    def _first_row(self, key: int) -> Floats:
+        if self.serving:
+            return self._stored(np.zeros(self.dim(), np.float32))
+        return np.concatenate(
+            [
+                first_row(s.init, s.init_a, s.init_b, self.seed, key, columns.start, s.dim)
+                for s, columns in self._columns()
+            ]
+        )
+
+    def _new_row(self, key: int) -> _Row:
+        state = [] if self.serving else [x for s in self.segments for x in s.initial_state]
+        return _Row(self._first_row(key), np.array(state, np.float32))
+
+    def _stored(self, values: Floats) -> Floats:
+        if not self.serving:
+            return values.copy()
+        parts = [s.codec.values(s.codec.codes(values[columns])) for s, columns in self._columns()]
+        return np.concatenate(parts)
+
+    def _shown(self, values: Floats, step: int) -> Floats:
+        if self.serving:
+            return values
+        parts = [s.codec.view(step, values[columns]) for s, columns in self._columns()]
+        return np.concatenate(parts)
+
+    def _skips(self, values: Floats) -> bool:
+        squares = np.float32(0)
+        for x in values:
+            squares += x * x
+        return self.skip_zero and bool(squares < np.finfo(np.float32).smallest_normal)
+
+    # ---- reads
+
+    def lookup(self, ids_at: int, n: int, missing: str, step: int, out_at: int) -> None:
+        """Rows as training or serving sees them."""
+        out = at(out_at, (n, self.dim()), np.float32)
+        for i, key in enumerate(at(ids_at, n, np.int64).tolist()):
+            if key in self._rows:
+                out[i] = self._shown(self._rows[key].values, step)
+            elif missing == "initializer":
+                out[i] = self._shown(self._first_row(key), step)
+            else:
+                out[i] = 0
+
+    def contains(self, ids_at: int, n: int, out_at: int) -> None:
+        """Which ids have a row."""
+        at(out_at, n, np.bool_)[:] = [k in self._rows for k in at(ids_at, n, np.int64).tolist()]
+
+    def entries(
+        self, ids_at: int, n: int, found_at: int, rows_at: int, states_at: int, times_at: int
+    ) -> None:
+        """Raw rows, states and times."""
+        self.contains(ids_at, n, found_at)
+        rows = at(rows_at, (n, self.dim()), np.float32)
+        states = at(states_at, (n, self.state_floats()), np.float32)
+        times = at(times_at, n, np.int64)
+        for i, key in enumerate(at(ids_at, n, np.int64).tolist()):
+            row = self._rows.get(key)
+            rows[i] = 0 if row is None else row.values
+            states[i] = 0 if row is None else row.state
+            times[i] = 0 if row is None else row.time
+
+    def scan(
+        self, cursor: int, room: int, ids_at: int, rows_at: int, states_at: int, times_at: int
+    ) -> tuple[int, int, bool, int]:
+        """Rows from the cursor on, in order of insertion."""
+        keys = list(self._rows)[cursor : cursor + room]
+        at(ids_at, room, np.int64)[: len(keys)] = keys
+        found = np.empty(room, np.bool_)
+        self.entries(ids_at, len(keys), found.ctypes.data, rows_at, states_at, times_at)
+        return len(keys), cursor + len(keys), cursor + len(keys) >= len(self._rows), 0
+
+    # ---- writes: (inserted, refused, dropped)
+
+    def _given(self, ids_at: int, n: int, rows_at: int) -> list[tuple[int, Floats]]:
+        rows = at(rows_at, (n, self.dim()), np.float32)
+        return list(zip(at(ids_at, n, np.int64).tolist(), rows, strict=True))
+
+    def assign(self, ids_at: int, n: int, rows_at: int, time: int) -> tuple[int, int, int]:
+        """Sets rows and keeps their state."""
+        before, dropped, born = set(self._rows), 0, set()
+        for key, values in self._given(ids_at, n, rows_at):
+            if not np.isfinite(values).all():
+                dropped += 1
+            elif self._skips(values):
+                self._rows.pop(key, None)
+            else:
+                row = self._rows.setdefault(key, self._new_row(key))
+                row.values, row.time = self._stored(values), time
+                born |= {key} - before
+        self._newest = max(self._newest, time)
+        return len(born & set(self._rows)), 0, dropped
+
+    def assign_add(self, ids_at: int, n: int, rows_at: int, time: int) -> tuple[int, int, int]:
+        """Adds to rows."""
+        before, dropped = len(self._rows), 0
+        for key, values in self._given(ids_at, n, rows_at):
+            if not np.isfinite(values).all():
+                dropped += 1
+                continue
+            row = self._rows.setdefault(key, self._new_row(key))
+            row.values, row.time = self._stored(row.values + values), time
+        self._newest = max(self._newest, time)
+        return len(self._rows) - before, 0, dropped
+
+    def apply_gradients(
+        self,
+        ids_at: int,
+        n: int,
+        grads_at: int,
+        rates: Sequence[float],
+        step: int,
+        time: int,
+        per_occurrence: bool,
+    ) -> tuple[int, int, int]:
+        """Optimizer steps, summed by id or one by one."""
+        grouped: dict[int, list[Floats]] = {}
+        for key, grad in self._given(ids_at, n, grads_at):
+            grouped.setdefault(key, []).append(grad.copy())
+        before, dropped = len(self._rows), 0
+        for key, grads in grouped.items():
+            usable = [g for g in grads if np.isfinite(g).all()]
+            if not per_occurrence:
+                with np.errstate(over="ignore", invalid="ignore"):
+                    total = grads[0]
+                    for grad in grads[1:]:
+                        total = total + grad
+                usable = [total] if np.isfinite(total).all() else []
+                dropped += 0 if usable else len(grads)
+            else:
+                dropped += len(grads) - len(usable)
+            if usable:
+                row = self._rows.setdefault(key, self._new_row(key))
+                row.time = time
+                for number, grad in enumerate(usable):
+                    self._step(key, row, grad, rates, step, number)
+        self._newest = max(self._newest, time)
+        return len(self._rows) - before, 0, dropped
+
+    def _step(
+        self, key: int, row: _Row, grad: Floats, rates: Sequence[float], step: int, number: int
+    ) -> None:
+        start = 0
+        for (s, columns), rate in zip(self._columns(), rates, strict=True):
+            w, g = row.values[columns], grad[columns]
+            state = row.state[start : start + len(s.initial_state)]
+            start += len(s.initial_state)
+            g = s.codec.view_gradient(step, w, g)
+            with np.errstate(all="ignore"):
+                RULES[s.rule](w, state, g, np.float32(rate), step, list(s.settings))
+            if s.round_to_half:
+                w[:] = round_row(w, self.seed, key, step, number, columns.start)
+
+    def restore(
+        self, ids_at: int, n: int, rows_at: int, states_at: int, times_at: int
+    ) -> tuple[int, int, int]:
+        """Puts rows, states and times back."""
+        states = at(states_at, (n, self.state_floats()), np.float32)
+        times = at(times_at, n, np.int64).tolist()
+        before, dropped, born = set(self._rows), 0, set()
+        for i, (key, values) in enumerate(self._given(ids_at, n, rows_at)):
+            if not np.isfinite(values).all():
+                dropped += 1
+            elif self._skips(values):
+                self._rows.pop(key, None)
+            else:
+                self._rows[key] = _Row(self._stored(values), states[i].copy(), times[i])
+                born |= {key} - before
+        self._newest = max([self._newest, *times])
+        return len(born & set(self._rows)), 0, dropped
+
+    def reinitialize(self, ids_at: int, n: int, time: int, status_at: int) -> None:
+        """Resets rows; 0 = was absent."""
+        status: NDArray[np.int8] = at(status_at, n, np.int8)
+        for i, key in enumerate(at(ids_at, n, np.int64).tolist()):
+            status[i] = key in self._rows
+            self._rows[key] = self._new_row(key)
+            self._rows[key].time = time
+
+    def erase(self, ids_at: int, n: int, erased_at: int) -> None:
+        """Removes rows."""
+        erased = at(erased_at, n, np.bool_)
+        for i, key in enumerate(at(ids_at, n, np.int64).tolist()):
+            erased[i] = self._rows.pop(key, None) is not None
