@@ -6,7 +6,7 @@ STAMP := .venv/.installed
 SOURCES := pyproject.toml constraints.txt CMakeLists.txt $(wildcard csrc/*.h csrc/*.cpp)
 CPP := $(wildcard csrc/*.h csrc/*.cpp csrc/tests/*.h csrc/tests/*.cpp)
 
-.PHONY: help env train test test-long lint format sanitize ci-deps wheel clean
+.PHONY: help env train test test-long lint format api sanitize ci-deps wheel clean
 
 help:
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):[^#]*## (.*)/  make \1\t\2/' | expand -t 18
@@ -39,6 +39,9 @@ format: env ## rewrites sources in the house style
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 	$(BIN)/clang-format -i $(CPP)
+
+api: env ## records the public surface after a change that is meant
+	$(BIN)/python -m tools.api > build/api.json && mv build/api.json tests/golden/api.json
 
 sanitize: env ## the C++ tests under address+undefined and thread sanitizers
 	for kind in address,undefined thread; do \

@@ -220,13 +220,13 @@ void bind_table(nb::module_& m) {
       .def(
           "reinitialize",
           [](Table& t, Address ids, u64 n, i64 time, Address status) {
-            t.reinitialize(at<i64>(ids), n, time, at<i8>(status));
+            return t.reinitialize(at<i64>(ids), n, time, at<i8>(status));
           },
           unlocked)
       .def(
           "erase",
           [](Table& t, Address ids, u64 n, Address erased) {
-            t.erase(at<i64>(ids), n, at<u8>(erased));
+            return t.erase(at<i64>(ids), n, at<u8>(erased));
           },
           unlocked)
       .def("clear", &Table::clear, unlocked);

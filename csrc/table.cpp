@@ -138,6 +138,7 @@ Applied Table::commit(Plan& plan, int shard_number, const Op& op) {
           shard.index.erase(group.key, position);
           shard.free_rows.give(arena_, group.row);
           ++shard.version;
+          ++applied.erased;
           continue;
         case Verdict::write:
           break;
@@ -183,6 +184,7 @@ Applied Table::write(const i64* ids, u64 n, const Op& op) {
       total.inserted += part.inserted;
       total.refused += part.refused;
       total.dropped += part.dropped;
+      total.erased += part.erased;
     });
   } catch (...) {
     release(plan);
@@ -218,11 +220,13 @@ Applied Table::restore(const i64* ids, u64 n, const float* rows, const float* st
   return applied;
 }
 
-void Table::reinitialize(const i64* ids, u64 n, i64 time, i8* status) {
-  write(ids, n, ReinitializeOp{*this, time, status});
+i64 Table::reinitialize(const i64* ids, u64 n, i64 time, i8* status) {
+  return write(ids, n, ReinitializeOp{*this, time, status}).inserted;
 }
 
-void Table::erase(const i64* ids, u64 n, u8* erased) { write(ids, n, EraseOp{*this, erased}); }
+i64 Table::erase(const i64* ids, u64 n, u8* erased) {
+  return write(ids, n, EraseOp{*this, erased}).erased;
+}
 
 void Table::clear() {
   const CallScope scope;

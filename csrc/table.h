@@ -19,9 +19,10 @@ namespace hedgerow {
 
 enum class Missing { zeros, first_value };
 
-// What a write did: rows born, ids refused by admission, values left out because not finite.
+// What a write did: rows born, ids refused by admission, values left out because not finite, rows
+// removed.
 struct Applied {
-  i64 inserted = 0, refused = 0, dropped = 0;
+  i64 inserted = 0, refused = 0, dropped = 0, erased = 0;
 };
 
 struct Update {
@@ -71,8 +72,8 @@ class Table {
   Applied assign_add(const i64* ids, u64 n, const float* rows, i64 time);
   Applied apply_gradients(const i64* ids, u64 n, const Update& update);
   Applied restore(const i64* ids, u64 n, const float* rows, const float* states, const i64* times);
-  void reinitialize(const i64* ids, u64 n, i64 time, i8* status);
-  void erase(const i64* ids, u64 n, u8* erased);
+  i64 reinitialize(const i64* ids, u64 n, i64 time, i8* status);  // how many rows were born
+  i64 erase(const i64* ids, u64 n, u8* erased);                   // how many rows are gone
   void clear();
 
  private:

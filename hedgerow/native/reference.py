@@ -283,16 +283,18 @@ class Table:
         self._newest = max([self._newest, *times])
         return len(born & set(self._rows)), 0, dropped
 
-    def reinitialize(self, ids_at: int, n: int, time: int, status_at: int) -> None:
-        """Resets rows; 0 = was absent."""
+    def reinitialize(self, ids_at: int, n: int, time: int, status_at: int) -> int:
+        """Resets rows; status 0 = was absent. How many were born."""
         status: NDArray[np.int8] = at(status_at, n, np.int8)
         for i, key in enumerate(at(ids_at, n, np.int64).tolist()):
             status[i] = key in self._rows
             self._rows[key] = self._new_row(key)
             self._rows[key].time = time
+        return int((status == 0).sum())
 
-    def erase(self, ids_at: int, n: int, erased_at: int) -> None:
-        """Removes rows."""
+    def erase(self, ids_at: int, n: int, erased_at: int) -> int:
+        """Removes rows. How many were there."""
         erased = at(erased_at, n, np.bool_)
         for i, key in enumerate(at(ids_at, n, np.int64).tolist()):
             erased[i] = self._rows.pop(key, None) is not None
+        return int(erased.sum())

@@ -95,10 +95,10 @@ class TableConfig(Record):
                 f"table {self.name!r} is a training table with skip_zero_embedding; only serving "
                 f"tables may leave zero rows out. Set serving=True or skip_zero_embedding=False."
             )
-        if self.dim > MAX_DIM:
-            raise ConfigError(f"table {self.name!r} has dim {self.dim}; at most {MAX_DIM}.")
         for i, segment in enumerate(self.segments):
             self._check_segment(i, segment)
+        if self.dim > MAX_DIM:
+            raise ConfigError(f"table {self.name!r} has dim {self.dim}; at most {MAX_DIM}.")
 
     def _check_segment(self, i: int, segment: Segment) -> None:
         if not isinstance(segment, Segment):

@@ -277,18 +277,18 @@ class HostTable:
         ids = self._keys(keys).ids
         status = torch.empty(len(ids), dtype=torch.int8)
         with _memory_errors():
-            self._table.reinitialize(
+            born = self._table.reinitialize(
                 ids.data_ptr(), len(ids), self._clock.now_s(), status.data_ptr()
             )
-        self.counters.add("inserted", int((status == 0).sum()))
+        self.counters.add("inserted", born)
         return status
 
     def erase(self, keys: TableKeys | Int64[Tensor, "n"]) -> Bool[Tensor, "n"]:
         """Removes rows and says which were there. Their memory serves the next new ids."""
         ids = self._keys(keys).ids
         erased = torch.empty(len(ids), dtype=torch.bool)
-        self._table.erase(ids.data_ptr(), len(ids), erased.data_ptr())
-        self.counters.add("erased", int(erased.sum()))
+        gone = self._table.erase(ids.data_ptr(), len(ids), erased.data_ptr())
+        self.counters.add("erased", gone)
         return erased
 
     def clear(self) -> None:
@@ -305,7 +305,6 @@ class HostTable:
 
     def _keys(self, keys: TableKeys | Tensor) -> TableKeys:
         keys = as_keys(keys, tables=1)
-        checks.tensor("ids", keys.ids, torch.int64, (None,))
         if len(keys.ids) > _MAX_IDS:
             raise InputError(
                 f"{len(keys.ids)} ids in one call; at most {_MAX_IDS}. Split the batch."

@@ -185,8 +185,13 @@ class RowStore(Protocol):
 
 def as_keys(keys: TableKeys | Tensor, tables: int) -> TableKeys:
     """Keys as a store takes them; a plain tensor is the keys of a single table."""
-    if isinstance(keys, Tensor):
-        keys = TableKeys.of_one(keys)
-    if keys.tables != tables:
-        raise InputError(f"keys of {keys.tables} tables given to a store of {tables}.")
+    if not isinstance(keys, TableKeys):
+        return TableKeys.of_one(keys)
+    checks.tensor("ids", keys.ids, torch.int64, (None,))
+    checks.tensor("splits", keys.splits, torch.int64, (None,))
+    splits = keys.splits.tolist()
+    if len(splits) - 1 != tables:
+        raise InputError(f"keys of {len(splits) - 1} tables given to a store of {tables}.")
+    if splits[0] != 0 or splits[-1] != len(keys.ids) or splits != sorted(splits):
+        raise InputError(f"splits is {splits}; it must rise from 0 to {len(keys.ids)}, the ids.")
     return keys

@@ -1,0 +1,68 @@
+"""The contract checker finds what it is there to find."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+HEAD = '"""Purpose."""\n\nfrom __future__ import annotations\n'
+
+
+def _run(root: Path) -> subprocess.CompletedProcess[str]:
+    script = ROOT / "tools" / "contracts.py"
+    return subprocess.run([sys.executable, script, root], capture_output=True, text=True)
+
+
+def test_this_repository_holds_its_contracts() -> None:
+    run = _run(ROOT)
+    assert run.returncode == 0, run.stdout
+
+
+@pytest.mark.parametrize(
+    ("path", "text", "breach"),
+    [
+        ("core/a.py", HEAD + "from ..tables import config\n", "core may not import tables.config"),
+        ("ops/a.py", HEAD + "from ..tables.host import HostTable\n", "ops may not import"),
+        ("planner/a.py", HEAD + "from ..tables.host import HostTable\n", "planner may not import"),
+        ("core/a.py", HEAD + "import hedgerow.native\n", "relative import"),
+        ("attic/a.py", HEAD, "not in the import contract"),
+        ("core/a.py", "x = 1\n", "states the purpose"),
+        ("core/a.py", HEAD + "x = 1\n" * 400, "at most 400"),
+        ("core/a.py", HEAD + "def f():\n" + "    x = 1\n" * 62, "at most 60"),
+        ("core/a.py", HEAD + "import os\nx = os.environ\n", "the environment is read"),
+        ("core/a.py", HEAD + "import time\nx = time.time()\n", "through a Clock"),
+        ("core/a.py", HEAD + "try:\n    x = 1\nexcept ValueError:\n    pass\n", "in silence"),
+        (
+            "core/a.py",
+            HEAD + "@dataclass\nclass C:\n" + "".join(f"    f{i}: int\n" for i in range(13)),
+            "13 fields",
+        ),
+    ],
+)
+def test_a_breach_is_named_with_its_place(
+    tmp_path: Path, path: str, text: str, breach: str
+) -> None:
+    file = tmp_path / "hedgerow" / path
+    file.parent.mkdir(parents=True)
+    file.write_text(text)
+    run = _run(tmp_path)
+    assert run.returncode == 1
+    assert f"hedgerow/{path}:" in run.stdout
+    assert breach in run.stdout
+
+
+def test_what_the_contract_allows_passes(tmp_path: Path) -> None:
+    for path, text in {
+        "hedgerow/planner/a.py": HEAD + "from ..tables.config import TableConfig\n",
+        "hedgerow/tables/a.py": HEAD + "from .. import native\nfrom ..core import checks\n",
+        "hedgerow/__init__.py": HEAD + "from .tables.config import TableConfig\n",
+    }.items():
+        file = tmp_path / path
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_text(text)
+    run = _run(tmp_path)
+    assert run.returncode == 0, run.stdout

@@ -1,0 +1,83 @@
+"""What users install: the wheel, what it links, what importing it loads, and the example."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import textwrap
+import venv
+import zipfile
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+
+
+def _run(*command: str | Path, cwd: Path = ROOT) -> str:
+    run = subprocess.run(command, capture_output=True, text=True, cwd=cwd, timeout=600)
+    assert run.returncode == 0, f"{command}:\n{run.stdout}\n{run.stderr}"
+    return run.stdout
+
+
+@pytest.fixture(scope="module")
+def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("wheel")
+    _run(
+        sys.executable,
+        *("-m", "pip", "wheel", "--quiet", "--no-build-isolation", "--no-deps"),
+        *("--disable-pip-version-check", "-w", folder, ROOT),
+        f"--config-settings=build-dir={folder / 'build'}",
+    )
+    (found,) = folder.glob("*.whl")
+    return found
+
+
+def test_the_wheel_holds_the_package_and_nothing_else(wheel: Path) -> None:
+    names = zipfile.ZipFile(wheel).namelist()
+    assert any(name.startswith("hedgerow/native/_native.") for name in names)
+    assert {"hedgerow/py.typed", "hedgerow/native/_native.pyi"} <= set(names)
+    assert {name.split("/")[0].split("-")[0] for name in names} == {"hedgerow"}
+    assert wheel.stat().st_size < 5_000_000
+
+
+def test_the_native_module_links_no_torch_and_imports_without_it(
+    wheel: Path, tmp_path: Path
+) -> None:
+    with zipfile.ZipFile(wheel) as archive:
+        archive.extractall(tmp_path / "site")
+    (module,) = (tmp_path / "site").glob("hedgerow/native/_native.*.so")
+    needed = _run("readelf", "-d", module)
+    assert "NEEDED" in needed
+    assert "torch" not in needed
+    assert "c10" not in needed
+    venv.create(tmp_path / "bare", with_pip=False)
+    script = (
+        "import sys; sys.path.insert(0, 'site'); from hedgerow.native import _native; "
+        "print(_native.isas()[0], 'torch' in sys.modules, 'numpy' in sys.modules)"
+    )
+    assert _run(tmp_path / "bare" / "bin" / "python", "-c", script, cwd=tmp_path) == (
+        "baseline False False\n"
+    )
+
+
+def test_importing_the_package_loads_no_optional_library() -> None:
+    script = """
+        import sys
+        import hedgerow as hr
+        assert "torch" not in sys.modules  # the door is lazy
+        import torch
+        before = set(sys.modules)
+        hr.HostTable, hr.IdBatch, hr.Adam
+        loaded = {name.split(".")[0] for name in set(sys.modules) - before}
+        print(sorted(loaded - set(sys.stdlib_module_names)))
+        print([name for name in ("pyarrow", "triton", "zmq", "grpc") if name in sys.modules])
+    """
+    assert _run(sys.executable, "-c", textwrap.dedent(script)) == "['hedgerow']\n[]\n"
+
+
+def test_the_example_learns() -> None:
+    lines = _run(sys.executable, "examples/local_table.py", "--steps", "150").splitlines()
+    losses = [float(line.split("loss")[1].split()[0]) for line in lines if line.startswith("step")]
+    assert len(losses) >= 3
+    assert losses[-1] < 0.85 * losses[0]

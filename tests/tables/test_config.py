@@ -1,0 +1,91 @@
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from hedgerow.core.errors import ConfigError, NotSupportedError
+from hedgerow.tables import compressors, initializers, optimizers, original
+from hedgerow.tables.config import Segment, TableConfig
+from hedgerow.tables.schedules import Polynomial, rate_at
+
+from ..support import table_config
+
+ZEROS, SGD = initializers.Zeros(), optimizers.Sgd()
+
+
+@pytest.mark.parametrize(
+    ("build", "why"),
+    [
+        (lambda: Segment(0, ZEROS, SGD), "Segment.dim is 0"),
+        (lambda: Segment(-3, ZEROS, SGD), "Segment.dim is -3"),
+        (lambda: Segment(2.0, ZEROS, SGD), "whole number"),
+        (lambda: Segment(2, SGD, ZEROS), "Segment.init"),
+        (lambda: Segment(2, ZEROS, "sgd"), "Segment.optimizer is 'sgd'"),
+        (lambda: Segment(2, ZEROS, original.BatchSoftmax()), "use dim=1"),
+        (lambda: TableConfig("", (Segment(1, ZEROS, SGD),)), "non-empty"),
+        (lambda: TableConfig("t", ()), "at least one"),
+        (lambda: TableConfig("t", [Segment(1, ZEROS, SGD)]), "tuple"),
+        (lambda: TableConfig("t", (1,)), "not a Segment"),
+        (lambda: TableConfig("t", (Segment(70_000, ZEROS, SGD),)), "at most 65536"),
+        (lambda: table_config(seed=2**64), "0..2[*][*]64-1"),
+        (lambda: table_config(seed=-1), "0..2[*][*]64-1"),
+        (lambda: table_config(seed=True), "0..2[*][*]64-1"),
+        (lambda: table_config(not_finite="ignore"), "reject, drop"),
+        (lambda: table_config(initial_capacity=-1), "at least 0"),
+        (lambda: optimizers.Sgd(lr=-0.1), "Sgd.lr is -0.1"),
+        (lambda: optimizers.Sgd(lr="fast"), "number, schedule or callable"),
+        (lambda: optimizers.Adagrad(initial_accumulator_value=-1.0), "at least 0"),
+        (lambda: optimizers.Adam(betas=(0.9, 1.0)), "betas.1. is 1.0"),
+        (lambda: optimizers.Adam(betas=0.9), "tuple of two"),
+        (lambda: optimizers.RmsProp(alpha=float("nan")), "finite"),
+        (lambda: original.Adagrad(learning_rate=-1), "learning_rate is -1"),
+        (lambda: original.Adagrad(warmup_steps=-1), "warmup_steps is -1"),
+        (lambda: original.Adagrad(hessian_compression_times=2), "never reads it"),
+        (lambda: original.Adam(use_beta1_warmup=True), "never reads it"),
+        (lambda: original.DynamicWdAdagrad(flip_direction=True), "never reads it"),
+        (lambda: original.DynamicWdAdagrad(dynamic_wd_temperature=2.0), "never reads it"),
+        (lambda: initializers.Uniform(-0.1), "at least 0"),
+        (lambda: initializers.RandomUniform(1.0, -1.0), "swap"),
+        (lambda: initializers.BatchSoftmaxInitializer(0.5), "at least 1"),
+        (lambda: initializers.Normal(std=float("inf")), "finite"),
+        (lambda: compressors.FixedR8(0.0), "above 0"),
+        (lambda: compressors.OneBit(step_size=0), "at least 1"),
+        (lambda: Polynomial(0.1, 0), "decay_steps"),
+        (lambda: Polynomial(-0.1, 10), "at least 0"),
+    ],
+)
+def test_what_cannot_be_built_is_refused_when_the_config_is_made(
+    build: Callable[[], Any], why: str
+) -> None:
+    with pytest.raises(ConfigError, match=why):
+        build()
+
+
+def test_the_dynamic_weight_decay_of_the_original_has_no_formula() -> None:
+    with pytest.raises(NotSupportedError, match="decouple_weight_decay") as caught:
+        original.DynamicWdAdagrad(enable_dynamic_wd=True)
+    assert isinstance(caught.value, NotImplementedError)
+
+
+def test_configs_are_frozen_and_hashable() -> None:
+    config = table_config()
+    with pytest.raises(AttributeError):
+        config.name = "other"  # type: ignore[misc]
+    assert hash(config) == hash(table_config())
+
+
+def test_the_seed_follows_from_the_name_unless_given() -> None:
+    seeds = {table_config(name=n, seed=None).row_seed for n in ("a", "b", "c")}
+    assert len(seeds) == 3
+    assert all(0 <= seed < 2**64 for seed in seeds)
+    assert table_config(name="a", seed=5).row_seed == 5
+
+
+def test_rates_are_checked_where_they_arise() -> None:
+    assert rate_at(Polynomial(1.0, 10, end=2.0), 1) == pytest.approx(1.1)
+    with pytest.raises(ValueError, match="step 3"):
+        rate_at(lambda step: -1.0, 3)
+    with pytest.raises(ValueError, match="finite"):
+        rate_at(lambda step: float("nan"), 3)

@@ -1,0 +1,3 @@
+"""What the repository is checked and recorded with."""
+
+from __future__ import annotations
