@@ -23,10 +23,10 @@ train: env ## the main job: fit a small model on synthetic clicks
 	$(BIN)/python examples/local_table.py
 
 test: env lint sanitize ## checks, C++ tests under sanitizers, all tests but the long ones
-	$(BIN)/python -m pytest -n 2 -q -m "not long"
+	$(BIN)/python -m pytest -n 2 --dist loadgroup -q -m "not long"
 
 test-long: env lint sanitize ## everything
-	$(BIN)/python -m pytest -n 2 -q
+	$(BIN)/python -m pytest -n 2 --dist loadgroup -q
 
 lint: env ## style, types, contracts
 	$(BIN)/ruff check .

@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[2]
+ONE_BUILD = pytest.mark.xdist_group("wheel")  # one process builds the wheel for both tests
 
 
 def _run(*command: str | Path, cwd: Path = ROOT) -> str:
@@ -33,6 +34,7 @@ def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return found
 
 
+@ONE_BUILD
 def test_the_wheel_holds_the_package_and_nothing_else(wheel: Path) -> None:
     names = zipfile.ZipFile(wheel).namelist()
     assert any(name.startswith("hedgerow/native/_native.") for name in names)
@@ -41,6 +43,7 @@ def test_the_wheel_holds_the_package_and_nothing_else(wheel: Path) -> None:
     assert wheel.stat().st_size < 5_000_000
 
 
+@ONE_BUILD
 def test_the_native_module_links_no_torch_and_imports_without_it(
     wheel: Path, tmp_path: Path
 ) -> None:
