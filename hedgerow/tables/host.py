@@ -83,6 +83,13 @@ class HostTable:
                 config.initial_capacity,
             )
 
+    def __repr__(self) -> str:
+        parts = ", ".join(
+            f"{s.dim} x {(s.compressor if self.config.serving else s.optimizer)!r}"
+            for s in self.config.segments
+        )
+        return f"HostTable({self.config.name!r}, {self.size()} rows of {parts})"
+
     # ---- reads
 
     def lookup(
@@ -175,10 +182,14 @@ class HostTable:
         return MemoryUse(*self._table.memory())
 
     def stats(self) -> dict[str, float]:
-        """Rows, bytes, load of the index and everything counted since the table was made."""
-        use = self.memory()
+        """Rows, bytes, load of the index and everything counted since the table was made.
+
+        `uncompressed_bytes` is what the rows would take as fp32, without optimizer state.
+        """
+        use, rows = self.memory(), self.size()
         return {
-            "rows": self.size(),
+            "rows": rows,
+            "uncompressed_bytes": rows * 4 * self.layout.dim,
             "index_bytes": use.index_bytes,
             "row_bytes": use.row_bytes,
             "slack_bytes": use.slack_bytes,

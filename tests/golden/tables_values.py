@@ -13,7 +13,15 @@ from hedgerow.ops import clip
 from hedgerow.tables.compressors import Bf16, Compressor, FixedR8, Fp16, Fp32, OneBit
 from hedgerow.tables.config import Segment, TableConfig
 from hedgerow.tables.host import HostTable
-from hedgerow.tables.initializers import Initializer, Normal, RandomUniform, TruncatedNormal
+from hedgerow.tables.initializers import (
+    Constant,
+    Initializer,
+    Normal,
+    Ones,
+    RandomUniform,
+    TruncatedNormal,
+    Zeros,
+)
 from hedgerow.tables.layout import RowLayout
 from hedgerow.tables.optimizers import Sgd
 from hedgerow.tables.original import Adagrad
@@ -23,6 +31,9 @@ from .runner import Case, take
 from .tables_area import AREA, close, one_segment, original
 
 INITIALIZERS: dict[str, type[Initializer]] = {
+    "zeros": Zeros,
+    "ones": Ones,
+    "constants": Constant,
     "uniform": RandomUniform,
     "normal": Normal,
     "truncated_normal": TruncatedNormal,

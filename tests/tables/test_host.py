@@ -209,6 +209,8 @@ def test_stats_count_what_happened() -> None:
     assert (stats["inserted"], stats["dropped"], stats["erased"]) == (2, 1, 1)
     assert stats["rows"] == len(table) == 1
     assert stats["row_bytes"] == 2 * 4 + 8
+    assert stats["uncompressed_bytes"] == 2 * 4
+    assert repr(table) == "HostTable('test', 1 rows of 2 x Sgd(lr=0.1, weight_decay=0.0))"
     assert stats["index_bytes"] > 0
 
 
