@@ -1,7 +1,9 @@
 // Hands out rows, chunk by chunk.
 #include "arena.h"
 
+#include <algorithm>
 #include <stdexcept>
+#include <string>
 
 namespace hedgerow {
 namespace {
@@ -30,13 +32,28 @@ Arena::Arena(int stride)
 
 u32 Arena::take(u32 rows) {
   const std::lock_guard hold(mutex_);
-  if (taken_ + rows > kMaxRows || ((taken_ + rows) >> shift_) >= kChunks)
-    throw std::length_error("a table holds at most 2^32 - 1 rows");
+  for (Range& range : spare_) {
+    if (range.count < rows) continue;
+    charge_.add(rows * (stride_ + 8));
+    range.count -= rows;
+    return range.first + range.count;
+  }
+  const u64 most = std::min(kMaxRows, kChunks << shift_);
+  if (taken_ + rows > most)
+    throw std::length_error("a table with rows of " + std::to_string(stride_) +
+                            " bytes holds at most " + std::to_string(most) + " of them");
   while ((u64(blocks_.size()) << shift_) < taken_ + rows) add_chunk();
   charge_.add(rows * (stride_ + 8));
   const u32 first = u32(taken_);
   taken_ += rows;
   return first;
+}
+
+void Arena::give_back(u32 first, u32 rows) {
+  const std::lock_guard hold(mutex_);
+  std::erase_if(spare_, [](const Range& range) { return range.count == 0; });
+  spare_.push_back({first, rows});
+  charge_.subtract(rows * (stride_ + 8));
 }
 
 void Arena::add_chunk() {
@@ -55,6 +72,7 @@ u64 Arena::taken_bytes() const {
 void Arena::clear() {
   const std::lock_guard hold(mutex_);
   blocks_.clear();
+  spare_.clear();
   charge_.release();
   taken_ = 0;
 }

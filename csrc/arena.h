@@ -14,8 +14,11 @@ class Arena {
   explicit Arena(int stride);
 
   // `rows` consecutive row numbers that nobody has. Thread-safe. Throws OutOfMemory, or
-  // std::length_error when row numbers run out (2^32 - 1 rows).
+  // std::length_error when row numbers run out.
   u32 take(u32 rows);
+
+  // Takes back rows that were never used.
+  void give_back(u32 first, u32 rows);
 
   // A row number may be used from the moment `take` returned it; chunks are never given back before
   // `clear`, so no lock is needed to address a row.
@@ -26,6 +29,7 @@ class Arena {
     return reinterpret_cast<i64*>(chunks_[number >> shift_] + times_from_) + (number & mask_);
   }
 
+  u64 stride() const { return stride_; }
   u64 taken_bytes() const;  // rows handed out, time stamps included
 
   void clear();  // the caller has every shard locked
@@ -41,6 +45,10 @@ class Arena {
   u8** chunks_;  // in `directory_`: fixed in place, so readers need no lock while it fills
   std::vector<Block> blocks_;
   Charge charge_;  // of the rows handed out
+  struct Range {
+    u32 first, count;
+  };
+  std::vector<Range> spare_;  // given back
   u64 taken_ = 0;
   mutable std::mutex mutex_;
 };

@@ -93,10 +93,10 @@ void bind_values(nb::module_& m) {
   });
   m.def(
       "round_to_half",
-      [](u64 seed, Address ids, u64 n, i64 step, u32 attempt, int first_column, int dim,
+      [](u64 seed, Address ids, u64 n, i64 step, u32 number, int first_column, int dim,
          Address rows) {
         for (u64 i = 0; i < n; ++i)
-          round_row_to_half(seed, at<u64>(ids)[i], step, attempt, first_column, dim,
+          round_row_to_half(seed, at<u64>(ids)[i], step, number, first_column, dim,
                             at<float>(rows) + i * dim);
       },
       nb::call_guard<nb::gil_scoped_release>());
@@ -132,7 +132,7 @@ void bind_codecs(nb::module_& m) {
            });
 }
 
-void bind_table(nb::module_& m) {
+void bind_segment(nb::module_& m) {
   nb::class_<SegmentSpec>(m, "Segment")
       .def("__init__", [](SegmentSpec* self, int dim, const std::string& init, double init_a,
                           double init_b, const std::string& rule, std::vector<double> settings,
@@ -141,15 +141,12 @@ void bind_table(nb::module_& m) {
         new (self) SegmentSpec(make_segment(dim, init, init_a, init_b, rule, std::move(settings),
                                             std::move(initial_state), codec, round_to_half));
       });
+}
 
-  const auto unlocked = nb::call_guard<nb::gil_scoped_release>();
-  nb::class_<Table>(m, "Table")
-      .def(nb::init<const std::vector<SegmentSpec>&, bool, bool, u64, u64>(), "segments"_a,
-           "serving"_a, "skip_zero"_a, "seed"_a, "initial_capacity"_a)
-      .def("dim", [](const Table& t) { return t.layout().dim; })
-      .def("state_floats", [](const Table& t) { return t.layout().state_floats; })
-      .def("row_bytes", [](const Table& t) { return t.layout().row_bytes; })
-      .def("needs_step", [](const Table& t) { return t.layout().needs_step; })
+const auto unlocked = nb::call_guard<nb::gil_scoped_release>();
+
+void bind_reads(nb::class_<Table>& table) {
+  table
       .def(
           "lookup",
           [](const Table& t, Address ids, u64 n, const std::string& missing, i64 step,
@@ -174,7 +171,18 @@ void bind_table(nb::module_& m) {
           unlocked)
       .def("size", &Table::size, unlocked)
       .def("newest_time", &Table::newest_time)
-      .def("load_factor", &Table::load_factor, unlocked)
+      .def("counted",
+           [](const Table& t) {
+             const Applied all = t.counted();
+             return std::tuple(all.inserted, all.refused, all.dropped, all.erased);
+           })
+      .def(
+          "load",
+          [](const Table& t) {
+            const LoadStatistics load = t.load();
+            return std::tuple(load.load_factor, load.longest_search);
+          },
+          unlocked)
       .def(
           "memory",
           [](const Table& t) {
@@ -190,7 +198,11 @@ void bind_table(nb::module_& m) {
                                          at<float>(states), at<i64>(times));
             return std::tuple(step.rows, step.cursor, step.done, step.needed);
           },
-          unlocked)
+          unlocked);
+}
+
+void bind_writes(nb::class_<Table>& table) {
+  table
       .def(
           "assign",
           [](Table& t, Address ids, u64 n, Address rows, i64 time) {
@@ -232,6 +244,19 @@ void bind_table(nb::module_& m) {
       .def("clear", &Table::clear, unlocked);
 }
 
+void bind_table(nb::module_& m) {
+  nb::class_<Table> table(m, "Table");
+  table
+      .def(nb::init<const std::vector<SegmentSpec>&, bool, bool, u64, u64>(), "segments"_a,
+           "serving"_a, "skip_zero"_a, "seed"_a, "initial_capacity"_a)
+      .def("dim", [](const Table& t) { return t.layout().dim; })
+      .def("state_floats", [](const Table& t) { return t.layout().state_floats; })
+      .def("row_bytes", [](const Table& t) { return t.layout().row_bytes; })
+      .def("needs_step", [](const Table& t) { return t.layout().needs_step; });
+  bind_reads(table);
+  bind_writes(table);
+}
+
 }  // namespace
 }  // namespace hedgerow
 
@@ -245,12 +270,19 @@ NB_MODULE(_native, m) {
           "a table wanted " + std::to_string(e.wanted_bytes) + " more bytes; tables hold " +
           std::to_string(e.used_bytes) +
           (e.limit_bytes == 0 ? std::string(" and the operating system gave no more")
-                              : " of a limit of " + std::to_string(e.limit_bytes));
+                              : " of a limit of " + std::to_string(e.limit_bytes)) +
+          (e.rows_changed
+               ? ". Other calls erased rows of this one and took their room while it ran: "
+                 "part of it was written"
+               : ". Nothing was changed");
       PyErr_SetString(PyExc_MemoryError, text.c_str());
+    } catch (const std::length_error& e) {
+      PyErr_SetString(PyExc_MemoryError, e.what());
     }
   });
   bind_process(m);
   bind_values(m);
   bind_codecs(m);
+  bind_segment(m);
   bind_table(m);
 }

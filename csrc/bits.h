@@ -18,9 +18,13 @@ using u128 = unsigned __int128;
 
 // It must share no structure with the router's mix64: with the same bits for rank and bucket, a
 // rank that owns every 64th hash would leave most of its buckets unreachable.
+// Two rounds: after one, an arithmetic progression with an unlucky stride lands in one corner of a
+// shard.
 HR_INLINE u64 slot_hash(u64 key) {
-  const u128 product = u128(key ^ 0x9e3779b97f4a7c15ull) * 0xd6e8feb86659fd93ull;
-  return u64(product) ^ u64(product >> 64);
+  const u128 once = u128(key ^ 0x9e3779b97f4a7c15ull) * 0xd6e8feb86659fd93ull;
+  const u64 folded = u64(once) ^ u64(once >> 64);
+  const u128 twice = u128(folded ^ 0xa0761d6478bd642full) * 0xe7037ed1a0b428dbull;
+  return u64(twice) ^ u64(twice >> 64);
 }
 
 }  // namespace hedgerow

@@ -122,9 +122,9 @@ void view_backward(const Codec& codec, i64 step, const float* values, const floa
   if (codec.kind == CodecKind::one_bit) {
     const double scale = one_bit_scale(codec, step);
     for (int i = 0; i < dim; ++i) {
-      // 1 - tanh^2 cancels where tanh is near 1: in double it still has half its digits.
-      const double t = std::tanh(scale * values[i]);
-      out[i] = float(grad[i] * codec.amplitude * scale * (1.0 - t * t));
+      // 1 - tanh^2, in the form that does not cancel where tanh is near 1.
+      const double c = std::cosh(scale * values[i]);
+      out[i] = float(grad[i] * codec.amplitude * scale / (c * c));
     }
   } else if (out != grad) {
     std::memcpy(out, grad, sizeof(float) * dim);

@@ -28,8 +28,8 @@ void Index::reserve(u64 rows) {
   const u64 count = buckets_for(rows);
   const u64 bytes = count * sizeof(Bucket);
   Index grown(phase_);
-  grown.charge_.add(bytes);
   grown.block_ = Block(bytes, bytes >= kHugeFrom ? PageSize::huge : PageSize::small);
+  grown.charge_.add(bytes);
   grown.buckets_ = reinterpret_cast<Bucket*>(grown.block_.data());
   grown.count_ = count;
   for (u64 at = 0; at < count_; ++at) {
@@ -108,6 +108,18 @@ u64 Index::scan(u64 from, u64 limit, std::vector<KeyRow>& out, bool& done) const
   }
   done = true;
   return 0;
+}
+
+u64 Index::longest_search() const {
+  u64 longest = 0, run = 0;
+  // A run that reaches the end goes on from the start: walk twice round at most.
+  for (u64 step = 0; step < 2 * count_; ++step) {
+    longest = std::max(longest, ++run);
+    if (passed(buckets_[step % count_]) != 0) continue;
+    run = 0;
+    if (step >= count_) break;
+  }
+  return std::min(longest, count_);
 }
 
 void Index::clear() {

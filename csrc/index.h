@@ -33,6 +33,7 @@ class Index {
   u64 size() const { return size_; }
   u64 bucket_count() const { return count_; }
   u64 bytes() const { return block_.bytes(); }
+  u64 longest_search() const;  // buckets that the worst search for an absent key visits
 
   // Room for `rows` keys in all without further growth. Throws OutOfMemory; nothing is changed
   // then.

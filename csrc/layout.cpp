@@ -3,6 +3,9 @@
 
 #include <stdexcept>
 
+#include "finite.h"
+#include "half.h"
+
 namespace hedgerow {
 namespace {
 
@@ -56,6 +59,21 @@ RowLayout::RowLayout(const std::vector<SegmentSpec>& specs, bool serving) : serv
   }
   if (!serving) row_bytes = 4 * (dim + state_floats);
   stride = (row_bytes + 15) / 16 * 16;
+}
+
+bool RowLayout::can_hold(const float* values) const {
+  if (!all_finite(values, u64(dim))) return false;
+  if (!serving) return true;
+  for (const Segment& segment : segments) {
+    const float* part = values + segment.first_column;
+    for (int i = 0; i < segment.dim; ++i) {
+      if (segment.codec.kind == CodecKind::fp16 && (float_to_half(part[i]) & 0x7fffu) == 0x7c00u)
+        return false;
+      if (segment.codec.kind == CodecKind::bf16 && (float_to_bfloat(part[i]) & 0x7fffu) == 0x7f80u)
+        return false;
+    }
+  }
+  return true;
 }
 
 }  // namespace hedgerow

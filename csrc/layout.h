@@ -45,6 +45,9 @@ struct RowLayout {
   int stride = 0;           // what it takes: 16-byte aligned
   bool plain = true;        // a lookup is a copy: training, and no segment reads through a view
   bool needs_step = false;  // reading depends on the step
+
+  // Whether finite values stay finite in a row: 16-bit floats of a serving row may overflow.
+  bool can_hold(const float* values) const;
   std::vector<Segment> segments;
 };
 

@@ -46,7 +46,10 @@ void Charge::add(u64 bytes) {
   bytes_ += bytes;
 }
 
-void Charge::release() { used.fetch_sub(std::exchange(bytes_, 0)); }
+void Charge::subtract(u64 bytes) {
+  used.fetch_sub(bytes);
+  bytes_ -= bytes;
+}
 
 Block::Block(u64 bytes, PageSize pages) {
   mapped_ = bytes >= kMapFrom;

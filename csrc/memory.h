@@ -12,6 +12,7 @@ namespace hedgerow {
 // Thrown when a table cannot get memory: the operating system refused, or the limit is reached.
 struct OutOfMemory : std::bad_alloc {
   u64 wanted_bytes, used_bytes, limit_bytes;
+  bool rows_changed = false;  // true only when other calls took the room of rows this one had found
   OutOfMemory(u64 wanted, u64 used, u64 limit)
       : wanted_bytes(wanted), used_bytes(used), limit_bytes(limit) {}
 };
@@ -36,7 +37,8 @@ class Charge {
   }
 
   void add(u64 bytes);  // throws OutOfMemory; nothing is charged then
-  void release();
+  void subtract(u64 bytes);
+  void release() { subtract(bytes_); }
   u64 bytes() const { return bytes_; }
 
  private:

@@ -1,6 +1,7 @@
 // One optimizer step on one row segment: the arguments and the table of update rules by name.
 #pragma once
 
+#include <memory>
 #include <string>
 #include <vector>
 
@@ -9,11 +10,12 @@
 
 namespace hedgerow {
 
-// Settings of a rule, ready for the inner loop. `bias` holds Adam's bias corrections by step count.
+// Settings of a rule, ready for the inner loop. `bias` holds Adam's bias corrections by step count;
+// equal betas share one table.
 struct RuleSettings {
   std::vector<double> exact;
   std::vector<float> value;
-  std::vector<float> bias;
+  std::shared_ptr<const std::vector<float>> bias;
 };
 
 struct StepArgs {

@@ -14,7 +14,7 @@ namespace hedgerow {
 namespace {
 
 constexpr u64 kSplitIds = 16384;           // ids one task splits
-constexpr u64 kKeepBytes = u64(64) << 20;  // memory kept between calls
+constexpr u64 kKeepBytes = u64(32) << 20;  // of one buffer, between calls
 
 u64 pieces(u64 n, u64 size) { return (n + size - 1) / size; }
 
@@ -80,6 +80,8 @@ void Plan::group(int shard) {
     order[group.first + group.count++] = keyed[i].position;
   }
   group_count_[shard] = count;
+  table_room.keep_at_most(kKeepBytes);
+  member_room.keep_at_most(kKeepBytes);
 }
 
 void Plan::build(const i64* ids, u64 n) {
@@ -94,10 +96,14 @@ void Plan::build(const i64* ids, u64 n) {
 }
 
 void Plan::trim() {
-  if (keyed_.bytes() + groups_.bytes() + order_.bytes() <= kKeepBytes) return;
-  keyed_.release();
-  groups_.release();
-  order_.release();
+  keyed_.keep_at_most(kKeepBytes);
+  groups_.keep_at_most(kKeepBytes);
+  order_.keep_at_most(kKeepBytes);
+}
+
+Plan& Plan::of_this_thread() {
+  static thread_local Plan plan;
+  return plan;
 }
 
 }  // namespace hedgerow

@@ -21,8 +21,8 @@ class Buffer {
     return data_.get();
   }
   T* data() const { return data_.get(); }
-  u64 bytes() const { return capacity_ * sizeof(T); }
-  void release() {
+  void keep_at_most(u64 bytes) {
+    if (capacity_ * sizeof(T) <= bytes) return;
     data_.reset();
     capacity_ = 0;
   }
@@ -60,6 +60,8 @@ class Plan {
   u64 promised[kShards];
 
   void trim();  // lets go of the memory of an unusually large call
+
+  static Plan& of_this_thread();
 
  private:
   struct Keyed {

@@ -7,6 +7,7 @@
 #include <atomic>
 #include <stdexcept>
 #include <string>
+#include <system_error>
 #include <thread>
 #include <vector>
 
@@ -36,7 +37,12 @@ struct Job {
 class Pool {
  public:
   explicit Pool(int threads) {
-    for (int i = 1; i < threads; ++i) workers_.emplace_back([this] { serve(); });
+    workers_.reserve(u64(threads));
+    try {
+      for (int i = 1; i < threads; ++i) workers_.emplace_back([this] { serve(); });
+    } catch (const std::system_error&) {
+      // The system gives no more threads: fewer do the same work.
+    }
   }
 
   ~Pool() {
@@ -45,8 +51,6 @@ class Pool {
     generation_.notify_all();
     for (std::thread& worker : workers_) worker.join();
   }
-
-  int threads() const { return int(workers_.size()) + 1; }
 
   // False when another caller has the pool.
   bool try_run(i64 tasks, detail::TaskFunction function, void* context) {

@@ -7,10 +7,16 @@
 
 #include <algorithm>
 #include <cmath>
+#include <map>
+#include <mutex>
+#include <utility>
 
 #include "optimizer.h"
 
 namespace hedgerow::rules {
+
+// Rules that divide by the rate skip the step below this, the smallest normal float.
+inline constexpr float kLeastRate = 0x1p-126f;
 
 HR_INLINE float ratio(float numerator, float denominator) {
   return denominator == 0.0f ? 0.0f : numerator / denominator;
@@ -196,7 +202,7 @@ struct TorchAdamRule {
   static HR_INLINE void corrections(const RuleSettings& settings, float count, float& first,
                                     float& second) {
     if (count >= 1.0f && count <= float(kTabulated)) {
-      const float* pair = settings.bias.data() + 2 * (int(count) - 1);
+      const float* pair = settings.bias->data() + 2 * (int(count) - 1);
       first = pair[0];
       second = pair[1];
     } else {
@@ -210,9 +216,17 @@ struct TorchAdamRule {
   }
 
   static void prepare(RuleSettings& settings) {
-    settings.bias.resize(2 * kTabulated);
+    using Table = std::vector<float>;
+    static std::mutex mutex;
+    static std::map<std::pair<double, double>, std::weak_ptr<const Table>> tables;
+    const std::lock_guard hold(mutex);
+    auto& known = tables[{settings.exact[0], settings.exact[2]}];
+    settings.bias = known.lock();
+    if (settings.bias) return;
+    auto table = std::make_shared<Table>(2 * kTabulated);
     for (int t = 1; t <= kTabulated; ++t)
-      correct(settings, t, settings.bias[2 * (t - 1)], settings.bias[2 * (t - 1) + 1]);
+      correct(settings, t, (*table)[2 * (t - 1)], (*table)[2 * (t - 1) + 1]);
+    known = settings.bias = table;
   }
 };
 
@@ -221,7 +235,7 @@ struct Ftrl {  // beta, l1, l2; state: norm, zero
   static constexpr int kSettings = 3;
   static constexpr auto kState = state_floats<2, 0>;
   static HR_INLINE void run(const StepArgs& a) {
-    if (a.rate == 0.0f) return;  // the formula divides by the rate
+    if (a.rate < kLeastRate) return;  // the formula divides by the rate
     const float beta = a.settings->value[0], l1 = a.settings->value[1], l2 = a.settings->value[2];
     const float rate = a.rate;
     float* __restrict w = a.w;

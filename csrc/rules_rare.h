@@ -51,7 +51,7 @@ struct GroupFtrl {  // beta, l1, l2; state: norm, zero
   static constexpr int kSettings = 3;
   static constexpr auto kState = state_floats<2, 0>;
   static void run(const StepArgs& a) {
-    if (a.rate == 0.0f) return;  // the formula divides by the rate
+    if (a.rate < kLeastRate) return;  // the formula divides by the rate
     const float beta = a.settings->value[0], l1 = a.settings->value[1], l2 = a.settings->value[2];
     float* norm = a.state;
     float* zero = a.state + a.dim;
@@ -74,7 +74,7 @@ struct GroupAdagrad {  // beta, l2, decay; state: one sum of squares for the seg
   static constexpr int kSettings = 3;
   static constexpr auto kState = state_floats<0, 1>;
   static void run(const StepArgs& a) {
-    if (a.rate == 0.0f) return;  // the formula divides by the rate
+    if (a.rate < kLeastRate) return;  // the formula divides by the rate
     const float beta = a.settings->value[0], l2 = a.settings->value[1],
                 decay = a.settings->value[2];
     float largest = 0;

@@ -1,5 +1,5 @@
-// A reader-writer lock for one shard: writers go before new readers, and no reader is passed by
-// twice.
+// A reader-writer lock for one shard: writers go before new readers, who give way once, not for
+// ever.
 #pragma once
 
 #include <atomic>

@@ -20,7 +20,8 @@ class FreeRows {
   // steps.
   void reserve(Arena& arena, u64 rows, u64 live) {
     if (rows <= available()) return;
-    const u64 step = std::clamp<u64>(live / 8, 16, 256);
+    const u64 least = std::clamp<u64>(4096 / arena.stride(), 1, 16);  // wide rows: one at a time
+    const u64 step = std::clamp<u64>(live / 8, least, 256);
     const u32 wanted = u32(std::max(rows - available(), step));
     ranges_.reserve(ranges_.size() + 1);
     ranges_.push_back({arena.take(wanted), wanted});
@@ -46,6 +47,15 @@ class FreeRows {
     std::memcpy(arena.row(row), &newest_, sizeof(newest_));
     newest_ = row;
     ++erased_;
+  }
+
+  // Returns fresh rows beyond `keep` to the arena, after a call that could not get all it needed.
+  void trim(Arena& arena, u64 keep) {
+    while (!ranges_.empty() && available() - ranges_.back().count >= keep) {
+      arena.give_back(ranges_.back().first, ranges_.back().count);
+      fresh_ -= ranges_.back().count;
+      ranges_.pop_back();
+    }
   }
 
   void clear() { *this = FreeRows(); }

@@ -38,17 +38,10 @@ void Table::start_state(float* row) const {
     std::copy(segment.initial_state.begin(), segment.initial_state.end(), row + segment.state_from);
 }
 
-void Table::start_row(u64 key, u8* row) const {
-  if (layout_.serving) {  // a serving row that is added to starts from zeros, encoded
-    static thread_local std::vector<float> zeros;
-    zeros.assign(u64(layout_.dim), 0.0f);
-    return encode_row(zeros.data(), row);
-  }
-  float* values = reinterpret_cast<float*>(row);
+void Table::start_values(u64 key, float* values) const {
   for (const Segment& segment : layout_.segments)
     first_values(segment.init, seed_, key, segment.first_column, segment.dim,
                  values + segment.first_column);
-  start_state(values);
 }
 
 void Table::encode_row(const float* values, u8* row) const {
@@ -88,19 +81,70 @@ void Table::reserve(Plan& plan, int shard_number) {
   if (rows == 0) return;
   Shard& shard = *shards_[shard_number];
   const std::lock_guard hold(shard.lock);
-  shard.index.reserve(shard.index.size() + shard.reserved + rows);
   shard.free_rows.reserve(arena_, shard.reserved + rows, shard.index.size());
   shard.reserved += rows;
   plan.promised[shard_number] = rows;
+  shard.index.reserve(shard.index.size() + shard.reserved);
 }
 
-void Table::release(Plan& plan) {
+// Ends the promises of a call; after a failure, rows taken for them go back to the arena.
+void Table::release(Plan& plan, bool failed) {
   for (int number = 0; number < kShards; ++number) {
     if (plan.promised[number] == 0) continue;
-    const std::lock_guard hold(shards_[number]->lock);
-    shards_[number]->reserved -= plan.promised[number];
+    Shard& shard = *shards_[number];
+    const std::lock_guard hold(shard.lock);
+    shard.reserved -= plan.promised[number];
     plan.promised[number] = 0;
+    if (failed) shard.free_rows.trim(arena_, shard.reserved);
   }
+}
+
+// A row for a key that has none. Room was promised, unless the key was erased by another call since
+// `locate`: then it may have to be found now.
+u32 Table::give_row(Plan& plan, int shard_number, u64 key) {
+  Shard& shard = *shards_[shard_number];
+  const u64 needed = shard.reserved + (plan.promised[shard_number] == 0 ? 1 : 0);
+  shard.index.reserve(shard.index.size() + needed);
+  shard.free_rows.reserve(arena_, needed, shard.index.size());
+  const u32 row = shard.free_rows.take(arena_);
+  shard.index.insert(key, position_of(slot_hash(key)), row);
+  ++shard.version;
+  if (plan.promised[shard_number] != 0) {
+    --plan.promised[shard_number];
+    --shard.reserved;
+  }
+  return row;
+}
+
+void Table::take_row(int shard_number, const Group& group) {
+  Shard& shard = *shards_[shard_number];
+  shard.index.erase(group.key, position_of(slot_hash(group.key)));
+  shard.free_rows.give(arena_, group.row);
+  ++shard.version;
+}
+
+template <class Op>
+void Table::commit_one(Plan& plan, int shard_number, Group& group, const Op& op,
+                       typename Op::Worker& worker, Applied& applied) {
+  const Occurrences at = plan.occurrences(group);
+  const bool there = group.row != kNoRow;
+  switch (op.prepare(worker, group, at, there ? arena_.row(group.row) : nullptr, applied)) {
+    case Verdict::drop:
+      return;
+    case Verdict::erase:
+      if (!there) return;
+      take_row(shard_number, group);
+      ++applied.erased;
+      return;
+    case Verdict::write:
+      break;
+  }
+  if (!there) {
+    group.row = give_row(plan, shard_number, group.key);
+    ++applied.inserted;
+    op.born(group.key, arena_.row(group.row));
+  }
+  op.change(worker, group, at, !there, arena_.row(group.row), arena_.time(group.row), applied);
 }
 
 template <class Op>
@@ -118,81 +162,71 @@ Applied Table::commit(Plan& plan, int shard_number, const Op& op) {
       __builtin_prefetch(row + offset, 1);
     __builtin_prefetch(arena_.time(group.row), 1);
   };
+  u64 version = plan.version[shard_number];
+  bool stale = false;  // once another call was here, no row found by `locate` may be trusted
   for (u64 from = 0; from < groups.size(); from += kWriteRows) {
     const std::span block = groups.subspan(from, std::min(kWriteRows, groups.size() - from));
     const std::lock_guard hold(shard.lock);
-    if (shard.version != plan.version[shard_number])  // another call was here since `locate`
+    stale = stale || shard.version != version;
+    if (stale)
       for (Group& group : block)
         group.row = shard.index.find(group.key, position_of(slot_hash(group.key)));
     for (u64 i = 0; i < std::min(kAhead, block.size()); ++i) fetch(block[i]);
     for (u64 i = 0; i < block.size(); ++i) {
       if (i + kAhead < block.size()) fetch(block[i + kAhead]);
-      Group& group = block[i];
-      const Occurrences at = plan.occurrences(group);
-      const u64 position = position_of(slot_hash(group.key));
-      switch (op.prepare(worker, group, at, applied)) {
-        case Verdict::drop:
-          continue;
-        case Verdict::erase:
-          if (group.row == kNoRow) continue;
-          shard.index.erase(group.key, position);
-          shard.free_rows.give(arena_, group.row);
-          ++shard.version;
-          ++applied.erased;
-          continue;
-        case Verdict::write:
-          break;
-      }
-      const bool born_now = group.row == kNoRow;
-      if (born_now) {
-        // Promised room can only be gone if the key was erased by another call since `locate`.
-        shard.index.reserve(shard.index.size() + 1);
-        shard.free_rows.reserve(arena_, 1, shard.index.size());
-        group.row = shard.free_rows.take(arena_);
-        shard.index.insert(group.key, position, group.row);
-        ++shard.version;
-        ++applied.inserted;
-        if (plan.promised[shard_number] != 0) {
-          --plan.promised[shard_number];
-          --shard.reserved;
-        }
-        op.born(group.key, arena_.row(group.row));
-      }
-      op.change(worker, group, at, born_now, arena_.row(group.row), arena_.time(group.row),
-                applied);
+      commit_one(plan, shard_number, block[i], op, worker, applied);
     }
-    plan.version[shard_number] = shard.version;
+    version = shard.version;
   }
   return applied;
 }
 
 template <class Op>
 Applied Table::write(const i64* ids, u64 n, const Op& op) {
-  static thread_local Plan plan_of_thread;
-  Plan& plan = plan_of_thread;
   const CallScope scope;
+  Plan& plan = Plan::of_this_thread();
   plan.build(ids, n);
   std::fill_n(plan.promised, kShards, 0);
   for_each_shard(n, [&](int shard) { locate(plan, shard); });
-  Applied total;
+  bool changing = false;
   std::mutex totalling;
+  Applied total;
   try {
     if (Op::kInserts) for_each_shard(n, [&](int shard) { reserve(plan, shard); });
+    changing = true;
     for_each_shard(n, [&](int shard) {
       const Applied part = commit(plan, shard, op);
       const std::lock_guard hold(totalling);
-      total.inserted += part.inserted;
-      total.refused += part.refused;
-      total.dropped += part.dropped;
-      total.erased += part.erased;
+      total += part;
     });
+  } catch (OutOfMemory& error) {
+    release(plan, true);
+    error.rows_changed = changing;
+    throw;
+  } catch (const std::bad_alloc&) {  // of the library: a few bytes of scratch
+    release(plan, true);
+    OutOfMemory error(0, memory_used(), memory_limit());
+    error.rows_changed = changing;
+    throw error;
   } catch (...) {
-    release(plan);
+    release(plan, true);
     throw;
   }
-  release(plan);
+  release(plan, false);
   plan.trim();
+  count(total);
   return total;
+}
+
+void Table::count(const Applied& applied) {
+  inserted_.fetch_add(applied.inserted, std::memory_order_relaxed);
+  refused_.fetch_add(applied.refused, std::memory_order_relaxed);
+  dropped_.fetch_add(applied.dropped, std::memory_order_relaxed);
+  erased_.fetch_add(applied.erased, std::memory_order_relaxed);
+}
+
+Applied Table::counted() const {
+  return {inserted_.load(), refused_.load(), dropped_.load(), erased_.load()};
 }
 
 Applied Table::assign(const i64* ids, u64 n, const float* rows, i64 time) {

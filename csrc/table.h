@@ -1,9 +1,11 @@
 // The embedding table of one process: every verb on rows, safe from many threads.
 //
-// 64 shards by hash, each behind a reader-writer lock held for at most about a thousand rows. A
-// call that writes gives each shard to one thread, in input order, so results do not depend on the
-// number of threads. Memory a write may need is reserved before the first row changes: a call that
-// fails for lack of it has changed nothing.
+// 64 shards by hash, each behind a reader-writer lock. Readers and writers hold it for a thousand
+// rows or two; only the growth of a shard's index holds it longer. A call that writes gives each
+// shard to one thread, in input order, so results do not depend on the number of threads. Memory a
+// write may need is reserved before the first row changes: a call that fails for lack of it has
+// changed nothing, unless other calls meanwhile erased rows that it had found and took their room;
+// the error says so.
 #pragma once
 
 #include <atomic>
@@ -23,6 +25,13 @@ enum class Missing { zeros, first_value };
 // removed.
 struct Applied {
   i64 inserted = 0, refused = 0, dropped = 0, erased = 0;
+
+  void operator+=(const Applied& other) {
+    inserted += other.inserted;
+    refused += other.refused;
+    dropped += other.dropped;
+    erased += other.erased;
+  }
 };
 
 struct Update {
@@ -37,6 +46,11 @@ struct MemoryUse {
   u64 index_bytes;  // the index's buckets
   u64 row_bytes;    // live rows with their time stamps
   u64 slack_bytes;  // rows taken but not live, and padding
+};
+
+struct LoadStatistics {
+  double load_factor;  // keys per slot of the index
+  u64 longest_search;  // buckets that the worst search for an absent key visits
 };
 
 struct ScanStep {
@@ -60,8 +74,9 @@ class Table {
   void entries(const i64* ids, u64 n, u8* found, float* rows, float* states, i64* times) const;
   u64 size() const;
   i64 newest_time() const { return newest_time_.load(); }
+  Applied counted() const;  // over the life of the table
   MemoryUse memory() const;
-  double load_factor() const;
+  LoadStatistics load() const;
   // Rows from `cursor` on (0 to begin), up to `room`, as `entries` gives them. A row that lives
   // from the first step to the last is given exactly once, whatever else happens to the table
   // meanwhile.
@@ -86,14 +101,20 @@ class Table {
   Applied write(const i64* ids, u64 n, const Op& op);
   void locate(Plan& plan, int shard) const;
   void reserve(Plan& plan, int shard);
-  void release(Plan& plan);
+  void release(Plan& plan, bool failed);
   template <class Op>
   Applied commit(Plan& plan, int shard, const Op& op);
+  template <class Op>
+  void commit_one(Plan& plan, int shard, Group& group, const Op& op, typename Op::Worker& worker,
+                  Applied& applied);
+  u32 give_row(Plan& plan, int shard, u64 key);
+  void take_row(int shard, const Group& group);
+  void count(const Applied& applied);
 
   void read_row(const u8* row, i64 step, float* out) const;
   void copy_entry(u32 row, float* rows, float* states, i64* time) const;
   void start_state(float* row) const;
-  void start_row(u64 key, u8* row) const;
+  void start_values(u64 key, float* values) const;
   void decode_row(const u8* row, float* out) const;
   void encode_row(const float* values, u8* row) const;
   void saw_time(i64 time);
@@ -104,6 +125,7 @@ class Table {
   Arena arena_;
   std::vector<std::unique_ptr<Shard>> shards_;
   std::atomic<i64> newest_time_{0};
+  std::atomic<i64> inserted_{0}, refused_{0}, dropped_{0}, erased_{0};
 };
 
 }  // namespace hedgerow

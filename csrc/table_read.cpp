@@ -103,12 +103,8 @@ void Table::lookup(const i64* ids, u64 n, Missing missing, i64 step, float* out)
       } else if (missing == Missing::zeros) {
         std::memset(target, 0, sizeof(float) * table.layout_.dim);
       } else {
-        for (const Segment& segment : table.layout_.segments) {
-          float* part = target + segment.first_column;
-          first_values(segment.init, table.seed_, u64(ids[i]), segment.first_column, segment.dim,
-                       part);
-          view_forward(segment.codec, step, part, segment.dim, part);
-        }
+        table.start_values(u64(ids[i]), target);
+        if (!table.layout_.plain) table.read_row(reinterpret_cast<const u8*>(target), step, target);
       }
     }
   };
@@ -189,15 +185,16 @@ MemoryUse Table::memory() const {
   return use;
 }
 
-double Table::load_factor() const {
+LoadStatistics Table::load() const {
   const CallScope scope;
-  u64 rows = 0, slots = 0;
+  u64 rows = 0, slots = 0, longest = 0;
   for (int shard = 0; shard < kShards; ++shard) {
     const ReadLocks hold(shards_, u64(1) << shard);
     rows += shards_[shard]->index.size();
     slots += shards_[shard]->index.bucket_count() * Index::kSlots;
+    longest = std::max(longest, shards_[shard]->index.longest_search());
   }
-  return slots == 0 ? 0.0 : double(rows) / double(slots);
+  return {slots == 0 ? 0.0 : double(rows) / double(slots), longest};
 }
 
 // A cursor is a slot hash: the shard above, the position below. Positions are multiples of kShards.

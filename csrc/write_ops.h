@@ -32,16 +32,17 @@ struct WriteOps {
   static void start_state(const Table& table, u8* row) {
     if (!table.layout_.serving) table.start_state(reinterpret_cast<float*>(row));
   }
-  static void start_row(const Table& table, u64 key, u8* row) { table.start_row(key, row); }
+  static void start_values(const Table& table, u64 key, float* values) {
+    table.start_values(key, values);
+  }
+  // The raw values of a row that is there.
+  static void get(const Table& table, const u8* row, float* values) {
+    if (table.layout_.serving) return table.decode_row(row, values);
+    std::memcpy(values, row, sizeof(float) * table.layout_.dim);
+  }
   static void set(const Table& table, const float* values, u8* row) {
     if (table.layout_.serving) return table.encode_row(values, row);
     std::memcpy(row, values, sizeof(float) * table.layout_.dim);
-  }
-  static void add(const Table& table, const float* values, u8* row, float* scratch) {
-    float* target = reinterpret_cast<float*>(row);
-    if (table.layout_.serving) table.decode_row(row, target = scratch);
-    for (int i = 0; i < table.layout_.dim; ++i) target[i] += values[i];
-    if (table.layout_.serving) table.encode_row(target, row);
   }
 };
 
@@ -50,25 +51,18 @@ struct NoScratch {
   explicit NoScratch(const Op&) {}
 };
 
-struct RowScratch {
-  std::vector<float> row;
-  template <class Op>
-  explicit RowScratch(const Op& op) : row(WriteOps::layout(op.table).dim) {}
-};
-
-// Given rows [n, dim]; those that are not finite are left out and counted.
+// Given rows [n, dim]; those a row cannot hold are left out and counted.
 struct GivenRows {
   const Table& table;
   const float* rows;
 
   const float* at(u32 i) const { return rows + u64(i) * WriteOps::layout(table).dim; }
-  bool usable(u32 i) const { return all_finite(at(i), u64(WriteOps::layout(table).dim)); }
 
   // The last usable occurrence, which wins over the others, or kNoRow.
   u32 last(Occurrences all, Applied& applied) const {
     u32 winner = kNoRow;
     for (u32 i : all) {
-      if (usable(i)) {
+      if (WriteOps::layout(table).can_hold(at(i))) {
         winner = i;
       } else {
         ++applied.dropped;
@@ -96,7 +90,8 @@ struct AssignOp {
   i64 time;
 
   void fetch(Occurrences all) const { __builtin_prefetch(given.at(all.back())); }
-  Verdict prepare(Worker& winner, const Group&, Occurrences all, Applied& applied) const {
+  Verdict prepare(Worker& winner, const Group&, Occurrences all, const u8*,
+                  Applied& applied) const {
     return given.verdict(winner.occurrence = given.last(all, applied));
   }
   void born(u64, u8* row) const { WriteOps::start_state(table, row); }
@@ -106,30 +101,44 @@ struct AssignOp {
   }
 };
 
+// Sums start from the row, from its first value, or in a serving table from zeros. A sum that the
+// row cannot hold leaves it as it is.
 struct AssignAddOp {
-  using Worker = RowScratch;
+  struct Worker {
+    std::vector<float> sum;
+    explicit Worker(const AssignAddOp& op) : sum(u64(WriteOps::layout(op.table).dim)) {}
+  };
   static constexpr bool kInserts = true;
   const Table& table;
   GivenRows given;
   i64 time;
 
   void fetch(Occurrences all) const { __builtin_prefetch(given.at(all[0])); }
-  Verdict prepare(Worker&, const Group&, Occurrences all, Applied& applied) const {
-    if (std::any_of(all.begin(), all.end(), [&](u32 i) { return given.usable(i); }))
-      return Verdict::write;
-    applied.dropped += i64(all.size());
-    return Verdict::drop;
-  }
-  void born(u64 key, u8* row) const { WriteOps::start_row(table, key, row); }
-  void change(Worker& worker, const Group&, Occurrences all, bool, u8* row, i64* when,
-              Applied& applied) const {
-    for (u32 i : all) {
-      if (given.usable(i)) {
-        WriteOps::add(table, given.at(i), row, worker.row.data());
-      } else {
-        ++applied.dropped;
-      }
+  Verdict prepare(Worker& worker, const Group& group, Occurrences all, const u8* row,
+                  Applied& applied) const {
+    const RowLayout& layout = WriteOps::layout(table);
+    float* sum = worker.sum.data();
+    if (row != nullptr) {
+      WriteOps::get(table, row, sum);
+    } else if (layout.serving) {
+      std::fill_n(sum, layout.dim, 0.0f);
+    } else {
+      WriteOps::start_values(table, group.key, sum);
     }
+    i64 added = 0;
+    for (u32 i : all) {
+      const float* more = given.at(i);
+      if (!all_finite(more, u64(layout.dim))) continue;
+      for (int c = 0; c < layout.dim; ++c) sum[c] += more[c];
+      ++added;
+    }
+    if (added != 0 && !layout.can_hold(sum)) added = 0;
+    applied.dropped += i64(all.size()) - added;
+    return added == 0 ? Verdict::drop : Verdict::write;
+  }
+  void born(u64, u8* row) const { WriteOps::start_state(table, row); }
+  void change(Worker& worker, const Group&, Occurrences, bool, u8* row, i64* when, Applied&) const {
+    WriteOps::set(table, worker.sum.data(), row);
     *when = time;
   }
 };
@@ -143,7 +152,8 @@ struct RestoreOp {
   const i64* times;
 
   void fetch(Occurrences all) const { __builtin_prefetch(given.at(all.back())); }
-  Verdict prepare(Worker& winner, const Group&, Occurrences all, Applied& applied) const {
+  Verdict prepare(Worker& winner, const Group&, Occurrences all, const u8*,
+                  Applied& applied) const {
     return given.verdict(winner.occurrence = given.last(all, applied));
   }
   void born(u64, u8*) const {}
@@ -166,11 +176,14 @@ struct ReinitializeOp {
   i8* status;
 
   void fetch(Occurrences) const {}
-  Verdict prepare(Worker&, const Group&, Occurrences, Applied&) const { return Verdict::write; }
+  Verdict prepare(Worker&, const Group&, Occurrences, const u8*, Applied&) const {
+    return Verdict::write;
+  }
   void born(u64, u8*) const {}
   void change(Worker&, const Group& group, Occurrences at, bool born_now, u8* row, i64* when,
               Applied&) const {
-    WriteOps::start_row(table, group.key, row);
+    WriteOps::start_values(table, group.key, reinterpret_cast<float*>(row));
+    WriteOps::start_state(table, row);
     *when = time;
     for (u32 i : at) status[i] = 1;
     if (born_now) status[at[0]] = 0;
@@ -184,7 +197,7 @@ struct EraseOp {
   u8* erased;
 
   void fetch(Occurrences) const {}
-  Verdict prepare(Worker&, const Group& group, Occurrences at, Applied&) const {
+  Verdict prepare(Worker&, const Group& group, Occurrences at, const u8*, Applied&) const {
     for (u32 i : at) erased[i] = 0;
     erased[at[0]] = group.row != kNoRow;
     return Verdict::erase;
@@ -212,7 +225,7 @@ struct ApplyOp {
       __builtin_prefetch(from + offset);
   }
 
-  Verdict prepare(Worker& worker, const Group&, Occurrences at, Applied& applied) const {
+  Verdict prepare(Worker& worker, const Group&, Occurrences at, const u8*, Applied& applied) const {
     const u64 dim = u64(WriteOps::layout(table).dim);
     if (update.per_occurrence) {
       const auto usable = [&](u32 i) { return all_finite(grad(i), dim); };
@@ -229,7 +242,10 @@ struct ApplyOp {
     return Verdict::drop;
   }
 
-  void born(u64 key, u8* row) const { WriteOps::start_row(table, key, row); }
+  void born(u64 key, u8* row) const {
+    WriteOps::start_values(table, key, reinterpret_cast<float*>(row));
+    WriteOps::start_state(table, row);
+  }
 
   void change(Worker& worker, const Group& group, Occurrences at, bool, u8* row, i64* when,
               Applied& applied) const {

@@ -65,6 +65,9 @@ _NAMES = {
 _PLACES = {name: place for place, names in _NAMES.items() for name in names}
 
 
+__all__ = list(_PLACES)  # pyright: ignore[reportUnsupportedDunderAll]
+
+
 def __getattr__(name: str) -> object:
     if name not in _PLACES:
         raise AttributeError(f"module 'hedgerow' has no attribute {name!r}")

@@ -41,47 +41,73 @@ MAY_IMPORT = {
     "cli": _BELOW_MONOLITH + " monolith bench",
     "": "core tables nn data models planner sync serving",  # hedgerow/__init__.py, the door
 }
-# (text, the only place it may stand, why)
-BANNED = (
-    ("os.environ", "hedgerow/launch/env.py", "the environment is read in one file"),
-    ("os.getenv", "hedgerow/launch/env.py", "the environment is read in one file"),
-    ("time.time(", "hedgerow/core/clock.py", "time comes in through a Clock"),
-)
+# What may be imported when a module loads; anything else is optional and loads inside a function.
+ALWAYS_THERE = {"numpy", "torch", *sys.stdlib_module_names}
+# (module, name) -> the only file that may use it, and why
+BANNED = {
+    ("os", "environ"): ("hedgerow/launch/env.py", "the environment is read in one file"),
+    ("os", "getenv"): ("hedgerow/launch/env.py", "the environment is read in one file"),
+    ("time", "time"): ("hedgerow/core/clock.py", "time comes in through a Clock"),
+    ("importlib", "import_module"): ("hedgerow/__init__.py", "imports are visible to this script"),
+}
 
 
-def _imports(path: Path, tree: ast.AST) -> Iterator[tuple[int, str]]:
-    """(line, dotted module below the package) of every import inside the package."""
+def _inside(path: Path, node: ast.ImportFrom) -> Iterator[str]:
+    """Dotted names below the package that a relative import brings in."""
     package = path.with_suffix("").parts[:-1]
-    for node in ast.walk(tree):
-        if isinstance(node, ast.ImportFrom) and node.level:
-            base = package[: len(package) - node.level + 1]
-            target = [*base[1:], *(node.module.split(".") if node.module else [])]
-            for alias in node.names:
-                yield node.lineno, ".".join([*target, alias.name])
-        elif isinstance(node, ast.ImportFrom | ast.Import):
-            names = (
-                [node.module or ""]
-                if isinstance(node, ast.ImportFrom)
-                else [alias.name for alias in node.names]
-            )
-            for name in names:
-                if name.split(".")[0] == "hedgerow":
-                    yield node.lineno, "absolute:" + name
+    base = package[: len(package) - node.level + 1]
+    target = [*base[1:], *(node.module.split(".") if node.module else [])]
+    for alias in node.names:
+        yield ".".join([*target, alias.name])
 
 
-def _import_breaches(path: Path, tree: ast.AST) -> Iterator[str]:
+def _outside(node: ast.Import | ast.ImportFrom) -> list[str]:
+    if isinstance(node, ast.Import):
+        return [alias.name for alias in node.names]
+    return [node.module or ""]
+
+
+def _import_breaches(path: Path, tree: ast.Module) -> Iterator[str]:
     folder = path.parts[1] if len(path.parts) > 2 else ""
     if folder not in MAY_IMPORT:
         yield f"{path}:1: folder {folder!r} is not in the import contract"
         return
+    if not folder and path.name != "__init__.py":
+        yield f"{path}:1: only the door stands beside the folders"
     allowed = {folder, *MAY_IMPORT[folder].split()} - {""}
-    for line, name in _imports(path, tree):
-        if name.startswith("absolute:"):
-            yield f"{path}:{line}: imports {name[9:]!r} by its full name; use a relative import"
-        elif not any(name == a or name.startswith(a + ".") for a in allowed) and folder:
-            yield f"{path}:{line}: {folder} may not import {name}"
-        elif not folder and name.split(".")[0] not in allowed:
-            yield f"{path}:{line}: the door may not import {name}"
+    at_load = {id(node) for node in ast.walk(tree)} - {
+        id(inner)
+        for function in ast.walk(tree)
+        if isinstance(function, ast.FunctionDef | ast.AsyncFunctionDef)
+        for inner in ast.walk(function)
+    }
+    for node in ast.walk(tree):
+        if isinstance(node, ast.ImportFrom) and node.level:
+            for name in _inside(path, node):
+                if not any(name == a or name.startswith(a + ".") for a in allowed):
+                    yield f"{path}:{node.lineno}: {folder or 'the door'} may not import {name}"
+        elif isinstance(node, ast.Import | ast.ImportFrom):
+            for name in _outside(node):
+                if name.split(".")[0] == "hedgerow":
+                    yield f"{path}:{node.lineno}: imports {name!r} in full; use a relative import"
+                elif name.split(".")[0] not in ALWAYS_THERE and (id(node) in at_load):
+                    yield f"{path}:{node.lineno}: {name} is optional; import it where it is used"
+
+
+def _banned_uses(tree: ast.AST) -> Iterator[tuple[int, tuple[str, str]]]:
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name):
+            yield node.lineno, (node.value.id, node.attr)
+        elif isinstance(node, ast.ImportFrom) and not node.level:
+            for alias in node.names:
+                yield node.lineno, (node.module or "", alias.name)
+
+
+def _place_breaches(path: Path, tree: ast.AST) -> Iterator[str]:
+    for line, use in _banned_uses(tree):
+        place, why = BANNED.get(use, ("", ""))
+        if why and path.as_posix() != place:
+            yield f"{path}:{line}: {'.'.join(use)} outside {place}: {why}"
 
 
 def _size_breaches(path: Path, text: str, tree: ast.Module) -> Iterator[str]:
@@ -91,7 +117,7 @@ def _size_breaches(path: Path, text: str, tree: ast.Module) -> Iterator[str]:
         yield f"{path}:1: no first line that states the purpose"
     for node in ast.walk(tree):
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
-            lines = (node.end_lineno or node.lineno) - node.lineno
+            lines = (node.end_lineno or node.lineno) - node.lineno + 1
             if lines > MAX_FUNCTION_LINES:
                 at = f"{path}:{node.lineno}"
                 yield f"{at}: {node.name} has {lines} lines; at most {MAX_FUNCTION_LINES}"
@@ -106,21 +132,30 @@ def _size_breaches(path: Path, text: str, tree: ast.Module) -> Iterator[str]:
             yield f"{path}:{node.lineno}: an exception is swallowed in silence"
 
 
+def _cpp_breaches(path: Path, text: str) -> Iterator[str]:
+    """Sizes of a clang-formatted file, whose functions begin and end in the first column."""
+    lines = text.splitlines()
+    if len(lines) > MAX_FILE_LINES:
+        yield f"{path}:1: {len(lines)} lines; at most {MAX_FILE_LINES}"
+    start = 0
+    for number, line in enumerate(lines, start=1):
+        if line and line[0] not in " }#/" and not line.startswith(("namespace", "struct", "class")):
+            start = number
+        elif line == "}" and number - start + 1 > MAX_FUNCTION_LINES:
+            length = number - start + 1
+            yield f"{path}:{start}: a function of {length} lines; at most {MAX_FUNCTION_LINES}"
+
+
 def breaches(root: Path) -> Iterator[str]:
     """Every breach below `root`, as `file:line: what`."""
     for full in sorted(root.glob("hedgerow/**/*.py")):
         path, text = full.relative_to(root), full.read_text()
         tree = ast.parse(text)
         yield from _import_breaches(path, tree)
+        yield from _place_breaches(path, tree)
         yield from _size_breaches(path, text, tree)
-        for banned, place, why in BANNED:
-            if banned in text and path.as_posix() != place:
-                line = text[: text.index(banned)].count("\n") + 1
-                yield f"{path}:{line}: {banned} outside {place}: {why}"
     for full in sorted([*root.glob("csrc/**/*.h"), *root.glob("csrc/**/*.cpp")]):
-        lines = full.read_text().count("\n")
-        if lines > MAX_FILE_LINES:
-            yield f"{full.relative_to(root)}:1: {lines} lines; at most {MAX_FILE_LINES}"
+        yield from _cpp_breaches(full.relative_to(root), full.read_text())
 
 
 def main() -> int:

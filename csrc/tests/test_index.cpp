@@ -46,6 +46,11 @@ void random_operations(u64 keys, int operations, u64 seed) {
     if (i % (operations / 8) == 0) same_as_model(index, model, 7);
   }
   same_as_model(index, model, 1000);
+  for (const auto& [key, row] : std::unordered_map<u64, u32>(model)) {
+    CHECK(index.erase(key, place(key)) == row);
+    model.erase(key);
+  }
+  CHECK(index.size() == 0 && index.longest_search() <= 1);  // erasing leaves no marks behind
   for (u64 k = 0; k < keys; ++k) {
     const u64 key = k * 0x9e3779b97f4a7c15ull;
     CHECK((index.find(key, place(key)) != kNoRow) == (model.count(key) != 0));

@@ -21,7 +21,8 @@ bool whole(const float* row) {
 
 void everything_at_once(int rounds) {
   Table table = sgd_table(kDim);
-  const std::vector<i64> kept = random_ids(3000, 1), moving = random_ids(6000, 2);
+  // Several blocks of 1,024 rows in every shard: a call must notice what others did between two.
+  const std::vector<i64> kept = random_ids(3000, 1), moving = random_ids(150000, 2);
   table.assign(kept.data(), kept.size(), ones(kept.size() * kDim, 5).data(), 1);
   std::atomic<bool> stop{false};
 
@@ -44,14 +45,15 @@ void everything_at_once(int rounds) {
     while (!stop) table.erase(moving.data() + 1000, moving.size() / 2, erased.data());
   });
   std::thread scanner([&] {
-    std::vector<i64> ids(20000), times(20000);
-    std::vector<float> rows(20000 * kDim);
+    constexpr u64 kRoom = 20000;
+    std::vector<i64> ids(kRoom), times(kRoom);
+    std::vector<float> rows(kRoom * kDim);
     float no_state = 0;
     while (!stop) {
       std::vector<i64> seen;
       ScanStep step{0, 0, false, 0};
       while (!step.done) {
-        step = table.scan(step.cursor, 20000, ids.data(), rows.data(), &no_state, times.data());
+        step = table.scan(step.cursor, kRoom, ids.data(), rows.data(), &no_state, times.data());
         CHECK(step.needed == 0);
         for (u64 i = 0; i < step.rows; ++i) CHECK(whole(&rows[i * kDim]));
         seen.insert(seen.end(), ids.begin(), ids.begin() + i64(step.rows));
@@ -70,15 +72,20 @@ void everything_at_once(int rounds) {
     table.memory();
   }
   for (std::thread* thread : {&assigner, &updater, &eraser, &scanner}) thread->join();
+  std::vector<u8> there(moving.size());
+  table.contains(moving.data(), moving.size(), there.data());
+  u64 rows = kept.size();
+  for (u8 found : there) rows += found;
+  CHECK(table.size() == rows);  // no id twice, none that was not asked for
 }
 
 // Sums of whole numbers do not depend on the order of updates: every one must have arrived.
 void no_update_is_lost() {
   Table table = sgd_table(kDim);
-  const std::vector<i64> ids = random_ids(5000, 3);
+  const std::vector<i64> ids = random_ids(150000, 3);
   const auto add = [&] {
     const std::vector<float> rows = ones(ids.size() * kDim);
-    for (int round = 0; round < 20; ++round)
+    for (int round = 0; round < 3; ++round)
       table.assign_add(ids.data(), ids.size(), rows.data(), 1);
   };
   std::vector<std::thread> adders;
@@ -86,16 +93,17 @@ void no_update_is_lost() {
   for (std::thread& adder : adders) adder.join();
   std::vector<float> out(ids.size() * kDim);
   table.lookup(ids.data(), ids.size(), Missing::zeros, 0, out.data());
-  for (float value : out) CHECK(value == 80);
+  for (float value : out) CHECK(value == 12);
+  CHECK(table.size() == ids.size());
 }
 
 void clearing_and_resizing_the_pool_meanwhile() {
   Table table = sgd_table(kDim);
-  const std::vector<i64> ids = random_ids(5000, 4);
+  const std::vector<i64> ids = random_ids(150000, 4);
   const std::vector<float> rows = ones(ids.size() * kDim, 3);
   std::atomic<bool> stop{false};
   std::thread writer([&] {
-    for (int i = 0; i < 30; ++i) table.assign(ids.data(), ids.size(), rows.data(), 1);
+    for (int i = 0; i < 10; ++i) table.assign(ids.data(), ids.size(), rows.data(), 1);
     stop = true;
   });
   std::thread clearer([&] {
@@ -120,7 +128,7 @@ void clearing_and_resizing_the_pool_meanwhile() {
 
 int main() {
   set_thread_count(4);
-  everything_at_once(25);
+  everything_at_once(8);
   no_update_is_lost();
   clearing_and_resizing_the_pool_meanwhile();
   return 0;

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import difflib
 import math
+import numbers
 from collections.abc import Iterable
 from typing import NoReturn
 
@@ -11,6 +12,9 @@ import torch
 from torch import Tensor
 
 from .errors import ConfigError, DtypeError, InputError, UnknownNameError
+
+LARGEST = 3.4028234663852886e38  # of float32, which rows, rates and settings end up in
+MAX_DIM = 65536  # columns of a row; more is a mistake in units more often than a wish
 
 
 def tensor(name: str, value: Tensor, dtype: torch.dtype, shape: tuple[int | None, ...]) -> None:
@@ -48,6 +52,10 @@ def _place(name: str, value: Tensor) -> None:
             f"{name} has strides {value.stride()}, which is not contiguous; "
             f"pass {name}.contiguous()."
         )
+    if value.is_neg():
+        raise InputError(f"{name} is a lazily negated view; pass {name}.resolve_neg().")
+    if value.numel() and not value.data_ptr():
+        raise InputError(f"{name} has {value.numel()} values but no memory: its storage was freed.")
 
 
 def count(name: str, value: int, *, least: int = 0) -> int:
@@ -56,32 +64,43 @@ def count(name: str, value: int, *, least: int = 0) -> int:
     >>> count("step", 3)
     3
     """
-    if isinstance(value, bool) or not isinstance(value, int):
+    if not _is_whole(value):
         raise DtypeError(f"{name} is {value!r}; it must be an int.")
     if not least <= value < 2**63:
         raise InputError(f"{name} is {value}; it must lie in {least}..2**63-1.")
-    return value
+    return int(value)
+
+
+def _is_whole(value: object) -> bool:
+    return isinstance(value, numbers.Integral) and not isinstance(value, bool)
+
+
+def _is_real(value: object) -> bool:
+    return isinstance(value, numbers.Real) and not isinstance(value, bool)
 
 
 def rate(name: str, value: float) -> float:
-    """A finite number of at least 0, as float.
+    """A number of at least 0 that float32 holds, as float.
 
     >>> rate("rate", 0.1)
     0.1
     """
-    number = real(name, value)
-    if number < 0:
-        raise InputError(f"{name} is {value!r}; a rate must be at least 0.")
-    return number
-
-
-def real(name: str, value: float) -> float:
-    """A finite number, as float."""
-    if isinstance(value, bool) or not isinstance(value, int | float):
+    if not _is_real(value):
         raise DtypeError(f"{name} is {value!r}; it must be a number.")
-    if not math.isfinite(value):
-        raise InputError(f"{name} is {value!r}; it must be finite.")
+    if not 0 <= value <= LARGEST:
+        raise InputError(f"{name} is {value!r}; a rate must lie in 0..{LARGEST:g}.")
     return float(value)
+
+
+def flag(name: str, value: bool) -> bool:
+    """True or False, not something that only counts as one.
+
+    >>> flag("nesterov", True)
+    True
+    """
+    if not isinstance(value, bool):
+        raise DtypeError(f"{name} is {value!r}; it must be True or False.")
+    return value
 
 
 def setting(
@@ -93,11 +112,11 @@ def setting(
     above: float = -math.inf,
     below: float = math.inf,
 ) -> None:
-    """A finite number inside the bounds, for a configuration."""
-    if isinstance(value, bool) or not isinstance(value, int | float):
+    """A number that float32 holds, inside the bounds, for a configuration."""
+    if not _is_real(value):
         raise ConfigError(f"{owner}.{name} is {value!r}; it must be a number.")
-    if not math.isfinite(value) or value < least or value <= above or value >= below:
-        rules = ["finite"]
+    if not abs(value) <= LARGEST or value < least or value <= above or value >= below:
+        rules = [f"finite in float32 (at most {LARGEST:g})"] if abs(value) > LARGEST else ["finite"]
         if least > -math.inf:
             rules.append(f"at least {least:g}")
         if above > -math.inf:
@@ -109,10 +128,16 @@ def setting(
 
 def whole(owner: str, name: str, value: int, *, least: int = 0) -> None:
     """A whole number of at least `least`, for a configuration."""
-    if isinstance(value, bool) or not isinstance(value, int):
+    if not _is_whole(value):
         raise ConfigError(f"{owner}.{name} is {value!r}; it must be a whole number.")
     if not least <= value < 2**63:
         raise ConfigError(f"{owner}.{name} is {value}; it must be at least {least}.")
+
+
+def switch(owner: str, name: str, value: bool) -> None:
+    """True or False, for a configuration."""
+    if not isinstance(value, bool):
+        raise ConfigError(f"{owner}.{name} is {value!r}; it must be True or False.")
 
 
 def choice(owner: str, name: str, value: str, allowed: Iterable[str]) -> None:

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import threading
+from .forklock import ForkLock
 
 
 class Counters:
-    """Whole-number counters by name; owns a lock.
+    """Whole-number counters by name; owns a lock that survives forks.
 
     >>> counters = Counters()
     >>> counters.add("dropped", 2)
@@ -16,7 +16,7 @@ class Counters:
     """
 
     def __init__(self) -> None:
-        self._lock = threading.Lock()
+        self._lock = ForkLock()
         self._counts: dict[str, int] = {}
 
     def add(self, name: str, amount: int = 1) -> None:

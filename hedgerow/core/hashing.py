@@ -67,7 +67,10 @@ def _field_seed(field: str) -> int:
 
 def _bytes_of(value: object) -> bytes:
     if isinstance(value, str):
-        return value.encode()
+        try:
+            return value.encode()
+        except UnicodeEncodeError as error:
+            raise InputError(f"{value!r} is not valid Unicode ({error}); pass bytes.") from error
     if isinstance(value, bytes):
         return value
     if isinstance(value, int) and not isinstance(value, bool):

@@ -16,7 +16,7 @@ from .shapes import Float32, Int64
 def _check_splits(name: str, splits: Tensor, values: int) -> None:
     checks.tensor(name, splits, torch.int64, (None,))
     if splits.numel() == 0 or int(splits[0]) != 0:
-        raise InputError(f"{name} is {splits.tolist()}; it must start with 0.")
+        raise InputError(f"{name} starts with {splits[:1].tolist()}; it must start with 0.")
     if bool((splits[1:] < splits[:-1]).any()):
         at = int((splits[1:] < splits[:-1]).nonzero()[0]) + 1
         raise InputError(f"{name} falls at position {at} to {int(splits[at])}; it must never fall.")
@@ -24,7 +24,7 @@ def _check_splits(name: str, splits: Tensor, values: int) -> None:
         raise InputError(f"{name} ends at {int(splits[-1])}, but there are {values} values.")
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class Ragged:
     """Rows of different lengths: row i is `values[row_splits[i]:row_splits[i + 1]]`.
 
@@ -67,7 +67,7 @@ class Ragged:
         return [self.row(i).tolist() for i in range(self.rows)]
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class IdBatch:
     """The ids of a batch, feature after feature, sample after sample.
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import numbers
 from collections.abc import Mapping
 from typing import Any, ClassVar, TypeVar
 
@@ -33,14 +34,14 @@ class Record:
     kind: ClassVar[str] = ""
 
     def to_dict(self) -> dict[str, Any]:
-        """Only dicts, lists, strings, numbers and None: fit for JSON and TOML."""
+        """Only dicts, lists, strings, numbers and None: fit for JSON."""
         fields = {f.name: _plain(f.name, getattr(self, f.name)) for f in dataclasses.fields(self)}  # pyright: ignore[reportArgumentType]
         return {"kind": self.kind, **fields}
 
     @classmethod
     def members(cls: type[R]) -> dict[str, type[R]]:
         """The classes of this family by kind."""
-        found = {cls.kind: cls} if cls.kind else {}
+        found = {cls.kind: cls} if "kind" in vars(cls) and cls.kind else {}
         for child in cls.__subclasses__():
             found.update(child.members())
         return found
@@ -53,14 +54,24 @@ class Record:
                 f"{values!r} is not a configuration; it must be a dict with a 'kind'."
             )
         members = cls.members()
-        if values["kind"] not in members:
+        if not isinstance(values["kind"], str) or values["kind"] not in members:
             unknown(f"kind of {cls.__name__.lower()}", str(values["kind"]), members)
         member = members[values["kind"]]
-        known = {f.name for f in dataclasses.fields(member)}  # pyright: ignore[reportArgumentType]
+        fields = dataclasses.fields(member)  # pyright: ignore[reportArgumentType]
+        known = {f.name for f in fields}
         for name in values:
             if name != "kind" and name not in known:
                 unknown(f"setting of {member.kind}", name, known)
-        return member(**{name: _value(v) for name, v in values.items() if name != "kind"})
+        settings = {name: _value(v) for name, v in values.items() if name != "kind"}
+        missing = [f.name for f in fields if _is_required(f) and f.name not in settings]
+        if missing:
+            raise ConfigError(f"{member.kind} lacks {', '.join(missing)}; given: {dict(values)!r}.")
+        return member(**settings)
+
+
+def _is_required(field: dataclasses.Field[Any]) -> bool:
+    missing = dataclasses.MISSING
+    return field.default is missing and field.default_factory is missing
 
 
 def _plain(name: str, value: object) -> Any:
@@ -70,6 +81,8 @@ def _plain(name: str, value: object) -> Any:
         return [_plain(name, v) for v in value]
     if value is None or isinstance(value, bool | int | float | str):
         return value
+    if isinstance(value, numbers.Real):  # numpy's
+        return int(value) if isinstance(value, numbers.Integral) else float(value)
     raise ConfigError(
         f"{name} is {value!r}, which cannot be written to a file; use a number or a schedule."
     )

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import threading
 import weakref
 
 from .errors import NameTakenError
+from .forklock import ForkLock
 
-_lock = threading.Lock()
+_lock = ForkLock()
 _objects: weakref.WeakValueDictionary[str, object] = weakref.WeakValueDictionary()
 
 

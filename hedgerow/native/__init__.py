@@ -1,7 +1,7 @@
 """The door to the C++ core. `reference` holds a plain twin of everything here.
 
-Functions take addresses of contiguous CPU memory and lengths; they release the GIL and keep
-nothing. Callers check dtype, shape and device first.
+Functions take addresses of contiguous CPU memory and lengths and keep nothing; a table's verbs
+release the GIL. Callers check dtype, shape and device first.
 """
 
 from __future__ import annotations

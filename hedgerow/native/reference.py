@@ -72,6 +72,7 @@ class Table:
     initial_capacity: int
     _rows: dict[int, _Row] = field(default_factory=dict)
     _newest: int = 0
+    _counted: list[int] = field(default_factory=lambda: [0, 0, 0, 0])
 
     def dim(self) -> int:
         """Columns of a row."""
@@ -99,6 +100,16 @@ class Table:
         """The largest time a write gave."""
         return self._newest
 
+    def counted(self) -> tuple[int, int, int, int]:
+        """Inserted, refused, dropped, erased, over the life of the table."""
+        inserted, refused, dropped, erased = self._counted
+        return inserted, refused, dropped, erased
+
+    def _count(self, inserted: int, dropped: int, erased: int = 0) -> tuple[int, int, int]:
+        for i, amount in ((0, inserted), (2, dropped), (3, erased)):
+            self._counted[i] += amount
+        return inserted, 0, dropped
+
     def clear(self) -> None:
         """Removes all rows."""
         self._rows.clear()
@@ -113,7 +124,7 @@ class Table:
 
     def _first_row(self, key: int) -> Floats:
         if self.serving:
-            return self._stored(np.zeros(self.dim(), np.float32))
+            return np.zeros(self.dim(), np.float32)
         return np.concatenate(
             [
                 first_row(s.init, s.init_a, s.init_b, self.seed, key, columns.start, s.dim)
@@ -136,6 +147,10 @@ class Table:
             return values
         parts = [s.codec.view(step, values[columns]) for s, columns in self._columns()]
         return np.concatenate(parts)
+
+    def _can_hold(self, values: Floats) -> bool:
+        with np.errstate(over="ignore"):
+            return bool(np.isfinite(values).all() and np.isfinite(self._stored(values)).all())
 
     def _skips(self, values: Floats) -> bool:
         squares = np.float32(0)
@@ -190,32 +205,48 @@ class Table:
         rows = at(rows_at, (n, self.dim()), np.float32)
         return list(zip(at(ids_at, n, np.int64).tolist(), rows, strict=True))
 
+    def _winners(
+        self, given: list[tuple[int, Floats]]
+    ) -> tuple[dict[int, tuple[int, Floats]], int]:
+        """The last usable occurrence of each id with its position, and how many were not usable."""
+        usable = [(i, k, v) for i, (k, v) in enumerate(given) if self._can_hold(v)]
+        return {k: (i, v) for i, k, v in usable}, len(given) - len(usable)
+
     def assign(self, ids_at: int, n: int, rows_at: int, time: int) -> tuple[int, int, int]:
         """Sets rows and keeps their state."""
-        before, dropped, born = set(self._rows), 0, set()
-        for key, values in self._given(ids_at, n, rows_at):
-            if not np.isfinite(values).all():
-                dropped += 1
-            elif self._skips(values):
-                self._rows.pop(key, None)
-            else:
-                row = self._rows.setdefault(key, self._new_row(key))
-                row.values, row.time = self._stored(values), time
-                born |= {key} - before
+        winners, dropped = self._winners(self._given(ids_at, n, rows_at))
+        inserted = erased = 0
+        for key, (_, values) in winners.items():
+            if self._skips(values):
+                erased += self._rows.pop(key, None) is not None
+                continue
+            inserted += key not in self._rows
+            row = self._rows.setdefault(key, self._new_row(key))
+            row.values, row.time = self._stored(values), time
         self._newest = max(self._newest, time)
-        return len(born & set(self._rows)), 0, dropped
+        return self._count(inserted, dropped, erased)
 
     def assign_add(self, ids_at: int, n: int, rows_at: int, time: int) -> tuple[int, int, int]:
-        """Adds to rows."""
-        before, dropped = len(self._rows), 0
-        for key, values in self._given(ids_at, n, rows_at):
-            if not np.isfinite(values).all():
-                dropped += 1
-                continue
-            row = self._rows.setdefault(key, self._new_row(key))
-            row.values, row.time = self._stored(row.values + values), time
+        """Adds to rows; a sum that the row cannot hold leaves it as it is."""
+        given = self._given(ids_at, n, rows_at)
+        finite: dict[int, list[Floats]] = {}
+        for key, values in given:
+            if np.isfinite(values).all():
+                finite.setdefault(key, []).append(values)
+        inserted, added = 0, 0
+        for key, parts in finite.items():
+            row = self._rows.get(key)
+            total = self._first_row(key) if row is None else row.values.copy()
+            with np.errstate(over="ignore"):
+                for part in parts:
+                    total = total + part
+            if self._can_hold(total):
+                inserted += row is None
+                row = row or self._rows.setdefault(key, self._new_row(key))
+                row.values, row.time = self._stored(total), time
+                added += len(parts)
         self._newest = max(self._newest, time)
-        return len(self._rows) - before, 0, dropped
+        return self._count(inserted, n - added)
 
     def apply_gradients(
         self,
@@ -249,7 +280,7 @@ class Table:
                 for number, grad in enumerate(usable):
                     self._step(key, row, grad, rates, step, number)
         self._newest = max(self._newest, time)
-        return len(self._rows) - before, 0, dropped
+        return self._count(len(self._rows) - before, dropped)
 
     def _step(
         self, key: int, row: _Row, grad: Floats, rates: Sequence[float], step: int, number: int
@@ -271,17 +302,16 @@ class Table:
         """Puts rows, states and times back."""
         states = at(states_at, (n, self.state_floats()), np.float32)
         times = at(times_at, n, np.int64).tolist()
-        before, dropped, born = set(self._rows), 0, set()
-        for i, (key, values) in enumerate(self._given(ids_at, n, rows_at)):
-            if not np.isfinite(values).all():
-                dropped += 1
-            elif self._skips(values):
-                self._rows.pop(key, None)
-            else:
-                self._rows[key] = _Row(self._stored(values), states[i].copy(), times[i])
-                born |= {key} - before
+        winners, dropped = self._winners(self._given(ids_at, n, rows_at))
+        inserted = erased = 0
+        for key, (i, values) in winners.items():
+            if self._skips(values):
+                erased += self._rows.pop(key, None) is not None
+                continue
+            inserted += key not in self._rows
+            self._rows[key] = _Row(self._stored(values), states[i].copy(), times[i])
         self._newest = max([self._newest, *times])
-        return len(born & set(self._rows)), 0, dropped
+        return self._count(inserted, dropped, erased)
 
     def reinitialize(self, ids_at: int, n: int, time: int, status_at: int) -> int:
         """Resets rows; status 0 = was absent. How many were born."""
@@ -290,11 +320,12 @@ class Table:
             status[i] = key in self._rows
             self._rows[key] = self._new_row(key)
             self._rows[key].time = time
-        return int((status == 0).sum())
+        return self._count(int((status == 0).sum()), 0)[0]
 
     def erase(self, ids_at: int, n: int, erased_at: int) -> int:
         """Removes rows. How many were there."""
         erased = at(erased_at, n, np.bool_)
         for i, key in enumerate(at(ids_at, n, np.int64).tolist()):
             erased[i] = self._rows.pop(key, None) is not None
+        self._count(0, 0, int(erased.sum()))
         return int(erased.sum())

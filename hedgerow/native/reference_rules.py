@@ -16,6 +16,7 @@ Floats = NDArray[np.float32]
 _AnyFloats = NDArray[np.floating[Any]]  # what numpy's types make of float32 arithmetic
 RuleFunction = Callable[[Floats, Floats, Floats, np.float32, int, list[float]], None]
 _f32 = np.float32
+_LEAST_RATE = np.finfo(np.float32).smallest_normal
 
 
 def _ratio(numerator: _AnyFloats, denominator: _AnyFloats) -> Floats:
@@ -117,7 +118,7 @@ def _torch_adam_with(maximum: bool) -> RuleFunction:
 
 
 def _ftrl(w: Floats, s: Floats, g: Floats, rate: np.float32, step: int, p: list[float]) -> None:
-    if rate == 0:
+    if rate < _LEAST_RATE:
         return
     beta, l1, l2 = (_f32(v) for v in p)
     d = len(w)
@@ -182,7 +183,7 @@ def _norm(x: Floats) -> float:
 def _group_ftrl(
     w: Floats, s: Floats, g: Floats, rate: np.float32, step: int, p: list[float]
 ) -> None:
-    if rate == 0:
+    if rate < _LEAST_RATE:
         return
     beta, l1, l2 = (_f32(v) for v in p)
     norm, zero = s[: len(w)], s[len(w) :]
@@ -197,7 +198,7 @@ def _group_ftrl(
 def _group_adagrad(
     w: Floats, s: Floats, g: Floats, rate: np.float32, step: int, p: list[float]
 ) -> None:
-    if rate == 0:
+    if rate < _LEAST_RATE:
         return
     beta, l2, decay = (_f32(v) for v in p)
     x = g + decay * w

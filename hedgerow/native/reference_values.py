@@ -48,8 +48,11 @@ def _words(seed: int, key: int, block: int, stream: int, attempt: int, step: int
     return philox(counter, (seed & 0xFFFFFFFF, seed >> 32))
 
 
-def _unit(seed: int, key: int, column: int, stream: int, attempt: int, step: int) -> np.float32:
-    word = _words(seed, key, column // 4, stream, attempt, step)[column % 4]
+def _unit(
+    seed: int, key: int, column: int, stream: int, number: int = 0, step: int = 0
+) -> np.float32:
+    block = column // 4 + (number >> 4) * 2**14
+    word = _words(seed, key, block, stream, number & 15, step)[column % 4]
     return _f32((word >> 8) * 2.0**-24)
 
 
@@ -67,7 +70,7 @@ def first_row(kind: str, a: float, b: float, seed: int, key: int, column: int, d
         if kind == "constant":
             row[i] = low
         elif kind == "uniform":
-            row[i] = low + _unit(seed, key, column + i, _FIRST_VALUES, 0, 0) * (second - low)
+            row[i] = low + _unit(seed, key, column + i, _FIRST_VALUES) * (second - low)
         else:
             z = _bell(seed, key, column + i, 0)
             for attempt in range(1, 16) if kind == "truncated_normal" else ():
@@ -110,7 +113,7 @@ def half_neighbours(x: float) -> tuple[float, float]:
 
 
 def round_row(
-    row: Floats, seed: int, key: int, step: int, attempt: int, first_column: int
+    row: Floats, seed: int, key: int, step: int, number: int, first_column: int
 ) -> Floats:
     """The row, rounded to half precision at random, up with the chance that makes it unbiased."""
     out = row.copy()
@@ -118,7 +121,7 @@ def round_row(
         down, up = half_neighbours(float(x))
         out[i] = down
         if down != up:
-            draw = _unit(seed, key, first_column + i, _ROUNDING, attempt & 15, step)
+            draw = _unit(seed, key, first_column + i, _ROUNDING, number, step)
             chance = (x - _f32(down)) / (_f32(up) - _f32(down))
             out[i] = up if draw < chance else down
     return out
@@ -129,7 +132,7 @@ def round_to_half(
     ids_at: int,
     n: int,
     step: int,
-    attempt: int,
+    number: int,
     first_column: int,
     dim: int,
     rows_at: int,
@@ -137,7 +140,7 @@ def round_to_half(
     """Rounds n rows in place."""
     rows = at(rows_at, (n, dim), np.float32)
     for i, key in enumerate(at(ids_at, n, np.int64).tolist()):
-        rows[i] = round_row(rows[i], seed, key, step, attempt, first_column)
+        rows[i] = round_row(rows[i], seed, key, step, number, first_column)
 
 
 def first_not_finite(values_at: int, n: int) -> int:
@@ -214,8 +217,9 @@ class Codec:
         if self.kind != "one_bit":
             return g.copy()
         c = float(self.scale(step))
-        slope = 1 - np.tanh(c * x.astype(np.float64)) ** 2
-        return (g.astype(np.float64) * float(self._amplitude) * c * slope).astype(np.float32)
+        with np.errstate(over="ignore"):
+            squared = np.cosh(c * x.astype(np.float64)) ** 2
+        return (g.astype(np.float64) * float(self._amplitude) * c / squared).astype(np.float32)
 
     def encode(self, values_at: int, n: int, out_at: int) -> None:
         """Codes of n values."""

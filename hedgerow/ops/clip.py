@@ -34,11 +34,13 @@ def global_norm(tensors: Sequence[Tensor]) -> Tensor:
 
 
 def _limit(name: str, value: float) -> float:
-    checks.setting("clip", name, value, above=0)
+    checks.setting("clip", name, value, least=0)
     return value
 
 
 def _scaled(tensors: Sequence[Tensor], norm: Tensor, limit: float) -> list[Tensor]:
+    if limit == 0:  # the first step of a warm-up
+        return [torch.zeros_like(t) for t in tensors]
     factor = limit / torch.clamp(norm, min=limit)
     return [t * factor for t in tensors]
 

@@ -121,7 +121,7 @@ class FixedR8(Compressor):
     range: float = 1.0
 
     def __post_init__(self) -> None:
-        checks.setting("FixedR8", "range", self.range, above=0)
+        checks.setting("FixedR8", "range", self.range, least=1e-30)  # its 128th part is a float too
 
     def codec(self) -> native.Codec:
         """With its range."""

@@ -8,11 +8,13 @@ from ..core import checks
 from ..core.errors import ConfigError
 from ..core.hashing import id64
 from ..core.records import Record
+from . import optimizers, original
 from .compressors import Compressor
 from .initializers import Initializer
 from .optimizer_base import Optimizer
 
-MAX_DIM = 65536  # floats of a row; a wider one is a mistake in units more often than a wish
+# Reading a config from a file must know every kind, imported by the user or not.
+FAMILIES = (optimizers, original)
 
 
 @dataclass(frozen=True)
@@ -45,6 +47,7 @@ class Segment(Record):
                     f"Segment.{name} is {value!r}; it must be one of "
                     f"{', '.join(sorted(m.__name__ for m in family.members().values()))}."
                 )
+        checks.switch("Segment", "stochastic_rounding_float16", self.stochastic_rounding_float16)
         if self.optimizer is not None:
             self.optimizer.check_dim(self.dim)
 
@@ -59,7 +62,7 @@ class TableConfig(Record):
 
     `seed` fixes first values and rounding; None takes it from the name. `not_finite` says what
     happens to NaN and infinity in gradients and rows: "reject" raises and changes nothing, "drop"
-    leaves the affected ids alone and counts them.
+    leaves such rows and gradients out and counts them.
 
     >>> from hedgerow.tables.initializers import Zeros
     >>> from hedgerow.tables.optimizers import Sgd
@@ -85,6 +88,12 @@ class TableConfig(Record):
                 f"table {self.name!r} has segments {self.segments!r}; give a tuple of at least one."
             )
         checks.whole("TableConfig", "initial_capacity", self.initial_capacity)
+        if self.initial_capacity >= 2**32:
+            raise ConfigError(
+                f"TableConfig.initial_capacity is {self.initial_capacity}; below 2**32."
+            )
+        checks.switch("TableConfig", "serving", self.serving)
+        checks.switch("TableConfig", "skip_zero_embedding", self.skip_zero_embedding)
         checks.choice("TableConfig", "not_finite", self.not_finite, ("reject", "drop"))
         if self.seed is not None and not (type(self.seed) is int and 0 <= self.seed < 2**64):
             raise ConfigError(
@@ -97,8 +106,8 @@ class TableConfig(Record):
             )
         for i, segment in enumerate(self.segments):
             self._check_segment(i, segment)
-        if self.dim > MAX_DIM:
-            raise ConfigError(f"table {self.name!r} has dim {self.dim}; at most {MAX_DIM}.")
+        if self.dim > checks.MAX_DIM:
+            raise ConfigError(f"table {self.name!r} has dim {self.dim}; at most {checks.MAX_DIM}.")
 
     def _check_segment(self, i: int, segment: Segment) -> None:
         if not isinstance(segment, Segment):

@@ -8,11 +8,11 @@ from dataclasses import dataclass
 
 import torch
 from torch import Tensor
+from torch.autograd.graph import increment_version
 
 from .. import native
 from ..core import checks, registry
 from ..core.clock import Clock, SystemClock
-from ..core.counters import Counters
 from ..core.errors import InputError, NotFiniteError, OutOfMemoryError, ServingTableError
 from ..core.shapes import Bool, Float32, Int8, Int64
 from .config import TableConfig
@@ -21,6 +21,7 @@ from .schedules import Rate, check_rates, rate_at
 from .store import Applied, Entries, Lookup, Missing, TableKeys, as_keys
 
 _MAX_IDS = 2**32 - 2  # of one call: positions inside a batch are 32-bit
+_SLICE_BYTES = 2**24
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,13 +68,14 @@ class HostTable:
     ) -> None:
         self.config = config
         self.layout = RowLayout(config)
-        self.counters = Counters()
         own = [s.optimizer.rate() if s.optimizer else 0.0 for s in config.segments]
         self._rates = check_rates(own if rates is None else rates, len(config.segments))
+        self._updates_need_step = any(
+            s.stochastic_rounding_float16 or (s.compressor and s.compressor.depends_on_step)
+            for s in config.segments
+        )
         self._clock: Clock = clock or SystemClock()
         self._shared_name = shared_name
-        if shared_name is not None:
-            registry.register(shared_name, self)
         with _memory_errors():
             self._table = native.Table(
                 [native_segment(s) for s in config.segments],
@@ -82,6 +84,8 @@ class HostTable:
                 config.row_seed,
                 config.initial_capacity,
             )
+        if shared_name is not None:
+            registry.register(shared_name, self)
 
     def __repr__(self) -> str:
         parts = ", ".join(
@@ -89,6 +93,12 @@ class HostTable:
             for s in self.config.segments
         )
         return f"HostTable({self.config.name!r}, {self.size()} rows of {parts})"
+
+    def __reduce__(self) -> str:
+        raise TypeError(
+            f"table {self.config.name!r} cannot be pickled or copied; "
+            f"move its rows with scan() and restore()."
+        )
 
     # ---- reads
 
@@ -114,16 +124,14 @@ class HostTable:
                 f"table {self.config.name!r} is a serving table and has no initializer; "
                 f"use missing='zeros'."
             )
-        if step is None and self._table.needs_step():
-            raise InputError(
-                f"table {self.config.name!r} has a one_bit segment, whose value depends on the "
-                f"step; pass step=."
-            )
         if out is None:
             out = torch.empty(n, self.layout.dim)
         else:
             checks.tensor("out", out, torch.float32, (n, self.layout.dim))
-        at_step = checks.count("step", step or 0)
+            if out.requires_grad:
+                raise InputError("out requires grad; autograd could not see it change. Detach it.")
+            increment_version(out)  # so that autograd notices if it saved the old values
+        at_step = self._step(step, self._table.needs_step(), "shows one_bit segments")
         self._table.lookup(keys.ids.data_ptr(), n, missing, at_step, out.data_ptr())
         return Lookup(keys, out.view(-1), (self.layout.dim,))
 
@@ -145,13 +153,19 @@ class HostTable:
         )
         return Entries(ids, found, rows, self.layout.split(raw), ts)
 
-    def scan(self, rows: int = 65536) -> Iterator[Entries]:
-        """All rows, at most about `rows` at a time, in no particular order.
+    def scan(self, rows: int | None = None) -> Iterator[Entries]:
+        """All rows, in slices of at most `rows` (about 16 MiB if None), in no particular order.
 
         A row that is there from the first slice to the last is given exactly once, whatever is
-        written meanwhile; rows that come or go during the scan may be given or not.
+        written meanwhile; rows that come or go during the scan may be given or not. Rows that share
+        a home in the index stay together, so a slice of very few rows may hold a few more.
         """
-        room = checks.count("rows", rows, least=1)
+        if rows is None:
+            row_bytes = 4 * (self.layout.dim + self.layout.state_floats)
+            rows = max(1, min(65536, _SLICE_BYTES // row_bytes))
+        return self._slices(checks.count("rows", rows, least=1))
+
+    def _slices(self, room: int) -> Iterator[Entries]:
         cursor, done = 0, False
         while not done:
             ids = torch.empty(room, dtype=torch.int64)
@@ -186,15 +200,17 @@ class HostTable:
 
         `uncompressed_bytes` is what the rows would take as fp32, without optimizer state.
         """
-        use, rows = self.memory(), self.size()
+        use, rows, counted = self.memory(), self.size(), self._table.counted()
+        load_factor, longest_search = self._table.load()
         return {
             "rows": rows,
             "uncompressed_bytes": rows * 4 * self.layout.dim,
             "index_bytes": use.index_bytes,
             "row_bytes": use.row_bytes,
             "slack_bytes": use.slack_bytes,
-            "load_factor": self._table.load_factor(),
-            **self.counters.snapshot(),
+            "load_factor": load_factor,
+            "longest_search": longest_search,
+            **dict(zip(("inserted", "refused", "dropped", "erased"), counted, strict=True)),
         }
 
     # ---- writes
@@ -204,14 +220,15 @@ class HostTable:
         at: TableKeys | Lookup | Int64[Tensor, "n"],
         grads: Float32[Tensor, "n dim"],
         *,
-        rates: Sequence[float] | None = None,
-        step: int = 0,
+        rates: Sequence[Rate] | None = None,
+        step: int | None = None,
         ts: int = 0,
         counts: Int64[Tensor, "n"] | None = None,
         per_occurrence: bool = False,
     ) -> Applied:
         """One optimizer step per distinct id, with its summed gradient; absent ids are born first.
 
+        `step` drives schedules, one_bit segments and rounding; tables with one of them need it.
         `counts` says how often each id occurred where the caller has removed duplicates; admission
         rules read it. With `per_occurrence` every occurrence is a step of its own, in order.
         """
@@ -222,8 +239,11 @@ class HostTable:
             checks.tensor("counts", counts, torch.int64, (len(ids),))
             if len(counts) and int(counts.min()) < 1:
                 raise InputError(f"counts has {int(counts.min())}; an id occurs at least once.")
-        at_step = checks.count("step", step)
-        now = [rate_at(rate, at_step) for rate in self._step_rates(rates)]
+        checks.flag("per_occurrence", per_occurrence)
+        sources = self._rates if rates is None else check_rates(rates, len(self._rates))
+        needed = self._updates_need_step or any(callable(source) for source in sources)
+        at_step = self._step(step, needed, "learns")
+        now = [rate_at(source, at_step) for source in sources]
         with _memory_errors():
             done = self._table.apply_gradients(
                 ids.data_ptr(),
@@ -234,7 +254,7 @@ class HostTable:
                 checks.count("ts", ts),
                 per_occurrence,
             )
-        return self._counted(done)
+        return Applied.of(*done)
 
     def assign(
         self,
@@ -249,7 +269,7 @@ class HostTable:
             done = self._table.assign(
                 ids.data_ptr(), len(ids), rows.data_ptr(), checks.count("ts", ts)
             )
-        return self._counted(done)
+        return Applied.of(*done)
 
     def assign_add(
         self,
@@ -264,14 +284,17 @@ class HostTable:
             done = self._table.assign_add(
                 ids.data_ptr(), len(ids), rows.data_ptr(), checks.count("ts", ts)
             )
-        return self._counted(done)
+        return Applied.of(*done)
 
     def restore(self, entries: Entries) -> Applied:
         """Puts whole rows back: embedding, states and times as `entries` or `scan` gave them."""
+        ids, rows = self._keys_and_rows(entries.ids, entries.rows)
+        checks.tensor("found", entries.found, torch.bool, (len(ids),))
+        checks.tensor("ts", entries.ts, torch.int64, (len(ids),))
         if not bool(entries.found.all()):
             raise InputError("entries holds ids that were not found; select those with found True.")
-        ids, rows = self._keys_and_rows(entries.ids, entries.rows)
-        checks.tensor("ts", entries.ts, torch.int64, (len(ids),))
+        if len(ids) and int(entries.ts.min()) < 0:
+            raise InputError(f"ts holds {int(entries.ts.min())}; a time is at least 0.")
         states: Sequence[Mapping[str, Tensor]] = entries.states
         if self.config.serving:
             states = [{} for _ in self.config.segments]
@@ -280,7 +303,7 @@ class HostTable:
             done = self._table.restore(
                 ids.data_ptr(), len(ids), rows.data_ptr(), raw.data_ptr(), entries.ts.data_ptr()
             )
-        return self._counted(done)
+        return Applied.of(*done)
 
     def reinitialize(self, keys: TableKeys | Int64[Tensor, "n"]) -> Int8[Tensor, "n"]:
         """Makes rows as new, at the clock's time; 0 = was absent, 1 = was there."""
@@ -288,18 +311,17 @@ class HostTable:
         ids = self._keys(keys).ids
         status = torch.empty(len(ids), dtype=torch.int8)
         with _memory_errors():
-            born = self._table.reinitialize(
+            self._table.reinitialize(
                 ids.data_ptr(), len(ids), self._clock.now_s(), status.data_ptr()
             )
-        self.counters.add("inserted", born)
         return status
 
     def erase(self, keys: TableKeys | Int64[Tensor, "n"]) -> Bool[Tensor, "n"]:
         """Removes rows and says which were there. Their memory serves the next new ids."""
         ids = self._keys(keys).ids
         erased = torch.empty(len(ids), dtype=torch.bool)
-        gone = self._table.erase(ids.data_ptr(), len(ids), erased.data_ptr())
-        self.counters.add("erased", gone)
+        with _memory_errors():
+            self._table.erase(ids.data_ptr(), len(ids), erased.data_ptr())
         return erased
 
     def clear(self) -> None:
@@ -323,7 +345,8 @@ class HostTable:
         return keys
 
     def _rows(self, name: str, rows: Tensor, n: int) -> Tensor:
-        if isinstance(rows, Tensor) and rows.dim() == 1 and rows.numel() == n * self.layout.dim:
+        if isinstance(rows, Tensor) and rows.dim() == 1:
+            checks.tensor(name, rows, torch.float32, (n * self.layout.dim,))
             rows = rows.view(n, self.layout.dim)  # flat, as `Lookup.rows` is
         checks.tensor(name, rows, torch.float32, (n, self.layout.dim))
         if self.config.not_finite == "reject":
@@ -341,8 +364,12 @@ class HostTable:
         ids = self._keys(keys).ids
         return ids, self._rows("rows", rows, len(ids))
 
-    def _step_rates(self, rates: Sequence[float] | None) -> tuple[Rate, ...]:
-        return self._rates if rates is None else check_rates(rates, len(self._rates))
+    def _step(self, step: int | None, needed: bool, why: str) -> int:
+        if step is None and needed:
+            raise InputError(
+                f"table {self.config.name!r} {why} by the step, which was not given; pass step=."
+            )
+        return checks.count("step", 0 if step is None else step)
 
     def _refuse_serving(self, verb: str) -> None:
         if self.config.serving:
@@ -358,12 +385,6 @@ class HostTable:
             torch.empty(n, dtype=torch.int64),
         )
 
-    def _counted(self, done: tuple[int, int, int]) -> Applied:
-        for name, amount in zip(("inserted", "refused", "dropped"), done, strict=True):
-            if amount:
-                self.counters.add(name, amount)
-        return Applied.of(*done)
-
 
 @contextmanager
 def _memory_errors() -> Iterator[None]:
@@ -371,6 +392,6 @@ def _memory_errors() -> Iterator[None]:
         yield
     except MemoryError as error:
         raise OutOfMemoryError(
-            f"{error}. The table is unchanged and usable: erase or evict rows, raise the limit, or "
-            f"spread the table over more processes."
+            f"{error or 'the operating system gave no more memory'}. The table stays usable: erase "
+            f"rows, raise the limit, or spread the table over more processes."
         ) from error

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from .. import native
 from ..core import checks
-from ..core.errors import ConfigError
+from ..core.errors import ConfigError, InputError
 from ..core.records import Record
 from ..core.shapes import Float32, Int64
 
@@ -33,9 +33,13 @@ class Initializer(Record):
         torch.Size([1, 2])
         """
         checks.tensor("ids", ids, torch.int64, (None,))
-        out = torch.empty(len(ids), checks.count("dim", dim, least=1))
+        column, dim = checks.count("first_column", first_column), checks.count("dim", dim, least=1)
+        if column + dim > checks.MAX_DIM:
+            raise InputError(f"columns end at {column + dim}; a row has at most {checks.MAX_DIM}.")
+        if not 0 <= seed < 2**64:
+            raise InputError(f"seed is {seed}; it must lie in 0..2**64-1.")
+        out = torch.empty(len(ids), dim)
         a, b = self.parameters()
-        column = checks.count("first_column", first_column)
         native.first_values(
             self.native_kind, a, b, seed, ids.data_ptr(), len(ids), column, dim, out.data_ptr()
         )
@@ -102,7 +106,7 @@ class Uniform(Initializer):
     bound: float = 0.05
 
     def __post_init__(self) -> None:
-        checks.setting("Uniform", "bound", self.bound, least=0)
+        checks.setting("Uniform", "bound", self.bound, least=0, below=checks.LARGEST / 2)
 
     def parameters(self) -> tuple[float, float]:
         """Low and high."""
@@ -123,6 +127,7 @@ class RandomUniform(Initializer):
         checks.setting("RandomUniform", "maxval", self.maxval)
         if self.minval > self.maxval:
             raise ConfigError(f"RandomUniform is [{self.minval}, {self.maxval}); swap the two.")
+        checks.setting("RandomUniform", "maxval - minval", self.maxval - self.minval)
 
     def parameters(self) -> tuple[float, float]:
         """Low and high."""

@@ -93,6 +93,13 @@ class RowLayout:
             raise InputError(
                 f"{where} is {value.dtype} {tuple(value.shape)}; it must be {dtype} {shape}."
             )
+        least = place.state.least
+        bad = ~value.isfinite() if least is None else ~(value.isfinite() & (value >= least))
+        if bool(bad.any()):
+            raise InputError(
+                f"{where} holds {value[bad][0].item()}, which no update leaves behind; "
+                f"the rows were damaged before they came here."
+            )
         value = value if per_value else value[:, None].contiguous()
         return value.view(torch.float32) if place.state.dtype == "int64" else value
 

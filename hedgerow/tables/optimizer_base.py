@@ -17,6 +17,7 @@ class State:
     initial: float = 0.0
     per: Literal["value", "row"] = "value"
     dtype: Literal["float32", "int64"] = "float32"
+    least: float | None = None  # no update makes it smaller: a saved value below is damaged
 
     def floats(self, dim: int) -> int:
         """Room it takes behind a segment of `dim`, in floats; an int64 takes two."""

@@ -68,6 +68,7 @@ class Momentum(_TorchOptimizer):
         super().__post_init__()
         self._check("momentum", below=1.0)
         self._check("weight_decay")
+        checks.switch("Momentum", "nesterov", self.nesterov)
 
     def rule(self) -> Rule:
         """The buffer does not contain the rate."""
@@ -96,7 +97,7 @@ class Adagrad(_TorchOptimizer):
 
     def rule(self) -> Rule:
         """w -= lr g / (sqrt(sum) + eps)."""
-        states = (State("sum", self.initial_accumulator_value),)
+        states = (State("sum", self.initial_accumulator_value, least=0),)
         return Rule("adagrad", (self.weight_decay, self.eps), states)
 
 
@@ -120,7 +121,8 @@ class RowAdagrad(_TorchOptimizer):
 
     def rule(self) -> Rule:
         """w -= lr g / (sqrt(sum of mean squares) + eps)."""
-        return Rule("row_adagrad", (self.weight_decay, self.eps), (State("sum", per="row"),))
+        states = (State("sum", per="row", least=0),)
+        return Rule("row_adagrad", (self.weight_decay, self.eps), states)
 
 
 @dataclass(frozen=True)
@@ -163,7 +165,8 @@ class Adam(_TorchOptimizer):
             self.weight_decay,
             float(decoupled),
         )
-        return Rule(name, settings, (*(State(s) for s in states), State("step", per="row")))
+        moments = (State(s, least=0 if "sq" in s else None) for s in states)
+        return Rule(name, settings, (*moments, State("step", per="row", least=0)))
 
 
 @dataclass(frozen=True)
@@ -224,8 +227,8 @@ class RmsProp(_TorchOptimizer):
         """w -= lr g / (sqrt(square_avg) + eps), through the buffer if there is one."""
         settings = (self.alpha, 1 - self.alpha, self.eps, self.weight_decay, self.momentum)
         if self.momentum == 0:
-            return Rule("torch_rmsprop", settings, (State("square_avg"),))
-        states = (State("square_avg"), State("momentum_buffer"))
+            return Rule("torch_rmsprop", settings, (State("square_avg", least=0),))
+        states = (State("square_avg", least=0), State("momentum_buffer"))
         return Rule("torch_rmsprop_momentum", settings, states)
 
 
@@ -251,5 +254,5 @@ class Ftrl(_TorchOptimizer):
 
     def rule(self) -> Rule:
         """A row of exact zeros where l1 wins."""
-        states = (State("norm", self.initial_accumulator_value), State("zero"))
+        states = (State("norm", self.initial_accumulator_value, least=0), State("zero"))
         return Rule("ftrl", (self.beta, self.l1, self.l2), states)

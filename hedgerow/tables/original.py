@@ -71,7 +71,7 @@ class Adagrad(_Original):
 
     def rule(self) -> Rule:
         """One accumulator a value."""
-        states = (State("norm", self.initial_accumulator_value),)
+        states = (State("norm", self.initial_accumulator_value, least=0),)
         return Rule("adagrad", (self.weight_decay_factor, 0.0), states)
 
 
@@ -92,6 +92,7 @@ class DynamicWdAdagrad(Adagrad):
                 "dynamic_wd_adagrad.enable_dynamic_wd is True; the original has no code for it. "
                 "Set it to False: decouple_weight_decay chooses between the two decays there are."
             )
+        checks.switch(self.kind, "decouple_weight_decay", self.decouple_weight_decay)
         self._ignored("dynamic_wd_temperature", 1.0)
         self._ignored("flip_direction", False)
 
@@ -99,7 +100,7 @@ class DynamicWdAdagrad(Adagrad):
         """The coupled form is adagrad's."""
         if not self.decouple_weight_decay:
             return super().rule()
-        states = (State("norm", self.initial_accumulator_value),)
+        states = (State("norm", self.initial_accumulator_value, least=0),)
         return Rule("decoupled_adagrad", (self.weight_decay_factor,), states)
 
 
@@ -122,7 +123,7 @@ class Adadelta(_Original):
         """Two averages a value."""
         ratio = self.averaging_ratio
         settings = (self.weight_decay_factor, ratio, 1 - ratio, self.epsilon)
-        return Rule("adadelta", settings, (State("accum"), State("accum_update")))
+        return Rule("adadelta", settings, (State("accum", least=0), State("accum_update", least=0)))
 
 
 @dataclass(frozen=True)
@@ -141,6 +142,7 @@ class AmsGrad(_Original):
         super().__post_init__()
         self._check("beta1", "beta2", below=1)
         self._check("weight_decay_factor", "epsilon")
+        checks.switch(self.kind, "use_nesterov", self.use_nesterov)
 
     def rule(self) -> Rule:
         """Three averages a value and two powers a row."""
@@ -157,10 +159,14 @@ class AmsGrad(_Original):
             float(self.use_nesterov),
         )
         powers = (
-            State("beta1_power", self.beta1, per="row"),
-            State("beta2_power", self.beta2, per="row"),
+            State("beta1_power", self.beta1, per="row", least=0),
+            State("beta2_power", self.beta2, per="row", least=0),
         )
-        return Rule(name, settings, (*(State(m) for m in moments), *powers))
+        return Rule(
+            name,
+            settings,
+            (*(State(m, least=0 if m[0] == "v" else None) for m in moments), *powers),
+        )
 
 
 @dataclass(frozen=True)
@@ -198,7 +204,7 @@ class Ftrl(_Original):
     def rule(self) -> Rule:
         """`group_ftrl` has the same settings and states."""
         settings = (self.beta, self.l1_regularization_strength, self.l2_regularization_strength)
-        states = (State("norm", self.initial_accumulator_value), State("zero"))
+        states = (State("norm", self.initial_accumulator_value, least=0), State("zero"))
         return Rule(self.kind, settings, states)
 
 
@@ -230,7 +236,7 @@ class GroupAdagrad(_Original):
     def rule(self) -> Rule:
         """The largest square of a row feeds the accumulator."""
         settings = (self.beta, self.l2_regularization_strength, self.weight_decay_factor)
-        states = (State("grad_square_sum", self.initial_accumulator_value, per="row"),)
+        states = (State("grad_square_sum", self.initial_accumulator_value, per="row", least=0),)
         return Rule("group_adagrad", settings, states)
 
 
@@ -248,6 +254,7 @@ class Momentum(_Original):
         super().__post_init__()
         self._check("weight_decay_factor")
         self._check("momentum", below=1)
+        checks.switch(self.kind, "use_nesterov", self.use_nesterov)
 
     def rule(self) -> Rule:
         """One velocity a value."""
@@ -290,7 +297,7 @@ class RmsProp(_Original):
     def rule(self) -> Rule:
         """A mean of squares."""
         settings = (self.weight_decay_factor, self.momentum, 1 - self.momentum)
-        return Rule("rmsprop", settings, (State("n"),))
+        return Rule("rmsprop", settings, (State("n", least=0),))
 
 
 @dataclass(frozen=True)
@@ -301,7 +308,7 @@ class RmsPropV2(RmsProp):
 
     def rule(self) -> Rule:
         """A fading sum of squares."""
-        return Rule("rmspropv2", (self.weight_decay_factor, self.momentum), (State("n"),))
+        return Rule("rmspropv2", (self.weight_decay_factor, self.momentum), (State("n", least=0),))
 
 
 @dataclass(frozen=True)
@@ -318,4 +325,4 @@ class BatchSoftmax(_Original):
 
     def rule(self) -> Rule:
         """The last step at which the row was updated."""
-        return Rule("batch_softmax", (), (State("global_step", per="row", dtype="int64"),))
+        return Rule("batch_softmax", (), (State("global_step", per="row", dtype="int64", least=0),))

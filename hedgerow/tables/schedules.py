@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import math
+import numbers
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+
+from torch import Tensor
 
 from ..core import checks
 from ..core.errors import ConfigError
@@ -42,6 +45,7 @@ class Polynomial(Schedule):
         checks.whole("Polynomial", "decay_steps", self.decay_steps, least=1)
         checks.setting("Polynomial", "end", self.end, least=0)
         checks.setting("Polynomial", "power", self.power, above=0)
+        checks.switch("Polynomial", "cycle", self.cycle)
 
     def __call__(self, step: int) -> float:
         """The rate at `step`."""
@@ -59,9 +63,9 @@ def check_rate(owner: str, name: str, rate: Rate) -> None:
     """Refuses what can never be a rate; a callable is checked each time it is asked."""
     if callable(rate):
         return
-    if isinstance(rate, bool) or not isinstance(rate, int | float):
+    if isinstance(rate, bool) or not isinstance(rate, numbers.Real):
         raise ConfigError(f"{owner}.{name} is {rate!r}; it must be a number, schedule or callable.")
-    checks.setting(owner, name, rate, least=0)
+    checks.setting(owner, name, rate, least=0)  # pyright: ignore[reportArgumentType]
 
 
 def rate_at(rate: Rate, step: int) -> float:
@@ -70,11 +74,16 @@ def rate_at(rate: Rate, step: int) -> float:
     >>> rate_at(0.1, 7), rate_at(lambda step: 1 / (1 + step), 4)
     (0.1, 0.2)
     """
-    return checks.rate(f"the rate at step {step}", float(rate(step)) if callable(rate) else rate)
+    now = rate(step) if callable(rate) else rate
+    if isinstance(now, Tensor) and now.numel() == 1:
+        now = now.item()
+    return checks.rate(f"the rate at step {step}", now)
 
 
 def check_rates(rates: Sequence[Rate], segments: int) -> tuple[Rate, ...]:
     """One source a segment, or an error that states both numbers."""
+    if isinstance(rates, str) or not isinstance(rates, Sequence):
+        raise ConfigError(f"rates is {rates!r}; give a list with one rate a segment, in order.")
     if len(rates) != segments:
         raise ConfigError(
             f"{len(rates)} rates for {segments} segments; give one rate a segment, in order."

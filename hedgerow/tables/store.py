@@ -12,11 +12,12 @@ from torch import Tensor
 from ..core import checks
 from ..core.errors import InputError
 from ..core.shapes import Bool, Float32, Int8, Int64
+from .schedules import Rate
 
 Missing = Literal["zeros", "initializer"]
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class TableKeys:
     """Keys of K tables, table after table; tables in byte order of their names.
 
@@ -44,7 +45,7 @@ class TableKeys:
         return self.ids[int(self.splits[k]) : int(self.splits[k + 1])]
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class Lookup:
     """What was read: the rows of all tables one after the other, flat.
 
@@ -67,7 +68,7 @@ class Lookup:
         return self.rows[start : start + n * self.dims[k]].view(n, self.dims[k])
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class Applied:
     """What a write did; reading a count of a store on a device waits for that device.
 
@@ -94,14 +95,14 @@ class Applied:
 
     @property
     def dropped(self) -> int:
-        """Values left out because they were not finite."""
+        """Rows or gradients left out because they, or their sum, were not finite."""
         return int(self.counts[2])
 
     def __repr__(self) -> str:
         return f"Applied(inserted={self.inserted}, refused={self.refused}, dropped={self.dropped})"
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class Entries:
     """Whole rows: raw embedding, named optimizer states a segment, time of the last update.
 
@@ -137,8 +138,8 @@ class RowStore(Protocol):
         at: TableKeys | Lookup,
         grads: Tensor,
         *,
-        rates: Sequence[float] | None = None,
-        step: int = 0,
+        rates: Sequence[Rate] | None = None,
+        step: int | None = None,
         ts: int = 0,
         counts: Tensor | None = None,
         per_occurrence: bool = False,
@@ -170,8 +171,8 @@ class RowStore(Protocol):
         """Removes rows; says which were there."""
         ...
 
-    def scan(self, rows: int = 65536) -> Iterator[Entries]:
-        """All rows, at most `rows` at a time."""
+    def scan(self, rows: int | None = None) -> Iterator[Entries]:
+        """All rows, in slices of about `rows`."""
         ...
 
     def size(self) -> int:

@@ -41,6 +41,8 @@ def test_id64_takes_the_whole_range_of_64_bits_and_no_more() -> None:
     assert id64(2**64 - 1) == id64(-1)
     with pytest.raises(InputError, match="64 bits"):
         id64(2**64)
+    with pytest.raises(InputError, match="pass bytes"):
+        id64("\ud800")
 
 
 def test_fids_keep_slot_and_signature_as_numbers_and_as_tensors() -> None:
@@ -124,6 +126,10 @@ def test_ragged_rows_and_what_is_refused() -> None:
             Ragged(values, torch.tensor(splits, dtype=torch.int64))
     with pytest.raises(InputError, match="row 3"):
         ragged.row(3)
+    with pytest.raises(InputError) as caught:
+        Ragged(values, torch.arange(1, 100_000))
+    assert len(str(caught.value)) < 200
+    assert ragged != Ragged.from_lists([[1, 2], [], [3]])  # values with tensors compare by identity
 
 
 def test_id_batches_hold_features_of_equal_length() -> None:

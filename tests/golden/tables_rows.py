@@ -26,6 +26,11 @@ from .tables_area import (
     same_state,
 )
 
+# An erratum of the vectors: the first entry of this case shows norm 5.1, although 4.1 and the
+# square of the gradient that follows make the 5.1 of the last one. That an assignment keeps the
+# state is a test of its own (tests/tables/test_host.py).
+ERRATUM = "assign-keeps-optimizer-state"
+
 
 class _Clock:
     now = 0
@@ -38,6 +43,7 @@ class _Trace:
     """Runs the operations of one `tables` case."""
 
     def __init__(self, c: dict[str, Any]) -> None:
+        self.case_id = c["id"]
         self.clock = _Clock()
         segments, self.rates = [], []
         for segment in c["segments"]:
@@ -98,6 +104,8 @@ class _Trace:
             try:
                 self._same_states(found, i, e["state"])
             except AssertionError:
+                if self.case_id != ERRATUM:
+                    raise
                 self.states_at_end.append((o["ids"][i], e["state"]))
 
     def _same_states(self, found: Entries, i: int, expected: list[dict[str, Any]]) -> None:
@@ -105,12 +113,7 @@ class _Trace:
             same_state({name: value[i] for name, value in states.items()}, wanted)
 
     def finish(self) -> None:
-        """Erratum of the vectors: an `entry` inside a trace may show the state of the trace's end.
-
-        In `assign-keeps-optimizer-state` the first entry shows norm 5.1, although 4.1 and the
-        square of the gradient that follows make the 5.1 of the last one. Such a state must hold at
-        the end; that an assignment keeps it is a test of its own (tests/tables/test_host.py).
-        """
+        """A state of the erratum that did not hold at its place must hold at the trace's end."""
         for key, expected in self.states_at_end:
             self._same_states(self.table.entries(torch.tensor([key])), 0, expected)
 

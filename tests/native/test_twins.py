@@ -28,7 +28,7 @@ OF_THE_PROCESS = {
     "memory_limit",
     "set_memory_limit",
 }
-OF_THE_MEMORY = {"load_factor", "memory"}
+OF_THE_MEMORY = {"load", "memory"}
 FLOATS = st.floats(width=32, allow_subnormal=True)
 
 

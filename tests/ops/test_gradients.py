@@ -54,9 +54,16 @@ def test_separate_limits_leave_sparse_alone_when_it_has_none() -> None:
 
 def test_nothing_to_clip_and_bad_limits() -> None:
     assert clip.clip_by_global_norm([], [], 1.0).dense == []
-    for limit in (0.0, -1.0, float("nan")):
+    for limit in (-1.0, float("nan")):
         with pytest.raises(ConfigError, match="clip"):
             clip.clip_by_norm([torch.ones(2)], limit)
+
+
+def test_a_warm_up_starts_from_nothing() -> None:
+    limit = clip.warmed_up_limit(1.0, 0, 10)
+    clipped = clip.clip_by_global_norm([torch.ones(2)], [torch.ones(3)], 1.0, limit)
+    assert clipped.sparse[0].tolist() == [0.0, 0.0, 0.0]
+    assert clip.clip_by_norm([torch.zeros(2)], 0.0)[0].tolist() == [0.0, 0.0]
 
 
 def test_inputs_are_left_alone() -> None:

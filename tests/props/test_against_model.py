@@ -67,10 +67,17 @@ class _Pair:
         ours, model = (call(table) for table in self.tables)
         assert ours == model
 
+    def move(self) -> None:
+        for table in self.tables:
+            parts = list(table.scan(3))
+            table.clear()
+            for part in parts:
+                table.restore(part)
+
     def same_rows(self) -> None:
         ours, model = (everything(table) for table in self.tables)
         assert ours == model
-        self.both(lambda t: (t.size(), t.max_ts()))
+        self.both(lambda t: (t.size(), t.max_ts(), t._table.counted()))
 
 
 class _Clock:
@@ -89,7 +96,7 @@ def _rows(data: st.DataObject, config: TableConfig, n: int) -> torch.Tensor:
 
 
 def _one_operation(pair: _Pair, data: st.DataObject, step: int) -> None:
-    verbs = ["assign", "assign_add", "erase", "lookup", "entries"]
+    verbs = ["assign", "assign_add", "erase", "lookup", "entries", "contains", "move", "clear"]
     if not pair.config.serving:
         verbs += ["apply", "apply", "apply_each", "reinitialize", "first"]
     verb = data.draw(st.sampled_from(verbs))
@@ -108,12 +115,16 @@ def _one_operation(pair: _Pair, data: st.DataObject, step: int) -> None:
         pair.both(lambda t: t.lookup(ids, missing="initializer").rows.tolist())
     elif verb == "entries":
         pair.both(lambda t: t.entries(ids).rows.tolist())
+    elif verb == "move":  # everything out in slices, and back into an emptied table
+        pair.move()
+    elif verb == "clear":
+        pair.both(lambda t: t.clear())
     else:
         pair.both(lambda t: getattr(t, verb)(ids).tolist())
 
 
 @pytest.mark.parametrize("config", _configs(), ids=lambda c: c.name)
-@settings(max_examples=12, deadline=None)
+@settings(max_examples=25, deadline=None)
 @given(data=st.data())
 def test_any_sequence_of_operations_gives_the_rows_of_the_model(
     config: TableConfig, data: st.DataObject

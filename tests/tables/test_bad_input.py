@@ -18,7 +18,7 @@ from hedgerow.core.errors import (
     NotFiniteError,
     OutOfMemoryError,
 )
-from hedgerow.tables import optimizers
+from hedgerow.tables import initializers, optimizers, original
 from hedgerow.tables.host import HostTable
 from hedgerow.tables.store import TableKeys
 
@@ -26,6 +26,12 @@ from ..support import everything, make_table
 
 IDS = torch.tensor([1, 2])
 ROWS = torch.ones(2, 4)
+
+
+def _freed() -> torch.Tensor:
+    rows = torch.ones(2, 4)
+    rows.untyped_storage().resize_(0)
+    return rows
 
 
 @pytest.fixture
@@ -55,6 +61,10 @@ WRITES: list[Write] = [HostTable.assign, HostTable.assign_add, HostTable.apply_g
         (torch.arange(4)[::2], ROWS, InputError),
         (IDS, torch.ones(4, 2).T, InputError),
         (IDS, torch.ones(1, 4).expand(2, 4), InputError),
+        (IDS, ROWS.to_sparse(), InputError),
+        (IDS, torch.ones(8).to_sparse(), InputError),
+        (IDS, torch._neg_view(ROWS), InputError),
+        (IDS, _freed(), InputError),
         (IDS.to("meta"), ROWS, InputError),
         (IDS, ROWS.to("meta"), InputError),
         (TableKeys(IDS, torch.tensor([0, 1, 2])), ROWS, InputError),
@@ -73,6 +83,10 @@ WRITES: list[Write] = [HostTable.assign, HostTable.assign_add, HostTable.apply_g
         "strided ids",
         "transposed rows",
         "expanded rows",
+        "sparse rows",
+        "flat sparse rows",
+        "negated view",
+        "freed rows",
         "ids elsewhere",
         "rows elsewhere",
         "two tables",
@@ -147,7 +161,9 @@ def test_finite_gradients_whose_sum_overflows_are_dropped_and_counted(table: Hos
     assert everything(table) == before
 
 
-@pytest.mark.parametrize("rates", [[-0.1], [float("nan")], [float("inf")], [0.1, 0.1], []])
+@pytest.mark.parametrize(
+    "rates", [[-0.1], [float("nan")], [float("inf")], [1e39], [0.1, 0.1], [], 0.1, "0", [None]]
+)
 def test_bad_rates_are_refused(table: HostTable, rates: list[float]) -> None:
     with pytest.raises((InputError, ConfigError)):
         table.apply_gradients(IDS, ROWS, rates=rates)
@@ -157,6 +173,42 @@ def test_bad_rates_are_refused(table: HostTable, rates: list[float]) -> None:
 def test_bad_steps_and_times_are_refused(table: HostTable, argument: dict[str, int]) -> None:
     with pytest.raises((InputError, DtypeError)):
         table.apply_gradients(IDS, ROWS, **argument)
+
+
+def test_a_rate_too_small_to_divide_by_leaves_the_row_alone() -> None:
+    for optimizer in (optimizers.Ftrl(), original.GroupFtrl(), original.GroupAdagrad()):
+        table = make_table(optimizer)
+        table.assign(IDS, ROWS)
+        table.apply_gradients(IDS, ROWS, rates=[1e-39])
+        assert bool((table.lookup(IDS).rows == 1).all())
+
+
+def test_flags_are_true_or_false(table: HostTable) -> None:
+    with pytest.raises(DtypeError, match="per_occurrence is 'yes'"):
+        table.apply_gradients(IDS, ROWS, per_occurrence="yes")  # type: ignore[arg-type]
+
+
+def test_first_values_outside_a_row_are_refused() -> None:
+    init = initializers.Uniform(0.1)
+    for argument in ({"first_column": 2**31 - 2}, {"first_column": 2**40}, {"seed": -1}):
+        with pytest.raises(InputError):
+            init.rows(IDS, **{"dim": 4, "seed": 1, **argument})
+
+
+def test_a_refused_write_gives_its_memory_back() -> None:
+    table, other = make_table(dim=64), make_table(dim=64)
+    table.assign(IDS, torch.ones(2, 64))
+    held = native.memory_used()
+    native.set_memory_limit(held + 8 * 2**20)
+    many = torch.arange(1000, 201_000)
+    try:
+        for _ in range(3):
+            with pytest.raises(OutOfMemoryError, match="Nothing was changed"):
+                table.assign(many, torch.ones(len(many), 64))
+        assert native.memory_used() < held + 2**20
+        other.assign(many[:10_000], torch.ones(10_000, 64))
+    finally:
+        native.set_memory_limit(0)
 
 
 def test_counts_must_fit_the_ids(table: HostTable) -> None:

@@ -3,6 +3,10 @@
 from __future__ import annotations
 
 import os
+import signal
+import subprocess
+import sys
+import textwrap
 import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -12,6 +16,7 @@ import torch
 from torch.utils.data import DataLoader, Dataset
 
 from hedgerow import native
+from hedgerow.core.counters import Counters
 from hedgerow.tables import initializers
 from hedgerow.tables.host import HostTable
 
@@ -34,23 +39,24 @@ def _whole(rows: torch.Tensor) -> bool:
 
 
 def test_readers_writers_scan_and_erase_share_a_table(table: HostTable) -> None:
-    kept, moving = _ids(5000, 1), _ids(8000, 2)
+    n = 150_000  # several blocks of 1,024 rows in every shard
+    kept, moving = _ids(5000, 1), _ids(n, 2)
     table.assign(kept, torch.full((5000, DIM), 5.0))
     stop = threading.Event()
 
     def writes() -> None:
-        for round_number in range(30):
-            table.assign(moving, torch.full((8000, DIM), float(round_number)))
-            table.apply_gradients(moving, torch.full((8000, DIM), 0.5))
+        for round_number in range(8):
+            table.assign(moving, torch.full((n, DIM), float(round_number)))
+            table.apply_gradients(moving, torch.full((n, DIM), 0.5))
         stop.set()
 
     def erases() -> None:
         while not stop.is_set():
-            table.erase(moving[:3000])
+            table.erase(moving[: n // 2])
 
     def scans() -> None:
         while not stop.is_set():
-            ids = torch.cat([part.ids for part in table.scan(1000)])
+            ids = torch.cat([part.ids for part in table.scan(5000)])
             assert len(ids.unique()) == len(ids)
             assert bool(torch.isin(kept, ids).all())
 
@@ -61,6 +67,7 @@ def test_readers_writers_scan_and_erase_share_a_table(table: HostTable) -> None:
 
     _together(writes, erases, scans, reads)
     assert bool((table.lookup(kept).rows == 5).all())
+    assert table.size() == 5000 + int(table.contains(moving).sum())
 
 
 def _together(*jobs: Callable[[], None]) -> None:
@@ -70,27 +77,64 @@ def _together(*jobs: Callable[[], None]) -> None:
 
 
 def test_no_update_of_four_threads_is_lost(table: HostTable) -> None:
-    ids = _ids(6000, 3)
+    n = 150_000
+    ids, ones = _ids(n, 3), torch.ones(n, DIM)
 
     def adds() -> None:
-        for _ in range(25):
-            table.assign_add(ids, torch.ones(6000, DIM))
+        for _ in range(3):
+            table.assign_add(ids, ones)
 
     _together(adds, adds, adds, adds)
-    assert bool((table.lookup(ids).rows == 100).all())
-    assert table.size() == 6000
+    assert bool((table.lookup(ids).rows == 12).all())
+    assert table.size() == n
+    assert len(torch.cat([part.ids for part in table.scan()])) == n
+
+
+def test_new_ids_of_two_threads_are_born_once(table: HostTable) -> None:
+    ones = torch.ones(200_000, DIM)
+    for seed in range(4):
+        ids = _ids(200_000, 100 + seed)
+        together = threading.Barrier(2)
+
+        def adds(ids: torch.Tensor = ids, together: threading.Barrier = together) -> None:
+            together.wait()
+            table.assign_add(ids, ones)
+
+        _together(adds, adds)
+        assert table.size() == len(ids)
+        assert bool((table.lookup(ids).rows == 2).all())
+        table.clear()
+
+
+def test_clearing_beside_a_writer_keeps_every_call_whole(table: HostTable) -> None:
+    ids, rows = _ids(200_000, 8), torch.ones(200_000, DIM)
+    stop = threading.Event()
+
+    def writes() -> None:
+        for _ in range(10):
+            table.assign(ids, rows)
+        stop.set()
+
+    def clears() -> None:
+        while not stop.is_set():
+            table.clear()
+
+    _together(writes, clears)
+    table.assign(ids, rows)
+    assert table.size() == len(ids)
 
 
 def test_the_gil_is_released_during_a_call(table: HostTable) -> None:
     """A second Python thread makes progress while one call runs."""
     ids = _ids(1_500_000, 4)
     rows = torch.ones(len(ids), DIM)
+    native_table = table._table
     ticks, running = 0, threading.Event()
     done = threading.Event()
 
     def call() -> None:
         running.set()
-        table.assign(ids, rows)
+        native_table.assign(ids.data_ptr(), len(ids), rows.data_ptr(), 0)
         done.set()
 
     worker = threading.Thread(target=call)
@@ -100,6 +144,56 @@ def test_the_gil_is_released_during_a_call(table: HostTable) -> None:
         ticks += 1
     worker.join()
     assert ticks > 1000
+
+
+@pytest.mark.filterwarnings("ignore:This process .* is multi-threaded:DeprecationWarning")
+def test_a_child_forked_while_others_count_can_count_itself() -> None:
+    """Locks of Python code must not stay locked in the child either."""
+    counters, stop = Counters(), threading.Event()
+
+    def counts() -> None:
+        while not stop.is_set():
+            counters.add("n")
+
+    switch = sys.getswitchinterval()
+    sys.setswitchinterval(1e-6)
+    worker = threading.Thread(target=counts)
+    worker.start()
+    try:
+        for _ in range(200):
+            child = os.fork()
+            if child == 0:
+                signal.alarm(20)  # kills a child that hangs
+                counters.add("n")
+                os._exit(0)
+            assert os.waitpid(child, 0)[1] == 0
+    finally:
+        sys.setswitchinterval(switch)
+        stop.set()
+        worker.join()
+
+
+def test_a_system_without_threads_to_give_still_works() -> None:
+    script = """
+        import resource, torch
+        import hedgerow.native as native
+        from hedgerow import HostTable, Segment, Sgd, TableConfig, Zeros
+        table = HostTable(TableConfig("t", (Segment(1, Zeros(), Sgd()),)))
+        ids, rows = torch.arange(100_000), torch.ones(100_000, 1)
+        native.set_threads(1000)
+        with open("/proc/self/statm") as statm:
+            mapped = int(statm.read().split()[0]) * resource.getpagesize()
+        out = torch.empty(100_000, 1)
+        resource.setrlimit(resource.RLIMIT_AS, (mapped + 100 * 2**20, -1))
+        table.lookup(ids, out=out)  # wants 1,000 threads of 8 MiB and gets a few
+        resource.setrlimit(resource.RLIMIT_AS, (-1, -1))
+        table.assign(ids, rows)
+        print(table.size())
+    """
+    run = subprocess.run(
+        [sys.executable, "-c", textwrap.dedent(script)], capture_output=True, text=True, timeout=120
+    )
+    assert run.stdout == "100000\n", run.stderr
 
 
 class _Rows(Dataset[torch.Tensor]):

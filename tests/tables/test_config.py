@@ -3,7 +3,9 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
 import pytest
+import torch
 
 from hedgerow.core.errors import ConfigError, NotSupportedError
 from hedgerow.tables import compressors, initializers, optimizers, original
@@ -50,7 +52,21 @@ ZEROS, SGD = initializers.Zeros(), optimizers.Sgd()
         (lambda: initializers.RandomUniform(1.0, -1.0), "swap"),
         (lambda: initializers.BatchSoftmaxInitializer(0.5), "at least 1"),
         (lambda: initializers.Normal(std=float("inf")), "finite"),
-        (lambda: compressors.FixedR8(0.0), "above 0"),
+        (lambda: compressors.FixedR8(0.0), "at least 1e-30"),
+        (lambda: compressors.FixedR8(1e39), "finite in float32"),
+        (lambda: optimizers.Sgd(lr=1e39), "finite in float32"),
+        (lambda: optimizers.Sgd(lr=10**400), "finite in float32"),
+        (lambda: optimizers.Sgd(weight_decay=1e39), "finite in float32"),
+        (lambda: initializers.Constant(1e39), "finite in float32"),
+        (lambda: initializers.Uniform(3e38), "below"),
+        (lambda: initializers.RandomUniform(-3e38, 3e38), "maxval - minval"),
+        (lambda: optimizers.Momentum(nesterov="no"), "True or False"),
+        (lambda: original.Adam(use_nesterov=1), "True or False"),
+        (lambda: original.DynamicWdAdagrad(decouple_weight_decay="False"), "True or False"),
+        (lambda: Polynomial(0.1, 10, cycle="no"), "True or False"),
+        (lambda: table_config(serving="no"), "True or False"),
+        (lambda: table_config(stochastic_rounding_float16="no"), "True or False"),
+        (lambda: table_config(initial_capacity=2**32), "below 2"),
         (lambda: compressors.OneBit(step_size=0), "at least 1"),
         (lambda: Polynomial(0.1, 0), "decay_steps"),
         (lambda: Polynomial(-0.1, 10), "at least 0"),
@@ -87,5 +103,11 @@ def test_rates_are_checked_where_they_arise() -> None:
     assert rate_at(Polynomial(1.0, 10, end=2.0), 1) == pytest.approx(1.1)
     with pytest.raises(ValueError, match="step 3"):
         rate_at(lambda step: -1.0, 3)
-    with pytest.raises(ValueError, match="finite"):
-        rate_at(lambda step: float("nan"), 3)
+    for bad in (float("nan"), float("inf"), 1e39):
+        with pytest.raises(ValueError, match="a rate must lie in"):
+            rate_at(lambda step, bad=bad: bad, 3)
+    for wrong in (None, "0.1", [0.1], True):
+        with pytest.raises(TypeError, match="must be a number"):
+            rate_at(lambda step, wrong=wrong: wrong, 3)
+    assert rate_at(lambda step: torch.tensor(0.5), 3) == 0.5
+    assert rate_at(np.float32(0.5), 3) == 0.5

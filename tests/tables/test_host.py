@@ -1,5 +1,10 @@
 from __future__ import annotations
 
+import copy
+import json
+import pickle
+
+import numpy as np
 import pytest
 import torch
 
@@ -9,7 +14,7 @@ from hedgerow.tables import compressors, initializers, optimizers, original
 from hedgerow.tables.config import Segment, TableConfig
 from hedgerow.tables.host import HostTable
 from hedgerow.tables.schedules import Polynomial
-from hedgerow.tables.store import RowStore, TableKeys
+from hedgerow.tables.store import Entries, RowStore, TableKeys
 
 from ..support import EXTREME_IDS, entries_of, everything, make_table, table_config
 
@@ -141,6 +146,56 @@ def test_a_scan_gives_back_what_restore_takes() -> None:
     assert other.max_ts() == table.max_ts()
 
 
+def test_restore_takes_the_last_of_equal_ids_with_its_own_time() -> None:
+    table = make_table(optimizers.Adagrad(), dim=1)
+    states = [{"sum": torch.tensor([[1.0], [2.0], [3.0]])}]
+    rows = torch.tensor([[5.0], [6.0], [7.0]])
+    found = torch.ones(3, dtype=torch.bool)
+    table.restore(Entries(_ids(4, 8, 4), found, rows, states, _ids(10, 20, 30)))
+    back = table.entries(_ids(4, 8))
+    assert back.rows.tolist() == [[7.0], [6.0]]
+    assert back.states[0]["sum"].tolist() == [[3.0], [2.0]]
+    assert back.ts.tolist() == [30, 20]
+    assert table.max_ts() == 30
+
+
+def _entries(rows: torch.Tensor, ts: int = 0, **states: torch.Tensor) -> Entries:
+    n = len(rows)
+    times = torch.full((n,), ts)
+    return Entries(torch.arange(n), torch.ones(n, dtype=torch.bool), rows, [states], times)
+
+
+def test_restore_refuses_damaged_rows_states_and_times() -> None:
+    table = make_table(optimizers.Adam(), dim=2)
+    table.assign(_ids(0), torch.ones(1, 2))
+    before = everything(table)
+    zeros = torch.zeros(1, 2)
+    good = {"exp_avg": zeros, "exp_avg_sq": zeros, "step": torch.zeros(1)}
+    for rows, states, ts in (
+        (torch.tensor([[1.0, float("nan")]]), good, 0),
+        (torch.ones(1, 3), good, 0),
+        (torch.ones(1, 2), {**good, "exp_avg": zeros + float("nan")}, 0),
+        (torch.ones(1, 2), {**good, "exp_avg_sq": zeros - 1}, 0),
+        (torch.ones(1, 2), {**good, "step": torch.tensor([-1.0])}, 0),
+        (torch.ones(1, 2), {**good, "step": torch.zeros(1, 2)}, 0),
+        (torch.ones(1, 2), {**good, "extra": zeros}, 0),
+        (torch.ones(1, 2), good, -5),
+    ):
+        with pytest.raises(InputError):
+            table.restore(_entries(rows, ts, **states))
+    assert everything(table) == before
+    table.restore(_entries(torch.ones(1, 2), **good))
+
+
+def test_restoring_a_zero_row_follows_skip_zero() -> None:
+    segment = Segment(2, compressor=compressors.Fp32())
+    table = HostTable(TableConfig("s", (segment,), serving=True, skip_zero_embedding=True))
+    table.assign(_ids(0), torch.ones(1, 2))
+    table.restore(_entries(torch.tensor([[0.0, 0.0], [1.0, 1.0]])))
+    assert table.contains(_ids(0, 1)).tolist() == [False, True]
+    assert table.stats()["erased"] == 1
+
+
 def test_restore_checks_states_by_name_and_shape() -> None:
     table = make_table(optimizers.Adam(), dim=3)
     table.assign(_ids(1), torch.ones(1, 3))
@@ -173,6 +228,27 @@ def test_a_serving_table_stores_what_its_compressors_keep() -> None:
     ):
         with pytest.raises(ServingTableError, match="serving table"):
             verb()
+
+
+def test_a_serving_row_that_is_added_to_starts_from_zero_even_in_one_bit() -> None:
+    segment = Segment(1, compressor=compressors.OneBit(amplitude=0.1))
+    table = HostTable(TableConfig("s", (segment,), serving=True))
+    table.assign_add(_ids(1), torch.tensor([[0.05]]))
+    assert table.lookup(_ids(1)).rows.item() == pytest.approx(0.1)
+
+
+def test_what_a_row_cannot_hold_is_dropped_and_counted() -> None:
+    for compressor, value in ((compressors.Fp16(), 70000.0), (compressors.Bf16(), 3.4e38)):
+        segment = Segment(1, compressor=compressor)
+        table = HostTable(TableConfig("s", (segment,), serving=True))
+        assert table.assign(_ids(1, 2), torch.tensor([[value], [1.0]])).dropped == 1
+        assert table.assign_add(_ids(2), torch.tensor([[value]])).dropped == 1
+        assert table.lookup(_ids(1, 2)).rows.tolist() == [0.0, 1.0]
+        table.restore(entries_of(table))
+    table = make_table(dim=1)
+    table.assign(_ids(1), torch.tensor([[3e38]]))
+    assert table.assign_add(_ids(1), torch.tensor([[3e38]])).dropped == 1
+    table.restore(entries_of(table))
 
 
 def test_a_subnormal_norm_counts_as_a_zero_row() -> None:
@@ -221,6 +297,96 @@ def test_closing_frees_the_shared_name() -> None:
     again = HostTable(table_config(), shared_name="host/closed")
     assert again.size() == 0
     assert table.size() == 0
+
+
+def test_room_asked_for_is_there_from_the_start() -> None:
+    table = make_table(initial_capacity=100_000, dim=1)
+    start = table.memory().index_bytes
+    assert start > 100_000 * 12
+    ids = torch.randint(-(2**63), 2**63 - 1, (90_000,))
+    table.assign(ids, torch.ones(len(ids), 1))
+    assert table.memory().index_bytes < 1.1 * start
+
+
+def test_searches_stay_short_through_growth_and_churn() -> None:
+    table = make_table(dim=1)
+    ids = torch.randint(-(2**63), 2**63 - 1, (40_000,))
+    for at in range(0, 40_000, 4_000):
+        table.assign(ids[at : at + 8_000], torch.ones(len(ids[at : at + 8_000]), 1))
+        table.erase(ids[at : at + 4_000])
+        assert table.stats()["longest_search"] < 40
+    assert table.stats()["rows"] == 0
+    assert table.stats()["longest_search"] == 1
+
+
+def test_ids_in_an_unlucky_stride_are_found_as_fast_as_any() -> None:
+    """A stride that one round of the table's mixer would put into a corner of one shard."""
+    start, stride = 0x123456789ABCDEF0, 2070566913
+    crafted = [((start + j * stride) ^ 0x9E3779B97F4A7C15) & (2**64 - 1) for j in range(20_000)]
+    ids = torch.tensor([k - 2**64 if k >= 2**63 else k for k in crafted])
+    table = make_table(dim=1)
+    table.assign(ids, torch.ones(len(ids), 1))
+    assert table.stats()["longest_search"] < 40
+    assert table.stats()["load_factor"] > 0.5
+
+
+def test_scans_of_any_slice_give_every_row_once() -> None:
+    table = make_table(dim=1)
+    ids = torch.arange(300)
+    table.assign(ids, ids[:, None].float())
+    for rows in (1, 2, 7, 299, 1000, None):
+        parts = list(table.scan(rows))
+        seen = torch.cat([part.ids for part in parts])
+        assert sorted(seen.tolist()) == list(range(300))
+        for part in parts:
+            assert torch.equal(part.rows[:, 0], part.ids.float())
+    with pytest.raises(InputError, match="rows is 0"):
+        table.scan(0)  # at the call, not at the first slice
+
+
+def test_a_table_of_the_widest_rows_can_be_scanned() -> None:
+    table = make_table(optimizers.Adam(), dim=65536)
+    table.assign(_ids(1, 2), torch.ones(2, 65536))
+    assert sum(len(part) for part in table.scan()) == 2
+    assert table.memory().slack_bytes < table.memory().row_bytes
+
+
+def test_tables_say_how_to_copy_them() -> None:
+    table = make_table()
+    for copy_with in (pickle.dumps, copy.deepcopy, copy.copy):
+        with pytest.raises(TypeError, match="restore"):
+            copy_with(table)
+    config = table.config
+    assert pickle.loads(pickle.dumps(config)) == copy.deepcopy(config) == config
+
+
+def test_numpy_numbers_are_numbers() -> None:
+    table = make_table()
+    row = torch.ones(1, 4)
+    table.apply_gradients(_ids(1), row, step=np.int64(3), ts=np.int32(4), rates=[np.float32(0.5)])
+    assert table.max_ts() == 4
+    segment = Segment(np.int64(4), initializers.Uniform(np.float32(0.5)), optimizers.Sgd())
+    assert HostTable(TableConfig("t", (segment,))).layout.dim == 4
+    assert json.loads(json.dumps(segment.to_dict()))["dim"] == 4
+
+
+def test_a_reused_output_is_seen_by_autograd() -> None:
+    table = make_table()
+    out = torch.ones(1, 4)
+    weight = torch.ones(1, 4, requires_grad=True)
+    product = (weight * out).sum()
+    table.lookup(_ids(1), out=out)
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        product.backward()
+    with pytest.raises(InputError, match="requires grad"):
+        table.lookup(_ids(1), out=weight)
+
+
+def test_schedules_need_the_step() -> None:
+    table = make_table(optimizers.Sgd(lr=Polynomial(0.1, 10)))
+    with pytest.raises(InputError, match="pass step="):
+        table.apply_gradients(_ids(1), torch.ones(1, 4))
+    table.apply_gradients(_ids(1), torch.ones(1, 4), rates=[0.1])
 
 
 def test_empty_batches_do_nothing() -> None:

@@ -1,12 +1,15 @@
 from __future__ import annotations
 
+import pytest
 import torch
 
+from hedgerow import native
+from hedgerow.core.errors import InputError
 from hedgerow.tables import initializers, optimizers, original
 from hedgerow.tables.config import Segment, TableConfig
 from hedgerow.tables.host import HostTable
 
-from ..support import make_table
+from ..support import make_table, table_config, twin_of
 
 
 def _is_half(rows: torch.Tensor) -> bool:
@@ -71,13 +74,34 @@ def test_rounding_repeats_itself_and_differs_between_occurrences() -> None:
         return table.lookup(torch.tensor([5])).rows
 
     assert torch.equal(run(), run())
-    each = run(per_occurrence=True)
-    assert torch.equal(each, run(per_occurrence=True))
-    assert len(each.unique()) > 2  # three draws a column, not one repeated
+    assert torch.equal(run(per_occurrence=True), run(per_occurrence=True))
+
+
+def test_forty_occurrences_of_an_id_draw_forty_times() -> None:
+    config = table_config(dim=64, stochastic_rounding_float16=True, init=initializers.Zeros())
+    ids, grads = torch.full((40,), 5), torch.full((40, 64), 0.1)
+    rows = []
+    for table in (HostTable(config), twin_of(config)):
+        table.apply_gradients(ids, grads, step=2, per_occurrence=True)
+        rows.append(table.lookup(torch.tensor([5])).rows)
+    assert torch.equal(rows[0], rows[1])
+    draws = torch.empty(40, 64)
+    for number in range(40):
+        draws[number] = 1 + 2**-11  # half way between two halves
+        at = draws[number].data_ptr()
+        native.round_to_half(7, torch.tensor([5]).data_ptr(), 1, 2, number, 0, 64, at)
+    assert len(draws.unique(dim=0)) == 40
 
 
 def test_values_beyond_half_are_cut_at_its_largest() -> None:
     table = make_table(dim=2, stochastic_rounding_float16=True)
     table.assign(torch.tensor([1]), torch.tensor([[1e6, -1e6]]))
-    table.apply_gradients(torch.tensor([1]), torch.zeros(1, 2))
+    table.apply_gradients(torch.tensor([1]), torch.zeros(1, 2), step=0)
     assert table.lookup(torch.tensor([1])).rows.tolist() == [65504.0, -65504.0]
+
+
+def test_rounding_without_a_step_is_refused() -> None:
+    """It would repeat the same draw in every call: rows would move always or never."""
+    table = make_table(dim=2, stochastic_rounding_float16=True)
+    with pytest.raises(InputError, match="pass step="):
+        table.apply_gradients(torch.tensor([1]), torch.zeros(1, 2))
