@@ -29,7 +29,6 @@ class Arena {
     return reinterpret_cast<i64*>(chunks_[number >> shift_] + times_from_) + (number & mask_);
   }
 
-  u64 stride() const { return stride_; }
   u64 taken_bytes() const;  // rows handed out, time stamps included
 
   void clear();  // the caller has every shard locked

@@ -15,6 +15,8 @@ constexpr u64 kHugeFrom = u64(2) << 20;  // bytes from which an index asks for h
 
 }  // namespace
 
+const Bucket Index::kEmpty{};
+
 // Sizes follow kSmallest * kGrowth^(k + phase).
 u64 Index::buckets_for(u64 rows) const {
   const double wanted = double((rows + kMaxPerBucket - 1) / kMaxPerBucket);
@@ -23,29 +25,28 @@ u64 Index::buckets_for(u64 rows) const {
   return std::max(u64(wanted), u64(std::ceil(size)));
 }
 
-void Index::reserve(u64 rows) {
-  if (rows <= count_ * kMaxPerBucket) return;
+Index Index::grown(u64 rows) const {
   const u64 count = buckets_for(rows);
   const u64 bytes = count * sizeof(Bucket);
-  Index grown(phase_);
-  grown.block_ = Block(bytes, bytes >= kHugeFrom ? PageSize::huge : PageSize::small);
-  grown.charge_.add(bytes);
-  grown.buckets_ = reinterpret_cast<Bucket*>(grown.block_.data());
-  grown.count_ = count;
+  Index larger(phase_);
+  larger.block_ = Block(bytes, bytes >= kHugeFrom ? PageSize::huge : PageSize::small);
+  larger.charge_.add(bytes);
+  larger.buckets_ = reinterpret_cast<Bucket*>(larger.block_.data());
+  larger.count_ = count;
   for (u64 at = 0; at < count_; ++at) {
     const Bucket& bucket = buckets_[at];
-    for (u32 i = 0; i < used(bucket); ++i)
-      grown.insert(bucket.key[i], position_of(slot_hash(bucket.key[i])), bucket.row[i]);
+    for (u32 i = 0; i < bucket.used(); ++i)
+      larger.insert(bucket.key[i], position_of(slot_hash(bucket.key[i])), bucket.row[i]);
   }
-  *this = std::move(grown);
+  return larger;
 }
 
 void Index::insert(u64 key, u64 position, u32 row) {
   u64 at = home(position);
-  for (; used(buckets_[at]) == kSlots; at = next(at))
-    if (passed(buckets_[at]) != kPassFull) buckets_[at].counts += kPass;
+  for (; buckets_[at].used() == Bucket::kSlots; at = next(at))
+    if (buckets_[at].passed() != Bucket::kPassFull) buckets_[at].counts += Bucket::kPass;
   Bucket& bucket = buckets_[at];
-  const u32 slot = used(bucket);
+  const u32 slot = bucket.used();
   bucket.key[slot] = key;
   bucket.row[slot] = row;
   ++bucket.counts;
@@ -57,20 +58,20 @@ u32 Index::erase(u64 key, u64 position) {
   const u64 start = home(position);
   u64 at = start;
   u32 hit;
-  while ((hit = match(buckets_[at], key)) == 0) {
-    if (passed(buckets_[at]) == 0) return kNoRow;
+  while ((hit = buckets_[at].match(key)) == 0) {
+    if (buckets_[at].passed() == 0) return kNoRow;
     at = next(at);
     if (at == start) return kNoRow;
   }
   Bucket& bucket = buckets_[at];
-  const u32 slot = __builtin_ctz(hit), last = used(bucket) - 1;
+  const u32 slot = __builtin_ctz(hit), last = bucket.used() - 1;
   const u32 row = bucket.row[slot];
   bucket.key[slot] = bucket.key[last];
   bucket.row[slot] = bucket.row[last];
   --bucket.counts;
   --size_;
   for (u64 before = start; before != at; before = next(before))
-    if (passed(buckets_[before]) != kPassFull) buckets_[before].counts -= kPass;
+    if (buckets_[before].passed() != Bucket::kPassFull) buckets_[before].counts -= Bucket::kPass;
   return row;
 }
 
@@ -82,11 +83,11 @@ void Index::gather(u64 bucket, u64 from, std::vector<KeyRow>& out) const {
   u64 at = bucket;
   do {
     const Bucket& here = buckets_[at];
-    for (u32 i = 0; i < used(here); ++i) {
+    for (u32 i = 0; i < here.used(); ++i) {
       const u64 position = position_of(slot_hash(here.key[i]));
       if (position >= from && home(position) == bucket) out.push_back({here.key[i], here.row[i]});
     }
-    if (passed(here) == 0) return;
+    if (here.passed() == 0) return;
     at = next(at);
   } while (at != bucket);
 }
@@ -115,7 +116,7 @@ u64 Index::longest_search() const {
   // A run that reaches the end goes on from the start: walk twice round at most.
   for (u64 step = 0; step < 2 * count_; ++step) {
     longest = std::max(longest, ++run);
-    if (passed(buckets_[step % count_]) != 0) continue;
+    if (buckets_[step % count_].passed() != 0) continue;
     run = 0;
     if (step >= count_) break;
   }
@@ -125,7 +126,7 @@ u64 Index::longest_search() const {
 void Index::clear() {
   charge_.release();
   block_.reset();
-  buckets_ = nullptr;
+  buckets_ = const_cast<Bucket*>(&kEmpty);
   count_ = 0;
   size_ = 0;
 }

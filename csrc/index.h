@@ -10,11 +10,10 @@
 #include <vector>
 
 #include "bits.h"
+#include "bucket.h"
 #include "memory.h"
 
 namespace hedgerow {
-
-inline constexpr u32 kNoRow = 0xffffffffu;
 
 struct KeyRow {
   u64 key;
@@ -23,39 +22,29 @@ struct KeyRow {
 
 class Index {
  public:
-  static constexpr int kSlots = 5;  // 5 keys + 5 row numbers + one word of counts fill a line
   static constexpr u64 kMaxPerBucket = 4;  // grow above 4 of 5 slots on average
 
   // `phase` in [0, 1) shifts the sizes at which this index grows, so that shards, which fill
   // evenly, do not all grow in the same call.
   explicit Index(double phase) : phase_(phase) {}
+  Index(Index&&) = default;
+  Index& operator=(Index&&) = default;
 
   u64 size() const { return size_; }
   u64 bucket_count() const { return count_; }
   u64 bytes() const { return block_.bytes(); }
   u64 longest_search() const;  // buckets that the worst search for an absent key visits
 
-  // Room for `rows` keys in all without further growth. Throws OutOfMemory; nothing is changed
-  // then.
-  void reserve(u64 rows);
+  // Whether `rows` keys in all fit without growth.
+  bool has_room(u64 rows) const { return rows <= count_ * kMaxPerBucket; }
 
-  HR_INLINE void prefetch(u64 position) const {
-    if (count_ != 0) __builtin_prefetch(&buckets_[home(position)]);
-  }
+  // The same keys with room for `rows` in all. Throws OutOfMemory. This index is only read.
+  Index grown(u64 rows) const;
 
-  HR_INLINE u32 find(u64 key, u64 position) const {
-    if (count_ == 0) return kNoRow;
-    const u64 start = home(position);
-    u64 at = start;
-    do {
-      const Bucket& bucket = buckets_[at];
-      const u32 hit = match(bucket, key);
-      if (hit != 0) return bucket.row[__builtin_ctz(hit)];
-      if (passed(bucket) == 0) return kNoRow;
-      at = next(at);
-    } while (at != start);  // a small index can be passed all the way round
-    return kNoRow;
-  }
+  // Valid until the index grows or is cleared.
+  IndexView view() const { return {buckets_, count_ == 0 ? 1 : count_}; }
+
+  HR_INLINE u32 find(u64 key, u64 position) const { return find_in(view(), key, position); }
 
   // The key must be absent and room reserved.
   void insert(u64 key, u64 position, u32 row);
@@ -71,24 +60,6 @@ class Index {
   void clear();
 
  private:
-  struct alignas(64) Bucket {
-    u64 key[kSlots];
-    u32 row[kSlots];
-    u32 counts;  // low 8 bits: slots in use; the rest: keys that passed through, saturating
-  };
-  static_assert(sizeof(Bucket) == 64);
-  static constexpr u32 kPass = u32(1) << 8;
-  static constexpr u32 kPassFull = 0xffffff00u;
-
-  static HR_INLINE u32 used(const Bucket& bucket) { return bucket.counts & 0xffu; }
-  static HR_INLINE u32 passed(const Bucket& bucket) { return bucket.counts & kPassFull; }
-
-  static HR_INLINE u32 match(const Bucket& bucket, u64 key) {
-    u32 equal = 0;
-    for (u32 i = 0; i < kSlots; ++i) equal |= u32(bucket.key[i] == key) << i;
-    return equal & ((u32(1) << used(bucket)) - 1);
-  }
-
   HR_INLINE u64 home(u64 position) const { return u64((u128(position) * count_) >> 64); }
   HR_INLINE u64 next(u64 at) const { return at + 1 == count_ ? 0 : at + 1; }
   u64 first_position_of(u64 bucket) const;  // smallest position whose home is `bucket`
@@ -97,9 +68,10 @@ class Index {
 
   Charge charge_;
   Block block_;
-  Bucket* buckets_ = nullptr;
-  u64 count_ = 0;  // buckets
-  u64 size_ = 0;   // keys
+  static const Bucket kEmpty;  // what an index without buckets shows to searches
+  Bucket* buckets_ = const_cast<Bucket*>(&kEmpty);  // never written while count_ is 0
+  u64 count_ = 0;                                   // buckets
+  u64 size_ = 0;                                    // keys
   double phase_;
 };
 

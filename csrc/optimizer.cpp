@@ -17,8 +17,17 @@ constexpr void (*prepare_of())(RuleSettings&) {
 }
 
 template <class Body>
+struct OverRows {
+  static HR_INLINE void run(const StepsArgs& a) {
+    for (u64 i = 0; i < a.n; ++i)
+      Body::run({a.rows[i] + a.first_column, a.rows[i] + a.state_from, a.grads[i], a.dim, a.rate,
+                 a.step, a.settings});
+  }
+};
+
+template <class Body>
 Rule common() {
-  using Each = Variants<Body, const StepArgs&>;
+  using Each = Variants<OverRows<Body>, const StepsArgs&>;
   return {Body::kName,
           Body::kSettings,
           Body::kState,
@@ -31,7 +40,7 @@ Rule rare() {
   return {Body::kName,
           Body::kSettings,
           Body::kState,
-          {&Body::run, &Body::run, &Body::run},
+          {&OverRows<Body>::run, &OverRows<Body>::run, &OverRows<Body>::run},
           prepare_of<Body>()};
 }
 

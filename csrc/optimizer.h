@@ -1,4 +1,4 @@
-// One optimizer step on one row segment: the arguments and the table of update rules by name.
+// Optimizer steps on a segment of rows: the arguments and the table of update rules by name.
 #pragma once
 
 #include <memory>
@@ -18,6 +18,7 @@ struct RuleSettings {
   std::shared_ptr<const std::vector<float>> bias;
 };
 
+// One step on one row.
 struct StepArgs {
   float* w;        // the segment's embedding, dim floats
   float* state;    // the segment's state, laid out as the rule says
@@ -28,7 +29,20 @@ struct StepArgs {
   const RuleSettings* settings;
 };
 
-using StepFunction = void (*)(const StepArgs&);
+// A step on the same segment of several rows.
+struct StepsArgs {
+  float* const* rows;
+  const float* const* grads;  // of the segment
+  u64 n;
+  int first_column;  // where the segment's embedding and state start in a row
+  int state_from;
+  int dim;
+  float rate;
+  i64 step;
+  const RuleSettings* settings;
+};
+
+using StepFunction = void (*)(const StepsArgs&);
 
 struct Rule {
   const char* name;

@@ -7,7 +7,7 @@
 #include <utility>
 #include <vector>
 
-#include "index.h"
+#include "bucket.h"
 #include "pool.h"
 
 namespace hedgerow {
@@ -36,12 +36,17 @@ void Plan::split(const i64* ids, u64 n) {
     for (Counts& counts : at) total += std::exchange(counts[shard], total);
   }
   starts_[kShards] = total;
+  ids_ = n;
+  groups_.ensure(n);
+  order_.ensure(n);
   Keyed* keyed = keyed_.ensure(n);
   parallel_for(i64(tasks), [&](i64 task) {
     Counts& next = at[task];
     const u64 end = std::min(n, u64(task + 1) * kSplitIds);
-    for (u64 i = u64(task) * kSplitIds; i < end; ++i)
-      keyed[next[shard_of(slot_hash(u64(ids[i])))]++] = {u64(ids[i]), u32(i)};
+    for (u64 i = u64(task) * kSplitIds; i < end; ++i) {
+      const u64 hash = slot_hash(u64(ids[i]));
+      keyed[next[shard_of(hash)]++] = {u64(ids[i]), u32(i), u32(hash)};
+    }
   });
 }
 
@@ -59,11 +64,11 @@ void Plan::group(int shard) {
   u32 count = 0;
   for (u64 i = 0; i < n; ++i) {
     const u64 key = keyed[i].key;
-    u64 slot = slot_hash(key) & mask;  // the low bits: the shard took the high ones
+    u64 slot = keyed[i].hash & mask;
     while (table[slot] != kNoRow && groups[table[slot]].key != key) slot = (slot + 1) & mask;
     if (table[slot] == kNoRow) {
       table[slot] = count;
-      groups[count++] = {key, 0, 0, kNoRow};
+      groups[count++] = {key, 0, 0, kNoRow, kNoRow};
     }
     member_of[i] = table[slot];
     ++groups[table[slot]].count;
@@ -84,21 +89,25 @@ void Plan::group(int shard) {
   member_room.keep_at_most(kKeepBytes);
 }
 
-void Plan::build(const i64* ids, u64 n) {
-  split(ids, n);
-  groups_.ensure(n);
-  order_.ensure(n);
-  if (n <= kSplitIds) {  // too little to share
-    for (int shard = 0; shard < kShards; ++shard) group(shard);
-  } else {
-    parallel_for(kShards, [&](i64 shard) { group(int(shard)); });
+void Plan::start_ranks() { std::fill_n(marks_.ensure(ids_), ids_, u8(0)); }
+
+u32 Plan::rank() {
+  const u8* marks = marks_.data();
+  u32* ranks = ranks_.ensure(ids_);
+  u32 next = 0;
+  for (u64 i = 0; i < ids_; ++i) {
+    ranks[i] = next;
+    next += marks[i];
   }
+  return next;
 }
 
 void Plan::trim() {
   keyed_.keep_at_most(kKeepBytes);
   groups_.keep_at_most(kKeepBytes);
   order_.keep_at_most(kKeepBytes);
+  marks_.keep_at_most(kKeepBytes);
+  ranks_.keep_at_most(kKeepBytes);
 }
 
 Plan& Plan::of_this_thread() {

@@ -2,6 +2,8 @@
 // order.
 #pragma once
 
+#include <algorithm>
+#include <functional>
 #include <memory>
 #include <span>
 
@@ -36,15 +38,20 @@ struct Group {
   u64 key;
   u32 first;  // its occurrences: Plan::occurrences(group)
   u32 count;
-  u32 row;  // where the key was found, or kNoRow
+  u32 row;    // where the key was found, or kNoRow
+  u32 spare;  // for a key that was not found: the row it will get
 };
 
 class Plan {
  public:
   static constexpr u64 kMaxIds = 0xfffffffeull;  // positions are 32-bit
 
-  // Work is shared with the pool; the result does not depend on it.
-  void build(const i64* ids, u64 n);
+  // Splits the ids by shard, in input order. Work is shared with the pool; the result does not
+  // depend on it.
+  void split(const i64* ids, u64 n);
+
+  // Groups the equal ids of one shard.
+  void group(int shard);
 
   std::span<Group> groups(int shard) {
     return {groups_.data() + starts_[shard], group_count_[shard]};
@@ -53,11 +60,19 @@ class Plan {
     return {order_.data() + group.first, group.count};
   }
 
-  // Per shard, for the caller: the version at which rows were found, keys that were not, and rows
-  // the shard still holds ready for this call.
+  // Numbers groups in the order in which they first occur in the batch: marks are set by any
+  // thread, each for its own groups, then `rank` makes the numbers.
+  void start_ranks();
+  void mark(const Group& group) { marks_.data()[order_.data()[group.first]] = 1; }
+  u32 rank();  // how many were marked
+  u32 rank_of(const Group& group) const { return ranks_.data()[order_.data()[group.first]]; }
+
+  // Per shard, for the caller: the version at which rows were found, keys that were not, and those
+  // of them that the index holds room for.
   u64 version[kShards];
   u64 absent[kShards];
   u64 promised[kShards];
+  bool any_absent() const { return std::any_of(absent, absent + kShards, std::identity()); }
 
   void trim();  // lets go of the memory of an unusually large call
 
@@ -67,15 +82,17 @@ class Plan {
   struct Keyed {
     u64 key;
     u32 position;
+    u32 hash;  // the low bits of the slot hash: the shard took the high ones
   };
-  void split(const i64* ids, u64 n);
-  void group(int shard);
 
   u64 starts_[kShards + 1];
   u32 group_count_[kShards];
   Buffer<Keyed> keyed_;
   Buffer<Group> groups_;
   Buffer<u32> order_;
+  u64 ids_ = 0;
+  Buffer<u8> marks_;
+  Buffer<u32> ranks_;
 };
 
 }  // namespace hedgerow

@@ -1,9 +1,8 @@
-// One of a table's 64 shards: its lock, its index and the rows it may give to new keys.
+// One of a table's 64 shards: its locks, its index and the rows its erased keys left.
 #pragma once
 
-#include <algorithm>
 #include <cstring>
-#include <vector>
+#include <mutex>
 
 #include "arena.h"
 #include "index.h"
@@ -11,74 +10,62 @@
 
 namespace hedgerow {
 
-// Row numbers a shard owns but no key uses: erased ones first, then fresh ones from the arena.
-class FreeRows {
+// Rows of erased keys, to be given to new ones. The list runs through the rows themselves.
+class ErasedRows {
  public:
-  u64 available() const { return erased_ + fresh_; }
-
-  // Makes at least `rows` available. `live` is the shard's row count: small shards take small
-  // steps.
-  void reserve(Arena& arena, u64 rows, u64 live) {
-    if (rows <= available()) return;
-    const u64 least = std::clamp<u64>(4096 / arena.stride(), 1, 16);  // wide rows: one at a time
-    const u64 step = std::clamp<u64>(live / 8, least, 256);
-    const u32 wanted = u32(std::max(rows - available(), step));
-    ranges_.reserve(ranges_.size() + 1);
-    ranges_.push_back({arena.take(wanted), wanted});
-    fresh_ += wanted;
-  }
+  u64 size() const { return size_; }
 
   u32 take(const Arena& arena) {
-    if (erased_ != 0) {
-      --erased_;
-      const u32 row = newest_;
-      std::memcpy(&newest_, arena.row(row), sizeof(newest_));
-      return row;
-    }
-    --fresh_;
-    Range& range = ranges_.back();
-    const u32 row = range.first++;
-    if (--range.count == 0) ranges_.pop_back();
+    const u32 row = newest_;
+    std::memcpy(&newest_, arena.row(row), sizeof(newest_));
+    --size_;
     return row;
   }
 
-  // The list of erased rows runs through the rows themselves.
   void give(const Arena& arena, u32 row) {
     std::memcpy(arena.row(row), &newest_, sizeof(newest_));
     newest_ = row;
-    ++erased_;
+    ++size_;
   }
 
-  // Returns fresh rows beyond `keep` to the arena, after a call that could not get all it needed.
-  void trim(Arena& arena, u64 keep) {
-    while (!ranges_.empty() && available() - ranges_.back().count >= keep) {
-      arena.give_back(ranges_.back().first, ranges_.back().count);
-      fresh_ -= ranges_.back().count;
-      ranges_.pop_back();
-    }
-  }
-
-  void clear() { *this = FreeRows(); }
+  void clear() { *this = ErasedRows(); }
 
  private:
-  struct Range {
-    u32 first, count;
-  };
   u32 newest_ = kNoRow;
-  u64 erased_ = 0;
-  u64 fresh_ = 0;
-  std::vector<Range> ranges_;
+  u64 size_ = 0;
 };
 
 // Padded to its own lines: sharing one with a neighbour makes two threads slower than one.
+//
+// Whoever changes anything holds `writing`; whoever changes what readers see also holds `lock`
+// exclusively. A larger index is built under `writing` alone, while readers go on.
 struct alignas(128) Shard {
   explicit Shard(double phase) : index(phase) {}
 
   RwLock lock;
+  std::mutex writing;
   u64 version = 0;   // counts inserts and erasures: row numbers found at a version hold at it
-  u64 reserved = 0;  // rows promised to running calls
+  u64 promised = 0;  // keys that running calls may still insert: the index has room for them
   Index index;
-  FreeRows free_rows;
+  ErasedRows erased;
+};
+
+// Both locks of a shard.
+class WriteLock {
+ public:
+  explicit WriteLock(Shard& shard) : shard_(shard) {
+    shard_.writing.lock();
+    shard_.lock.lock();
+  }
+  ~WriteLock() {
+    shard_.lock.unlock();
+    shard_.writing.unlock();
+  }
+  WriteLock(const WriteLock&) = delete;
+  WriteLock& operator=(const WriteLock&) = delete;
+
+ private:
+  Shard& shard_;
 };
 
 }  // namespace hedgerow

@@ -4,15 +4,18 @@
 #include <algorithm>
 #include <mutex>
 #include <shared_mutex>
+#include <utility>
 
+#include "apply_op.h"
+#include "assign_ops.h"
 #include "pool.h"
-#include "write_ops.h"
+#include "probe.h"
 
 namespace hedgerow {
 namespace {
 
 constexpr u64 kWriteRows = 1024;  // rows changed under one hold of a shard's lock
-constexpr u64 kAhead = 8;         // groups whose rows and gradients are fetched ahead
+constexpr u64 kProbe = 32;        // keys searched between two fetches of buckets
 constexpr u64 kShareIds = 4096;   // smaller calls are not worth waking other threads for
 
 void for_each_shard(u64 ids, auto&& body) {
@@ -28,9 +31,22 @@ void for_each_shard(u64 ids, auto&& body) {
 Table::Table(const std::vector<SegmentSpec>& segments, bool serving, bool skip_zero, u64 seed,
              u64 initial_capacity)
     : layout_(segments, serving), skip_zero_(skip_zero), seed_(seed), arena_(layout_.stride) {
-  for (int i = 0; i < kShards; ++i) shards_.push_back(std::make_unique<Shard>(double(i) / kShards));
-  if (initial_capacity > kShards)
-    for (auto& shard : shards_) shard->index.reserve(initial_capacity / kShards);
+  for (int i = 0; i < kShards; ++i) {
+    shards_.push_back(std::make_unique<Shard>(double(i) / kShards));
+    views_[i] = shards_[i]->index.view();
+    if (initial_capacity > kShards) make_room(i, initial_capacity / kShards);
+  }
+}
+
+// Room for `rows` keys in all. The caller holds the shard's `writing`; readers stop for the swap
+// alone.
+void Table::make_room(int number, u64 rows) {
+  Shard& shard = *shards_[number];
+  if (shard.index.has_room(rows)) return;
+  Index larger = shard.index.grown(rows);
+  const std::lock_guard hold(shard.lock);
+  shard.index = std::move(larger);
+  views_[number] = shard.index.view();
 }
 
 void Table::start_state(float* row) const {
@@ -56,125 +72,190 @@ void Table::saw_time(i64 time) {
 }
 
 // Finds the rows of a shard's groups, under shared locks.
-void Table::locate(Plan& plan, int shard_number) const {
-  const std::span<Group> groups = plan.groups(shard_number);
-  Shard& shard = *shards_[shard_number];
-  const auto position = [](const Group& group) { return position_of(slot_hash(group.key)); };
-  plan.absent[shard_number] = 0;
+void Table::locate(Plan& plan, int number) const {
+  const std::span<Group> groups = plan.groups(number);
+  plan.absent[number] = plan.promised[number] = 0;
+  if (groups.empty()) return;
+  Shard& shard = *shards_[number];
+  const Probe probe = probe_for(active_isa());
+  i64 keys[kWriteRows];
+  const Bucket* homes[kWriteRows];
+  u32 rows[kWriteRows];
   for (u64 from = 0; from < groups.size(); from += kWriteRows) {
     const std::span block = groups.subspan(from, std::min(kWriteRows, groups.size() - from));
+    for (u64 i = 0; i < block.size(); ++i) keys[i] = i64(block[i].key);
+    const auto part = [&](u64 start) {
+      const u64 size = start < block.size() ? std::min(kProbe, block.size() - start) : 0;
+      return ProbeArgs{views_, keys + start, size, homes + start, rows + start};
+    };
     const std::shared_lock hold(shard.lock);
-    if (from == 0) plan.version[shard_number] = shard.version;
-    for (u64 i = 0; i < std::min(kAhead, block.size()); ++i)
-      shard.index.prefetch(position(block[i]));
+    if (from == 0) plan.version[number] = shard.version;
+    probe.fetch(part(0));
+    for (u64 i = 0; i < block.size(); i += kProbe) {
+      probe.fetch(part(i + kProbe));
+      probe.find(part(i));
+    }
     for (u64 i = 0; i < block.size(); ++i) {
-      if (i + kAhead < block.size()) shard.index.prefetch(position(block[i + kAhead]));
-      block[i].row = shard.index.find(block[i].key, position(block[i]));
-      if (block[i].row == kNoRow) ++plan.absent[shard_number];
+      block[i].row = rows[i];
+      plan.absent[number] += rows[i] == kNoRow;
     }
   }
 }
 
-// Makes room for every key that was not found, so that nothing can fail once rows change.
-void Table::reserve(Plan& plan, int shard_number) {
-  const u64 rows = plan.absent[shard_number];
-  if (rows == 0) return;
-  Shard& shard = *shards_[shard_number];
-  const std::lock_guard hold(shard.lock);
-  shard.free_rows.reserve(arena_, shard.reserved + rows, shard.index.size());
-  shard.reserved += rows;
-  plan.promised[shard_number] = rows;
-  shard.index.reserve(shard.index.size() + shard.reserved);
-}
-
-// Ends the promises of a call; after a failure, rows taken for them go back to the arena.
-void Table::release(Plan& plan, bool failed) {
-  for (int number = 0; number < kShards; ++number) {
-    if (plan.promised[number] == 0) continue;
+// Gives a row to every key that was not found and makes room for it in the index, so that nothing
+// can fail once rows change. Rows of erased keys come first; the others are one run of the arena in
+// the order of the batch: ids that came together lie together.
+void Table::reserve(Plan& plan, u64 n) {
+  plan.start_ranks();
+  for_each_shard(n, [&](int number) {
+    if (plan.absent[number] == 0) return;
     Shard& shard = *shards_[number];
-    const std::lock_guard hold(shard.lock);
-    shard.reserved -= plan.promised[number];
-    plan.promised[number] = 0;
-    if (failed) shard.free_rows.trim(arena_, shard.reserved);
+    const std::lock_guard writing(shard.writing);
+    for (Group& group : plan.groups(number)) {
+      if (group.row != kNoRow) continue;
+      if (shard.erased.size() != 0) {
+        group.spare = shard.erased.take(arena_);
+      } else {
+        plan.mark(group);
+      }
+    }
+  });
+  const u32 rows = plan.rank();
+  const u32 first = rows == 0 ? kNoRow : arena_.take(rows);
+  try {
+    for_each_shard(n, [&](int number) {
+      if (plan.absent[number] == 0) return;
+      Shard& shard = *shards_[number];
+      const std::lock_guard writing(shard.writing);
+      make_room(number, shard.index.size() + shard.promised + plan.absent[number]);
+      shard.promised += plan.promised[number] = plan.absent[number];
+    });
+  } catch (...) {
+    if (rows != 0) arena_.give_back(first, rows);
+    throw;
+  }
+  if (rows == 0) return;
+  for_each_shard(n, [&](int number) {
+    if (plan.absent[number] == 0) return;
+    for (Group& group : plan.groups(number))
+      if (group.row == kNoRow && group.spare == kNoRow) group.spare = first + plan.rank_of(group);
+  });
+}
+
+// Ends a call: rows it was given and did not use are for others.
+void Table::release(Plan& plan) {
+  for (int number = 0; number < kShards; ++number) {
+    if (plan.absent[number] == 0) continue;
+    Shard& shard = *shards_[number];
+    const std::lock_guard writing(shard.writing);
+    shard.promised -= plan.promised[number];
+    for (Group& group : plan.groups(number))
+      if (group.spare != kNoRow) shard.erased.give(arena_, group.spare);
   }
 }
 
-// A row for a key that has none. Room was promised, unless the key was erased by another call since
-// `locate`: then it may have to be found now.
-u32 Table::give_row(Plan& plan, int shard_number, u64 key) {
-  Shard& shard = *shards_[shard_number];
-  const u64 needed = shard.reserved + (plan.promised[shard_number] == 0 ? 1 : 0);
-  shard.index.reserve(shard.index.size() + needed);
-  shard.free_rows.reserve(arena_, needed, shard.index.size());
-  const u32 row = shard.free_rows.take(arena_);
-  shard.index.insert(key, position_of(slot_hash(key)), row);
+// A row for a key that has none. One was reserved, unless another call erased the key since
+// `locate`: then it has to be found now.
+void Table::insert(Plan& plan, int number, Group& group) {
+  Shard& shard = *shards_[number];
+  if (plan.promised[number] != 0) {
+    --plan.promised[number];
+    --shard.promised;
+  }
+  const u64 rows = shard.index.size() + shard.promised + 1;
+  if (!shard.index.has_room(rows)) {
+    shard.index = shard.index.grown(rows);
+    views_[number] = shard.index.view();
+  }
+  if (group.spare != kNoRow) {
+    group.row = std::exchange(group.spare, kNoRow);
+  } else {
+    group.row = shard.erased.size() != 0 ? shard.erased.take(arena_) : arena_.take(1);
+  }
+  shard.index.insert(group.key, position_of(slot_hash(group.key)), group.row);
   ++shard.version;
-  if (plan.promised[shard_number] != 0) {
-    --plan.promised[shard_number];
-    --shard.reserved;
-  }
-  return row;
 }
 
-void Table::take_row(int shard_number, const Group& group) {
-  Shard& shard = *shards_[shard_number];
+void Table::remove(int number, const Group& group) {
+  Shard& shard = *shards_[number];
   shard.index.erase(group.key, position_of(slot_hash(group.key)));
-  shard.free_rows.give(arena_, group.row);
+  shard.erased.give(arena_, group.row);
   ++shard.version;
 }
 
+// Carries out the verdicts on a batch: rows are born or removed, and only those to be written stay.
 template <class Op>
-void Table::commit_one(Plan& plan, int shard_number, Group& group, const Op& op,
-                       typename Op::Worker& worker, Applied& applied) {
-  const Occurrences at = plan.occurrences(group);
-  const bool there = group.row != kNoRow;
-  switch (op.prepare(worker, group, at, there ? arena_.row(group.row) : nullptr, applied)) {
-    case Verdict::drop:
-      return;
-    case Verdict::erase:
-      if (!there) return;
-      take_row(shard_number, group);
-      ++applied.erased;
-      return;
-    case Verdict::write:
-      break;
+void Table::settle(Plan& plan, int number, Batch& batch, const Op& op, Applied& applied) {
+  for (u64 i = 0; i < batch.groups.size(); ++i) {
+    Group& group = batch.groups[i];
+    u8*& row = batch.row[i];
+    if (batch.verdict[i] == Verdict::write) {
+      batch.born[i] = row == nullptr;
+      if (row != nullptr) continue;
+      insert(plan, number, group);
+      row = arena_.row(group.row);
+      op.born(group.key, row);
+      ++applied.inserted;
+    } else {
+      if (batch.verdict[i] == Verdict::erase && row != nullptr) {
+        remove(number, group);
+        ++applied.erased;
+      }
+      row = nullptr;
+    }
   }
-  if (!there) {
-    group.row = give_row(plan, shard_number, group.key);
-    ++applied.inserted;
-    op.born(group.key, arena_.row(group.row));
-  }
-  op.change(worker, group, at, !there, arena_.row(group.row), arena_.time(group.row), applied);
 }
 
 template <class Op>
-Applied Table::commit(Plan& plan, int shard_number, const Op& op) {
-  const std::span<Group> groups = plan.groups(shard_number);
+void Table::commit_batch(Plan& plan, int number, std::span<Group> groups, const Op& op,
+                         typename Op::Worker& worker, Applied& applied) {
+  Batch batch{.groups = groups, .row = {}, .verdict = {}, .born = {}};
+  for (u64 i = 0; i < groups.size(); ++i)
+    batch.row[i] = groups[i].row == kNoRow ? nullptr : arena_.row(groups[i].row);
+  op.prepare(worker, plan, batch, applied);
+  try {
+    settle(plan, number, batch, op, applied);
+  } catch (...) {  // no memory for a key that another call erased: rows born before it are finished
+    for (u64 i = 0; i < groups.size(); ++i)
+      if (!batch.born[i]) batch.row[i] = nullptr;
+    op.change(worker, plan, batch, applied);
+    throw;
+  }
+  op.change(worker, plan, batch, applied);
+}
+
+template <class Op>
+Applied Table::commit(Plan& plan, int number, const Op& op) {
+  const std::span<Group> groups = plan.groups(number);
   Applied applied;
   if (groups.empty()) return applied;
-  Shard& shard = *shards_[shard_number];
+  Shard& shard = *shards_[number];
   typename Op::Worker worker(op);
-  const auto fetch = [&](const Group& group) {
-    op.fetch(plan.occurrences(group));
-    if (group.row == kNoRow) return;
-    const u8* row = arena_.row(group.row);
-    for (int offset = 0; offset < layout_.row_bytes; offset += 64)
-      __builtin_prefetch(row + offset, 1);
-    __builtin_prefetch(arena_.time(group.row), 1);
+  const auto fetch = [&](std::span<const Group> ahead) {
+    for (const Group& group : ahead) {
+      op.fetch(plan.occurrences(group));
+      if (group.row == kNoRow) continue;
+      fetch_bytes(arena_.row(group.row), u64(layout_.row_bytes));
+      __builtin_prefetch(arena_.time(group.row), 1);
+    }
   };
-  u64 version = plan.version[shard_number];
+  u64 version = plan.version[number];
   bool stale = false;  // once another call was here, no row found by `locate` may be trusted
   for (u64 from = 0; from < groups.size(); from += kWriteRows) {
     const std::span block = groups.subspan(from, std::min(kWriteRows, groups.size() - from));
-    const std::lock_guard hold(shard.lock);
+    const auto batch = [&](u64 start) {
+      return start < block.size() ? block.subspan(start, std::min(kBatch, block.size() - start))
+                                  : std::span<Group>();
+    };
+    const WriteLock hold(shard);
     stale = stale || shard.version != version;
     if (stale)
       for (Group& group : block)
         group.row = shard.index.find(group.key, position_of(slot_hash(group.key)));
-    for (u64 i = 0; i < std::min(kAhead, block.size()); ++i) fetch(block[i]);
-    for (u64 i = 0; i < block.size(); ++i) {
-      if (i + kAhead < block.size()) fetch(block[i + kAhead]);
-      commit_one(plan, shard_number, block[i], op, worker, applied);
+    fetch(batch(0));
+    for (u64 start = 0; start < block.size(); start += kBatch) {
+      fetch(batch(start + kBatch));
+      commit_batch(plan, number, batch(start), op, worker, applied);
     }
     version = shard.version;
   }
@@ -184,15 +265,18 @@ Applied Table::commit(Plan& plan, int shard_number, const Op& op) {
 template <class Op>
 Applied Table::write(const i64* ids, u64 n, const Op& op) {
   const CallScope scope;
+  const std::shared_lock uncleared(clearing_);
   Plan& plan = Plan::of_this_thread();
-  plan.build(ids, n);
-  std::fill_n(plan.promised, kShards, 0);
-  for_each_shard(n, [&](int shard) { locate(plan, shard); });
+  plan.split(ids, n);
+  for_each_shard(n, [&](int shard) {
+    plan.group(shard);
+    locate(plan, shard);
+  });
   bool changing = false;
   std::mutex totalling;
   Applied total;
   try {
-    if (Op::kInserts) for_each_shard(n, [&](int shard) { reserve(plan, shard); });
+    if (Op::kInserts && plan.any_absent()) reserve(plan, n);
     changing = true;
     for_each_shard(n, [&](int shard) {
       const Applied part = commit(plan, shard, op);
@@ -200,19 +284,19 @@ Applied Table::write(const i64* ids, u64 n, const Op& op) {
       total += part;
     });
   } catch (OutOfMemory& error) {
-    release(plan, true);
+    release(plan);
     error.rows_changed = changing;
     throw;
   } catch (const std::bad_alloc&) {  // of the library: a few bytes of scratch
-    release(plan, true);
+    release(plan);
     OutOfMemory error(0, memory_used(), memory_limit());
     error.rows_changed = changing;
     throw error;
   } catch (...) {
-    release(plan, true);
+    release(plan);
     throw;
   }
-  release(plan, false);
+  release(plan);
   plan.trim();
   count(total);
   return total;
@@ -264,11 +348,13 @@ i64 Table::erase(const i64* ids, u64 n, u8* erased) {
 
 void Table::clear() {
   const CallScope scope;
+  const std::lock_guard alone(clearing_);
   for (auto& shard : shards_) shard->lock.lock();
-  for (auto& shard : shards_) {
-    shard->index.clear();
-    shard->free_rows.clear();
-    ++shard->version;
+  for (int i = 0; i < kShards; ++i) {
+    shards_[i]->index.clear();
+    views_[i] = shards_[i]->index.view();
+    shards_[i]->erased.clear();
+    ++shards_[i]->version;
   }
   arena_.clear();
   for (auto& shard : shards_) shard->lock.unlock();

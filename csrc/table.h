@@ -19,6 +19,8 @@
 
 namespace hedgerow {
 
+struct Batch;
+
 enum class Missing { zeros, first_value };
 
 // What a write did: rows born, ids refused by admission, values left out because not finite, rows
@@ -99,16 +101,19 @@ class Table {
 
   template <class Op>
   Applied write(const i64* ids, u64 n, const Op& op);
-  void locate(Plan& plan, int shard) const;
-  void reserve(Plan& plan, int shard);
-  void release(Plan& plan, bool failed);
   template <class Op>
   Applied commit(Plan& plan, int shard, const Op& op);
   template <class Op>
-  void commit_one(Plan& plan, int shard, Group& group, const Op& op, typename Op::Worker& worker,
-                  Applied& applied);
-  u32 give_row(Plan& plan, int shard, u64 key);
-  void take_row(int shard, const Group& group);
+  void commit_batch(Plan& plan, int shard, std::span<Group> groups, const Op& op,
+                    typename Op::Worker& worker, Applied& applied);
+  template <class Op>
+  void settle(Plan& plan, int shard, Batch& batch, const Op& op, Applied& applied);
+  void locate(Plan& plan, int shard) const;
+  void reserve(Plan& plan, u64 n);
+  void release(Plan& plan);
+  void make_room(int shard, u64 rows);
+  void insert(Plan& plan, int shard, Group& group);
+  void remove(int shard, const Group& group);
   void count(const Applied& applied);
 
   void read_row(const u8* row, i64 step, float* out) const;
@@ -124,6 +129,8 @@ class Table {
   u64 seed_;
   Arena arena_;
   std::vector<std::unique_ptr<Shard>> shards_;
+  RwLock clearing_;  // shared by calls that write, alone for `clear`: it takes back all rows
+  alignas(64) IndexView views_[kShards];  // of the shards' indexes, under their locks
   std::atomic<i64> newest_time_{0};
   std::atomic<i64> inserted_{0}, refused_{0}, dropped_{0}, erased_{0};
 };

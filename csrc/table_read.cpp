@@ -4,13 +4,15 @@
 #include <vector>
 
 #include "pool.h"
+#include "probe.h"
+#include "row_copy.h"
 #include "table.h"
 
 namespace hedgerow {
 namespace {
 
 constexpr u64 kReadIds = 2048;   // ids read under one hold of the shards' locks
-constexpr u64 kAhead = 32;       // ids in flight between two stages of the pipeline
+constexpr u64 kGroup = 32;       // ids in flight between two stages of the pipeline
 constexpr u64 kScanRows = 1024;  // rows copied under one hold of a lock
 
 // Shared locks on the shards of a mask, taken in ascending order (as `clear` does: no deadlock).
@@ -31,37 +33,49 @@ class ReadLocks {
   u64 mask_;
 };
 
+// The shards of some keys, as bits. Many keys have all of them.
+u64 shards_of(const i64* keys, u64 n) {
+  if (n >= 8 * kShards) return ~u64(0);
+  u64 shards = 0;
+  for (u64 i = 0; i < n; ++i) shards |= u64(1) << shard_of(slot_hash(u64(keys[i])));
+  return shards;
+}
+
 u64 piece_count(u64 n, u64 size) { return (n + size - 1) / size; }
 
 }  // namespace
 
-// Three overlapped stages: the bucket of id i + 2 * kAhead is fetched, the row of id i + kAhead is
-// found and fetched, id i is visited.
+// Groups of ids in three overlapped stages: the homes of one group are fetched, the rows of the
+// group before are found and fetched, the group before that is visited.
 template <class Visitor>
 void Table::visit(const i64* ids, u64 n, const Visitor& visitor) const {
+  const Probe probe = probe_for(active_isa());
   parallel_for(i64(piece_count(n, kReadIds)), [&](i64 piece) {
     const u64 from = u64(piece) * kReadIds, count = std::min(kReadIds, n - from);
-    u64 hash[kReadIds];
-    u32 row[kReadIds];
-    u64 needed = 0;
-    for (u64 i = 0; i < count; ++i) {
-      hash[i] = slot_hash(u64(ids[from + i]));
-      needed |= u64(1) << shard_of(hash[i]);
-    }
-    const ReadLocks hold(shards_, needed);
-    const auto fetch_bucket = [&](u64 i) {
-      shards_[shard_of(hash[i])]->index.prefetch(position_of(hash[i]));
+    const i64* const keys = ids + from;
+    const Bucket* homes[kReadIds];
+    u32 rows[kReadIds];
+    const u8* data[kReadIds];  // of the rows; null: absent
+    const ReadLocks hold(shards_, shards_of(keys, count));
+    const auto group = [&](u64 start) {
+      const u64 size = start < count ? std::min(kGroup, count - start) : 0;
+      return ProbeArgs{views_, keys + start, size, homes + start, rows + start};
     };
-    const auto find = [&](u64 i) {
-      row[i] = shards_[shard_of(hash[i])]->index.find(u64(ids[from + i]), position_of(hash[i]));
-      if (row[i] != kNoRow) visitor.fetch(row[i]);
+    const auto find_rows = [&](const ProbeArgs& args) {
+      probe.find(args);
+      const u8** const at = data + (args.rows - rows);
+      for (u64 i = 0; i < args.n; ++i) {
+        at[i] = args.rows[i] == kNoRow ? nullptr : arena_.row(args.rows[i]);
+        visitor.fetch(at[i], args.rows[i]);
+      }
     };
-    for (u64 i = 0; i < std::min(count, 2 * kAhead); ++i) fetch_bucket(i);
-    for (u64 i = 0; i < std::min(count, kAhead); ++i) find(i);
-    for (u64 i = 0; i < count; ++i) {
-      if (i + 2 * kAhead < count) fetch_bucket(i + 2 * kAhead);
-      if (i + kAhead < count) find(i + kAhead);
-      visitor.visit(from + i, row[i]);
+    probe.fetch(group(0));
+    probe.fetch(group(kGroup));
+    find_rows(group(0));
+    for (u64 start = 0; start < count; start += kGroup) {
+      probe.fetch(group(start + 2 * kGroup));
+      find_rows(group(start + kGroup));
+      visitor.visit(from + start, data + start, rows + start, group(start).n);
     }
   });
 }
@@ -90,16 +104,21 @@ void Table::lookup(const i64* ids, u64 n, Missing missing, i64 step, float* out)
     Missing missing;
     i64 step;
     float* out;
+    CopyFunction copy;
+    int bytes;  // of a row, that a lookup reads
 
-    void fetch(u32 row) const {
-      const u8* data = table.arena_.row(row);
-      const int bytes = table.layout_.serving ? table.layout_.row_bytes : 4 * table.layout_.dim;
-      for (int offset = 0; offset < bytes; offset += 64) __builtin_prefetch(data + offset);
+    void fetch(const u8* row, u32) const {
+      for (int offset = 0; offset < bytes; offset += 64) __builtin_prefetch(row + offset);
     }
-    void visit(u64 i, u32 row) const {
-      float* target = out + i * table.layout_.dim;
-      if (row != kNoRow) {
-        table.read_row(table.arena_.row(row), step, target);
+    void visit(u64 from, const u8* const* data, const u32*, u64 count) const {
+      if (table.layout_.plain && missing == Missing::zeros)
+        return copy({data, count, table.layout_.dim, out + from * u64(table.layout_.dim)});
+      for (u64 i = 0; i < count; ++i) visit_one(from + i, data[i]);
+    }
+    void visit_one(u64 i, const u8* row) const {
+      float* target = out + i * u64(table.layout_.dim);
+      if (row != nullptr) {
+        table.read_row(row, step, target);
       } else if (missing == Missing::zeros) {
         std::memset(target, 0, sizeof(float) * table.layout_.dim);
       } else {
@@ -109,14 +128,17 @@ void Table::lookup(const i64* ids, u64 n, Missing missing, i64 step, float* out)
     }
   };
   const CallScope scope;
-  visit(ids, n, Reader{*this, ids, missing, step, out});
+  const int bytes = layout_.serving ? layout_.row_bytes : 4 * layout_.dim;
+  visit(ids, n, Reader{*this, ids, missing, step, out, copy_function(active_isa()), bytes});
 }
 
 void Table::contains(const i64* ids, u64 n, u8* out) const {
   struct Reader {
     u8* out;
-    void fetch(u32) const {}
-    void visit(u64 i, u32 row) const { out[i] = row != kNoRow; }
+    void fetch(const u8*, u32) const {}
+    void visit(u64 from, const u8* const*, const u32* rows, u64 count) const {
+      for (u64 i = 0; i < count; ++i) out[from + i] = rows[i] != kNoRow;
+    }
   };
   const CallScope scope;
   visit(ids, n, Reader{out});
@@ -142,13 +164,16 @@ void Table::entries(const i64* ids, u64 n, u8* found, float* rows, float* states
     float* states;
     i64* times;
 
-    void fetch(u32 row) const {
-      const u8* data = table.arena_.row(row);
+    void fetch(const u8* data, u32 row) const {
+      if (data == nullptr) return;
       for (int offset = 0; offset < table.layout_.row_bytes; offset += 64)
         __builtin_prefetch(data + offset);
       __builtin_prefetch(table.arena_.time(row));
     }
-    void visit(u64 i, u32 row) const {
+    void visit(u64 from, const u8* const*, const u32* rows, u64 count) const {
+      for (u64 i = 0; i < count; ++i) visit_one(from + i, rows[i]);
+    }
+    void visit_one(u64 i, u32 row) const {
       const u64 dim = u64(table.layout_.dim), state = u64(table.layout_.state_floats);
       found[i] = row != kNoRow;
       if (row != kNoRow)
@@ -191,7 +216,7 @@ LoadStatistics Table::load() const {
   for (int shard = 0; shard < kShards; ++shard) {
     const ReadLocks hold(shards_, u64(1) << shard);
     rows += shards_[shard]->index.size();
-    slots += shards_[shard]->index.bucket_count() * Index::kSlots;
+    slots += shards_[shard]->index.bucket_count() * Bucket::kSlots;
     longest = std::max(longest, shards_[shard]->index.longest_search());
   }
   return {slots == 0 ? 0.0 : double(rows) / double(slots), longest};

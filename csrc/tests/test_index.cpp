@@ -12,6 +12,10 @@ namespace {
 
 u64 place(u64 key) { return position_of(slot_hash(key)); }
 
+void make_room(Index& index, u64 rows) {
+  if (!index.has_room(rows)) index = index.grown(rows);
+}
+
 void same_as_model(const Index& index, const std::unordered_map<u64, u32>& model, u64 limit) {
   CHECK(index.size() == model.size());
   for (const auto& [key, row] : model) CHECK(index.find(key, place(key)) == row);
@@ -34,7 +38,7 @@ void random_operations(u64 keys, int operations, u64 seed) {
     const u64 key = random() % keys * 0x9e3779b97f4a7c15ull;
     if (random() % 3 != 0) {
       if (model.count(key)) continue;
-      index.reserve(index.size() + 1);
+      make_room(index, index.size() + 1);
       index.insert(key, place(key), u32(i));
       model[key] = u32(i);
     } else {
@@ -60,7 +64,7 @@ void random_operations(u64 keys, int operations, u64 seed) {
 // Keys that share one home and fill the buckets after it, so that every search runs round the end.
 void crowded_home() {
   Index index(0.0);
-  index.reserve(16);
+  make_room(index, 16);
   const u64 position = ~u64(0) << kShardBits;
   std::vector<u64> keys;
   for (u64 key = 1; keys.size() < 12; ++key) {
@@ -80,7 +84,7 @@ void scan_across_growth() {
   Index index(0.7);
   std::unordered_set<u64> early;
   for (u64 key = 0; key < 3000; ++key) {
-    index.reserve(index.size() + 1);
+    make_room(index, index.size() + 1);
     index.insert(key, place(key), u32(key));
     early.insert(key);
   }
@@ -92,7 +96,7 @@ void scan_across_growth() {
     from = index.scan(from, 50, part, done);
     for (const KeyRow& entry : part) CHECK(seen.insert(entry.key).second);
     for (int i = 0; i < 100; ++i, ++next_key) {
-      index.reserve(index.size() + 1);
+      make_room(index, index.size() + 1);
       index.insert(next_key, place(next_key), u32(next_key));
     }
   }

@@ -1,0 +1,127 @@
+// The verb that learns: one optimizer step per id with its summed gradient, or one per occurrence.
+#pragma once
+
+#include <algorithm>
+#include <vector>
+
+#include "finite.h"
+#include "grad_sum.h"
+#include "rounding.h"
+#include "write_ops.h"
+
+namespace hedgerow {
+
+struct ApplyOp {
+  struct Worker {
+    Isa isa = active_isa();
+    std::vector<float> room, viewed;
+    const float* sums[kBatch];
+    explicit Worker(const ApplyOp& op)
+        : room(kBatch * u64(WriteOps::layout(op.table).dim)), viewed(room.size()) {}
+  };
+  static constexpr bool kInserts = true;
+  const Table& table;
+  Update update;
+
+  const float* grad(u32 i) const { return update.grads + u64(i) * WriteOps::layout(table).dim; }
+  bool usable(u32 i) const { return all_finite(grad(i), u64(WriteOps::layout(table).dim)); }
+  void fetch(Occurrences at) const {
+    const u64 bytes = sizeof(float) * u64(WriteOps::layout(table).dim);
+    fetch_bytes(grad(at[0]), bytes);
+    if (at.size() > 1) fetch_bytes(grad(at[1]), bytes);
+  }
+
+  void prepare(Worker& worker, const Plan& plan, Batch& batch, Applied& applied) const {
+    bool good[kBatch];
+    const u64 n = batch.groups.size();
+    if (update.per_occurrence) {
+      for (u64 i = 0; i < n; ++i) {
+        const Occurrences at = plan.occurrences(batch.groups[i]);
+        good[i] = std::any_of(at.begin(), at.end(), [&](u32 k) { return usable(k); });
+      }
+    } else {
+      sum_function(worker.isa)({update.grads, WriteOps::layout(table).dim, &plan,
+                                batch.groups.data(), n, worker.room.data(), worker.sums, good});
+    }
+    for (u64 i = 0; i < n; ++i) {
+      batch.verdict[i] = good[i] ? Verdict::write : Verdict::drop;
+      if (!good[i]) applied.dropped += batch.groups[i].count;
+    }
+  }
+
+  void born(u64 key, u8* row) const {
+    WriteOps::start_values(table, key, reinterpret_cast<float*>(row));
+    WriteOps::start_state(table, row);
+  }
+
+  void change(Worker& worker, const Plan& plan, Batch& batch, Applied& applied) const {
+    Steps steps;
+    for (u64 i = 0; i < batch.groups.size(); ++i) {
+      if (batch.row[i] == nullptr) continue;
+      WriteOps::time(table, batch.groups[i]) = update.time;
+      float* row = reinterpret_cast<float*>(batch.row[i]);
+      if (!update.per_occurrence) {
+        steps.add(batch.groups[i].key, row, worker.sums[i]);
+        continue;
+      }
+      u32 number = 0;
+      for (u32 at : plan.occurrences(batch.groups[i])) {
+        if (usable(at)) {
+          Steps one;
+          one.add(batch.groups[i].key, row, grad(at));
+          take(worker, one, number++);
+        } else {
+          ++applied.dropped;
+        }
+      }
+    }
+    if (steps.n != 0) take(worker, steps, 0);
+  }
+
+ private:
+  // Rows, each with its gradient.
+  struct Steps {
+    u64 n = 0;
+    u64 key[kBatch];
+    float* row[kBatch];
+    const float* grad[kBatch];
+    void add(u64 of, float* values, const float* gradient) {
+      key[n] = of;
+      row[n] = values;
+      grad[n++] = gradient;
+    }
+  };
+
+  // `number`: how often the rows were changed in this call.
+  void take(Worker& worker, const Steps& steps, u32 number) const {
+    const std::vector<Segment>& segments = WriteOps::layout(table).segments;
+    for (u64 s = 0; s < segments.size(); ++s) {
+      const Segment& segment = segments[s];
+      const float* grads[kBatch];
+      const bool viewed = segment.codec.kind == CodecKind::one_bit;
+      for (u64 i = 0; i < steps.n; ++i) {
+        grads[i] = steps.grad[i] + segment.first_column;
+        if (!viewed) continue;
+        float* back = worker.viewed.data() + i * u64(segment.dim);
+        view_backward(segment.codec, update.step, steps.row[i] + segment.first_column, grads[i],
+                      segment.dim, back);
+        grads[i] = back;
+      }
+      segment.rule->step[int(worker.isa)]({.rows = steps.row,
+                                           .grads = grads,
+                                           .n = steps.n,
+                                           .first_column = segment.first_column,
+                                           .state_from = segment.state_from,
+                                           .dim = segment.dim,
+                                           .rate = update.rates[s],
+                                           .step = update.step,
+                                           .settings = &segment.settings});
+      if (!segment.round_to_half) continue;
+      for (u64 i = 0; i < steps.n; ++i)
+        round_row_to_half(WriteOps::seed(table), steps.key[i], update.step, number,
+                          segment.first_column, segment.dim, steps.row[i] + segment.first_column);
+    }
+  }
+};
+
+}  // namespace hedgerow

@@ -1,0 +1,23 @@
+// Sums the gradients of equal ids, one compilation per instruction set.
+#pragma once
+
+#include "isa.h"
+#include "plan.h"
+
+namespace hedgerow {
+
+struct SumArgs {
+  const float* grads;  // [ids, dim]
+  int dim;
+  const Plan* plan;
+  const Group* groups;  // n of them
+  u64 n;
+  float* room;         // [n, dim]
+  const float** sums;  // out: in the room, or the gradient itself where an id occurs once
+  bool* finite;        // out
+};
+
+using SumFunction = void (*)(const SumArgs&);
+SumFunction sum_function(Isa isa);
+
+}  // namespace hedgerow
