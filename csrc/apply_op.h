@@ -25,6 +25,10 @@ struct ApplyOp {
 
   const float* grad(u32 i) const { return update.grads + u64(i) * WriteOps::layout(table).dim; }
   bool usable(u32 i) const { return all_finite(grad(i), u64(WriteOps::layout(table).dim)); }
+  // The gradients of a run of ids, in order: the processor then fetches far ahead by itself.
+  void fetch_ahead(u64 from, u64 to) const {
+    fetch_bytes(grad(u32(from)), sizeof(float) * u64(WriteOps::layout(table).dim) * (to - from));
+  }
   void fetch(Occurrences at) const {
     const u64 bytes = sizeof(float) * u64(WriteOps::layout(table).dim);
     fetch_bytes(grad(at[0]), bytes);

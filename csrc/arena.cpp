@@ -60,7 +60,6 @@ void Arena::add_chunk() {
   // The first chunk stays on small pages: a table of a few rows must not take megabytes.
   const PageSize pages = blocks_.empty() ? PageSize::small : PageSize::huge;
   blocks_.push_back(Block(times_from_ + (u64(8) << shift_), pages));
-  if (blocks_.size() == 2) blocks_[0].use_huge_pages();
   chunks_[blocks_.size() - 1] = blocks_.back().data();
 }
 

@@ -60,6 +60,7 @@ struct AssignOp {
   GivenRows given;
   i64 at_time;
 
+  void fetch_ahead(u64, u64) const {}
   void fetch(Occurrences all) const { given.fetch(all.back()); }
   void prepare(Worker& winners, const Plan& plan, Batch& batch, Applied& applied) const {
     winners.choose(given, plan, batch, applied);
@@ -86,6 +87,7 @@ struct AssignAddOp {
   GivenRows given;
   i64 at_time;
 
+  void fetch_ahead(u64, u64) const {}
   void fetch(Occurrences all) const { given.fetch(all[0]); }
   float* sum_of(Worker& worker, u64 i) const {
     return worker.sums.data() + i * u64(WriteOps::layout(table).dim);
@@ -133,6 +135,7 @@ struct RestoreOp {
   const float* states;
   const i64* times;
 
+  void fetch_ahead(u64, u64) const {}
   void fetch(Occurrences all) const { given.fetch(all.back()); }
   void prepare(Worker& winners, const Plan& plan, Batch& batch, Applied& applied) const {
     winners.choose(given, plan, batch, applied);
@@ -159,6 +162,7 @@ struct ReinitializeOp {
   i64 at_time;
   i8* status;
 
+  void fetch_ahead(u64, u64) const {}
   void fetch(Occurrences) const {}
   void prepare(Worker&, const Plan&, Batch& batch, Applied&) const {
     std::fill_n(batch.verdict, kBatch, Verdict::write);
@@ -184,6 +188,7 @@ struct EraseOp {
   const Table& table;
   u8* erased;
 
+  void fetch_ahead(u64, u64) const {}
   void fetch(Occurrences) const {}
   void prepare(Worker&, const Plan& plan, Batch& batch, Applied&) const {
     for (u64 i = 0; i < batch.groups.size(); ++i) {

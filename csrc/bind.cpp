@@ -149,10 +149,10 @@ void bind_reads(nb::class_<Table>& table) {
   table
       .def(
           "lookup",
-          [](const Table& t, Address ids, u64 n, const std::string& missing, i64 step,
-             Address out) {
+          [](const Table& t, Address ids, u64 n, const std::string& missing, i64 step, Address out,
+             bool reused) {
             const Missing rule = missing_rule(missing);
-            t.lookup(at<i64>(ids), n, rule, step, at<float>(out));
+            t.lookup(at<i64>(ids), n, rule, step, at<float>(out), reused);
           },
           unlocked)
       .def(

@@ -11,7 +11,7 @@ namespace {
 
 constexpr double kGrowth = 1.5;  // finer than doubling: 20 bytes a row on average instead of 23
 constexpr double kSmallest = 4;  // buckets
-constexpr u64 kHugeFrom = u64(2) << 20;  // bytes from which an index asks for huge pages
+constexpr u64 kHugeFrom = u64(64) << 10;  // bytes: 64 smaller ones fit the translation caches
 
 }  // namespace
 

@@ -7,28 +7,17 @@
 #include <cstdlib>
 #include <cstring>
 
+#include "huge_heap.h"
+
 namespace hedgerow {
 namespace {
 
-constexpr u64 kHugePage = u64(2) << 20;
 constexpr u64 kMapFrom = u64(256) << 10;  // smaller blocks come from the heap
 
 std::atomic<u64> used{0};
 std::atomic<u64> limit{0};
 
 u64 round_up(u64 bytes, u64 unit) { return (bytes + unit - 1) / unit * unit; }
-
-// Maps `bytes` at an address aligned to a huge page, giving the surplus back.
-u8* map_aligned(u64 bytes) {
-  void* raw =
-      mmap(nullptr, bytes + kHugePage, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
-  if (raw == MAP_FAILED) return nullptr;
-  const u64 from = u64(raw), to = from + bytes + kHugePage;
-  const u64 start = round_up(from, kHugePage), end = start + bytes;
-  if (start > from) munmap(raw, start - from);
-  if (to > end) munmap(reinterpret_cast<void*>(end), to - end);
-  return reinterpret_cast<u8*>(start);
-}
 
 }  // namespace
 
@@ -52,30 +41,36 @@ void Charge::subtract(u64 bytes) {
 }
 
 Block::Block(u64 bytes, PageSize pages) {
-  mapped_ = bytes >= kMapFrom;
-  bytes_ = round_up(bytes, mapped_ ? 4096 : 64);
-  if (mapped_) {
-    data_ = map_aligned(bytes_);
+  if (pages == PageSize::huge) {
+    kind_ = Kind::huge;
+    bytes_ = round_up(bytes, 64);
+    data_ = HugeHeap::process().take(bytes_);
+  } else if (bytes >= kMapFrom) {
+    kind_ = Kind::mapped;
+    bytes_ = round_up(bytes, 4096);
+    void* raw = mmap(nullptr, bytes_, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    data_ = raw == MAP_FAILED ? nullptr : static_cast<u8*>(raw);
   } else {
+    kind_ = Kind::heap;
+    bytes_ = round_up(bytes, 64);
     data_ = static_cast<u8*>(std::aligned_alloc(64, bytes_));
     if (data_ != nullptr) std::memset(data_, 0, bytes_);
   }
   if (data_ == nullptr) throw OutOfMemory(bytes_, memory_used(), memory_limit());
-  if (pages == PageSize::huge) use_huge_pages();
-}
-
-void Block::use_huge_pages() const {
-#if defined(MADV_HUGEPAGE)
-  if (mapped_) madvise(data_, bytes_, MADV_HUGEPAGE);
-#endif
 }
 
 void Block::reset() {
   if (data_ == nullptr) return;
-  if (mapped_) {
-    munmap(data_, bytes_);
-  } else {
-    std::free(data_);
+  switch (kind_) {
+    case Kind::huge:
+      HugeHeap::process().give(data_, bytes_);
+      break;
+    case Kind::mapped:
+      munmap(data_, bytes_);
+      break;
+    case Kind::heap:
+      std::free(data_);
+      break;
   }
   data_ = nullptr;
   bytes_ = 0;

@@ -61,19 +61,18 @@ class Block {
 
   u8* data() const { return data_; }
   u64 bytes() const { return bytes_; }
-  void use_huge_pages() const;  // a hint; no effect where the kernel has none
   void reset();
 
  private:
   void swap(Block& other) {
     std::swap(data_, other.data_);
     std::swap(bytes_, other.bytes_);
-    std::swap(mapped_, other.mapped_);
+    std::swap(kind_, other.kind_);
   }
 
   u8* data_ = nullptr;
   u64 bytes_ = 0;
-  bool mapped_ = false;
+  enum class Kind { heap, mapped, huge } kind_ = Kind::heap;
 };
 
 }  // namespace hedgerow

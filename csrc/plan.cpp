@@ -20,7 +20,7 @@ u64 pieces(u64 n, u64 size) { return (n + size - 1) / size; }
 
 }  // namespace
 
-void Plan::split(const i64* ids, u64 n) {
+void Plan::split(const i64* ids, u64 n, u64 tile_ids) {
   using Counts = std::array<u32, kShards>;
   const u64 tasks = pieces(n, kSplitIds);
   std::vector<Counts> at(tasks);
@@ -37,6 +37,9 @@ void Plan::split(const i64* ids, u64 n) {
   }
   starts_[kShards] = total;
   ids_ = n;
+  tile_ids_ = tile_ids;
+  tiles_ = pieces(n, tile_ids);
+  tile_from_.ensure(kShards * (tiles_ + 1));
   groups_.ensure(n);
   order_.ensure(n);
   Keyed* keyed = keyed_.ensure(n);
@@ -53,8 +56,9 @@ void Plan::split(const i64* ids, u64 n) {
 void Plan::group(int shard) {
   static thread_local Buffer<u32> table_room, member_room;
   const u64 from = starts_[shard], n = starts_[shard + 1] - from;
+  u32* const tile_from = tile_from_.data() + u64(shard) * (tiles_ + 1);
   group_count_[shard] = 0;
-  if (n == 0) return;
+  if (n == 0) return void(std::fill_n(tile_from, tiles_ + 1, 0));
   const Keyed* keyed = keyed_.data() + from;
   Group* groups = groups_.data() + from;
   u32* member_of = member_room.ensure(n);
@@ -62,17 +66,20 @@ void Plan::group(int shard) {
   u32* table = table_room.ensure(slots);
   std::fill_n(table, slots, kNoRow);
   u32 count = 0;
+  u64 tile = 0;
   for (u64 i = 0; i < n; ++i) {
     const u64 key = keyed[i].key;
     u64 slot = keyed[i].hash & mask;
     while (table[slot] != kNoRow && groups[table[slot]].key != key) slot = (slot + 1) & mask;
     if (table[slot] == kNoRow) {
+      while (tile * tile_ids_ <= keyed[i].position) tile_from[tile++] = count;
       table[slot] = count;
       groups[count++] = {key, 0, 0, kNoRow, kNoRow};
     }
     member_of[i] = table[slot];
     ++groups[table[slot]].count;
   }
+  while (tile <= tiles_) tile_from[tile++] = count;
   u32 next = u32(from);
   for (u32 g = 0; g < count; ++g) {
     groups[g].first = next;
@@ -108,6 +115,7 @@ void Plan::trim() {
   order_.keep_at_most(kKeepBytes);
   marks_.keep_at_most(kKeepBytes);
   ranks_.keep_at_most(kKeepBytes);
+  tile_from_.keep_at_most(kKeepBytes);
 }
 
 Plan& Plan::of_this_thread() {

@@ -48,14 +48,23 @@ class Plan {
 
   // Splits the ids by shard, in input order. Work is shared with the pool; the result does not
   // depend on it.
-  void split(const i64* ids, u64 n);
+  void split(const i64* ids, u64 n, u64 tile_ids);
 
-  // Groups the equal ids of one shard.
+  // Groups the equal ids of one shard, in the order in which they first occur.
   void group(int shard);
 
   std::span<Group> groups(int shard) {
     return {groups_.data() + starts_[shard], group_count_[shard]};
   }
+
+  // A tile is a run of `tile_ids` ids of the batch. Groups belong to the tile of their first
+  // occurrence: those of one tile read values that lie side by side.
+  u64 tiles() const { return tiles_; }
+  std::span<Group> groups(int shard, u64 tile) {
+    const u32* from = tile_from_.data() + u64(shard) * (tiles_ + 1) + tile;
+    return groups(shard).subspan(from[0], from[1] - from[0]);
+  }
+
   std::span<const u32> occurrences(const Group& group) const {
     return {order_.data() + group.first, group.count};
   }
@@ -67,9 +76,11 @@ class Plan {
   u32 rank();  // how many were marked
   u32 rank_of(const Group& group) const { return ranks_.data()[order_.data()[group.first]]; }
 
-  // Per shard, for the caller: the version at which rows were found, keys that were not, and those
-  // of them that the index holds room for.
+  // Per shard, for the caller: the version at which rows were found, whether another call was there
+  // since (then no row found may be trusted), keys that were not found, and those of them that the
+  // index holds room for.
   u64 version[kShards];
+  bool stale[kShards];
   u64 absent[kShards];
   u64 promised[kShards];
   bool any_absent() const { return std::any_of(absent, absent + kShards, std::identity()); }
@@ -90,7 +101,8 @@ class Plan {
   Buffer<Keyed> keyed_;
   Buffer<Group> groups_;
   Buffer<u32> order_;
-  u64 ids_ = 0;
+  u64 ids_ = 0, tile_ids_ = 1, tiles_ = 0;
+  Buffer<u32> tile_from_;  // per shard and tile: its first group
   Buffer<u8> marks_;
   Buffer<u32> ranks_;
 };

@@ -15,4 +15,10 @@ struct CopyArgs {
 using CopyFunction = void (*)(const CopyArgs&);
 CopyFunction copy_function(Isa isa);
 
+// For output too large for the caches; `out` is the start of all of it.
+CopyFunction stream_function(Isa isa, int dim, const float* out);
+
+// To be called by the thread that streamed, before others read the output.
+void finish_streaming();
+
 }  // namespace hedgerow

@@ -15,8 +15,10 @@ namespace hedgerow {
 namespace {
 
 constexpr u64 kWriteRows = 1024;  // rows changed under one hold of a shard's lock
-constexpr u64 kProbe = 32;        // keys searched between two fetches of buckets
-constexpr u64 kShareIds = 4096;   // smaller calls are not worth waking other threads for
+constexpr u64 kTileBytes = u64(512) << 10;
+constexpr u64 kLeastTile = 1024, kMostTile = 16384;  // ids
+constexpr u64 kProbe = 32;                           // keys searched between two fetches of buckets
+constexpr u64 kShareIds = 4096;  // smaller calls are not worth waking other threads for
 
 void for_each_shard(u64 ids, auto&& body) {
   if (ids < kShareIds) {
@@ -31,11 +33,18 @@ void for_each_shard(u64 ids, auto&& body) {
 Table::Table(const std::vector<SegmentSpec>& segments, bool serving, bool skip_zero, u64 seed,
              u64 initial_capacity)
     : layout_(segments, serving), skip_zero_(skip_zero), seed_(seed), arena_(layout_.stride) {
+  const CallScope scope;
   for (int i = 0; i < kShards; ++i) {
     shards_.push_back(std::make_unique<Shard>(double(i) / kShards));
     views_[i] = shards_[i]->index.view();
     if (initial_capacity > kShards) make_room(i, initial_capacity / kShards);
   }
+}
+
+Table::~Table() {
+  const CallScope scope;  // memory is returned under a lock that a fork must not split
+  shards_.clear();
+  arena_.clear();
 }
 
 // Room for `rows` keys in all. The caller holds the shard's `writing`; readers stop for the swap
@@ -75,6 +84,7 @@ void Table::saw_time(i64 time) {
 void Table::locate(Plan& plan, int number) const {
   const std::span<Group> groups = plan.groups(number);
   plan.absent[number] = plan.promised[number] = 0;
+  plan.stale[number] = false;
   if (groups.empty()) return;
   Shard& shard = *shards_[number];
   const Probe probe = probe_for(active_isa());
@@ -225,12 +235,9 @@ void Table::commit_batch(Plan& plan, int number, std::span<Group> groups, const 
 }
 
 template <class Op>
-Applied Table::commit(Plan& plan, int number, const Op& op) {
-  const std::span<Group> groups = plan.groups(number);
-  Applied applied;
-  if (groups.empty()) return applied;
+void Table::commit(Plan& plan, int number, std::span<Group> groups, const Op& op,
+                   typename Op::Worker& worker, Applied& applied) {
   Shard& shard = *shards_[number];
-  typename Op::Worker worker(op);
   const auto fetch = [&](std::span<const Group> ahead) {
     for (const Group& group : ahead) {
       op.fetch(plan.occurrences(group));
@@ -239,8 +246,6 @@ Applied Table::commit(Plan& plan, int number, const Op& op) {
       __builtin_prefetch(arena_.time(group.row), 1);
     }
   };
-  u64 version = plan.version[number];
-  bool stale = false;  // once another call was here, no row found by `locate` may be trusted
   for (u64 from = 0; from < groups.size(); from += kWriteRows) {
     const std::span block = groups.subspan(from, std::min(kWriteRows, groups.size() - from));
     const auto batch = [&](u64 start) {
@@ -248,8 +253,8 @@ Applied Table::commit(Plan& plan, int number, const Op& op) {
                                   : std::span<Group>();
     };
     const WriteLock hold(shard);
-    stale = stale || shard.version != version;
-    if (stale)
+    plan.stale[number] = plan.stale[number] || shard.version != plan.version[number];
+    if (plan.stale[number])
       for (Group& group : block)
         group.row = shard.index.find(group.key, position_of(slot_hash(group.key)));
     fetch(batch(0));
@@ -257,9 +262,36 @@ Applied Table::commit(Plan& plan, int number, const Op& op) {
       fetch(batch(start + kBatch));
       commit_batch(plan, number, batch(start), op, worker, applied);
     }
-    version = shard.version;
+    plan.version[number] = shard.version;
   }
-  return applied;
+}
+
+// Tile by tile, each by one thread: values of a tile that were read in order lie in its cache when
+// they are needed in the order of the shards. Threads start at different shards to keep out of each
+// other's way.
+template <class Op>
+Applied Table::commit_all(Plan& plan, u64 n, const Op& op) {
+  Applied total;
+  std::mutex totalling;
+  const auto commit_tile = [&](i64 tile) {
+    Applied applied;
+    typename Op::Worker worker(op);
+    op.fetch_ahead(u64(tile) * tile_ids(), std::min(n, u64(tile + 1) * tile_ids()));
+    for (int i = 0; i < kShards; ++i) {
+      const int shard = int((u64(tile) * 13 + u64(i)) % kShards);
+      const std::span<Group> groups = plan.groups(shard, u64(tile));
+      if (!groups.empty()) commit(plan, shard, groups, op, worker, applied);
+    }
+    const std::lock_guard hold(totalling);
+    total += applied;
+  };
+  parallel_for(i64(plan.tiles()), commit_tile);
+  return total;
+}
+
+// Ids whose values fill a quarter of a core's cache.
+u64 Table::tile_ids() const {
+  return std::clamp(kTileBytes / (sizeof(float) * u64(layout_.dim)), kLeastTile, kMostTile);
 }
 
 template <class Op>
@@ -267,22 +299,17 @@ Applied Table::write(const i64* ids, u64 n, const Op& op) {
   const CallScope scope;
   const std::shared_lock uncleared(clearing_);
   Plan& plan = Plan::of_this_thread();
-  plan.split(ids, n);
+  plan.split(ids, n, tile_ids());
   for_each_shard(n, [&](int shard) {
     plan.group(shard);
     locate(plan, shard);
   });
   bool changing = false;
-  std::mutex totalling;
   Applied total;
   try {
     if (Op::kInserts && plan.any_absent()) reserve(plan, n);
     changing = true;
-    for_each_shard(n, [&](int shard) {
-      const Applied part = commit(plan, shard, op);
-      const std::lock_guard hold(totalling);
-      total += part;
-    });
+    total = commit_all(plan, n, op);
   } catch (OutOfMemory& error) {
     release(plan);
     error.rows_changed = changing;

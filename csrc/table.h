@@ -66,11 +66,13 @@ class Table {
  public:
   Table(const std::vector<SegmentSpec>& segments, bool serving, bool skip_zero, u64 seed,
         u64 initial_capacity);
+  ~Table();
 
   const RowLayout& layout() const { return layout_; }
 
-  // Reads. `out` [n, dim]; nothing is inserted.
-  void lookup(const i64* ids, u64 n, Missing missing, i64 step, float* out) const;
+  // Reads. `out` [n, dim]; nothing is inserted. `reused`: the output was written before, so its
+  // pages need not be taken through the caches once more.
+  void lookup(const i64* ids, u64 n, Missing missing, i64 step, float* out, bool reused) const;
   void contains(const i64* ids, u64 n, u8* out) const;
   // Raw rows [n, dim], states [n, state_floats] and times of the ids found; others are zeros.
   void entries(const i64* ids, u64 n, u8* found, float* rows, float* states, i64* times) const;
@@ -102,12 +104,16 @@ class Table {
   template <class Op>
   Applied write(const i64* ids, u64 n, const Op& op);
   template <class Op>
-  Applied commit(Plan& plan, int shard, const Op& op);
+  Applied commit_all(Plan& plan, u64 n, const Op& op);
+  template <class Op>
+  void commit(Plan& plan, int shard, std::span<Group> groups, const Op& op,
+              typename Op::Worker& worker, Applied& applied);
   template <class Op>
   void commit_batch(Plan& plan, int shard, std::span<Group> groups, const Op& op,
                     typename Op::Worker& worker, Applied& applied);
   template <class Op>
   void settle(Plan& plan, int shard, Batch& batch, const Op& op, Applied& applied);
+  u64 tile_ids() const;
   void locate(Plan& plan, int shard) const;
   void reserve(Plan& plan, u64 n);
   void release(Plan& plan);

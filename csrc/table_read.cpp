@@ -11,9 +11,10 @@
 namespace hedgerow {
 namespace {
 
-constexpr u64 kReadIds = 2048;   // ids read under one hold of the shards' locks
-constexpr u64 kGroup = 32;       // ids in flight between two stages of the pipeline
-constexpr u64 kScanRows = 1024;  // rows copied under one hold of a lock
+constexpr u64 kReadIds = 2048;               // ids read under one hold of the shards' locks
+constexpr u64 kGroup = 16;                   // ids in flight between two stages of the pipeline
+constexpr u64 kStreamBytes = u64(32) << 20;  // of output: more than stays in most caches
+constexpr u64 kScanRows = 1024;              // rows copied under one hold of a lock
 
 // Shared locks on the shards of a mask, taken in ascending order (as `clear` does: no deadlock).
 class ReadLocks {
@@ -77,6 +78,7 @@ void Table::visit(const i64* ids, u64 n, const Visitor& visitor) const {
       find_rows(group(start + kGroup));
       visitor.visit(from + start, data + start, rows + start, group(start).n);
     }
+    finish_streaming();
   });
 }
 
@@ -97,7 +99,8 @@ void Table::read_row(const u8* row, i64 step, float* out) const {
                  out + segment.first_column);
 }
 
-void Table::lookup(const i64* ids, u64 n, Missing missing, i64 step, float* out) const {
+void Table::lookup(const i64* ids, u64 n, Missing missing, i64 step, float* out,
+                   bool reused) const {
   struct Reader {
     const Table& table;
     const i64* ids;
@@ -129,7 +132,11 @@ void Table::lookup(const i64* ids, u64 n, Missing missing, i64 step, float* out)
   };
   const CallScope scope;
   const int bytes = layout_.serving ? layout_.row_bytes : 4 * layout_.dim;
-  visit(ids, n, Reader{*this, ids, missing, step, out, copy_function(active_isa()), bytes});
+  const Isa isa = active_isa();
+  const CopyFunction copy = reused && n * u64(bytes) >= kStreamBytes
+                                ? stream_function(isa, layout_.dim, out)
+                                : copy_function(isa);
+  visit(ids, n, Reader{*this, ids, missing, step, out, copy, bytes});
 }
 
 void Table::contains(const i64* ids, u64 n, u8* out) const {

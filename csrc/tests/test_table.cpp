@@ -36,7 +36,7 @@ void every_rule_steps() {
           CHECK(table.apply_gradients(ids.data(), ids.size(), {grads.data(), rates, 2, 9, each})
                     .dropped == 0);
         std::vector<float> out(ids.size() * u64(dim + 2));
-        table.lookup(ids.data(), ids.size(), Missing::zeros, 0, out.data());
+        table.lookup(ids.data(), ids.size(), Missing::zeros, 0, out.data(), false);
         CHECK(all_finite(out.data(), out.size()));
         CHECK(table.size() == 3);
         CHECK(table.newest_time() == 9);
@@ -60,7 +60,7 @@ void every_codec_serves() {
     CHECK(table.size() == 2);  // the zero row is left out
     table.assign_add(ids.data(), 3, rows.data(), 4);
     std::vector<float> out(18);
-    table.lookup(ids.data(), 3, Missing::zeros, 0, out.data());
+    table.lookup(ids.data(), 3, Missing::zeros, 0, out.data(), false);
     CHECK(all_finite(out.data(), out.size()));
     CHECK(out[0] > 0);
   }

@@ -65,9 +65,9 @@ void everything_at_once(int rounds) {
   });
   std::vector<float> out(moving.size() * kDim);
   while (!stop) {
-    table.lookup(kept.data(), kept.size(), Missing::zeros, 0, out.data());
+    table.lookup(kept.data(), kept.size(), Missing::zeros, 0, out.data(), false);
     for (u64 i = 0; i < kept.size() * kDim; ++i) CHECK(out[i] == 5);
-    table.lookup(moving.data(), moving.size(), Missing::zeros, 0, out.data());
+    table.lookup(moving.data(), moving.size(), Missing::zeros, 0, out.data(), false);
     for (u64 i = 0; i < moving.size(); ++i) CHECK(whole(&out[i * kDim]));
     table.memory();
   }
@@ -92,7 +92,7 @@ void no_update_is_lost() {
   for (int i = 0; i < 4; ++i) adders.emplace_back(add);
   for (std::thread& adder : adders) adder.join();
   std::vector<float> out(ids.size() * kDim);
-  table.lookup(ids.data(), ids.size(), Missing::zeros, 0, out.data());
+  table.lookup(ids.data(), ids.size(), Missing::zeros, 0, out.data(), false);
   for (float value : out) CHECK(value == 12);
   CHECK(table.size() == ids.size());
 }
@@ -114,7 +114,7 @@ void clearing_and_resizing_the_pool_meanwhile() {
   });
   std::vector<float> out(ids.size() * kDim);
   while (!stop) {
-    table.lookup(ids.data(), ids.size(), Missing::zeros, 0, out.data());
+    table.lookup(ids.data(), ids.size(), Missing::zeros, 0, out.data(), false);
     for (u64 i = 0; i < ids.size(); ++i) CHECK(whole(&out[i * kDim]));
   }
   writer.join();

@@ -160,8 +160,11 @@ class Table:
 
     # ---- reads
 
-    def lookup(self, ids_at: int, n: int, missing: str, step: int, out_at: int) -> None:
+    def lookup(
+        self, ids_at: int, n: int, missing: str, step: int, out_at: int, reused: bool
+    ) -> None:
         """Rows as training or serving sees them."""
+        del reused  # a matter of speed
         out = at(out_at, (n, self.dim()), np.float32)
         for i, key in enumerate(at(ids_at, n, np.int64).tolist()):
             if key in self._rows:

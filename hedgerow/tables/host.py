@@ -124,6 +124,7 @@ class HostTable:
                 f"table {self.config.name!r} is a serving table and has no initializer; "
                 f"use missing='zeros'."
             )
+        reused = out is not None
         if out is None:
             out = torch.empty(n, self.layout.dim)
         else:
@@ -132,7 +133,7 @@ class HostTable:
                 raise InputError("out requires grad; autograd could not see it change. Detach it.")
             increment_version(out)  # so that autograd notices if it saved the old values
         at_step = self._step(step, self._table.needs_step(), "shows one_bit segments")
-        self._table.lookup(keys.ids.data_ptr(), n, missing, at_step, out.data_ptr())
+        self._table.lookup(keys.ids.data_ptr(), n, missing, at_step, out.data_ptr(), reused)
         return Lookup(keys, out.view(-1), (self.layout.dim,))
 
     def contains(self, keys: TableKeys | Int64[Tensor, "n"]) -> Bool[Tensor, "n"]:
