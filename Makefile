@@ -6,7 +6,7 @@ STAMP := .venv/.installed
 SOURCES := pyproject.toml constraints.txt CMakeLists.txt $(wildcard csrc/*.h csrc/*.cpp)
 CPP := $(wildcard csrc/*.h csrc/*.cpp csrc/tests/*.h csrc/tests/*.cpp)
 
-.PHONY: help env train test test-long lint format api sanitize ci-deps wheel clean
+.PHONY: help env train test test-long test-gpu lint format api sanitize ci-deps wheel clean
 
 help:
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):[^#]*## (.*)/  make \1\t\2/' | expand -t 18
@@ -27,6 +27,9 @@ test: env lint sanitize ## checks, C++ tests under sanitizers, all tests but the
 
 test-long: env lint sanitize ## everything
 	$(BIN)/python -m pytest -n 2 --dist loadgroup -q
+
+test-gpu: ## on a GPU machine with torch, Triton and pytest: kernels and device tables
+	$(PYTHON) -m pytest -c tests/gpu.ini --rootdir . tests/kernels tests/tables/test_device.py tests/gpu
 
 lint: env ## style, types, contracts
 	$(BIN)/ruff check .

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any
+from typing import TYPE_CHECKING, Any
 from unittest import mock
 
 import torch
@@ -19,6 +19,9 @@ from hedgerow.tables.host import HostTable
 from hedgerow.tables.initializers import Initializer
 from hedgerow.tables.optimizer_base import Optimizer
 from hedgerow.tables.store import Entries
+
+if TYPE_CHECKING:
+    from hedgerow.tables.device import DeviceTable
 
 EXTREME_IDS = [0, -1, 1, -(2**63), 2**63 - 1]
 
@@ -77,6 +80,14 @@ def twin_of(cfg: TableConfig) -> HostTable:
         return HostTable(cfg)
 
 
+def host_table(cfg: TableConfig) -> HostTable:
+    """Over the C++ core, or over its plain twin where the core is not built (use "drop" there)."""
+    try:
+        return HostTable(cfg)
+    except ImportError:
+        return twin_of(cfg)
+
+
 def _reference_core() -> Iterator[None]:
     with (
         mock.patch.object(host, "native", reference),
@@ -105,7 +116,7 @@ def isa(name: str) -> Iterator[None]:
         native.set_isa("fastest")
 
 
-def everything(table: HostTable) -> dict[int, tuple[Any, ...]]:
+def everything(table: HostTable | DeviceTable) -> dict[int, tuple[Any, ...]]:
     """All rows by id: bits of row and states, and time."""
     found: dict[int, tuple[Any, ...]] = {}
     for part in table.scan(1000):

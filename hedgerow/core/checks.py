@@ -14,11 +14,20 @@ from torch import Tensor
 from .errors import ConfigError, DtypeError, InputError, UnknownNameError
 
 LARGEST = 3.4028234663852886e38  # of float32, which rows, rates and settings end up in
+CPU = torch.device("cpu")
 MAX_DIM = 65536  # columns of a row; more is a mistake in units more often than a wish
 
 
-def tensor(name: str, value: Tensor, dtype: torch.dtype, shape: tuple[int | None, ...]) -> None:
-    """`value` is a contiguous CPU tensor of `dtype` and `shape`; None in the shape fits any size.
+def tensor(
+    name: str,
+    value: Tensor,
+    dtype: torch.dtype,
+    shape: tuple[int | None, ...],
+    device: torch.device | None = CPU,
+) -> None:
+    """`value` is a contiguous tensor of `dtype` and `shape` on `device`.
+
+    None in the shape fits any size, None as the device any place.
 
     >>> tensor("ids", torch.tensor([1, 2]), torch.int64, (None,))
     """
@@ -31,7 +40,7 @@ def tensor(name: str, value: Tensor, dtype: torch.dtype, shape: tuple[int | None
         raise DtypeError(
             f"{name} has dtype {value.dtype}, not {dtype}; convert it with .to({dtype})."
         )
-    _place(name, value)
+    _place(name, value, device)
     fits = value.dim() == len(shape) and all(
         want is None or have == want for have, want in zip(value.shape, shape, strict=True)
     )
@@ -40,10 +49,15 @@ def tensor(name: str, value: Tensor, dtype: torch.dtype, shape: tuple[int | None
         raise InputError(f"{name} has shape {tuple(value.shape)}; it must be ({wanted}).")
 
 
-def _place(name: str, value: Tensor) -> None:
-    if value.device.type != "cpu":
+def _place(name: str, value: Tensor, device: torch.device | None) -> None:
+    if device is not None and value.device != device:
+        if device == CPU:
+            raise InputError(
+                f"{name} is on {value.device}; a host table takes CPU tensors: pass {name}.cpu()."
+            )
         raise InputError(
-            f"{name} is on {value.device}; a host table takes CPU tensors: pass {name}.cpu()."
+            f"{name} is on {value.device}; this table is on {device}: pass "
+            f"{name}.to({str(device)!r})."
         )
     if value.layout != torch.strided:
         raise InputError(f"{name} has layout {value.layout}; pass {name}.to_dense().")

@@ -43,6 +43,10 @@ class NotSupportedError(HedgerowError, NotImplementedError):
     """A setting of the original that has no definition to build from."""
 
 
+class MissingExtraError(HedgerowError, ImportError):
+    """An optional library is not installed; the message names the extra that brings it."""
+
+
 class UnknownNameError(HedgerowError, KeyError):
     """A name that is not among the known ones."""
 

@@ -2,29 +2,34 @@
 
 Functions take addresses of contiguous CPU memory and lengths and keep nothing; a table's verbs
 release the GIL. Callers check dtype, shape and device first.
+
+The compiled module loads on first use: tables on a device are used where it was never built.
 """
 
 from __future__ import annotations
 
-from ._native import (
-    Codec,
-    Segment,
-    Table,
-    first_not_finite,
-    first_values,
-    half_neighbours,
-    isa,
-    isas,
-    memory_limit,
-    memory_used,
-    philox,
-    round_to_half,
-    rule_names,
-    set_isa,
-    set_memory_limit,
-    set_threads,
-    threads,
-)
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from ._native import (
+        Codec,
+        Segment,
+        Table,
+        first_not_finite,
+        first_values,
+        half_neighbours,
+        isa,
+        isas,
+        memory_limit,
+        memory_used,
+        philox,
+        round_to_half,
+        rule_names,
+        set_isa,
+        set_memory_limit,
+        set_threads,
+        threads,
+    )
 
 __all__ = [
     "Codec",
@@ -45,3 +50,17 @@ __all__ = [
     "set_threads",
     "threads",
 ]
+
+
+def __getattr__(name: str) -> object:
+    if name not in __all__:
+        raise AttributeError(f"module 'hedgerow.native' has no attribute {name!r}")
+    try:
+        from . import _native
+    except ImportError as error:
+        raise ImportError(
+            f"the C++ core cannot be loaded here ({error}); install the hedgerow wheel, or run "
+            f"`make env` in a checkout."
+        ) from error
+    value = globals()[name] = getattr(_native, name)
+    return value

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import accumulate, pairwise
 from typing import Literal, Protocol
 
 import torch
 from torch import Tensor
 
 from ..core import checks
-from ..core.errors import InputError
+from ..core.errors import DtypeError, InputError
 from ..core.shapes import Bool, Float32, Int8, Int64
 from .schedules import Rate
 
@@ -21,19 +22,24 @@ Missing = Literal["zeros", "initializer"]
 class TableKeys:
     """Keys of K tables, table after table; tables in byte order of their names.
 
-    >>> keys = TableKeys(torch.tensor([5, 6, 7]), torch.tensor([0, 1, 3]))
+    `splits` are plain numbers: reading them never waits for a device. Where only the device knows
+    how many keys there are (after a dedup there), the splits are upper bounds and `used` says, on
+    the device, how many keys of each table count. The rest of each part is room, whatever its ids.
+
+    >>> keys = TableKeys(torch.tensor([5, 6, 7]), (0, 1, 3))
     >>> keys.tables, keys.ids_of(1).tolist()
     (2, [6, 7])
     """
 
     ids: Int64[Tensor, "n"]
-    splits: Int64[Tensor, "K + 1"]
+    splits: tuple[int, ...]  # K + 1
+    used: Int64[Tensor, "K"] | None = None  # beside the ids; None = all
 
     @staticmethod
     def of_one(ids: Int64[Tensor, "n"]) -> TableKeys:
         """Keys of a single table."""
-        checks.tensor("ids", ids, torch.int64, (None,))
-        return TableKeys(ids, torch.tensor([0, len(ids)]))
+        checks.tensor("ids", ids, torch.int64, (None,), device=None)
+        return TableKeys(ids, (0, len(ids)))
 
     @property
     def tables(self) -> int:
@@ -41,8 +47,20 @@ class TableKeys:
         return len(self.splits) - 1
 
     def ids_of(self, k: int) -> Int64[Tensor, "n_k"]:
-        """The keys of table `k`."""
-        return self.ids[int(self.splits[k]) : int(self.splits[k + 1])]
+        """The keys of table `k`, room included."""
+        return self.ids[self.splits[k] : self.splits[k + 1]]
+
+    def exact(self) -> TableKeys:
+        """The same keys without room; waits for the device if there is any.
+
+        >>> TableKeys(torch.tensor([5, 6, 7]), (0, 3), torch.tensor([2])).exact().ids.tolist()
+        [5, 6]
+        """
+        if self.used is None:
+            return self
+        used = self.used.tolist()
+        parts = [self.ids_of(k)[:n] for k, n in enumerate(used)]
+        return TableKeys(torch.cat(parts), (0, *accumulate(used)))
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -50,27 +68,28 @@ class Lookup:
     """What was read: the rows of all tables one after the other, flat.
 
     An update may be given the lookup in place of its keys. A store that remembers where the rows
-    were found puts that into `slots` (opaque, -1 = absent, valid until its next write); others
-    leave None.
+    were found puts that into `slots` (opaque, -1 = absent, or room), others leave None. `epoch` is
+    the store's own mark of where its rows lay: a store that sees another mark than its present one
+    (rows have moved since, or another store made the lookup) finds the rows again.
     """
 
     keys: TableKeys
     rows: Float32[Tensor, "floats"]
     dims: tuple[int, ...]
     slots: Int64[Tensor, "n"] | None = None
+    epoch: object | None = None
 
     def rows_of(self, k: int = 0) -> Float32[Tensor, "n_k dim_k"]:
         """The rows of table `k`, without a copy."""
-        start = sum(
-            int(self.keys.splits[j + 1] - self.keys.splits[j]) * self.dims[j] for j in range(k)
-        )
-        n = int(self.keys.splits[k + 1] - self.keys.splits[k])
-        return self.rows[start : start + n * self.dims[k]].view(n, self.dims[k])
+        sizes = [stop - start for start, stop in pairwise(self.keys.splits)]
+        start = sum(n * dim for n, dim in zip(sizes[:k], self.dims, strict=False))
+        n, dim = sizes[k], self.dims[k]
+        return self.rows[start : start + n * dim].view(n, dim)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Applied:
-    """What a write did; reading a count of a store on a device waits for that device.
+    """What a write did. The counts lie where the rows lie: asking for one waits for that device.
 
     >>> Applied.of(inserted=2)
     Applied(inserted=2, refused=0, dropped=0)
@@ -90,7 +109,7 @@ class Applied:
 
     @property
     def refused(self) -> int:
-        """Ids that an admission rule kept out."""
+        """Ids kept out: by an admission rule, or because a store of fixed size had no room."""
         return int(self.counts[1])
 
     @property
@@ -184,15 +203,23 @@ class RowStore(Protocol):
         ...
 
 
-def as_keys(keys: TableKeys | Tensor, tables: int) -> TableKeys:
-    """Keys as a store takes them; a plain tensor is the keys of a single table."""
+def as_keys(
+    keys: TableKeys | Tensor, tables: int, device: torch.device = checks.CPU, *, room: bool = False
+) -> TableKeys:
+    """Keys as a store on `device` takes them; a plain tensor is the keys of a single table."""
     if not isinstance(keys, TableKeys):
-        return TableKeys.of_one(keys)
-    checks.tensor("ids", keys.ids, torch.int64, (None,))
-    checks.tensor("splits", keys.splits, torch.int64, (None,))
-    splits = keys.splits.tolist()
+        checks.tensor("ids", keys, torch.int64, (None,), device)
+        return TableKeys(keys, (0, len(keys)))
+    checks.tensor("ids", keys.ids, torch.int64, (None,), device)
+    splits = keys.splits
+    if not (isinstance(splits, tuple) and all(type(at) is int for at in splits)):
+        raise DtypeError(f"splits is {splits!r}; pass a tuple of ints, for example (0, {tables}).")
     if len(splits) - 1 != tables:
         raise InputError(f"keys of {len(splits) - 1} tables given to a store of {tables}.")
-    if splits[0] != 0 or splits[-1] != len(keys.ids) or splits != sorted(splits):
+    if splits[0] != 0 or splits[-1] != len(keys.ids) or list(splits) != sorted(splits):
         raise InputError(f"splits is {splits}; it must rise from 0 to {len(keys.ids)}, the ids.")
+    if keys.used is not None:
+        if not room:
+            raise InputError("this store takes no keys with room; pass keys.exact().")
+        checks.tensor("used", keys.used, torch.int64, (tables,), device)
     return keys

@@ -39,6 +39,8 @@ def test_this_repository_holds_its_contracts() -> None:
         ("core/a.py", HEAD + "from time import time\n", "through a Clock"),
         ("core/a.py", HEAD + "import pyarrow\n", "pyarrow is optional"),
         ("tables/a.py", HEAD + "from triton import jit\n", "triton is optional"),
+        ("kernels/a.py", HEAD + "import triton\n", "triton is optional"),
+        ("kernels/toolchain.py", HEAD + "import pyarrow\n", "pyarrow is optional"),
         ("ops/a.py", HEAD + "from importlib import import_module\n", "visible to this script"),
         ("stray.py", HEAD, "beside the folders"),
         ("core/a.py", HEAD + "try:\n    x = 1\nexcept ValueError:\n    pass\n", "in silence"),
@@ -75,6 +77,7 @@ def test_long_functions_of_the_core_are_found(tmp_path: Path) -> None:
 def test_what_the_contract_allows_passes(tmp_path: Path) -> None:
     for path, text in {
         "hedgerow/data/a.py": HEAD + "def read() -> None:\n    import pyarrow\n",
+        "hedgerow/kernels/toolchain.py": HEAD + "import triton\n",
         "hedgerow/planner/a.py": HEAD + "from ..tables.config import TableConfig\n",
         "hedgerow/tables/a.py": HEAD + "from .. import native\nfrom ..core import checks\n",
         "hedgerow/__init__.py": HEAD + "from .tables.config import TableConfig\n",

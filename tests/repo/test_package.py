@@ -79,6 +79,30 @@ def test_importing_the_package_loads_no_optional_library() -> None:
     assert _run(sys.executable, "-c", textwrap.dedent(script)) == "['hedgerow']\n[]\n"
 
 
+def test_device_tables_import_without_the_core_and_kernels_without_triton() -> None:
+    script = """
+        import sys
+        sys.modules["hedgerow.native._native"] = None  # as if it had not been built
+        import hedgerow.tables.device, hedgerow.tables.host
+        import hedgerow.native
+        try:
+            hedgerow.native.Table
+        except ImportError as error:
+            print("make env" in str(error))
+        for name in [n for n in sys.modules if n.split(".")[0] in ("hedgerow", "triton")]:
+            del sys.modules[name]
+        sys.modules["triton"] = None
+        import hedgerow.kernels.reference, hedgerow.tables.host
+        from hedgerow.core.errors import HedgerowError
+        try:
+            import hedgerow.tables.device
+        except HedgerowError as error:
+            print(type(error).__name__, "hedgerow[gpu]" in str(error))
+    """
+    wanted = "True\nMissingExtraError True\n"
+    assert _run(sys.executable, "-c", textwrap.dedent(script)) == wanted
+
+
 def test_the_example_learns() -> None:
     lines = _run(sys.executable, "examples/local_table.py", "--steps", "150").splitlines()
     losses = [float(line.split("loss")[1].split()[0]) for line in lines if line.startswith("step")]

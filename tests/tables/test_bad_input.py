@@ -67,8 +67,10 @@ WRITES: list[Write] = [HostTable.assign, HostTable.assign_add, HostTable.apply_g
         (IDS, _freed(), InputError),
         (IDS.to("meta"), ROWS, InputError),
         (IDS, ROWS.to("meta"), InputError),
-        (TableKeys(IDS, torch.tensor([0, 1, 2])), ROWS, InputError),
-        (TableKeys(IDS, torch.tensor([0, 1])), ROWS, InputError),
+        (TableKeys(IDS, (0, 1, 2)), ROWS, InputError),
+        (TableKeys(IDS, (0, 1)), ROWS, InputError),
+        (TableKeys(IDS, torch.tensor([0, 2])), ROWS, DtypeError),
+        (TableKeys(IDS, (0, 2), torch.tensor([1])), ROWS, InputError),
     ],
     ids=[
         "int32 ids",
@@ -91,6 +93,8 @@ WRITES: list[Write] = [HostTable.assign, HostTable.assign_add, HostTable.apply_g
         "rows elsewhere",
         "two tables",
         "splits that miss an id",
+        "splits that may be on a device",
+        "room after the ids",
     ],
 )
 def test_a_write_refuses_wrong_tensors_and_changes_nothing(

@@ -25,7 +25,7 @@ def _ids(*values: int) -> torch.Tensor:
 
 def test_a_host_table_is_a_row_store() -> None:
     store: RowStore = make_table()
-    keys = TableKeys(_ids(1, 2), _ids(0, 2))
+    keys = TableKeys(_ids(1, 2), (0, 2))
     store.assign(keys, torch.ones(2, 4))
     found = store.lookup(keys)
     assert torch.equal(found.rows_of(0), torch.ones(2, 4))

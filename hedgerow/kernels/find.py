@@ -1,0 +1,77 @@
+"""Finds the slots of ids; changes nothing."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from ..core.shapes import Int64
+from .layout import Arrays
+from .placement import EMPTY, HOME_LANES, LANES, candidates
+from .toolchain import blocks, jit, tl
+
+
+@jit
+def live_count(used: tl.tensor | None, n: tl.tensor) -> tl.tensor:
+    """How many of n keys count: all, or as many as the device says."""
+    if used is None:
+        return n.to(tl.int64)
+    else:  # noqa: RET505 (Triton wants both arms)
+        return tl.minimum(tl.load(used), n.to(tl.int64))
+
+
+@jit
+def _match(line: tl.tensor, ids: tl.tensor, bucket: tl.tensor, asked: tl.tensor) -> tl.tensor:
+    """The slot of each id in its line of keys, or -1."""
+    lanes = tl.arange(0, LANES)[None, :]
+    lane = tl.max(tl.where((line == ids[:, None]) & asked[:, None], lanes, -1), axis=1)
+    return tl.where(lane >= 0, bucket * LANES + lane, -1)
+
+
+@jit
+def probe(keys: tl.tensor, ids: tl.tensor, live: tl.tensor, buckets: tl.tensor) -> tl.tensor:
+    """The slot of each live id, or -1.
+
+    The second bucket is read only where the first is used beyond its home lanes: no id has gone on
+    to its second bucket before.
+    """
+    first, second = candidates(ids, buckets)
+    lanes = tl.arange(0, LANES)[None, :]
+    ordinary = live & (ids != EMPTY)
+    line = tl.load(keys + first[:, None] * LANES + lanes, mask=ordinary[:, None], other=0)
+    slot = _match(line, ids, first, ordinary)
+    home_free = tl.max(((line == EMPTY) & (lanes < HOME_LANES)).to(tl.int32), axis=1)
+    go_on = ordinary & (slot < 0) & (home_free == 0)
+    line = tl.load(keys + second[:, None] * LANES + lanes, mask=go_on[:, None], other=0)
+    slot = tl.where(go_on, _match(line, ids, second, go_on), slot)
+    special = live & (ids == EMPTY)
+    own_place = buckets.to(tl.int64) * LANES
+    held = tl.load(keys + own_place + tl.zeros_like(ids), mask=special, other=EMPTY)
+    return tl.where(special & (held != EMPTY), own_place, slot)
+
+
+@jit(do_not_specialize=["n", "buckets"])
+def _find(
+    ids: tl.tensor,
+    used: tl.tensor | None,
+    keys: tl.tensor,
+    slots: tl.tensor,
+    n: tl.tensor,
+    buckets: tl.tensor,
+    ROWS: tl.constexpr,
+) -> None:
+    i = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)
+    live = i < live_count(used, n)
+    slot = probe(keys, tl.load(ids + i, mask=live, other=0), live, buckets)
+    tl.store(slots + i, slot, mask=i < n)
+
+
+def find(
+    table: Arrays, ids: Int64[Tensor, "n"], used: Int64[Tensor, "1"] | None = None
+) -> Int64[Tensor, "n"]:
+    """The slot of each id; -1 where there is none, and from `used` on."""
+    slots = torch.empty_like(ids)
+    if len(ids):
+        grid = blocks(len(ids), 32)
+        _find[grid](ids, used, table.keys, slots, len(ids), table.buckets, ROWS=32)
+    return slots

@@ -1,0 +1,127 @@
+"""Finds the slots of ids and takes free ones for ids that have none; many programs at once.
+
+An id may stand in 2 x LANES places, in a fixed order: the home lanes of its first bucket, those of
+its second, then the other lanes of both in turn. It is put into the first place of that order that
+is empty, by compare-and-swap. Places never become empty while this runs, so whoever inserts the
+same id at the same time either meets it on the way or loses the swap for that very place and sees
+it there: an id gets one slot, however many programs ask. An id is refused when all its places are
+taken, and then every program refuses it.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from ..core.shapes import Bool, Int64
+from . import layout
+from .layout import Arrays
+from .placement import EMPTY, HOME_LANES, LANES, candidates
+from .toolchain import blocks, jit, tl
+
+TAKEN = tl.constexpr(layout.TAKEN)
+NOWHERE = tl.constexpr(4 * layout.LANES)  # beyond the rank of every place
+
+
+@jit
+def _hit(line: tl.tensor, ids: tl.tensor) -> tl.tensor:
+    """The lane that holds the id, or -1."""
+    lanes = tl.arange(0, LANES)[None, :]
+    return tl.max(tl.where(line == ids[:, None], lanes, -1), axis=1)
+
+
+@jit
+def _first_free(line: tl.tensor, SECOND: tl.constexpr) -> tl.tensor:
+    """The rank of the first empty lane in the order above, or NOWHERE."""
+    lanes = tl.arange(0, LANES)
+    home = lanes + SECOND * HOME_LANES
+    beyond = HOME_LANES + 2 * lanes + SECOND
+    rank = tl.where(lanes < HOME_LANES, home, beyond)[None, :]
+    return tl.min(tl.where(line == EMPTY, rank, NOWHERE), axis=1)
+
+
+@jit
+def _lane_of(rank: tl.tensor, in_first: tl.tensor) -> tl.tensor:
+    """The lane that has this rank."""
+    home = tl.where(in_first, rank, rank - HOME_LANES)
+    return tl.where(home < HOME_LANES, home, (rank - HOME_LANES) // 2)
+
+
+@jit
+def _look(
+    keys: tl.tensor, ids: tl.tensor, todo: tl.tensor, first: tl.tensor, second: tl.tensor
+) -> tuple[tl.tensor, tl.tensor]:
+    """The slot that holds each id or -1, and the slot it would take or -1.
+
+    The loads are volatile: a line kept in a near cache would show the same free lane for ever.
+    """
+    lanes = tl.arange(0, LANES)[None, :]
+    one = tl.load(keys + first[:, None] * LANES + lanes, mask=todo[:, None], volatile=True)
+    hit, rank = _hit(one, ids), _first_free(one, 0)
+    held = tl.where(hit >= 0, first * LANES + hit, -1)
+    go_on = todo & (hit < 0) & (rank >= HOME_LANES)
+    two = tl.load(keys + second[:, None] * LANES + lanes, mask=go_on[:, None], volatile=True)
+    hit, other_rank = _hit(two, ids), _first_free(two, 1)
+    held = tl.where(go_on & (hit >= 0), second * LANES + hit, held)
+    in_first = ~go_on | (rank < other_rank)
+    best = tl.where(in_first, rank, other_rank)
+    free = tl.where(in_first, first, second) * LANES + _lane_of(best, in_first)
+    return held, tl.where(best < NOWHERE, free, -1)
+
+
+@jit
+def claim(
+    keys: tl.tensor, ids: tl.tensor, todo: tl.tensor, buckets: tl.tensor
+) -> tuple[tl.tensor, tl.tensor]:
+    """The slot of each id with `todo`, -1 = no room or not asked; and whether it was taken now."""
+    first, second = candidates(ids, buckets)
+    special = ids == EMPTY  # the id that looks like an empty place has a place of its own
+    own_place = buckets.to(tl.int64) * LANES + tl.zeros_like(ids)
+    stored = tl.where(special, tl.full(ids.shape, TAKEN, tl.int64), ids)
+    empty = tl.full(ids.shape, EMPTY, tl.int64)  # 64 bits: a bare literal may be taken as 32
+    slot = tl.full(ids.shape, -1, tl.int64)
+    born = ids != ids
+    while tl.max(todo.to(tl.int32), axis=0) > 0:
+        held, free = _look(keys, ids, todo & ~special, first, second)
+        held = tl.where(special, -1, held)
+        free = tl.where(special, own_place, free)  # the swap will say whether it is
+        slot = tl.where(todo & (held >= 0), held, slot)
+        todo = todo & (held < 0) & (free >= 0)
+        if tl.max(todo.to(tl.int32), axis=0) > 0:
+            # The swap has no mask: lanes with nothing to do swap a value for itself.
+            place = tl.where(todo, free, first * LANES)
+            expected = tl.where(todo, empty, stored)
+            old = tl.atomic_cas(keys + place, expected, stored, sem="relaxed")
+            won = todo & (old == EMPTY)
+            done = won | (todo & (old == stored))
+            slot = tl.where(done, place, slot)
+            born = born | won
+            todo = todo & ~done
+    return slot, born
+
+
+@jit(do_not_specialize=["n", "buckets"])
+def _find_or_insert(
+    ids: tl.tensor,
+    keys: tl.tensor,
+    slots: tl.tensor,
+    new: tl.tensor,
+    n: tl.tensor,
+    buckets: tl.tensor,
+    ROWS: tl.constexpr,
+) -> None:
+    i = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)
+    slot, born = claim(keys, tl.load(ids + i, mask=i < n, other=0), i < n, buckets)
+    tl.store(slots + i, slot, mask=i < n)
+    tl.store(new + i, born, mask=i < n)
+
+
+def find_or_insert(
+    table: Arrays, ids: Int64[Tensor, "n"]
+) -> tuple[Int64[Tensor, "n"], Bool[Tensor, "n"]]:
+    """The slot of each id, -1 = no room, and whether this occurrence took it. Rows are not set."""
+    slots, new = torch.empty_like(ids), torch.empty_like(ids, dtype=torch.bool)
+    if len(ids):
+        grid = blocks(len(ids), 32)
+        _find_or_insert[grid](ids, table.keys, slots, new, len(ids), table.buckets, ROWS=32)
+    return slots, new

@@ -1,0 +1,99 @@
+"""How a table lies in device memory: its arrays, and the numbers that kernels and twins share."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from ..core.hashing import signed64
+from ..core.shapes import Float32, Int64
+
+LANES = 16  # ids of a bucket: 128 bytes, what the memory moves at once
+# An id goes to its second bucket only when this much of its first is taken. Of 20,000 buckets at
+# 0.5 / 0.75 / 0.85 / 0.9 full, 1.6 / 9.7 / 13 / 14 % of the ids are then in their second bucket
+# (with 0: 32 %), and 0 / 0 / 1e-5 / 8e-4 find no room (with 16: 0 / 2e-3 / 1e-2 / 2e-2).
+HOME_LANES = 12
+# What an empty place holds. The id with this value is as legal as any other: it lives in a place
+# of its own behind the buckets. Any pattern serves; a random one will hardly meet a real id.
+EMPTY = signed64(0xA3C59AC2F0B1E6D7)
+TAKEN = ~EMPTY  # what the place of that id holds once the id has a row
+# Gradients of one id are added in input order; from this many on in pieces of as many, each added
+# in order and then the pieces in order. So an id that fills the batch is not added up by one
+# program alone, and the order depends on the id's own occurrences and on nothing else.
+PIECE = 256
+# The finalizer of splitmix64: other constants and shifts than the router's mixer, whose bits would
+# leave buckets of an owner's table unreachable.
+MIX_START = 0x9E3779B97F4A7C15
+MIX_1 = 0xBF58476D1CE4E5B9
+MIX_2 = 0x94D049BB133111EB
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Arrays:
+    """A table in device memory; a slot is the number of a place in all three arrays.
+
+    Bucket b has the slots from `b * LANES`; the last slot is that of the id `EMPTY`.
+    """
+
+    keys: Int64[Tensor, "slots"]
+    values: Float32[Tensor, "slots stride"]  # rows padded to 16 bytes
+    times: Int64[Tensor, "slots"]
+    dim: int
+
+    @staticmethod
+    def make(buckets: int, dim: int, device: torch.device) -> Arrays:
+        """An empty table."""
+        slots = buckets * LANES + 1
+        return Arrays(
+            torch.full((slots,), EMPTY, device=device),
+            torch.zeros(slots, -(-dim // 4) * 4, device=device),
+            torch.zeros(slots, dtype=torch.int64, device=device),
+            dim,
+        )
+
+    @property
+    def shape(self) -> dict[str, int]:
+        """The sizes that a kernel is compiled for."""
+        return {"DIM": self.dim, "STRIDE": self.values.shape[1]}
+
+    @property
+    def buckets(self) -> int:
+        """How many."""
+        return len(self.keys) // LANES
+
+
+@dataclass(frozen=True, slots=True)
+class FirstValues:
+    """What new rows start from, as numbers."""
+
+    kind: str  # constant, uniform, normal or truncated_normal
+    a: float  # value, low or mean
+    b: float  # nothing, high or deviation
+    seed: int  # 0..2**64-1
+
+    @property
+    def scale(self) -> float:
+        """What a draw is multiplied with, rounded to float32 as the core does."""
+        if self.kind != "uniform":
+            return self.b
+        return float(np.float32(self.b) - np.float32(self.a))
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Grouped:
+    """A batch with equal ids side by side, the occurrences of each in input order."""
+
+    ids: Int64[Tensor, "n"]  # sorted
+    order: Int64[Tensor, "n"]  # where each came from
+
+
+def group(ids: Int64[Tensor, "n"]) -> Grouped:
+    """Equal ids side by side, without asking the device how many there are.
+
+    >>> group(torch.tensor([7, 5, 7])).order.tolist()
+    [1, 0, 2]
+    """
+    return Grouped(*torch.sort(ids, stable=True))

@@ -1,0 +1,114 @@
+"""Reads rows: by slot (`gather`), or by id in one pass (`lookup`)."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from ..core.hashing import signed64
+from ..core.shapes import Float32, Int64
+from .find import live_count, probe
+from .first_values import start_rows
+from .layout import Arrays, FirstValues
+from .toolchain import blocks, jit, reader_tile, tl
+
+
+@jit
+def rows_at(
+    values: tl.tensor,
+    slots: tl.tensor,
+    DIM: tl.constexpr,
+    STRIDE: tl.constexpr,
+    COLUMNS: tl.constexpr,
+) -> tl.tensor:
+    """The rows in these slots; zeros where a slot is -1."""
+    column = tl.arange(0, COLUMNS)[None, :]
+    there = (slots >= 0)[:, None] & (column < DIM)
+    return tl.load(values + slots[:, None] * STRIDE + column, mask=there, other=0.0)
+
+
+@jit(do_not_specialize=["n"])
+def _gather(
+    slots: tl.tensor,
+    values: tl.tensor,
+    out: tl.tensor,
+    n: tl.tensor,
+    DIM: tl.constexpr,
+    STRIDE: tl.constexpr,
+    ROWS: tl.constexpr,
+    COLUMNS: tl.constexpr,
+) -> None:
+    i = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)
+    column = tl.arange(0, COLUMNS)[None, :]
+    rows = rows_at(values, tl.load(slots + i, mask=i < n, other=-1), DIM, STRIDE, COLUMNS)
+    tl.store(out + i[:, None] * DIM + column, rows, mask=(i < n)[:, None] & (column < DIM))
+
+
+def gather(table: Arrays, slots: Int64[Tensor, "n"]) -> Float32[Tensor, "n dim"]:
+    """The rows in `slots`; zeros for -1."""
+    out = torch.empty(len(slots), table.dim, device=slots.device)
+    if len(slots):
+        tile = reader_tile(table.dim)
+        grid = blocks(len(slots), tile["ROWS"])
+        _gather[grid](slots, table.values, out, len(slots), **table.shape, **tile)
+    return out
+
+
+@jit(do_not_specialize=["n", "buckets", "seed"])
+def _lookup(
+    ids: tl.tensor,
+    used: tl.tensor | None,
+    keys: tl.tensor,
+    values: tl.tensor,
+    out: tl.tensor,
+    slots: tl.tensor,
+    n: tl.tensor,
+    buckets: tl.tensor,
+    seed: tl.tensor,
+    a: tl.tensor,
+    scale: tl.tensor,
+    KIND: tl.constexpr,
+    DIM: tl.constexpr,
+    STRIDE: tl.constexpr,
+    ROWS: tl.constexpr,
+    COLUMNS: tl.constexpr,
+) -> None:
+    i = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)
+    live = i < live_count(used, n)
+    key = tl.load(ids + i, mask=live, other=0)
+    slot = probe(keys, key, live, buckets)
+    tl.store(slots + i, slot, mask=i < n)
+    rows = rows_at(values, slot, DIM, STRIDE, COLUMNS)
+    if KIND != "zeros":
+        absent = live & (slot < 0)
+        if tl.max(absent.to(tl.int32), axis=0) > 0:
+            first = start_rows(key, seed, a, scale, KIND, ROWS, COLUMNS)
+            rows = tl.where(absent[:, None], first, rows)
+    column = tl.arange(0, COLUMNS)[None, :]
+    tl.store(out + i[:, None] * DIM + column, rows, mask=(i < n)[:, None] & (column < DIM))
+
+
+def lookup(
+    table: Arrays,
+    ids: Int64[Tensor, "n"],
+    out: Float32[Tensor, "n dim"],
+    first: FirstValues | None = None,
+    used: Int64[Tensor, "1"] | None = None,
+) -> Int64[Tensor, "n"]:
+    """Rows of `ids` into `out`, and their slots, -1 = absent.
+
+    Absent ids give zeros, or the rows `first` would give them; what follows after `used`, zeros.
+    """
+    slots = torch.empty_like(ids)
+    if len(ids):
+        tile = reader_tile(table.dim)
+        draw = first or FirstValues("zeros", 0.0, 0.0, 0)
+        _lookup[blocks(len(ids), tile["ROWS"])](
+            *(ids, used, table.keys, table.values, out, slots, len(ids), table.buckets),
+            *(signed64(draw.seed), draw.a, draw.scale),
+            KIND=draw.kind,
+            **table.shape,
+            **tile,
+            enable_fp_fusion=False,
+        )
+    return slots

@@ -1,0 +1,55 @@
+"""Which two buckets an id may live in."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from ..core.shapes import Int64
+from . import layout
+from .toolchain import blocks, jit, tl
+
+EMPTY = tl.constexpr(layout.EMPTY)
+HOME_LANES = tl.constexpr(layout.HOME_LANES)
+LANES = tl.constexpr(layout.LANES)
+MIX_START = tl.constexpr(layout.MIX_START)
+MIX_1 = tl.constexpr(layout.MIX_1)
+MIX_2 = tl.constexpr(layout.MIX_2)
+
+
+@jit
+def candidates(ids: tl.tensor, buckets: tl.tensor) -> tuple[tl.tensor, tl.tensor]:
+    """Two different buckets of each id, if there are two: from the halves of one hash."""
+    hashed = ids.to(tl.uint64, bitcast=True) + MIX_START
+    hashed = (hashed ^ (hashed >> 30)) * MIX_1
+    hashed = (hashed ^ (hashed >> 27)) * MIX_2
+    hashed = hashed ^ (hashed >> 31)
+    count = buckets.to(tl.uint64)
+    first = ((hashed >> 32) * count) >> 32
+    second = ((hashed & 0xFFFFFFFF) * count) >> 32
+    neighbour = tl.where(first + 1 < count, first + 1, 0)
+    second = tl.where(second == first, neighbour, second)
+    return first.to(tl.int64, bitcast=True), second.to(tl.int64, bitcast=True)
+
+
+@jit(do_not_specialize=["n", "buckets"])
+def _place(
+    ids: tl.tensor,
+    first: tl.tensor,
+    second: tl.tensor,
+    n: tl.tensor,
+    buckets: tl.tensor,
+    ROWS: tl.constexpr,
+) -> None:
+    i = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)
+    one, two = candidates(tl.load(ids + i, mask=i < n, other=0), buckets)
+    tl.store(first + i, one, mask=i < n)
+    tl.store(second + i, two, mask=i < n)
+
+
+def place(ids: Int64[Tensor, "n"], buckets: int) -> tuple[Int64[Tensor, "n"], Int64[Tensor, "n"]]:
+    """The first and second bucket of each id."""
+    first, second = torch.empty_like(ids), torch.empty_like(ids)
+    if len(ids):
+        _place[blocks(len(ids), 128)](ids, first, second, len(ids), buckets, ROWS=128)
+    return first, second

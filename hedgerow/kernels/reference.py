@@ -1,0 +1,262 @@
+"""Plain torch twins of the kernels: the same names and arguments, without Triton. Slow on purpose.
+
+They say what a kernel must give. Only where a new id is put may differ: many programs insert at
+once, the twin one id after the other.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from ..core.hashing import signed64
+from ..core.shapes import Bool, Float32, Int64
+from .layout import (
+    EMPTY,
+    HOME_LANES,
+    LANES,
+    MIX_1,
+    MIX_2,
+    MIX_START,
+    PIECE,
+    TAKEN,
+    Arrays,
+    FirstValues,
+    Grouped,
+)
+
+__all__ = [
+    "apply_sgd",
+    "assign",
+    "find",
+    "find_or_insert",
+    "first_values",
+    "gather",
+    "lookup",
+    "place",
+    "sum_gradients",
+    "sum_pieces",
+]
+
+_LOW = 2**32 - 1
+
+
+def _shifted(x: Tensor, bits: int) -> Tensor:
+    return (x >> bits) & (2 ** (64 - bits) - 1)  # the mask makes the signed shift a logical one
+
+
+def place(ids: Int64[Tensor, "n"], buckets: int) -> tuple[Int64[Tensor, "n"], Int64[Tensor, "n"]]:
+    """The first and second bucket of each id."""
+    hashed = ids + signed64(MIX_START)
+    hashed = (hashed ^ _shifted(hashed, 30)) * signed64(MIX_1)
+    hashed = (hashed ^ _shifted(hashed, 27)) * signed64(MIX_2)
+    hashed = hashed ^ _shifted(hashed, 31)
+    first = _shifted(_shifted(hashed, 32) * buckets, 32)
+    second = _shifted((hashed & _LOW) * buckets, 32)
+    return first, torch.where(second == first, (first + 1) % buckets, second)
+
+
+def _places(table: Arrays, id_: int) -> list[int]:
+    """The slots an id may have, in the order in which they are taken."""
+    if id_ == EMPTY:
+        return [table.buckets * LANES]
+    first, second = (int(b) * LANES for b in place(torch.tensor([id_]), table.buckets))
+    homes = [bucket + lane for bucket in (first, second) for lane in range(HOME_LANES)]
+    return homes + [
+        bucket + lane for lane in range(HOME_LANES, LANES) for bucket in (first, second)
+    ]
+
+
+def _find_one(table: Arrays, id_: int) -> int:
+    sought = TAKEN if id_ == EMPTY else id_
+    return next((s for s in _places(table, id_) if int(table.keys[s]) == sought), -1)
+
+
+def find(
+    table: Arrays, ids: Int64[Tensor, "n"], used: Int64[Tensor, "1"] | None = None
+) -> Int64[Tensor, "n"]:
+    """The slot of each id; -1 where there is none, and from `used` on."""
+    live = len(ids) if used is None else int(used)
+    found = [_find_one(table, id_) if i < live else -1 for i, id_ in enumerate(ids.tolist())]
+    return torch.tensor(found, dtype=torch.int64)
+
+
+def _insert_one(table: Arrays, id_: int) -> tuple[int, bool]:
+    slot = _find_one(table, id_)
+    if slot >= 0:
+        return slot, False
+    free = [s for s in _places(table, id_) if int(table.keys[s]) == EMPTY]
+    if not free:
+        return -1, False
+    table.keys[free[0]] = TAKEN if id_ == EMPTY else id_
+    return free[0], True
+
+
+def find_or_insert(
+    table: Arrays, ids: Int64[Tensor, "n"]
+) -> tuple[Int64[Tensor, "n"], Bool[Tensor, "n"]]:
+    """The slot of each id, -1 = no room, and whether this occurrence took it. Rows are not set."""
+    taken = [_insert_one(table, id_) for id_ in ids.tolist()]
+    slots = torch.tensor([slot for slot, _ in taken], dtype=torch.int64)
+    return slots, torch.tensor([new for _, new in taken], dtype=torch.bool)
+
+
+def _words(ids: Tensor, block: Tensor, seed: int, attempt: int) -> list[Tensor]:
+    """Philox4x32-10 at (id, block, attempt); four words for every id and block."""
+    zero = torch.zeros(len(ids), len(block), dtype=torch.int64)
+    c0, c1 = zero + (ids & _LOW)[:, None], zero + _shifted(ids, 32)[:, None]
+    c2, c3 = zero + block, zero + (attempt << 4)
+    k0, k1 = seed & _LOW, seed >> 32
+    for _ in range(10):
+        left, right = 0xD2511F53 * c0, 0xCD9E8D57 * c2
+        c0, c1 = _shifted(right, 32) ^ c1 ^ k0, right & _LOW
+        c2, c3 = _shifted(left, 32) ^ c3 ^ k1, left & _LOW
+        k0, k1 = (k0 + 0x9E3779B9) & _LOW, (k1 + 0xBB67AE85) & _LOW
+    return [c0, c1, c2, c3]
+
+
+def _bell(ids: Tensor, dim: int, seed: int, attempt: int) -> Tensor:
+    columns = torch.arange(dim)
+    words = [w for b in range(3) for w in _words(ids, 3 * columns + b, seed, attempt)]
+    total = torch.stack([w >> 8 for w in words]).sum(0)
+    return (total - 6 * 2**24).float() * 2.0**-24
+
+
+def first_values(ids: Int64[Tensor, "n"], dim: int, first: FirstValues) -> Float32[Tensor, "n dim"]:
+    """The rows that `ids` are born with."""
+    a, scale = torch.tensor([first.a, first.scale])
+    if first.kind == "constant":
+        return a.expand(len(ids), dim).contiguous()
+    if first.kind == "uniform":
+        words = _words(ids, torch.arange(-(-dim // 4)), first.seed, 0)
+        word = torch.stack(words, dim=2).flatten(1)[:, :dim]
+        return a + (word >> 8).float() * 2.0**-24 * scale
+    z = _bell(ids, dim, first.seed, 0)
+    if first.kind == "truncated_normal":
+        for attempt in range(1, 16):
+            z = torch.where(z.abs() > 2, _bell(ids, dim, first.seed, attempt), z)
+        z = z.clamp(-2, 2)
+    return a + scale * z
+
+
+def gather(table: Arrays, slots: Int64[Tensor, "n"]) -> Float32[Tensor, "n dim"]:
+    """The rows in `slots`; zeros for -1."""
+    rows = table.values[slots.clamp(min=0), : table.dim]
+    return torch.where((slots >= 0)[:, None], rows, 0.0)
+
+
+def lookup(
+    table: Arrays,
+    ids: Int64[Tensor, "n"],
+    out: Float32[Tensor, "n dim"],
+    first: FirstValues | None = None,
+    used: Int64[Tensor, "1"] | None = None,
+) -> Int64[Tensor, "n"]:
+    """Rows of `ids` into `out`, and their slots, -1 = absent."""
+    slots = find(table, ids, used)
+    rows = gather(table, slots)
+    if first is not None:
+        live = len(ids) if used is None else int(used)
+        absent = (slots < 0) & (torch.arange(len(ids)) < live)
+        rows = torch.where(absent[:, None], first_values(ids, table.dim, first), rows)
+    out.copy_(rows)
+    return slots
+
+
+def _groups(grouped: Grouped, used: Tensor | None) -> list[tuple[int, int, list[int]]]:
+    """Position of the first occurrence, id, and sources of the occurrences that count."""
+    live = len(grouped.ids) if used is None else int(used)
+    groups: dict[int, tuple[int, int, list[int]]] = {}
+    for at, (id_, source) in enumerate(
+        zip(grouped.ids.tolist(), grouped.order.tolist(), strict=True)
+    ):
+        if source < live:
+            groups.setdefault(id_, (at, id_, []))[2].append(source)
+    return list(groups.values())
+
+
+def _in_order(parts: list[Tensor]) -> Tensor:
+    total = parts[0].clone()
+    for part in parts[1:]:
+        total += part
+    return total
+
+
+def _pieces(grads: Tensor, sources: list[int]) -> list[Tensor]:
+    cuts = [sources[at : at + PIECE] for at in range(0, len(sources), PIECE)]
+    return [_in_order([grads[source] for source in cut]) for cut in cuts]
+
+
+def _summed(grads: Tensor, sources: list[int]) -> Tensor:
+    return _in_order(_pieces(grads, sources))
+
+
+def sum_pieces(
+    grouped: Grouped, grads: Float32[Tensor, "n dim"], used: Int64[Tensor, "1"] | None = None
+) -> tuple[Float32[Tensor, "pieces dim"], Int64[Tensor, "pieces"]]:
+    """Sum and size of the pieces after the first, each at its grouped position // PIECE."""
+    pieces = -(-len(grads) // PIECE)
+    sums, counts = torch.zeros(pieces, grads.shape[1]), torch.zeros(pieces, dtype=torch.int64)
+    for at, _, sources in _groups(grouped, used):
+        for k, piece in list(enumerate(_pieces(grads, sources)))[1:]:
+            sums[at // PIECE + k] = piece
+            counts[at // PIECE + k] = min(PIECE, len(sources) - k * PIECE)
+    return sums, counts
+
+
+def sum_gradients(
+    grouped: Grouped, grads: Float32[Tensor, "n dim"], used: Int64[Tensor, "1"] | None = None
+) -> tuple[Float32[Tensor, "n dim"], Int64[Tensor, "n"]]:
+    """Sum and occurrences of each id, at the position where its group begins; zeros elsewhere."""
+    sums, counts = torch.zeros_like(grads), torch.zeros_like(grouped.ids)
+    for at, _, sources in _groups(grouped, used):
+        sums[at], counts[at] = _summed(grads, sources), len(sources)
+    return sums, counts
+
+
+def apply_sgd(
+    table: Arrays,
+    grouped: Grouped,
+    grads: Float32[Tensor, "n dim"],
+    counts: Int64[Tensor, "3"],
+    first: FirstValues,
+    rate: float,
+    decay: float,
+    now: int,
+    slots: Int64[Tensor, "n"] | None = None,
+    used: Int64[Tensor, "1"] | None = None,
+) -> None:
+    """One step for each id with its summed gradient; adds to `counts` as `Applied` has them."""
+    rate_, decay_ = torch.tensor([rate, decay])
+    for _, id_, sources in _groups(grouped, used):
+        total = _summed(grads, sources)
+        if not bool(total.isfinite().all()):
+            counts[2] += len(sources)
+            continue
+        known = -1 if slots is None else int(slots[sources[0]])
+        slot, new = (known, False) if known >= 0 else _insert_one(table, id_)
+        counts += torch.tensor([new, slot < 0, 0])
+        if slot >= 0:
+            born = first_values(torch.tensor([id_]), table.dim, first)[0]
+            w = born if new else table.values[slot, : table.dim]
+            table.values[slot, : table.dim] = w - rate_ * (total + decay_ * w)
+            table.times[slot] = now
+
+
+def assign(
+    table: Arrays,
+    grouped: Grouped,
+    rows: Float32[Tensor, "n dim"],
+    usable: Bool[Tensor, "n"],
+    counts: Int64[Tensor, "3"],
+    now: int,
+    used: Int64[Tensor, "1"] | None = None,
+) -> None:
+    """Puts each id's last row that is `usable`; adds to `counts` as `Applied` has them."""
+    for _, id_, sources in _groups(grouped, used):
+        good = [source for source in sources if bool(usable[source])]
+        slot, new = _insert_one(table, id_) if good else (-1, False)
+        counts += torch.tensor([new, bool(good) and slot < 0, len(sources) - len(good)])
+        if slot >= 0:
+            table.values[slot, : table.dim] = rows[good[-1]]
+            table.times[slot] = now

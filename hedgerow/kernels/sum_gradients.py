@@ -1,0 +1,220 @@
+"""Adds up the gradients of equal ids in an order that depends on nothing but their input order.
+
+Up to PIECE occurrences of an id are added one after the other, as the host table does: the sums
+agree to the bit. Of more, each next PIECE are added up by a program of their own, then the pieces
+one after the other.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from ..core.shapes import Float32, Int64
+from . import layout
+from .find import live_count
+from .layout import Grouped
+from .toolchain import blocks, jit, reader_tile, tl
+
+PIECE = tl.constexpr(layout.PIECE)
+AHEAD = tl.constexpr(4)  # occurrences whose loads are under way together
+
+
+@jit
+def heads(
+    ids: tl.tensor, order: tl.tensor, i: tl.tensor, n: tl.tensor, live: tl.tensor
+) -> tuple[tl.tensor, tl.tensor, tl.tensor]:
+    """The id at each grouped position i, where it came from, and whether a group begins there.
+
+    Room behind the keys that count may hold any ids. It comes from the end of the input, so it
+    stands at the end of its group, and a group that begins with room is room altogether.
+    """
+    key = tl.load(ids + i, mask=i < n, other=0)
+    before = tl.load(ids + i - 1, mask=(i > 0) & (i < n), other=0)
+    source = tl.load(order + i, mask=i < n, other=0)
+    return key, source, (i < n) & ((i == 0) | (key != before)) & (source < live)
+
+
+@jit
+def follows(
+    ids: tl.tensor,
+    order: tl.tensor,
+    at: tl.tensor,
+    key: tl.tensor,
+    head: tl.tensor,
+    n: tl.tensor,
+    live: tl.tensor,
+) -> tuple[tl.tensor, tl.tensor]:
+    """Where grouped position `at` came from, and whether it is one more occurrence of `key`."""
+    inside = head & (at < n)
+    other = tl.load(ids + at, mask=inside, other=0)
+    source = tl.load(order + at, mask=inside, other=0)
+    return source, inside & (other == key) & (source < live)
+
+
+@jit
+def _piece(
+    ids: tl.tensor,
+    order: tl.tensor,
+    grads: tl.tensor,
+    i: tl.tensor,
+    key: tl.tensor,
+    source: tl.tensor,
+    begins: tl.tensor,
+    n: tl.tensor,
+    live: tl.tensor,
+    DIM: tl.constexpr,
+    COLUMNS: tl.constexpr,
+) -> tuple[tl.tensor, tl.tensor]:
+    """The sum of at most PIECE occurrences from i on where one begins, and how many they are."""
+    column = tl.arange(0, COLUMNS)[None, :]
+    inside = column < DIM
+    here = begins[:, None] & inside
+    total = tl.load(grads + source[:, None] * DIM + column, mask=here, other=0.0)
+    count = begins.to(tl.int64)
+    more = begins
+    done = tl.full((), 1, tl.int32)
+    while (done < PIECE) & (tl.max(more.to(tl.int32), axis=0) > 0):
+        for _ in tl.static_range(AHEAD):
+            source, more = follows(ids, order, i + done, key, begins, n, live)
+            more = more & (done < PIECE)
+            here = more[:, None] & inside
+            grad = tl.load(grads + source[:, None] * DIM + column, mask=here, other=0.0)
+            total = tl.where(here, total + grad, total)
+            count += more.to(tl.int64)
+            done += 1
+    return total, count
+
+
+@jit(do_not_specialize=["n"])
+def _sum_pieces(
+    ids: tl.tensor,
+    order: tl.tensor,
+    used: tl.tensor | None,
+    grads: tl.tensor,
+    sums: tl.tensor,
+    counts: tl.tensor,
+    n: tl.tensor,
+    DIM: tl.constexpr,
+    COLUMNS: tl.constexpr,
+) -> None:
+    """One program for PIECE grouped positions: at most one piece but the first begins there.
+
+    It is one of the id that stands at the first of these positions and before it.
+    """
+    base = tl.program_id(0).to(tl.int64) * PIECE
+    key = tl.load(ids + base)
+    begin, above = base * 0, base  # where the group of this id begins, by bisection
+    if (base > 0) & (tl.load(ids + tl.maximum(base - 1, 0)) != key):
+        begin = base
+    while begin < above:
+        middle = (begin + above) // 2
+        lower = tl.load(ids + middle) < key
+        begin = tl.where(lower, middle + 1, begin)
+        above = tl.where(lower, above, middle)
+    first = begin + (base - begin + PIECE - 1) // PIECE * PIECE
+    i = first + tl.zeros((1,), tl.int64)
+    live = live_count(used, n)
+    keys = key + tl.zeros((1,), tl.int64)
+    source, begins = follows(ids, order, i, keys, i > begin, n, live)
+    total, count = _piece(ids, order, grads, i, keys, source, begins, n, live, DIM, COLUMNS)
+    column = tl.arange(0, COLUMNS)[None, :]
+    at = tl.program_id(0).to(tl.int64) + tl.zeros((1,), tl.int64)
+    tl.store(sums + at[:, None] * DIM + column, total, mask=column < DIM)
+    tl.store(counts + at, count)
+
+
+def sum_pieces(
+    grouped: Grouped, grads: Float32[Tensor, "n dim"], used: Int64[Tensor, "1"] | None = None
+) -> tuple[Float32[Tensor, "pieces dim"], Int64[Tensor, "pieces"]]:
+    """Sum and size of the pieces after the first, each at its grouped position // PIECE."""
+    n, dim = grads.shape
+    pieces = -(-n // layout.PIECE)
+    sums, counts = grads.new_empty(pieces, dim), grouped.ids.new_empty(pieces)
+    if n:
+        columns = reader_tile(dim)["COLUMNS"]
+        _sum_pieces[(pieces,)](
+            *(grouped.ids, grouped.order, used, grads, sums, counts, n),
+            DIM=dim,
+            COLUMNS=columns,
+            num_warps=max(1, min(4, columns // 64)),
+        )
+    return sums, counts
+
+
+@jit
+def summed(
+    ids: tl.tensor,
+    order: tl.tensor,
+    grads: tl.tensor,
+    piece_sums: tl.tensor,
+    piece_counts: tl.tensor,
+    i: tl.tensor,
+    key: tl.tensor,
+    source: tl.tensor,
+    head: tl.tensor,
+    n: tl.tensor,
+    live: tl.tensor,
+    DIM: tl.constexpr,
+    COLUMNS: tl.constexpr,
+) -> tuple[tl.tensor, tl.tensor]:
+    """The sum of the gradients of each group that begins at i, and its number of occurrences."""
+    total, count = _piece(ids, order, grads, i, key, source, head, n, live, DIM, COLUMNS)
+    column = tl.arange(0, COLUMNS)[None, :]
+    at = i + PIECE
+    source, more = follows(ids, order, at, key, head, n, live)
+    while tl.max(more.to(tl.int32), axis=0) > 0:
+        here = more[:, None] & (column < DIM)
+        piece = at // PIECE
+        part = tl.load(piece_sums + piece[:, None] * DIM + column, mask=here, other=0.0)
+        total = tl.where(here, total + part, total)
+        count += tl.load(piece_counts + piece, mask=more, other=0)
+        at += PIECE
+        source, more = follows(ids, order, at, key, head, n, live)
+    return total, count
+
+
+@jit(do_not_specialize=["n"])
+def _sum_gradients(
+    ids: tl.tensor,
+    order: tl.tensor,
+    used: tl.tensor | None,
+    grads: tl.tensor,
+    piece_sums: tl.tensor,
+    piece_counts: tl.tensor,
+    sums: tl.tensor,
+    counts: tl.tensor,
+    n: tl.tensor,
+    DIM: tl.constexpr,
+    ROWS: tl.constexpr,
+    COLUMNS: tl.constexpr,
+) -> None:
+    i = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)
+    column = tl.arange(0, COLUMNS)[None, :]
+    live = live_count(used, n)
+    key, source, head = heads(ids, order, i, n, live)
+    total, count = summed(
+        *(ids, order, grads, piece_sums, piece_counts),
+        *(i, key, source, head, n, live),
+        DIM,
+        COLUMNS,
+    )
+    tl.store(sums + i[:, None] * DIM + column, total, mask=(i < n)[:, None] & (column < DIM))
+    tl.store(counts + i, count, mask=i < n)
+
+
+def sum_gradients(
+    grouped: Grouped, grads: Float32[Tensor, "n dim"], used: Int64[Tensor, "1"] | None = None
+) -> tuple[Float32[Tensor, "n dim"], Int64[Tensor, "n"]]:
+    """Sum and occurrences of each id, at the position where its group begins; zeros elsewhere."""
+    n, dim = grads.shape
+    sums, counts = torch.empty_like(grads), torch.empty_like(grouped.ids)
+    if n:
+        tile = reader_tile(dim)
+        _sum_gradients[blocks(n, tile["ROWS"])](
+            *(grouped.ids, grouped.order, used, grads, *sum_pieces(grouped, grads, used)),
+            *(sums, counts, n),
+            DIM=dim,
+            **tile,
+        )
+    return sums, counts

@@ -1,0 +1,54 @@
+"""The one place that imports Triton, and how its kernels are cut into programs."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from ..core.errors import MissingExtraError
+from .layout import LANES
+
+try:
+    import triton
+    import triton.language as tl
+    from triton import knobs
+except ImportError as error:
+    raise MissingExtraError(
+        f"tables on a device need Triton ({error}); pip install 'hedgerow[gpu]'."
+    ) from error
+
+__all__ = ["blocks", "interpreted", "jit", "reader_tile", "tl", "writer_tile"]
+
+jit: Any = triton.jit  # the types of a kernel's arguments differ between its two sides
+
+
+def interpreted() -> bool:
+    """Whether kernels run in Python on CPU tensors (`TRITON_INTERPRET=1`), for tests."""
+    return bool(knobs.runtime.interpret)
+
+
+def blocks(n: int, rows: int) -> tuple[int]:
+    """The grid of programs that work on `rows` of n each."""
+    return (-(-n // rows),)
+
+
+def _columns(dim: int) -> int:
+    """The power of two that holds a row; at least the four words of a draw."""
+    return max(4, 1 << (dim - 1).bit_length())
+
+
+def reader_tile(dim: int) -> dict[str, int]:
+    """The block of rows that one program of a reading kernel works on."""
+    columns = _columns(dim)
+    return {"ROWS": max(1, min(32, 2048 // columns)), "COLUMNS": columns}
+
+
+def writer_tile(dim: int) -> dict[str, int]:
+    """The block of rows that one program of a writing kernel works on, and its warps.
+
+    The buckets of the rows must give every thread a key of its own. Were there more threads than
+    keys, several would load the same place; another program may change it between their loads,
+    and warps that disagree about what they saw wait for each other for ever.
+    """
+    columns = _columns(dim)
+    rows = max(2, min(32, 1024 // columns))
+    return {"ROWS": rows, "COLUMNS": columns, "num_warps": min(4, rows * LANES // 32)}

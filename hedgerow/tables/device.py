@@ -1,0 +1,292 @@
+"""The table of one process in the memory of one device, over Triton kernels."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager, nullcontext
+
+import torch
+from torch import Tensor
+from torch.autograd.graph import increment_version
+
+from ..core import checks
+from ..core.errors import ConfigError, InputError, NotFiniteError
+from ..core.shapes import Bool, Float32, Int64
+from ..kernels import apply_sgd, assign, find, lookup
+from ..kernels.layout import EMPTY, LANES, Arrays, FirstValues, group
+from ..kernels.toolchain import interpreted
+from .compressors import Fp32
+from .config import Segment, TableConfig
+from .schedules import Rate, check_rates, rate_at
+from .store import Applied, Entries, Lookup, Missing, TableKeys, as_keys
+
+_MAX_DIM = 1024  # a row is held in the registers of one program
+_MAX_IDS = 2**31 - 1  # of one call, and slots of a table: kernels count in 32 bits
+
+
+class DeviceTable:
+    """Rows for any 64-bit id in a fixed number of slots; one thread and one stream at a time.
+
+    `lookup` and `apply_gradients` never wait for the device, so they take part in CUDA graphs (a
+    captured step keeps its rate and `ts`). What they count stays there until asked for. Ids that
+    find no room are refused and counted; the first are about when 0.85 of `capacity_rows` are
+    taken.
+
+    Numbers are those of `HostTable`: to the bit, but for ids with more than 256 occurrences in one
+    call, whose gradients are added in another fixed order. Not waiting forces two differences:
+    gradients that are not finite are left out and counted whatever `not_finite` says, and
+    `counts` is not checked. So far it has one segment with the rule "sgd"; erase, assign_add,
+    reinitialize, per_occurrence, growth and eviction are still to come.
+
+    With `TRITON_INTERPRET=1` set before the first import, `device="cpu"` runs the same kernels in
+    Python, for tests.
+    """
+
+    def __init__(
+        self,
+        config: TableConfig,
+        *,
+        capacity_rows: int,
+        device: torch.device | str = "cuda",
+        rates: Sequence[Rate] | None = None,
+    ) -> None:
+        self.config = config
+        segment = _served(config)
+        self._first = FirstValues(*_start(segment), config.row_seed)
+        rule = segment.optimizer.rule() if segment.optimizer else None
+        self._decay = rule.settings[0] if rule else 0.0
+        own = [segment.optimizer.rate() if segment.optimizer else 0.0]
+        self._rates = check_rates(own if rates is None else rates, 1)
+        self.device = torch.empty(0, device=device).device  # with its number
+        if self.device.type == "cpu" and not interpreted():
+            raise ConfigError(
+                "device is 'cpu', where kernels run only under TRITON_INTERPRET=1; use HostTable."
+            )
+        buckets = -(-checks.count("capacity_rows", capacity_rows, least=1) // LANES)
+        if buckets * LANES >= _MAX_IDS:
+            raise ConfigError(f"capacity_rows is {capacity_rows}; at most {_MAX_IDS - LANES}.")
+        self._table = Arrays.make(buckets, config.dim, self.device)
+        self._totals = torch.zeros(3, dtype=torch.int64, device=self.device)
+        self._epoch = object()  # replaced whenever rows move
+        self._max_ts = 0
+
+    def __repr__(self) -> str:
+        return (
+            f"DeviceTable({self.config.name!r}, room on {self.device} for {self.capacity_rows} "
+            f"rows of {self.config.dim} x {self.config.segments[0].optimizer!r})"
+        )
+
+    @property
+    def capacity_rows(self) -> int:
+        """Slots."""
+        return self._table.buckets * LANES
+
+    # ---- the step: nothing here waits for the device
+
+    def lookup(
+        self,
+        keys: TableKeys | Int64[Tensor, "n"],
+        *,
+        missing: Missing = "zeros",
+        step: int | None = None,
+        out: Float32[Tensor, "n dim"] | None = None,
+    ) -> Lookup:
+        """Rows of `keys`, into `out` if given, and their slots. Nothing is inserted.
+
+        An absent id gives zeros, or with `missing="initializer"` the first value it would be born
+        with. Room behind the keys gives zeros.
+        """
+        keys = self._keys(keys)
+        n = len(keys.ids)
+        if missing not in ("zeros", "initializer"):
+            raise InputError(f"missing is {missing!r}; it must be 'zeros' or 'initializer'.")
+        if out is None:
+            out = torch.empty(n, self.config.dim, device=self.device)
+        else:
+            checks.tensor("out", out, torch.float32, (n, self.config.dim), self.device)
+            if out.requires_grad:
+                raise InputError("out requires grad; autograd could not see it change. Detach it.")
+            increment_version(out)  # so that autograd notices if it saved the old values
+        first = self._first if missing == "initializer" else None
+        with self._here():
+            slots = lookup.lookup(self._table, keys.ids, out, first, keys.used)
+        return Lookup(keys, out.view(-1), (self.config.dim,), slots, self._epoch)
+
+    def apply_gradients(
+        self,
+        at: TableKeys | Lookup | Int64[Tensor, "n"],
+        grads: Float32[Tensor, "n dim"],
+        *,
+        rates: Sequence[Rate] | None = None,
+        step: int | None = None,
+        ts: int = 0,
+        counts: Int64[Tensor, "n"] | None = None,
+        per_occurrence: bool = False,
+    ) -> Applied:
+        """One step per distinct id, its gradients summed in input order; absent ids are born first.
+
+        At a lookup of this table, rows that it found are not looked for again.
+        """
+        slots = at.slots if isinstance(at, Lookup) and at.epoch is self._epoch else None
+        keys = self._keys(at.keys if isinstance(at, Lookup) else at)
+        grads = self._rows("grads", grads, len(keys.ids))
+        if counts is not None:
+            checks.tensor("counts", counts, torch.int64, (len(keys.ids),), self.device)
+        if checks.flag("per_occurrence", per_occurrence):
+            raise InputError("per_occurrence is not there on a device yet; use a HostTable.")
+        (source,) = self._rates if rates is None else check_rates(rates, 1)
+        if step is None and callable(source):
+            raise InputError(
+                f"table {self.config.name!r} learns by the step, which was not given; pass step=."
+            )
+        rate = rate_at(source, checks.count("step", step or 0))
+        now, done = self._write(ts)
+        with self._here():
+            grouped = group(keys.ids)
+            apply_sgd.apply_sgd(
+                *(self._table, grouped, grads, done, self._first, rate, self._decay, now),
+                slots=slots,
+                used=keys.used,
+            )
+            self._totals += done
+        return Applied(done)
+
+    # ---- other writes
+
+    def assign(
+        self,
+        keys: TableKeys | Int64[Tensor, "n"],
+        rows: Float32[Tensor, "n dim"],
+        *,
+        ts: int = 0,
+    ) -> Applied:
+        """Sets rows. The last of equals wins. Waits for the device if `not_finite` is "reject"."""
+        keys = self._keys(keys)
+        rows = self._rows("rows", rows, len(keys.ids))
+        usable = rows.isfinite().all(dim=1)
+        if self.config.not_finite == "reject":
+            if keys.used is not None:
+                usable |= torch.arange(len(usable), device=self.device) >= keys.used
+            if not bool(usable.all()):
+                raise NotFiniteError(
+                    f"rows[{int((~usable).nonzero()[0])}] is not finite; table "
+                    f"{self.config.name!r} rejects that, and nothing was changed. Find its "
+                    f"source, or make the table with not_finite='drop'."
+                )
+        now, done = self._write(ts)
+        with self._here():
+            assign.assign(self._table, group(keys.ids), rows, usable, done, now, keys.used)
+            self._totals += done
+        return Applied(done)
+
+    # ---- other reads: size, scan and stats wait for the device
+
+    def contains(self, keys: TableKeys | Int64[Tensor, "n"]) -> Bool[Tensor, "n"]:
+        """Whether each key has a row."""
+        return self._find(self._keys(keys)) >= 0
+
+    def entries(self, keys: TableKeys | Int64[Tensor, "n"]) -> Entries:
+        """Whole rows."""
+        keys = self._keys(keys)
+        return self._entries(keys.ids, self._find(keys))
+
+    def scan(self, rows: int | None = None) -> Iterator[Entries]:
+        """All rows, in slices of `rows`, in no particular order. Do not write meanwhile."""
+        room = checks.count("rows", 65536 if rows is None else rows, least=1)
+        taken = (self._table.keys != EMPTY).nonzero()[:, 0]
+        own_place = self.capacity_rows
+        for slots in taken.split(room) if len(taken) else ():
+            ids = torch.where(slots == own_place, EMPTY, self._table.keys[slots])
+            yield self._entries(ids, slots)
+
+    def size(self) -> int:
+        """Rows."""
+        return int((self._table.keys != EMPTY).sum())
+
+    def __len__(self) -> int:
+        return self.size()
+
+    def max_ts(self) -> int:
+        """The largest `ts` that a write gave."""
+        return self._max_ts
+
+    def stats(self) -> dict[str, float]:
+        """Rows, bytes, load and everything counted since the table was made."""
+        rows = self.size()
+        counted = zip(("inserted", "refused", "dropped"), self._totals.tolist(), strict=True)
+        table = self._table
+        return {
+            "rows": rows,
+            "index_bytes": table.keys.nbytes,
+            "row_bytes": table.values.nbytes + table.times.nbytes,
+            "load_factor": rows / self.capacity_rows,
+            **dict(counted),
+        }
+
+    # ---- inside
+
+    def _here(self) -> AbstractContextManager[object]:
+        """Kernels start on the current device, which may be another one."""
+        return torch.cuda.device(self.device) if self.device.type == "cuda" else nullcontext()
+
+    def _write(self, ts: int) -> tuple[int, Int64[Tensor, "3"]]:
+        now = checks.count("ts", ts)
+        self._max_ts = max(self._max_ts, now)
+        return now, torch.zeros(3, dtype=torch.int64, device=self.device)
+
+    def _find(self, keys: TableKeys) -> Int64[Tensor, "n"]:
+        with self._here():
+            return find.find(self._table, keys.ids, keys.used)
+
+    def _entries(self, ids: Tensor, slots: Tensor) -> Entries:
+        with self._here():
+            rows = lookup.gather(self._table, slots)
+        found = slots >= 0
+        times = torch.where(found, self._table.times[slots.clamp(min=0)], 0)
+        return Entries(ids, found, rows, ({},), times)
+
+    def _keys(self, keys: TableKeys | Tensor) -> TableKeys:
+        keys = as_keys(keys, 1, self.device, room=True)
+        if len(keys.ids) > _MAX_IDS:
+            raise InputError(
+                f"{len(keys.ids)} ids in one call; at most {_MAX_IDS}. Split the batch."
+            )
+        return keys
+
+    def _rows(self, name: str, rows: Tensor, n: int) -> Tensor:
+        dim = self.config.dim
+        if isinstance(rows, Tensor) and rows.dim() == 1:
+            checks.tensor(name, rows, torch.float32, (n * dim,), self.device)
+            rows = rows.view(n, dim)  # flat, as `Lookup.rows` is
+        checks.tensor(name, rows, torch.float32, (n, dim), self.device)
+        return rows
+
+
+def _served(config: TableConfig) -> Segment:
+    """The only segment, or an error that names what a device cannot do yet."""
+    segment = config.segments[0]
+    reasons = {
+        "it is a serving table": config.serving,
+        f"it has {len(config.segments)} segments": len(config.segments) > 1,
+        f"its rule is {segment.optimizer!r}": (
+            segment.optimizer is not None and segment.optimizer.rule().name != "sgd"
+        ),
+        "it rounds to half precision": segment.stochastic_rounding_float16,
+        f"its compressor is {segment.compressor!r}": not isinstance(
+            segment.compressor, Fp32 | None
+        ),
+        f"its dim is {config.dim}, above {_MAX_DIM}": config.dim > _MAX_DIM,
+    }
+    wrong = [reason for reason, holds in reasons.items() if holds]
+    if wrong:
+        raise ConfigError(
+            f"table {config.name!r} cannot live on a device yet: {', '.join(wrong)}. Use HostTable."
+        )
+    return segment
+
+
+def _start(segment: Segment) -> tuple[str, float, float]:
+    """Kind and numbers of its first values."""
+    if segment.init is None:
+        raise ConfigError("a training table needs an initializer.")
+    return segment.init.native_kind, *segment.init.parameters()

@@ -1,0 +1,1 @@
+"""Tests of hedgerow/kernels: in the interpreter, or on a GPU where there is one."""

@@ -1,0 +1,100 @@
+"""Tables, ids and checks that the tests of kernels share."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from hedgerow.kernels import reference
+from hedgerow.kernels.layout import EMPTY, LANES, TAKEN, Arrays, FirstValues
+
+from ..support import EXTREME_IDS
+
+# The ids that stand for "empty" and "taken" inside, and one whose lower half is that of "empty".
+ODD_IDS = [*EXTREME_IDS, EMPTY, TAKEN, EMPTY ^ (1 << 40), 5, -(2**31), 2**32]
+UNIFORM = FirstValues("uniform", -0.3, 0.3, seed=2**63 + 12345)
+FIRST_VALUES = [
+    FirstValues("constant", 0.7, 0.0, seed=1),
+    UNIFORM,
+    FirstValues("uniform", -0.05, 0.1, seed=7),
+    FirstValues("normal", 0.5, 0.1, seed=2**64 - 1),
+    FirstValues("truncated_normal", 0.0, 0.1, seed=3),
+]
+
+
+def some_ids(n: int, seed: int, distinct: int | None = None) -> Tensor:
+    """Ids on the CPU, the odd ones among them; with repetitions if `distinct` is given."""
+    random = torch.Generator().manual_seed(seed)
+    pool = torch.randint(-(2**63), 2**63 - 1, (distinct or n,), generator=random)
+    odd = torch.tensor(ODD_IDS)[: len(pool)]
+    pool[: len(odd)] = odd
+    if distinct is None:
+        return pool[torch.randperm(n, generator=random)]
+    return pool[torch.randint(distinct, (n,), generator=random)]
+
+
+def values(n: int, dim: int, seed: int) -> Tensor:
+    """Numbers of very different size, with both zeros and with denormal ones."""
+    random = torch.Generator().manual_seed(seed)
+    x = torch.randn(n, dim, generator=random)
+    x *= torch.exp2(torch.randint(-12, 12, (n, dim), generator=random).float())
+    x.view(-1)[::7] = 0.0
+    x.view(-1)[3::11] = -0.0
+    x.view(-1)[5::13] = 1e-41
+    return x
+
+
+def filled(buckets: int, dim: int, ids: Tensor, seed: int = 1) -> Arrays:
+    """A table on the CPU that holds those of `ids` for which there is room, by the twin."""
+    table = Arrays.make(buckets, dim, torch.device("cpu"))
+    slots, _ = reference.find_or_insert(table, ids)
+    table.values[:, :dim] = values(len(table.values), dim, seed)
+    table.values[table.keys == EMPTY] = 0.0
+    assert len(slots) == len(ids)
+    return table
+
+
+def moved(table: Arrays, device: torch.device) -> Arrays:
+    """A copy elsewhere."""
+    parts = (x.clone().to(device) for x in (table.keys, table.values, table.times))
+    return Arrays(*parts, table.dim)
+
+
+def same_bits(ours: Tensor, model: Tensor) -> None:
+    """Equal shapes and bits, so that 0.0 is not -0.0."""
+    ours = ours.cpu()
+    assert ours.shape == model.shape
+    if ours.dtype == torch.float32:
+        ours, model = ours.contiguous().view(torch.int32), model.contiguous().view(torch.int32)
+    assert torch.equal(ours, model)
+
+
+def content(table: Arrays) -> dict[int, tuple[list[int], int]]:
+    """All rows by id, as bits, with their times; no id may stand twice."""
+    found: dict[int, tuple[list[int], int]] = {}
+    keys, times = table.keys.tolist(), table.times.tolist()
+    bits = table.values[:, : table.dim].contiguous().view(torch.int32).tolist()
+    for slot, key in enumerate(keys):
+        if key != EMPTY:
+            id_ = EMPTY if slot == table.buckets * LANES else key
+            assert id_ not in found, f"id {id_} stands in two slots"
+            found[id_] = (bits[slot], times[slot])
+    return found
+
+
+def check_placed(table: Arrays, ids: Tensor, slots: Tensor, new: Tensor) -> None:
+    """Every id has one slot, among those it may have, or none because all of them are taken."""
+    keys, first_slot = table.keys.cpu(), {}
+    born: dict[int, int] = {}
+    for id_, slot, is_new in zip(ids.tolist(), slots.tolist(), new.tolist(), strict=True):
+        assert first_slot.setdefault(id_, slot) == slot, f"id {id_} was given two slots"
+        born[id_] = born.get(id_, 0) + is_new
+    content(table)
+    for id_, slot in first_slot.items():
+        places = reference._places(table, id_)
+        if slot < 0:
+            assert all(int(keys[p]) not in (EMPTY, id_) for p in places), f"{id_} had room"
+        else:
+            assert slot in places
+            assert int(keys[slot]) == (TAKEN if id_ == EMPTY else id_)
+        assert born[id_] <= 1

@@ -1,0 +1,82 @@
+"""Compiles every kernel for a Hopper GPU as the launchers would start it, and tells what came out.
+
+Needs no GPU; must run without TRITON_INTERPRET. Prints one JSON object a kernel.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from typing import Any
+
+import torch
+import triton
+from triton.backends.compiler import GPUTarget
+from triton.runtime.jit import JITFunction
+
+_VOLATILE = re.compile(r"ld\.volatile\.global(?:\.v(\d))?\.b64")
+
+
+class Hopper:
+    """As much of a driver as compiling asks for."""
+
+    def get_current_target(self) -> GPUTarget:
+        return GPUTarget("cuda", 90, 32)
+
+    def get_current_device(self) -> int:
+        return 0
+
+    def get_current_stream(self, device: int) -> int:
+        return 0
+
+
+def compile_only(kernel: Any, grid: tuple[int]) -> Any:
+    def launch(*args: Any, **options: Any) -> None:
+        made = kernel.run(*args, grid=grid, warmup=True, **options)
+        ptx = made.asm["ptx"]
+        told = {
+            "kernel": kernel.__name__,
+            "cubin_bytes": len(made.asm["cubin"]),
+            "fused": len(re.findall(r"\bfma\.", ptx)),
+            "flushed": ptx.count(".ftz"),
+            "keys_a_thread": sum(int(width or 1) for width in _VOLATILE.findall(ptx)),
+            "swaps": re.findall(r"atom\S*\.cas\.(b\d+)", ptx),
+        }
+        print(json.dumps(told), flush=True)  # noqa: T201
+
+    return launch
+
+
+def main() -> None:
+    triton.runtime.driver.set_active(Hopper())  # pyright: ignore[reportArgumentType]
+    JITFunction.__getitem__ = compile_only
+    from hedgerow.kernels import (
+        apply_sgd,
+        assign,
+        find,
+        find_or_insert,
+        first_values,
+        lookup,
+        placement,
+        sum_gradients,
+    )
+    from hedgerow.kernels.layout import Arrays, FirstValues, group
+
+    dim, ids = 64, torch.arange(100)
+    table, rows = Arrays.make(8, dim, torch.device("cpu")), torch.ones(100, dim)
+    uniform = FirstValues("uniform", -0.1, 0.1, 7)
+    counts, grouped = torch.zeros(3, dtype=torch.int64), group(ids)
+    placement.place(ids, table.buckets)
+    slots = find.find(table, ids, torch.tensor([9]))
+    find_or_insert.find_or_insert(table, ids)
+    for kind in ("constant", "uniform", "truncated_normal"):
+        first_values.first_values(ids, 7, FirstValues(kind, -0.1, 0.1, 7))
+    lookup.gather(table, slots)
+    lookup.lookup(table, ids, rows, uniform)
+    sum_gradients.sum_gradients(grouped, rows)
+    apply_sgd.apply_sgd(table, grouped, rows, counts, uniform, 0.1, 0.01, 5, slots)
+    assign.assign(table, grouped, rows, torch.ones(100, dtype=torch.bool), counts, 5)
+
+
+if __name__ == "__main__":
+    main()

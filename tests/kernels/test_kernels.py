@@ -1,0 +1,276 @@
+"""Every kernel gives what its plain twin gives, to the bit."""
+
+from __future__ import annotations
+
+import inspect
+
+import pytest
+import torch
+
+from hedgerow.kernels import (
+    apply_sgd,
+    assign,
+    find,
+    find_or_insert,
+    first_values,
+    lookup,
+    placement,
+    reference,
+    sum_gradients,
+    toolchain,
+)
+from hedgerow.kernels.layout import EMPTY, LANES, PIECE, Arrays, FirstValues, Grouped, group
+from hedgerow.native.reference_values import first_row
+
+from .cases import (
+    FIRST_VALUES,
+    ODD_IDS,
+    UNIFORM,
+    check_placed,
+    content,
+    filled,
+    moved,
+    same_bits,
+    some_ids,
+    values,
+)
+
+FILES = (apply_sgd, assign, find, find_or_insert, first_values, lookup, placement, sum_gradients)
+
+
+def test_every_kernel_has_a_twin_with_its_arguments() -> None:
+    launchers = {
+        name: function
+        for file in FILES
+        for name, function in inspect.getmembers(file, inspect.isfunction)
+        if function.__module__ == file.__name__ and not name.startswith("_")
+    }
+    assert set(launchers) == set(reference.__all__)
+    for name, launcher in launchers.items():
+        assert inspect.signature(launcher) == inspect.signature(getattr(reference, name)), name
+
+
+def test_every_thread_of_a_writing_kernel_has_a_key_of_its_own() -> None:
+    for dim in range(1, 1025):
+        tile = toolchain.writer_tile(dim)
+        assert tile["ROWS"] * LANES >= 32 * tile["num_warps"] >= 32
+        assert tile["COLUMNS"] >= dim
+
+
+@pytest.mark.parametrize("buckets", [1, 2, 3, 1000, 2**27 - 1])
+def test_ids_are_placed_in_two_different_buckets(device: torch.device, buckets: int) -> None:
+    ids = some_ids(150, seed=buckets)
+    ours, model = placement.place(ids.to(device), buckets), reference.place(ids, buckets)
+    for got, wanted in zip(ours, model, strict=True):
+        same_bits(got, wanted)
+        assert 0 <= int(got.min()) <= int(got.max()) < buckets
+    assert buckets == 1 or bool((ours[0] != ours[1]).all())
+
+
+def test_placement_spreads_arithmetic_progressions() -> None:
+    for stride in (1, 2, 16, 4096, 2**20, 2**33, 2**52):
+        first, second = reference.place(torch.arange(4096) * stride, 256)
+        for bucket in (first, second):
+            assert int(bucket.bincount(minlength=256).max()) < 45  # 16 expected
+
+
+@pytest.mark.parametrize("buckets", [1, 2, 6])
+def test_find_gives_the_slots_of_the_twin(device: torch.device, buckets: int) -> None:
+    ids = some_ids(40, seed=buckets)
+    table = filled(buckets, 2, ids[:30])
+    for used in (None, torch.tensor([0]), torch.tensor([17])):
+        there = None if used is None else used.to(device)
+        same_bits(
+            find.find(moved(table, device), ids.to(device), there),
+            reference.find(table, ids, used),
+        )
+
+
+def test_nothing_is_found_in_an_empty_table(device: torch.device) -> None:
+    ids = torch.tensor(ODD_IDS, device=device)
+    assert find.find(Arrays.make(1, 1, device), ids).tolist() == [-1] * len(ids)
+    assert len(find.find(Arrays.make(1, 1, device), ids[:0])) == 0
+
+
+@pytest.mark.parametrize(("buckets", "distinct"), [(1, 5), (1, 40), (3, 60)])
+def test_ids_inserted_together_get_one_slot_each(
+    device: torch.device, buckets: int, distinct: int
+) -> None:
+    table = Arrays.make(buckets, 1, device)
+    taken = 0
+    for seed in range(2):
+        ids = some_ids(100, seed, distinct)
+        slots, new = find_or_insert.find_or_insert(table, ids.to(device))
+        check_placed(table, ids, slots, new)
+        taken += int(new.sum())
+        same_bits(find.find(table, ids.to(device)), slots.cpu())
+    assert int((table.keys != EMPTY).sum()) == taken
+
+
+def test_ids_inserted_one_by_one_get_the_slots_of_the_twin(device: torch.device) -> None:
+    ids = some_ids(44, seed=4)
+    model = filled(2, 1, ids[:22])  # two home lanes are left, then both buckets in turn
+    ours = moved(model, device)
+    for id_ in ids[20:]:
+        slots, new = find_or_insert.find_or_insert(ours, id_.view(1).to(device))
+        wanted, is_new = reference.find_or_insert(model, id_.view(1))
+        assert (slots.tolist(), new.tolist()) == (wanted.tolist(), is_new.tolist())
+    same_bits(ours.keys, model.keys)
+
+
+def test_the_swap_compares_all_64_bits(device: torch.device) -> None:
+    """A bare literal as its operand would be taken as 32 bits."""
+    table = Arrays.make(1, 1, device)
+    table.keys[0] = EMPTY ^ (1 << 40)
+    slots, new = find_or_insert.find_or_insert(table, torch.tensor([9], device=device))
+    assert (slots.tolist(), new.tolist()) == ([1], [True])
+    assert table.keys[:2].tolist() == [EMPTY ^ (1 << 40), 9]
+
+
+@pytest.mark.parametrize("first", FIRST_VALUES, ids=lambda f: f"{f.kind}-{f.seed}")
+@pytest.mark.parametrize("dim", [1, 7])
+def test_first_values_are_those_of_the_core(
+    device: torch.device, first: FirstValues, dim: int
+) -> None:
+    ids = some_ids(20, seed=dim)
+    ours = first_values.first_values(ids.to(device), dim, first)
+    same_bits(ours, reference.first_values(ids, dim, first))
+    for id_, row in zip(ids[:3].tolist(), ours[:3], strict=True):
+        core = first_row(first.kind, first.a, first.b, first.seed, id_, 0, dim)
+        same_bits(row, torch.from_numpy(core))
+
+
+def test_a_truncated_draw_is_repeated_where_it_lies_beyond_two_deviations() -> None:
+    ids = torch.arange(200)
+    first = FirstValues("normal", 0.0, 1.0, seed=3)
+    plain = reference.first_values(ids, 8, first)
+    cut = reference.first_values(ids, 8, FirstValues("truncated_normal", 0.0, 1.0, seed=3))
+    assert int((plain.abs() > 2).sum()) > 20
+    assert torch.equal((plain != cut), plain.abs() > 2)
+    assert float(cut.abs().max()) <= 2
+
+
+@pytest.mark.parametrize("dim", [1, 3, 64, 200])
+def test_rows_are_gathered_and_looked_up(device: torch.device, dim: int) -> None:
+    ids = some_ids(37, seed=dim)
+    table = filled(4, dim, ids[:20])
+    ours = moved(table, device)
+    slots = reference.find(table, ids)
+    same_bits(lookup.gather(ours, slots.to(device)), reference.gather(table, slots))
+    for first in (None, UNIFORM):
+        for used in (None, torch.tensor([30])):
+            there = None if used is None else used.to(device)
+            out, wanted = torch.full((37, dim), 9.0, device=device), torch.empty(37, dim)
+            got = lookup.lookup(ours, ids.to(device), out, first, there)
+            same_bits(got, reference.lookup(table, ids, wanted, first, used))
+            same_bits(out, wanted)
+
+
+def _grouped(ids: torch.Tensor, device: torch.device) -> tuple[Grouped, Grouped]:
+    grouped = group(ids)
+    return Grouped(grouped.ids.to(device), grouped.order.to(device)), grouped
+
+
+@pytest.mark.parametrize("distinct", [1, 9, 40])
+@pytest.mark.parametrize("used", [None, 0, 33])
+def test_gradients_of_equal_ids_are_added_in_input_order(
+    device: torch.device, distinct: int, used: int | None
+) -> None:
+    ids, grads = some_ids(50, distinct, distinct), values(50, 5, seed=distinct)
+    ours, model = _grouped(ids, device)
+    limit = None if used is None else torch.tensor([used])
+    there = None if limit is None else limit.to(device)
+    sums, counts = sum_gradients.sum_gradients(ours, grads.to(device), there)
+    wanted, occurrences = reference.sum_gradients(model, grads, limit)
+    same_bits(counts, occurrences)
+    same_bits(sums, wanted)
+    if used is None:
+        id_ = model.ids[0]
+        total = torch.zeros(5) - 0.0
+        for i in (ids == id_).nonzero()[:, 0]:
+            total = grads[i] if i == (ids == id_).nonzero()[0, 0] else total + grads[i]
+        same_bits(sums[0], total)
+
+
+def test_ids_with_many_occurrences_are_added_in_pieces(device: torch.device) -> None:
+    sizes = [3, PIECE + 1, PIECE, 2 * PIECE + 20]
+    ids = torch.arange(len(sizes)).repeat_interleave(torch.tensor(sizes))
+    ids = ids[torch.randperm(len(ids), generator=torch.Generator().manual_seed(1))]
+    ids = torch.cat([ids, torch.full((PIECE,), 3)])  # room that looks like one more piece
+    used = torch.tensor([len(ids) - PIECE])
+    grads = values(len(ids), 2, seed=1)
+    ours, model = _grouped(ids, device)
+    pieces = sum_gradients.sum_pieces(ours, grads.to(device), used.to(device))
+    whole = sum_gradients.sum_gradients(ours, grads.to(device), used.to(device))
+    assert whole[1][whole[1] > 0].tolist() == sizes
+    for got, wanted in (
+        *zip(pieces, reference.sum_pieces(model, grads, used), strict=True),
+        *zip(whole, reference.sum_gradients(model, grads, used), strict=True),
+    ):
+        same_bits(got, wanted)
+
+
+def test_the_device_groups_equal_ids_as_the_cpu_does(device: torch.device) -> None:
+    ids = some_ids(3000, seed=3, distinct=500)
+    ours, model = group(ids.to(device)), group(ids)
+    same_bits(ours.ids, model.ids)
+    same_bits(ours.order, model.order)
+
+
+@pytest.mark.parametrize(
+    ("dim", "with_slots", "buckets", "used"),
+    [(1, True, 8, None), (6, False, 8, 40), (6, True, 1, None), (130, True, 8, 40)],
+)
+def test_a_step_gives_the_rows_of_the_twin(
+    device: torch.device, dim: int, with_slots: bool, buckets: int, used: int | None
+) -> None:
+    ids, grads = some_ids(60, seed=dim, distinct=45), values(60, dim, seed=dim)
+    grads[3, 0], grads[9, -1] = float("nan"), float("inf")
+    model = filled(buckets, dim, ids[:20])
+    ours = moved(model, device)
+    grouped, on_cpu = _grouped(ids, device)
+    slots = reference.find(model, ids) if with_slots else None
+    limit = None if used is None else torch.tensor([used])
+    counts = torch.zeros(3, dtype=torch.int64)
+    done = counts.clone().to(device)
+    settings = (UNIFORM, 0.05, 0.01, 17)
+    apply_sgd.apply_sgd(
+        *(ours, grouped, grads.to(device), done, *settings),
+        slots=None if slots is None else slots.to(device),
+        used=None if limit is None else limit.to(device),
+    )
+    reference.apply_sgd(model, on_cpu, grads, counts, *settings, slots=slots, used=limit)
+    assert done.tolist() == counts.tolist()
+    _same_rows(ours, model, all_fit=buckets > 1)
+
+
+def _same_rows(ours: Arrays, model: Arrays, *, all_fit: bool) -> None:
+    """Which ids found no room depends on who came first; the rows of the others do not."""
+    got, wanted = content(ours), content(model)
+    if all_fit:
+        assert got == wanted
+    assert len(got) == len(wanted)
+    both = got.keys() & wanted.keys()
+    assert len(both) > len(got) // 2
+    assert {id_: got[id_] for id_ in both} == {id_: wanted[id_] for id_ in both}
+
+
+@pytest.mark.parametrize(
+    ("dim", "buckets", "used"), [(1, 8, None), (6, 8, 40), (6, 1, None), (130, 8, 40)]
+)
+def test_the_last_usable_row_of_equal_ids_is_assigned(
+    device: torch.device, dim: int, buckets: int, used: int | None
+) -> None:
+    ids, rows = some_ids(60, seed=dim, distinct=45), values(60, dim, seed=dim)
+    usable = torch.arange(60) % 5 != 0
+    model = filled(buckets, dim, ids[:20])
+    ours = moved(model, device)
+    grouped, on_cpu = _grouped(ids, device)
+    limit = None if used is None else torch.tensor([used])
+    counts = torch.zeros(3, dtype=torch.int64)
+    done = counts.clone().to(device)
+    there = None if limit is None else limit.to(device)
+    assign.assign(ours, grouped, rows.to(device), usable.to(device), done, 4, there)
+    reference.assign(model, on_cpu, rows, usable, counts, 4, limit)
+    assert done.tolist() == counts.tolist()
+    _same_rows(ours, model, all_fit=buckets > 1)

@@ -1,0 +1,240 @@
+"""The table on a device has the rows of the host table, to the bit, and never waits in a step.
+
+Runs in Triton's interpreter, or on a GPU where there is one; against the C++ core, or against its
+plain twin where that is not built.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from hedgerow.core.errors import ConfigError, InputError, NotFiniteError
+from hedgerow.kernels.layout import EMPTY, TAKEN
+from hedgerow.tables import compressors, initializers, optimizers
+from hedgerow.tables.config import Segment, TableConfig
+from hedgerow.tables.device import DeviceTable
+from hedgerow.tables.host import HostTable
+from hedgerow.tables.schedules import Polynomial
+from hedgerow.tables.store import TableKeys
+
+from ..support import EXTREME_IDS, everything, host_table, table_config
+from ..waiting import without_waiting
+
+NOT_FINITE = (float("nan"), float("inf"), -float("inf"))
+
+
+def _config(dim: int = 5, **settings: Any) -> TableConfig:
+    sgd = optimizers.Sgd(lr=0.1, weight_decay=0.01)
+    return table_config(sgd, dim=dim, **{"not_finite": "drop", **settings})
+
+
+@pytest.fixture
+def table(device: torch.device) -> DeviceTable:
+    return DeviceTable(_config(), capacity_rows=64, device=device)
+
+
+class _Pair:
+    """A device table and a host table that see the same calls."""
+
+    def __init__(self, config: TableConfig, capacity_rows: int, device: torch.device) -> None:
+        self.device = DeviceTable(config, capacity_rows=capacity_rows, device=device)
+        self.host = host_table(config)
+
+    def lookup(self, ids: torch.Tensor, missing: Any) -> None:
+        ours = self.device.lookup(ids.to(self.device.device), missing=missing)
+        assert torch.equal(ours.rows.cpu(), self.host.lookup(ids, missing=missing).rows)
+
+    def apply(self, ids: torch.Tensor, grads: torch.Tensor, ts: int, *, probe_first: bool) -> None:
+        there = ids.to(self.device.device)
+        at = self.device.lookup(there) if probe_first else there
+        ours = self.device.apply_gradients(at, grads.to(there.device), ts=ts)
+        assert repr(ours) == repr(self.host.apply_gradients(ids, grads, ts=ts))
+
+    def assign(self, ids: torch.Tensor, rows: torch.Tensor, ts: int) -> None:
+        there = self.device.device
+        ours = self.device.assign(ids.to(there), rows.to(there), ts=ts)
+        assert repr(ours) == repr(self.host.assign(ids, rows, ts=ts))
+
+    def same(self) -> None:
+        assert everything(self.device) == everything(self.host)
+        assert self.device.size() == self.host.size()
+        assert self.device.max_ts() == self.host.max_ts()
+
+
+def _batch(random: np.random.Generator, dim: int) -> tuple[torch.Tensor, torch.Tensor]:
+    pool = torch.tensor([*EXTREME_IDS, EMPTY, TAKEN, *range(2, 25), *(k << 33 for k in range(30))])
+    n = int(random.integers(0, 40))
+    rows = random.normal(size=(n, dim)) * 2.0 ** random.integers(-20, 20, (n, dim))
+    if n and random.random() < 0.3:
+        rows[random.integers(n), random.integers(dim)] = random.choice(NOT_FINITE)
+    return pool[random.integers(0, len(pool), n)], torch.from_numpy(rows.astype(np.float32))
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_any_sequence_of_operations_gives_the_rows_of_the_host_table(
+    device: torch.device, seed: int
+) -> None:
+    random = np.random.default_rng(seed)
+    dim = (1, 3, 8, 33, 64, 100)[seed]
+    init = (initializers.Uniform(0.3), initializers.Normal(0.1), initializers.Constant(0.5))[
+        seed % 3
+    ]
+    pair = _Pair(_config(dim, init=init), capacity_rows=112, device=device)
+    for ts in range(5):
+        ids, rows = _batch(random, dim)
+        pair.lookup(ids, random.choice(["zeros", "initializer"]))
+        if random.random() < 0.7:
+            pair.apply(ids, rows, ts, probe_first=random.random() < 0.5)
+        else:
+            pair.assign(ids, rows, ts)
+    pair.same()
+
+
+def test_ids_without_room_are_refused_and_counted_and_the_others_learn(
+    device: torch.device,
+) -> None:
+    pair = _Pair(_config(), capacity_rows=32, device=device)
+    ids = torch.arange(60).repeat(2)
+    refused = 0
+    for ts in range(2):
+        grads = torch.full((120, 5), 1.0 + ts)
+        ours = pair.device.apply_gradients(ids.to(device), grads.to(device), ts=ts)
+        pair.host.apply_gradients(ids, grads, ts=ts)
+        assert ours.inserted + (pair.device.size() if ts else 0) + ours.refused == 60
+        refused += ours.refused
+    rows, model = everything(pair.device), everything(pair.host)
+    assert 28 <= len(rows) == pair.device.size() <= 32
+    assert all(model[id_] == row for id_, row in rows.items())
+    assert pair.device.stats()["refused"] == refused
+    absent = [k for k in range(60) if k not in rows]
+    assert not bool(pair.device.contains(torch.tensor(absent, device=device)).any())
+
+
+def test_a_lookup_of_earlier_still_tells_where_rows_are(table: DeviceTable) -> None:
+    """Ids that were absent then may have been born since; another table's slots mean nothing."""
+    ids = torch.tensor([1, 2, 3], device=table.device)
+    earlier = table.lookup(ids)
+    assert earlier.slots is not None
+    assert earlier.slots.tolist() == [-1, -1, -1]
+    table.apply_gradients(ids[1:], torch.ones(2, 5, device=table.device))
+    assert table.apply_gradients(earlier, torch.ones(15, device=table.device)).inserted == 1
+    other = DeviceTable(table.config, capacity_rows=4000, device=table.device)
+    other.assign(torch.arange(40, device=table.device), torch.ones(40, 5, device=table.device))
+    before = table.lookup(ids).rows_of()
+    table.apply_gradients(other.lookup(ids), torch.ones(3, 5, device=table.device))
+    assert torch.allclose(table.lookup(ids).rows_of(), before - 0.1 * (1 + 0.01 * before))
+
+
+def test_room_behind_the_keys_is_neither_read_nor_written(table: DeviceTable) -> None:
+    ids = torch.tensor([7, 8, 7, 9, 7], device=table.device)
+    keys = TableKeys(ids, (0, 5), torch.tensor([3], device=table.device))
+    rows = torch.ones(5, 5, device=table.device)
+    first = table.lookup(keys, missing="initializer")
+    assert bool((first.rows_of()[:3] != 0).all())
+    assert not bool(first.rows_of()[3:].any())
+    assert table.apply_gradients(keys, rows).inserted == 2
+    assert table.contains(keys).tolist() == [True, True, True, False, False]
+    assert table.contains(keys.ids).tolist() == [True, True, True, False, True]
+    rows[2:] = torch.tensor([2.0, float("nan"), 3.0], device=table.device)[:, None]
+    assert repr(table.assign(keys, rows)) == "Applied(inserted=0, refused=0, dropped=0)"
+    assert table.entries(ids).rows[:, 0].tolist() == [2.0, 1.0, 2.0, 0.0, 2.0]
+    strict = DeviceTable(_config(not_finite="reject"), capacity_rows=64, device=table.device)
+    assert strict.assign(keys, rows).inserted == 2
+    assert keys.exact().ids.tolist() == [7, 8, 7]
+
+
+def test_rows_that_are_not_finite_are_rejected_where_the_table_says_so(
+    device: torch.device,
+) -> None:
+    table = DeviceTable(_config(not_finite="reject"), capacity_rows=16, device=device)
+    rows = torch.ones(2, 5, device=device)
+    rows[1, 3] = float("nan")
+    with pytest.raises(NotFiniteError, match=r"rows\[1\]"):
+        table.assign(torch.tensor([1, 2], device=device), rows)
+    assert table.size() == 0
+    done = table.apply_gradients(torch.tensor([1, 2], device=device), rows)
+    assert repr(done) == "Applied(inserted=1, refused=0, dropped=1)"  # it does not wait to raise
+
+
+def test_rates_come_from_the_call_the_schedule_or_the_optimizer(device: torch.device) -> None:
+    zeros = initializers.Zeros()
+    config = table_config(optimizers.Sgd(lr=Polynomial(1.0, 10, 0.0)), dim=1, init=zeros)
+    table = DeviceTable(config, capacity_rows=16, device=device)
+    ids, grads = torch.tensor([4], device=device), torch.ones(1, 1, device=device)
+    with pytest.raises(InputError, match="pass step="):
+        table.apply_gradients(ids, grads)
+    table.apply_gradients(ids, grads, step=5)
+    assert table.lookup(ids).rows.tolist() == [-0.5]
+    table.apply_gradients(ids, grads, rates=[2.0])
+    assert table.lookup(ids).rows.tolist() == [-2.5]
+
+
+@pytest.mark.parametrize(
+    "config",
+    [
+        TableConfig("serving", (Segment(4, compressor=compressors.Fp16()),), serving=True),
+        table_config(optimizers.Adam()),
+        table_config(compressor=compressors.FixedR8()),
+        table_config(stochastic_rounding_float16=True),
+        table_config(dim=2000),
+        TableConfig("two", table_config().segments * 2),
+    ],
+    ids=["serving", "adam", "fixed_r8", "rounding", "wide", "two segments"],
+)
+def test_what_a_device_cannot_do_yet_is_refused(config: TableConfig, device: torch.device) -> None:
+    with pytest.raises(ConfigError, match="cannot live on a device yet"):
+        DeviceTable(config, capacity_rows=16, device=device)
+
+
+def test_wrong_arguments_are_refused(table: DeviceTable) -> None:
+    ids, rows = torch.tensor([1, 2], device=table.device), torch.ones(2, 5, device=table.device)
+    for call in (
+        lambda: table.lookup(ids.to("meta")),
+        lambda: table.lookup(ids, missing="nothing"),  # pyright: ignore[reportArgumentType]
+        lambda: table.lookup(ids, out=torch.empty(2, 4, device=table.device)),
+        lambda: table.lookup(TableKeys(ids, (0, 1, 2))),
+        lambda: table.apply_gradients(ids, rows[:1]),
+        lambda: table.apply_gradients(ids, rows.T.contiguous().T),
+        lambda: table.apply_gradients(ids, rows, ts=-1),
+        lambda: table.apply_gradients(ids, rows, per_occurrence=True),
+        lambda: table.assign(ids, rows.to("meta")),
+        lambda: DeviceTable(_config(), capacity_rows=0, device=table.device),
+        lambda: DeviceTable(_config(), capacity_rows=2**31, device=table.device),
+    ):
+        with pytest.raises((InputError, ConfigError)):
+            call()
+    assert table.size() == 0
+
+
+def test_empty_batches_do_nothing(table: DeviceTable) -> None:
+    none = torch.empty(0, dtype=torch.int64, device=table.device)
+    rows = torch.empty(0, 5, device=table.device)
+    assert table.lookup(none).rows_of().shape == (0, 5)
+    assert table.apply_gradients(none, rows).inserted == table.assign(none, rows).inserted == 0
+    assert list(table.scan()) == []
+    assert len(table.entries(none)) == len(table) == 0
+
+
+def test_a_step_never_waits_for_the_device(table: DeviceTable) -> None:
+    ids = torch.tensor([5, 6, 5, -1], device=table.device)
+    keys = TableKeys(ids, (0, 4), torch.tensor([3], device=table.device))
+    grads = torch.ones(4, 5, device=table.device)
+    with without_waiting(table.device):
+        found = table.lookup(keys, missing="initializer")
+        done = table.apply_gradients(found, grads, ts=3)
+        again = table.apply_gradients(ids, grads, ts=4)
+    assert (done.inserted, again.inserted, table.size()) == (2, 1, 3)
+    with pytest.raises((AssertionError, RuntimeError)), without_waiting(table.device):
+        done.inserted  # noqa: B018
+
+
+def test_a_host_table_does_not_take_what_is_on_a_device(device: torch.device) -> None:
+    if device.type == "cpu":
+        device = torch.device("meta")
+    host: HostTable = host_table(_config())
+    with pytest.raises(InputError, match="CPU"):
+        host.lookup(torch.tensor([1], device=device))
