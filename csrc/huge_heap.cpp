@@ -7,10 +7,11 @@
 #include <cstring>
 #include <iterator>
 
+#include "memory.h"
+
 namespace hedgerow {
 namespace {
 
-constexpr u64 kHugePage = u64(2) << 20;
 constexpr u64 kMapBytes = u64(64) << 20;  // mapped at once: untouched pages cost nothing
 
 u64 up(u64 address) { return (address + kHugePage - 1) / kHugePage * kHugePage; }
@@ -25,9 +26,7 @@ u8* map_pages(u64 bytes) {
   if (start > from) munmap(raw, start - from);
   if (from + bytes + kHugePage > end)
     munmap(reinterpret_cast<void*>(end), from + bytes + kHugePage - end);
-#if defined(MADV_HUGEPAGE)
-  madvise(reinterpret_cast<void*>(start), bytes, MADV_HUGEPAGE);  // a hint: small pages also do
-#endif
+  ask_for_huge_pages(reinterpret_cast<void*>(start), bytes);
   return reinterpret_cast<u8*>(start);
 }
 

@@ -12,6 +12,8 @@
 
 namespace hedgerow {
 
+inline constexpr u64 kHugePage = u64(2) << 20;
+
 class HugeHeap {
  public:
   static HugeHeap& process();

@@ -40,6 +40,16 @@ void Charge::subtract(u64 bytes) {
   bytes_ -= bytes;
 }
 
+void ask_for_huge_pages(void* from, u64 bytes) {
+#if defined(MADV_HUGEPAGE)
+  const u64 start = round_up(u64(from), kHugePage),
+            end = (u64(from) + bytes) / kHugePage * kHugePage;
+  if (end > start) madvise(reinterpret_cast<void*>(start), end - start, MADV_HUGEPAGE);
+#else
+  (void)from, (void)bytes;
+#endif
+}
+
 Block::Block(u64 bytes, PageSize pages) {
   if (pages == PageSize::huge) {
     kind_ = Kind::huge;

@@ -47,6 +47,10 @@ class Charge {
 
 enum class PageSize { small, huge };
 
+// Asks for huge pages where memory that is about to be written for the first time covers them
+// whole: 512 page faults become one. A hint.
+void ask_for_huge_pages(void* from, u64 bytes);
+
 // Zero-filled memory, aligned to a cache line at least; not charged.
 class Block {
  public:

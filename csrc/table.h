@@ -70,8 +70,8 @@ class Table {
 
   const RowLayout& layout() const { return layout_; }
 
-  // Reads. `out` [n, dim]; nothing is inserted. `reused`: the output was written before, so its
-  // pages need not be taken through the caches once more.
+  // Reads. `out` [n, dim]; nothing is inserted. `reused` says that the output was written before: a
+  // large one is then stored past the caches, one that was not comes on huge pages where it may.
   void lookup(const i64* ids, u64 n, Missing missing, i64 step, float* out, bool reused) const;
   void contains(const i64* ids, u64 n, u8* out) const;
   // Raw rows [n, dim], states [n, state_floats] and times of the ids found; others are zeros.

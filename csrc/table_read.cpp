@@ -133,9 +133,10 @@ void Table::lookup(const i64* ids, u64 n, Missing missing, i64 step, float* out,
   const CallScope scope;
   const int bytes = layout_.serving ? layout_.row_bytes : 4 * layout_.dim;
   const Isa isa = active_isa();
-  const CopyFunction copy = reused && n * u64(bytes) >= kStreamBytes
+  const CopyFunction copy = reused && n * sizeof(float) * u64(layout_.dim) >= kStreamBytes
                                 ? stream_function(isa, layout_.dim, out)
                                 : copy_function(isa);
+  if (!reused) ask_for_huge_pages(out, n * sizeof(float) * u64(layout_.dim));
   visit(ids, n, Reader{*this, ids, missing, step, out, copy, bytes});
 }
 
