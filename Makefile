@@ -6,10 +6,11 @@ STAMP := .venv/.installed
 SOURCES := pyproject.toml constraints.txt CMakeLists.txt $(wildcard csrc/*.h csrc/*.cpp)
 CPP := $(wildcard csrc/*.h csrc/*.cpp csrc/tests/*.h csrc/tests/*.cpp)
 
-.PHONY: help env train test test-long test-gpu lint format api sanitize ci-deps wheel clean
+.PHONY: help env train test test-long test-gpu lint format api sanitize bench bench-peers ci-deps \
+	wheel clean
 
 help:
-	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):[^#]*## (.*)/  make \1\t\2/' | expand -t 18
+	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):[^#]*## (.*)/  make \1\t\2/' | expand -t 20
 
 env: $(STAMP) ## the environment in .venv, with the package built and installed in place
 
@@ -54,6 +55,23 @@ sanitize: env ## the C++ tests under address+undefined and thread sanitizers
 	  $(BIN)/ctest --test-dir build/sanitize-$${kind%%,*} --output-on-failure || exit 1; \
 	done
 
+bench: env ## the host table against its peers; `hedgerow bench table --help` tells more
+	$(BIN)/hedgerow bench table
+
+bench-peers: .peers/torch/.installed .peers/tfra/.installed ## environments of the peers that need their own; about 2.5 GB
+
+# No peer is a dependency: each environment stands for itself, and the benchmark starts its Python.
+.peers/torch/.installed: tools/peers/torch.txt constraints.txt
+	$(PYTHON) -m venv .peers/torch
+	.peers/torch/bin/python -m pip install --quiet --disable-pip-version-check -c constraints.txt torch numpy
+	.peers/torch/bin/python -m pip install --quiet --disable-pip-version-check --no-deps -r tools/peers/torch.txt
+	touch $@
+
+.peers/tfra/.installed: tools/peers/tfra.txt
+	$(PYTHON) -m venv .peers/tfra
+	.peers/tfra/bin/python -m pip install --quiet --disable-pip-version-check --no-deps -r tools/peers/tfra.txt
+	touch $@
+
 ci-deps: ## Debian packages that some tests need; none yet
 	@true
 
@@ -61,4 +79,4 @@ wheel: env ## dist/*.whl
 	$(BIN)/python -m pip wheel --quiet --disable-pip-version-check -c constraints.txt --no-build-isolation --no-deps -w dist .
 
 clean: ## removes everything that was built
-	rm -rf .venv build dist
+	rm -rf .venv .peers build dist

@@ -12,6 +12,7 @@
 
 #include "codec.h"
 #include "finite.h"
+#include "gather.h"
 #include "half.h"
 #include "initializer.h"
 #include "isa.h"
@@ -103,6 +104,12 @@ void bind_values(nb::module_& m) {
   m.def(
       "first_not_finite",
       [](Address values, u64 n) { return first_not_finite(at<float>(values), n); },
+      nb::call_guard<nb::gil_scoped_release>());
+  m.def(
+      "gather",
+      [](Address rows, Address numbers, u64 n, u64 dim, Address out) {
+        gather(at<float>(rows), at<i64>(numbers), n, dim, at<float>(out));
+      },
       nb::call_guard<nb::gil_scoped_release>());
 }
 

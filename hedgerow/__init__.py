@@ -38,6 +38,7 @@ if TYPE_CHECKING:
     from .tables.optimizers import RowAdagrad as RowAdagrad
     from .tables.optimizers import Sgd as Sgd
     from .tables.schedules import Polynomial as Polynomial
+    from .tables.stats import stats as stats
 
 __version__ = "0.1.0"
 
@@ -61,6 +62,7 @@ _NAMES = {
         "Sgd",
     ),
     "tables.schedules": ("Polynomial",),
+    "tables.stats": ("stats",),
 }
 _PLACES = {name: place for place, names in _NAMES.items() for name in names}
 

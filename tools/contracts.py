@@ -40,11 +40,14 @@ MAY_IMPORT = {
     "bench": _BELOW_MONOLITH + " monolith cli",
     "cli": _BELOW_MONOLITH + " monolith bench",
     "": "core tables nn data models planner sync serving",  # hedgerow/__init__.py, the door
+    "__main__": "cli",  # `python -m hedgerow`
+    "bench.peers": "",  # run by other environments, which do not have the rest
 }
 # What may be imported when a module loads; anything else is optional and loads inside a function.
 ALWAYS_THERE = {"numpy", "torch", *sys.stdlib_module_names}
 # The one file that imports an optional library when it loads; only what cannot do without does.
 LOADS_OPTIONAL = {"hedgerow/kernels/toolchain.py": "triton"}
+AT_LOAD = {"cli": {"typer", "rich"}}  # there too, but `import hedgerow` must not pay for them
 # (module, name) -> the only file that may use it, and why
 BANNED = {
     ("os", "environ"): ("hedgerow/launch/env.py", "the environment is read in one file"),
@@ -69,15 +72,23 @@ def _outside(node: ast.Import | ast.ImportFrom) -> list[str]:
     return [node.module or ""]
 
 
+def _place(path: Path) -> str:
+    """The line of the contract that a file falls under."""
+    if path.name == "__main__.py" and len(path.parts) == 2:
+        return "__main__"
+    inner = ".".join(path.parts[1:-1])
+    return inner if inner in MAY_IMPORT else inner.split(".")[0]
+
+
 def _import_breaches(path: Path, tree: ast.Module) -> Iterator[str]:
-    folder = path.parts[1] if len(path.parts) > 2 else ""
+    folder = _place(path)
     if folder not in MAY_IMPORT:
         yield f"{path}:1: folder {folder!r} is not in the import contract"
         return
     if not folder and path.name != "__init__.py":
         yield f"{path}:1: only the door stands beside the folders"
     allowed = {folder, *MAY_IMPORT[folder].split()} - {""}
-    there = ALWAYS_THERE | {LOADS_OPTIONAL.get(path.as_posix(), "")}
+    there = ALWAYS_THERE | {LOADS_OPTIONAL.get(path.as_posix(), "")} | AT_LOAD.get(folder, set())
     at_load = {id(node) for node in ast.walk(tree)} - {
         id(inner)
         for function in ast.walk(tree)

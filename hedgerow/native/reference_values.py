@@ -149,6 +149,14 @@ def first_not_finite(values_at: int, n: int) -> int:
     return int(bad[0]) if len(bad) else -1
 
 
+def gather(rows_at: int, numbers_at: int, n: int, dim: int, out_at: int) -> None:
+    """Rows by number."""
+    for out, number in zip(
+        at(out_at, (n, dim), np.float32), at(numbers_at, n, np.int64), strict=True
+    ):
+        out[:] = at(rows_at + 4 * dim * int(number), dim, np.float32)
+
+
 class Codec:
     """One compressor."""
 

@@ -16,6 +16,7 @@ from hedgerow import native
 from hedgerow.native import _native, reference
 from hedgerow.native.reference_values import half_neighbours
 from hedgerow.tables.compressors import Bf16, Compressor, FixedR8, Fp16, Fp32, OneBit
+from tests.support import isa
 
 # What a plain twin has no notion of: processor, threads, memory.
 OF_THE_PROCESS = {
@@ -108,6 +109,23 @@ def test_the_first_value_that_is_not_finite_is_found(position: int) -> None:
 def test_a_subnormal_and_a_huge_value_are_finite() -> None:
     values = np.array([1e-45, -3.4e38, 0.0, -0.0], np.float32)
     assert native.first_not_finite(values.ctypes.data, 4) == -1
+
+
+@pytest.mark.parametrize("name", native.isas())
+@pytest.mark.parametrize("dim", [1, 3, 16, 64, 100])
+@pytest.mark.parametrize("n", [0, 1, 33, 5_000])
+def test_gathers_agree(name: str, dim: int, n: int) -> None:
+    random = np.random.default_rng(n)
+    rows = random.random((700, dim), dtype=np.float32)
+    numbers = random.integers(0, 700, n)
+    numbers[-2:] = [0, 699][-n:] if n else []
+    ours, twin = (np.full((n + 1, dim), 7, np.float32) for _ in range(2))
+    with isa(name):
+        for core, out in ((native, ours), (reference, twin)):
+            core.gather(rows.ctypes.data, numbers.ctypes.data, n, dim, out.ctypes.data)
+    np.testing.assert_array_equal(ours[:n], rows[numbers])
+    assert ours.tobytes() == twin.tobytes()
+    assert (ours[n] == 7).all()  # nothing beyond the output
 
 
 CODECS: list[Compressor] = [Fp32(), Fp16(), Bf16(), FixedR8(1.0), FixedR8(0.37), OneBit()]

@@ -43,6 +43,11 @@ def test_this_repository_holds_its_contracts() -> None:
         ("kernels/toolchain.py", HEAD + "import pyarrow\n", "pyarrow is optional"),
         ("ops/a.py", HEAD + "from importlib import import_module\n", "visible to this script"),
         ("stray.py", HEAD, "beside the folders"),
+        ("__main__.py", HEAD + "from .tables import host\n", "may not import tables.host"),
+        ("core/a.py", HEAD + "import typer\n", "typer is optional"),
+        ("bench/a.py", HEAD + "from rich.table import Table\n", "rich.table is optional"),
+        ("bench/peers/a.py", HEAD + "from ..ours import Ours\n", "may not import bench.ours"),
+        ("bench/peers/a.py", HEAD + "from ...core import checks\n", "may not import core.checks"),
         ("core/a.py", HEAD + "try:\n    x = 1\nexcept ValueError:\n    pass\n", "in silence"),
         (
             "core/a.py",
@@ -81,6 +86,10 @@ def test_what_the_contract_allows_passes(tmp_path: Path) -> None:
         "hedgerow/planner/a.py": HEAD + "from ..tables.config import TableConfig\n",
         "hedgerow/tables/a.py": HEAD + "from .. import native\nfrom ..core import checks\n",
         "hedgerow/__init__.py": HEAD + "from .tables.config import TableConfig\n",
+        "hedgerow/__main__.py": HEAD + "from .cli.app import main\n",
+        "hedgerow/cli/app.py": HEAD + "import typer\nfrom rich.table import Table\n",
+        "hedgerow/bench/ours.py": HEAD + "from .peers.subject import Subject\n",
+        "hedgerow/bench/peers/a.py": HEAD + "from .subject import Subject\n",
     }.items():
         file = tmp_path / path
         file.parent.mkdir(parents=True, exist_ok=True)

@@ -71,10 +71,11 @@ def test_importing_the_package_loads_no_optional_library() -> None:
         assert "torch" not in sys.modules  # the door is lazy
         import torch
         before = set(sys.modules)
-        hr.HostTable, hr.IdBatch, hr.Adam
+        hr.HostTable, hr.IdBatch, hr.Adam, hr.stats
         loaded = {name.split(".")[0] for name in set(sys.modules) - before}
         print(sorted(loaded - set(sys.stdlib_module_names)))
-        print([name for name in ("pyarrow", "triton", "zmq", "grpc") if name in sys.modules])
+        rare = {"typer", "rich", "pyarrow", "triton", "zmq", "grpc"}
+        print(sorted(rare & set(sys.modules)))
     """
     assert _run(sys.executable, "-c", textwrap.dedent(script)) == "['hedgerow']\n[]\n"
 

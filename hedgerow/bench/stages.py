@@ -1,0 +1,93 @@
+"""One stage of a benchmark: our table, and every peer in turn beside it.
+
+At no time do more than two processes hold the rows of a stage: ours and one peer.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from .cases import Case, Stage
+from .contestants import Contestant, no_room, our_bytes
+from .duel import Duel, heading
+from .ours import Ours
+from .peer_process import PeerError, PeerMissingError, PeerProcess
+from .peers.workfile import Work
+from .progress import Counter
+from .room import free_bytes
+from .settings import Settings
+from .work import WorkPlan, make_work
+
+
+class StageRunner:
+    """Runs stages one after the other; single-owner."""
+
+    def __init__(self, settings: Settings, folder: Path, counter: Counter) -> None:
+        self._settings, self._folder, self._counter = settings, folder, counter
+        self._works: dict[str, Work] = {}
+        self.versions: dict[str, str] = {}
+
+    def stage(self, stage: Stage) -> Iterator[dict[str, Any]]:
+        """The results of all cases of a stage, peer by peer."""
+        ours: Ours | None = None
+        for name in stage.peers():
+            contestant = self._settings.contestants[name]
+            cases = [case for case in stage.cases if name in case.peers]
+            needed = contestant.needed_bytes(stage) + (0 if ours else our_bytes(stage))
+            why = contestant.missing() or no_room(needed, free_bytes())
+            if why is not None:
+                yield from (self._result(stage, case, name, missing=why) for case in cases)
+            else:
+                if ours is None:
+                    ours = self._our_table(stage)
+                yield from self._against(stage, cases, ours, contestant)
+            self._counter.finish(len(cases))
+
+    def _our_table(self, stage: Stage) -> Ours:
+        self._counter.say(f"making {stage.plan.name}")
+        ours = Ours(self._work(stage.plan), self._settings.threads, stage.optimizer)
+        if stage.filled:
+            ours.fill()
+        return ours
+
+    def _work(self, plan: WorkPlan) -> Work:
+        if plan.name not in self._works:
+            self._works[plan.name] = make_work(plan, self._folder / plan.name)
+        return self._works[plan.name]
+
+    def _against(
+        self, stage: Stage, cases: list[Case], ours: Ours, contestant: Contestant
+    ) -> Iterator[dict[str, Any]]:
+        name, left = contestant.name, list(cases)
+        self._counter.say(f"{stage.plan.name}: starting {name}")
+        ours.reset()  # both sides take the same steps from the same rows
+        try:
+            with PeerProcess(contestant, self._folder, self._settings.patience) as peer:
+                self._prepare(peer, stage, contestant)
+                rounds, say = self._settings.rounds, self._counter.round
+                duel = Duel(ours, peer, name, rounds, self._folder, say)
+                while left:
+                    measured = duel.fight(left[0])
+                    yield self._result(stage, left.pop(0), name, **measured)
+        except PeerMissingError as error:
+            yield from (self._result(stage, case, name, missing=str(error)) for case in left)
+        except PeerError as error:
+            yield from (self._result(stage, case, name, error=str(error)) for case in left)
+
+    def _prepare(self, peer: PeerProcess, stage: Stage, contestant: Contestant) -> None:
+        answer = peer.ask(
+            "prepare",
+            work=str(self._work(stage.plan).folder),
+            threads=contestant.threads or self._settings.threads,
+            optimizer=stage.optimizer,
+            filled=stage.filled,
+        )
+        self.versions.update(answer["versions"])
+
+    @staticmethod
+    def _result(stage: Stage, case: Case, peer: str, **measured: Any) -> dict[str, Any]:
+        ids = stage.plan.rows if case.operation == "insert" else stage.plan.batch_ids
+        size = {"rows": stage.plan.rows, "dim": stage.plan.dim, "ids": ids}
+        return {**heading(case, peer), **size, **measured}

@@ -1,0 +1,50 @@
+"""`hedgerow bench table`: the host table against every peer, stage by stage."""
+
+from __future__ import annotations
+
+import tempfile
+from pathlib import Path
+from typing import Any
+
+from .. import native
+from .alone import insert_calls, memory
+from .cases import FULL, INSERT_CALLS, MEMORY, QUICK, all_stages, choose
+from .ours import Ours
+from .progress import Counter, Progress
+from .report import growth_factors, machine
+from .settings import Settings
+from .stages import StageRunner
+
+
+def run(settings: Settings, progress: Progress) -> dict[str, Any]:
+    """Measures everything that was chosen; one report, in the form all our benchmarks have."""
+    sizes = QUICK if settings.quick else FULL
+    stages, alone = choose(all_stages(sizes), settings.cases, settings.peers)
+    counter = Counter(progress, stages, settings.rounds)
+    before = native.threads()
+    native.set_threads(settings.threads)
+    try:
+        with tempfile.TemporaryDirectory(prefix="hedgerow-bench-") as folder:
+            runner = StageRunner(settings, Path(folder), counter)
+            results = [result for stage in stages for result in runner.stage(stage)]
+        if MEMORY in alone:
+            counter.say(MEMORY)
+            results += [memory(rows, sizes.batch_ids) for rows in sizes.memory_rows()]
+        if INSERT_CALLS in alone:
+            counter.say(INSERT_CALLS)
+            results.append(insert_calls(sizes.w2_rows, sizes.batch_ids, settings.rounds))
+    finally:
+        native.set_threads(before)
+    ours = Ours.versions()
+    return {
+        "bench": "table",
+        "work": {
+            **machine(),
+            "threads": settings.threads,
+            "rounds": settings.rounds,
+            "quick": settings.quick,
+            **{stage.plan.name: stage.plan.summary() for stage in stages},
+        },
+        "versions": {**ours, **runner.versions, **ours},  # ours first, and of our environment
+        "results": growth_factors(results),
+    }

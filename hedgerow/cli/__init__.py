@@ -1,0 +1,3 @@
+"""The command line: one file a verb."""
+
+from __future__ import annotations

@@ -1,0 +1,52 @@
+"""The program `hedgerow`: its verbs, its version, and how errors reach the user."""
+
+from __future__ import annotations
+
+import sys
+from importlib import metadata
+from typing import Annotated
+
+import typer
+
+from ..core.errors import ConfigError, DtypeError, HedgerowError, InputError, UnknownNameError
+from . import bench
+
+_JOB_FAILED, _BAD_ARGUMENTS = 1, 2
+
+app = typer.Typer(
+    help="Embedding tables without a vocabulary, for PyTorch.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    rich_markup_mode="markdown",  # paragraphs of help flow
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+app.add_typer(bench.app, name="bench")
+
+
+def _show_version(wanted: bool) -> None:
+    if wanted:
+        typer.echo(f"hedgerow {metadata.version('hedgerow')}")
+        raise typer.Exit
+
+
+@app.callback()
+def _program(
+    version: Annotated[
+        bool,
+        typer.Option(
+            "--version", callback=_show_version, is_eager=True, help="Show the version and exit."
+        ),
+    ] = False,
+) -> None:
+    """Embedding tables without a vocabulary, for PyTorch."""
+
+
+def main() -> None:
+    """Runs the program; an error of ours is one line on stderr."""
+    try:
+        app(prog_name="hedgerow")
+    except HedgerowError as error:
+        typer.echo(f"hedgerow: {' '.join(str(error).split())}", err=True)
+        arguments = (ConfigError, DtypeError, InputError, UnknownNameError)
+        sys.exit(_BAD_ARGUMENTS if isinstance(error, arguments) else _JOB_FAILED)

@@ -1,0 +1,32 @@
+"""What a table holds and has done, as plain numbers."""
+
+from __future__ import annotations
+
+from ..core.errors import DtypeError
+from .host import HostTable
+
+TableStats = dict[str, str | int | float]
+
+
+def stats(table: HostTable) -> TableStats:
+    """Name, rows, bytes, load and counts of a table, ready for a log or for JSON.
+
+    Bytes are those of the index, of live rows with their time stamps, of slack (room kept for new
+    ids, and padding) and of all together; `uncompressed_bytes` is what the rows would take as fp32
+    without optimizer state. `load_factor` is the filled part of the index, `longest_search` the
+    most buckets a search visits. Counts are since the table was made. The statistics of several
+    tables are a dict of such dicts by name.
+
+    >>> import torch
+    >>> import hedgerow as hr
+    >>> table = hr.HostTable(hr.TableConfig("user", (hr.Segment(4, hr.Zeros(), hr.Sgd()),)))
+    >>> _ = table.assign(torch.tensor([1, 2, 3]), torch.ones(3, 4))
+    >>> seen = hr.stats(table)
+    >>> seen["name"], seen["rows"], seen["inserted"], seen["row_bytes"]
+    ('user', 3, 3, 72)
+    """
+    if not isinstance(table, HostTable):
+        raise DtypeError(f"stats of a {type(table).__name__}; pass a HostTable.")
+    counted = table.stats()
+    parts = (int(counted[f"{part}_bytes"]) for part in ("index", "row", "slack"))
+    return {"name": table.config.name, **counted, "total_bytes": sum(parts)}

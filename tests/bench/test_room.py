@@ -1,0 +1,32 @@
+"""Free memory, from the kernel and from a container's limit."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from hedgerow.bench.room import free_bytes
+
+
+def _system(root: Path, **files: str) -> Path:
+    places = {
+        "meminfo": "proc/meminfo",
+        "limit": "sys/fs/cgroup/memory.max",
+        "used": "sys/fs/cgroup/memory.current",
+    }
+    for name, text in files.items():
+        path = root / places[name]
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text)
+    return root
+
+
+def test_the_smaller_of_machine_and_container_counts(tmp_path: Path) -> None:
+    meminfo = "MemTotal: 9000 kB\nMemAvailable: 5000 kB\n"
+    root = _system(tmp_path, meminfo=meminfo, limit="3000000\n", used="1000000\n")
+    assert free_bytes(root) == 2_000_000
+    _system(tmp_path, limit="max\n")
+    assert free_bytes(root) == 5000 * 1024
+
+
+def test_a_system_that_says_nothing_sets_no_limit(tmp_path: Path) -> None:
+    assert free_bytes(tmp_path) is None
