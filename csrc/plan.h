@@ -96,12 +96,25 @@ class Plan {
     u32 hash;  // the low bits of the slot hash: the shard took the high ones
   };
 
+  // The ids of one task, sorted by shard: where each shard's start in `keyed_`.
+  struct Part {
+    u32 from[kShards + 1];
+    std::span<const Keyed> ids(const Keyed* keyed, int shard) const {
+      return {keyed + from[shard], keyed + from[shard + 1]};
+    }
+  };
+  std::span<const Keyed> ids_of(u64 task, int shard) const {
+    return parts_.data()[task].ids(keyed_.data(), shard);
+  }
+  u32 find_groups(int shard, u32* member_of, u32* table, u64 mask);
+
   u64 starts_[kShards + 1];
   u32 group_count_[kShards];
   Buffer<Keyed> keyed_;
   Buffer<Group> groups_;
   Buffer<u32> order_;
-  u64 ids_ = 0, tile_ids_ = 1, tiles_ = 0;
+  u64 ids_ = 0, tile_ids_ = 1, tiles_ = 0, tasks_ = 0;
+  Buffer<Part> parts_;
   Buffer<u32> tile_from_;  // per shard and tile: its first group
   Buffer<u8> marks_;
   Buffer<u32> ranks_;

@@ -234,33 +234,33 @@ void Table::commit_batch(Plan& plan, int number, std::span<Group> groups, const 
   op.change(worker, plan, batch, applied);
 }
 
+// What the next batch will touch, fetched while this one is worked on.
 template <class Op>
-void Table::commit(Plan& plan, int number, std::span<Group> groups, const Op& op,
-                   typename Op::Worker& worker, Applied& applied) {
+void Table::fetch_batch(const Plan& plan, std::span<const Group> groups, const Op& op) const {
+  for (const Group& group : groups.first(std::min(kBatch, groups.size()))) {
+    op.fetch(plan.occurrences(group));
+    if (group.row == kNoRow) continue;
+    fetch_bytes(arena_.row(group.row), u64(layout_.row_bytes));
+    __builtin_prefetch(arena_.time(group.row), 1);
+  }
+}
+
+// `next`: what will be committed after `groups`, to be fetched in time.
+template <class Op>
+void Table::commit(Plan& plan, int number, std::span<Group> groups, std::span<const Group> next,
+                   const Op& op, typename Op::Worker& worker, Applied& applied) {
   Shard& shard = *shards_[number];
-  const auto fetch = [&](std::span<const Group> ahead) {
-    for (const Group& group : ahead) {
-      op.fetch(plan.occurrences(group));
-      if (group.row == kNoRow) continue;
-      fetch_bytes(arena_.row(group.row), u64(layout_.row_bytes));
-      __builtin_prefetch(arena_.time(group.row), 1);
-    }
-  };
   for (u64 from = 0; from < groups.size(); from += kWriteRows) {
-    const std::span block = groups.subspan(from, std::min(kWriteRows, groups.size() - from));
-    const auto batch = [&](u64 start) {
-      return start < block.size() ? block.subspan(start, std::min(kBatch, block.size() - start))
-                                  : std::span<Group>();
-    };
+    const u64 end = std::min(groups.size(), from + kWriteRows);
     const WriteLock hold(shard);
     plan.stale[number] = plan.stale[number] || shard.version != plan.version[number];
     if (plan.stale[number])
-      for (Group& group : block)
+      for (Group& group : groups.subspan(from, end - from))
         group.row = shard.index.find(group.key, position_of(slot_hash(group.key)));
-    fetch(batch(0));
-    for (u64 start = 0; start < block.size(); start += kBatch) {
-      fetch(batch(start + kBatch));
-      commit_batch(plan, number, batch(start), op, worker, applied);
+    for (u64 start = from; start < end; start += kBatch) {
+      const u64 stop = std::min(end, start + kBatch);
+      fetch_batch(plan, stop < groups.size() ? groups.subspan(stop) : next, op);
+      commit_batch(plan, number, groups.subspan(start, stop - start), op, worker, applied);
     }
     plan.version[number] = shard.version;
   }
@@ -273,19 +273,22 @@ template <class Op>
 Applied Table::commit_all(Plan& plan, u64 n, const Op& op) {
   Applied total;
   std::mutex totalling;
-  const auto commit_tile = [&](i64 tile) {
+  parallel_for(i64(plan.tiles()), [&](i64 tile) {
     Applied applied;
     typename Op::Worker worker(op);
     op.fetch_ahead(u64(tile) * tile_ids(), std::min(n, u64(tile + 1) * tile_ids()));
+    const auto shard_at = [&](int i) { return int((u64(tile) * 13 + u64(i)) % kShards); };
+    std::span<Group> groups = plan.groups(shard_at(0), u64(tile));
+    fetch_batch(plan, groups, op);
     for (int i = 0; i < kShards; ++i) {
-      const int shard = int((u64(tile) * 13 + u64(i)) % kShards);
-      const std::span<Group> groups = plan.groups(shard, u64(tile));
-      if (!groups.empty()) commit(plan, shard, groups, op, worker, applied);
+      const std::span<Group> next =
+          i + 1 < kShards ? plan.groups(shard_at(i + 1), u64(tile)) : std::span<Group>();
+      commit(plan, shard_at(i), groups, next, op, worker, applied);
+      groups = next;
     }
     const std::lock_guard hold(totalling);
     total += applied;
-  };
-  parallel_for(i64(plan.tiles()), commit_tile);
+  });
   return total;
 }
 

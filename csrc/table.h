@@ -106,8 +106,10 @@ class Table {
   template <class Op>
   Applied commit_all(Plan& plan, u64 n, const Op& op);
   template <class Op>
-  void commit(Plan& plan, int shard, std::span<Group> groups, const Op& op,
-              typename Op::Worker& worker, Applied& applied);
+  void fetch_batch(const Plan& plan, std::span<const Group> groups, const Op& op) const;
+  template <class Op>
+  void commit(Plan& plan, int shard, std::span<Group> groups, std::span<const Group> next,
+              const Op& op, typename Op::Worker& worker, Applied& applied);
   template <class Op>
   void commit_batch(Plan& plan, int shard, std::span<Group> groups, const Op& op,
                     typename Op::Worker& worker, Applied& applied);
