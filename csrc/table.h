@@ -99,7 +99,10 @@ class Table {
   friend struct WriteOps;
 
   template <class Visitor>
-  void visit(const i64* ids, u64 n, const Visitor& visitor) const;
+  void visit(const i64* ids, u64 n, u64 task_ids, const Visitor& visitor) const;
+  template <class Visitor>
+  void visit_piece(const i64* keys, u64 from, u64 count, const Visitor& visitor) const;
+  u64 task_ids(u64 n, bool reused) const;
 
   template <class Op>
   Applied write(const i64* ids, u64 n, const Op& op);

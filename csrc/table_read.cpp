@@ -3,6 +3,7 @@
 #include <cstring>
 #include <vector>
 
+#include "huge_heap.h"
 #include "pool.h"
 #include "probe.h"
 #include "row_copy.h"
@@ -49,37 +50,52 @@ u64 piece_count(u64 n, u64 size) { return (n + size - 1) / size; }
 // Groups of ids in three overlapped stages: the homes of one group are fetched, the rows of the
 // group before are found and fetched, the group before that is visited.
 template <class Visitor>
-void Table::visit(const i64* ids, u64 n, const Visitor& visitor) const {
+void Table::visit_piece(const i64* keys, u64 from, u64 count, const Visitor& visitor) const {
   const Probe probe = probe_for(active_isa());
-  parallel_for(i64(piece_count(n, kReadIds)), [&](i64 piece) {
-    const u64 from = u64(piece) * kReadIds, count = std::min(kReadIds, n - from);
-    const i64* const keys = ids + from;
-    const Bucket* homes[kReadIds];
-    u32 rows[kReadIds];
-    const u8* data[kReadIds];  // of the rows; null: absent
-    const ReadLocks hold(shards_, shards_of(keys, count));
-    const auto group = [&](u64 start) {
-      const u64 size = start < count ? std::min(kGroup, count - start) : 0;
-      return ProbeArgs{views_, keys + start, size, homes + start, rows + start};
-    };
-    const auto find_rows = [&](const ProbeArgs& args) {
-      probe.find(args);
-      const u8** const at = data + (args.rows - rows);
-      for (u64 i = 0; i < args.n; ++i) {
-        at[i] = args.rows[i] == kNoRow ? nullptr : arena_.row(args.rows[i]);
-        visitor.fetch(at[i], args.rows[i]);
-      }
-    };
-    probe.fetch(group(0));
-    probe.fetch(group(kGroup));
-    find_rows(group(0));
-    for (u64 start = 0; start < count; start += kGroup) {
-      probe.fetch(group(start + 2 * kGroup));
-      find_rows(group(start + kGroup));
-      visitor.visit(from + start, data + start, rows + start, group(start).n);
+  const Bucket* homes[kReadIds];
+  u32 rows[kReadIds];
+  const u8* data[kReadIds];  // of the rows; null: absent
+  const ReadLocks hold(shards_, shards_of(keys, count));
+  const auto group = [&](u64 start) {
+    const u64 size = start < count ? std::min(kGroup, count - start) : 0;
+    return ProbeArgs{views_, keys + start, size, homes + start, rows + start};
+  };
+  const auto find_rows = [&](const ProbeArgs& args) {
+    probe.find(args);
+    const u8** const at = data + (args.rows - rows);
+    for (u64 i = 0; i < args.n; ++i) {
+      at[i] = args.rows[i] == kNoRow ? nullptr : arena_.row(args.rows[i]);
+      visitor.fetch(at[i], args.rows[i]);
     }
+  };
+  probe.fetch(group(0));
+  probe.fetch(group(kGroup));
+  find_rows(group(0));
+  for (u64 start = 0; start < count; start += kGroup) {
+    probe.fetch(group(start + 2 * kGroup));
+    find_rows(group(start + kGroup));
+    visitor.visit(from + start, data + start, rows + start, group(start).n);
+  }
+}
+
+// Tasks of `task_ids` ids go to the pool; a piece of a task is read under one hold of locks.
+template <class Visitor>
+void Table::visit(const i64* ids, u64 n, u64 task_ids, const Visitor& visitor) const {
+  parallel_for(i64(piece_count(n, task_ids)), [&](i64 task) {
+    const u64 end = std::min(n, u64(task + 1) * task_ids);
+    for (u64 from = u64(task) * task_ids; from < end; from += kReadIds)
+      visit_piece(ids + from, from, std::min(kReadIds, end - from), visitor);
     finish_streaming();
   });
+}
+
+// Ids one thread reads before another takes over. A thread that first touches a huge page of fresh
+// output waits while the kernel clears it; two threads on one page would both wait.
+u64 Table::task_ids(u64 n, bool reused) const {
+  const u64 row_bytes = sizeof(float) * u64(layout_.dim);
+  const bool many_pages = n * row_bytes >= 4 * kHugePage * u64(thread_count());
+  if (reused || !many_pages) return kReadIds;
+  return std::max(u64(1), kHugePage / row_bytes / kReadIds) * kReadIds;
 }
 
 void Table::decode_row(const u8* row, float* out) const {
@@ -137,7 +153,7 @@ void Table::lookup(const i64* ids, u64 n, Missing missing, i64 step, float* out,
                                 ? stream_function(isa, layout_.dim, out)
                                 : copy_function(isa);
   if (!reused) ask_for_huge_pages(out, n * sizeof(float) * u64(layout_.dim));
-  visit(ids, n, Reader{*this, ids, missing, step, out, copy, bytes});
+  visit(ids, n, task_ids(n, reused), Reader{*this, ids, missing, step, out, copy, bytes});
 }
 
 void Table::contains(const i64* ids, u64 n, u8* out) const {
@@ -149,7 +165,7 @@ void Table::contains(const i64* ids, u64 n, u8* out) const {
     }
   };
   const CallScope scope;
-  visit(ids, n, Reader{out});
+  visit(ids, n, kReadIds, Reader{out});
 }
 
 void Table::copy_entry(u32 row, float* rows, float* states, i64* time) const {
@@ -192,7 +208,7 @@ void Table::entries(const i64* ids, u64 n, u8* found, float* rows, float* states
     }
   };
   const CallScope scope;
-  visit(ids, n, Reader{*this, found, rows, states, times});
+  visit(ids, n, kReadIds, Reader{*this, found, rows, states, times});
 }
 
 u64 Table::size() const {
