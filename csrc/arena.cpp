@@ -51,9 +51,13 @@ u32 Arena::take(u32 rows) {
 
 void Arena::give_back(u32 first, u32 rows) {
   const std::lock_guard hold(mutex_);
+  charge_.subtract(rows * (stride_ + 8));
+  if (u64(first) + rows == taken_) {
+    taken_ = first;
+    return;
+  }
   std::erase_if(spare_, [](const Range& range) { return range.count == 0; });
   spare_.push_back({first, rows});
-  charge_.subtract(rows * (stride_ + 8));
 }
 
 void Arena::add_chunk() {

@@ -279,8 +279,8 @@ NB_MODULE(_native, m) {
           (e.limit_bytes == 0 ? std::string(" and the operating system gave no more")
                               : " of a limit of " + std::to_string(e.limit_bytes)) +
           (e.rows_changed
-               ? ". Other calls erased rows of this one and took their room while it ran: "
-                 "part of it was written"
+               ? ". It came too late to undo (other calls erased rows of this one while it ran, or "
+                 "its scratch memory was refused): part of it was written"
                : ". Nothing was changed");
       PyErr_SetString(PyExc_MemoryError, text.c_str());
     } catch (const std::length_error& e) {

@@ -1,4 +1,4 @@
-// Copies rows by number: what a lookup would cost if finding a row cost nothing.
+// Copies rows by number, with plain stores: what a lookup would cost if finding a row cost nothing.
 #pragma once
 
 #include "bits.h"

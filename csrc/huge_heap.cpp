@@ -30,6 +30,11 @@ u8* map_pages(u64 bytes) {
   return reinterpret_cast<u8*>(start);
 }
 
+// Gives whole huge pages back; false where the system keeps them, as it does locked memory.
+bool discard(u64 from, u64 to) {
+  return madvise(reinterpret_cast<void*>(from), to - from, MADV_DONTNEED) == 0;
+}
+
 void zero(u64 from, u64 to) { std::memset(reinterpret_cast<void*>(from), 0, to - from); }
 
 }  // namespace
@@ -70,8 +75,7 @@ void HugeHeap::give(u8* data, u64 bytes) {
   const u64 whole_from = std::min(up(from), to), whole_to = std::max(down(to), whole_from);
   zero(from, whole_from);
   zero(whole_to, to);
-  if (whole_to > whole_from)
-    madvise(reinterpret_cast<void*>(whole_from), whole_to - whole_from, MADV_DONTNEED);
+  if (whole_to > whole_from && !discard(whole_from, whole_to)) zero(whole_from, whole_to);
   const std::lock_guard hold(mutex_);
   add_free(from, bytes);
 }
@@ -93,8 +97,7 @@ void HugeHeap::add_free(u64 from, u64 bytes) {
   }
   whole_from = std::max(whole_from, up(from));
   whole_to = std::min(whole_to, down(to));
-  if (whole_to > whole_from)
-    madvise(reinterpret_cast<void*>(whole_from), whole_to - whole_from, MADV_DONTNEED);
+  if (whole_to > whole_from) discard(whole_from, whole_to);
   free_.emplace(from, to - from);
 }
 

@@ -12,7 +12,8 @@ namespace hedgerow {
 // Thrown when a table cannot get memory: the operating system refused, or the limit is reached.
 struct OutOfMemory : std::bad_alloc {
   u64 wanted_bytes, used_bytes, limit_bytes;
-  bool rows_changed = false;  // true only when other calls took the room of rows this one had found
+  bool rows_changed =
+      false;  // true only when other calls erased rows of this one, or scratch was refused
   OutOfMemory(u64 wanted, u64 used, u64 limit)
       : wanted_bytes(wanted), used_bytes(used), limit_bytes(limit) {}
 };

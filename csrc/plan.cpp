@@ -110,7 +110,7 @@ void Plan::group(int shard) {
   member_room.keep_at_most(kKeepBytes);
 }
 
-void Plan::start_ranks() { std::fill_n(marks_.ensure(ids_), ids_, u8(0)); }
+void Plan::start_ranks() { flags(ids_); }
 
 u32 Plan::rank() {
   const u8* marks = marks_.data();

@@ -60,6 +60,7 @@ class Plan {
   // A tile is a run of `tile_ids` ids of the batch. Groups belong to the tile of their first
   // occurrence: those of one tile read values that lie side by side.
   u64 tiles() const { return tiles_; }
+  u64 tile_ids() const { return tile_ids_; }
   std::span<Group> groups(int shard, u64 tile) {
     const u32* from = tile_from_.data() + u64(shard) * (tiles_ + 1) + tile;
     return groups(shard).subspan(from[0], from[1] - from[0]);
@@ -73,7 +74,8 @@ class Plan {
   // thread, each for its own groups, then `rank` makes the numbers.
   void start_ranks();
   void mark(const Group& group) { marks_.data()[order_.data()[group.first]] = 1; }
-  u32 rank();  // how many were marked
+  u32 rank();                                                               // how many were marked
+  u8* flags(u64 n) { return std::fill_n(marks_.ensure(n), n, u8(0)) - n; }  // n zeros, n <= ids
   u32 rank_of(const Group& group) const { return ranks_.data()[order_.data()[group.first]]; }
 
   // Per shard, for the caller: the version at which rows were found, whether another call was there
@@ -83,6 +85,11 @@ class Plan {
   bool stale[kShards];
   u64 absent[kShards];
   u64 promised[kShards];
+
+  // Rows that nobody had before this call, taken for its new keys.
+  struct {
+    u32 first, rows;
+  } fresh = {};
   bool any_absent() const { return std::any_of(absent, absent + kShards, std::identity()); }
 
   void trim();  // lets go of the memory of an unusually large call

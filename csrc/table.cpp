@@ -4,10 +4,12 @@
 #include <algorithm>
 #include <mutex>
 #include <shared_mutex>
-#include <utility>
+#include <stdexcept>
+#include <string>
 
 #include "apply_op.h"
 #include "assign_ops.h"
+#include "each_shard.h"
 #include "pool.h"
 #include "probe.h"
 
@@ -16,17 +18,14 @@ namespace {
 
 constexpr u64 kWriteRows = 1024;  // rows changed under one hold of a shard's lock
 constexpr u64 kTileBytes = u64(512) << 10;
-constexpr u64 kLeastTile = 1024, kMostTile = 16384;  // ids
-constexpr u64 kProbe = 32;                           // keys searched between two fetches of buckets
-constexpr u64 kShareIds = 4096;  // smaller calls are not worth waking other threads for
+constexpr u64 kLeastTile = 512, kMostTile = 16384;  // ids
+constexpr u64 kProbe = 32;                          // keys searched between two fetches of buckets
 
-void for_each_shard(u64 ids, auto&& body) {
-  if (ids < kShareIds) {
-    for (int shard = 0; shard < kShards; ++shard) body(shard);
-  } else {
-    parallel_for(kShards, [&](i64 shard) { body(int(shard)); });
-  }
-}
+// However a call ends, the memory of an unusually large one is let go.
+struct Trim {
+  Plan& plan;
+  ~Trim() { plan.trim(); }
+};
 
 }  // namespace
 
@@ -45,17 +44,6 @@ Table::~Table() {
   const CallScope scope;  // memory is returned under a lock that a fork must not split
   shards_.clear();
   arena_.clear();
-}
-
-// Room for `rows` keys in all. The caller holds the shard's `writing`; readers stop for the swap
-// alone.
-void Table::make_room(int number, u64 rows) {
-  Shard& shard = *shards_[number];
-  if (shard.index.has_room(rows)) return;
-  Index larger = shard.index.grown(rows);
-  const std::lock_guard hold(shard.lock);
-  shard.index = std::move(larger);
-  views_[number] = shard.index.view();
 }
 
 void Table::start_state(float* row) const {
@@ -110,87 +98,6 @@ void Table::locate(Plan& plan, int number) const {
       plan.absent[number] += rows[i] == kNoRow;
     }
   }
-}
-
-// Gives a row to every key that was not found and makes room for it in the index, so that nothing
-// can fail once rows change. Rows of erased keys come first; the others are one run of the arena in
-// the order of the batch: ids that came together lie together.
-void Table::reserve(Plan& plan, u64 n) {
-  plan.start_ranks();
-  for_each_shard(n, [&](int number) {
-    if (plan.absent[number] == 0) return;
-    Shard& shard = *shards_[number];
-    const std::lock_guard writing(shard.writing);
-    for (Group& group : plan.groups(number)) {
-      if (group.row != kNoRow) continue;
-      if (shard.erased.size() != 0) {
-        group.spare = shard.erased.take(arena_);
-      } else {
-        plan.mark(group);
-      }
-    }
-  });
-  const u32 rows = plan.rank();
-  const u32 first = rows == 0 ? kNoRow : arena_.take(rows);
-  try {
-    for_each_shard(n, [&](int number) {
-      if (plan.absent[number] == 0) return;
-      Shard& shard = *shards_[number];
-      const std::lock_guard writing(shard.writing);
-      make_room(number, shard.index.size() + shard.promised + plan.absent[number]);
-      shard.promised += plan.promised[number] = plan.absent[number];
-    });
-  } catch (...) {
-    if (rows != 0) arena_.give_back(first, rows);
-    throw;
-  }
-  if (rows == 0) return;
-  for_each_shard(n, [&](int number) {
-    if (plan.absent[number] == 0) return;
-    for (Group& group : plan.groups(number))
-      if (group.row == kNoRow && group.spare == kNoRow) group.spare = first + plan.rank_of(group);
-  });
-}
-
-// Ends a call: rows it was given and did not use are for others.
-void Table::release(Plan& plan) {
-  for (int number = 0; number < kShards; ++number) {
-    if (plan.absent[number] == 0) continue;
-    Shard& shard = *shards_[number];
-    const std::lock_guard writing(shard.writing);
-    shard.promised -= plan.promised[number];
-    for (Group& group : plan.groups(number))
-      if (group.spare != kNoRow) shard.erased.give(arena_, group.spare);
-  }
-}
-
-// A row for a key that has none. One was reserved, unless another call erased the key since
-// `locate`: then it has to be found now.
-void Table::insert(Plan& plan, int number, Group& group) {
-  Shard& shard = *shards_[number];
-  if (plan.promised[number] != 0) {
-    --plan.promised[number];
-    --shard.promised;
-  }
-  const u64 rows = shard.index.size() + shard.promised + 1;
-  if (!shard.index.has_room(rows)) {
-    shard.index = shard.index.grown(rows);
-    views_[number] = shard.index.view();
-  }
-  if (group.spare != kNoRow) {
-    group.row = std::exchange(group.spare, kNoRow);
-  } else {
-    group.row = shard.erased.size() != 0 ? shard.erased.take(arena_) : arena_.take(1);
-  }
-  shard.index.insert(group.key, position_of(slot_hash(group.key)), group.row);
-  ++shard.version;
-}
-
-void Table::remove(int number, const Group& group) {
-  Shard& shard = *shards_[number];
-  shard.index.erase(group.key, position_of(slot_hash(group.key)));
-  shard.erased.give(arena_, group.row);
-  ++shard.version;
 }
 
 // Carries out the verdicts on a batch: rows are born or removed, and only those to be written stay.
@@ -276,7 +183,7 @@ Applied Table::commit_all(Plan& plan, u64 n, const Op& op) {
   parallel_for(i64(plan.tiles()), [&](i64 tile) {
     Applied applied;
     typename Op::Worker worker(op);
-    op.fetch_ahead(u64(tile) * tile_ids(), std::min(n, u64(tile + 1) * tile_ids()));
+    op.fetch_ahead(u64(tile) * plan.tile_ids(), std::min(n, u64(tile + 1) * plan.tile_ids()));
     const auto shard_at = [&](int i) { return int((u64(tile) * 13 + u64(i)) % kShards); };
     std::span<Group> groups = plan.groups(shard_at(0), u64(tile));
     fetch_batch(plan, groups, op);
@@ -292,9 +199,11 @@ Applied Table::commit_all(Plan& plan, u64 n, const Op& op) {
   return total;
 }
 
-// Ids whose values fill a quarter of a core's cache.
-u64 Table::tile_ids() const {
-  return std::clamp(kTileBytes / (sizeof(float) * u64(layout_.dim)), kLeastTile, kMostTile);
+// Ids whose values fill a quarter of a core's cache, or fewer: every thread should have some tiles.
+u64 Table::tile_ids(u64 n) const {
+  const u64 cached =
+      std::clamp(kTileBytes / (sizeof(float) * u64(layout_.dim)), kLeastTile, kMostTile);
+  return std::max(kLeastTile, std::min(cached, n / (4 * u64(thread_count()))));
 }
 
 template <class Op>
@@ -302,7 +211,12 @@ Applied Table::write(const i64* ids, u64 n, const Op& op) {
   const CallScope scope;
   const std::shared_lock uncleared(clearing_);
   Plan& plan = Plan::of_this_thread();
-  plan.split(ids, n, tile_ids());
+  const Trim trim{plan};
+  plan.fresh = {};
+  if (n > Plan::kMaxIds)
+    throw std::length_error("a call of " + std::to_string(n) + " ids; at most " +
+                            std::to_string(Plan::kMaxIds) + ", split it");
+  plan.split(ids, n, tile_ids(n));
   for_each_shard(n, [&](int shard) {
     plan.group(shard);
     locate(plan, shard);
@@ -327,7 +241,6 @@ Applied Table::write(const i64* ids, u64 n, const Op& op) {
     throw;
   }
   release(plan);
-  plan.trim();
   count(total);
   return total;
 }

@@ -1,11 +1,11 @@
 // The embedding table of one process: every verb on rows, safe from many threads.
 //
 // 64 shards by hash, each behind a reader-writer lock. Readers and writers hold it for a thousand
-// rows or two; only the growth of a shard's index holds it longer. A call that writes gives each
-// shard to one thread, in input order, so results do not depend on the number of threads. Memory a
-// write may need is reserved before the first row changes: a call that fails for lack of it has
-// changed nothing, unless other calls meanwhile erased rows that it had found and took their room;
-// the error says so.
+// rows or two; a larger index is built while readers go on. A call that writes gives each id to one
+// thread, its occurrences in input order, so results do not depend on the number of threads. Memory
+// a write may need is reserved before the first row changes: a call that fails for lack of it has
+// changed nothing, unless other calls meanwhile erased rows that it had found and took their room,
+// or not even its scratch could be had; the error says so.
 #pragma once
 
 #include <atomic>
@@ -118,7 +118,7 @@ class Table {
                     typename Op::Worker& worker, Applied& applied);
   template <class Op>
   void settle(Plan& plan, int shard, Batch& batch, const Op& op, Applied& applied);
-  u64 tile_ids() const;
+  u64 tile_ids(u64 n) const;
   void locate(Plan& plan, int shard) const;
   void reserve(Plan& plan, u64 n);
   void release(Plan& plan);

@@ -1,4 +1,6 @@
 // The heap of huge pages: ranges never overlap, are zero when taken, and join again when given.
+#include <sys/mman.h>
+
 #include <cstring>
 #include <map>
 #include <thread>
@@ -48,6 +50,19 @@ void given_ranges_join() {
   CHECK(heap.take(3 * bytes) == first);
 }
 
+// Locked pages cannot be given back: they must be cleared instead.
+void locked_memory_is_zero_when_taken_again() {
+  HugeHeap heap;
+  const u64 bytes = u64(6) << 20;
+  u8* data = heap.take(bytes);
+  if (mlock(data, bytes) != 0) return void(std::puts("heap: memory cannot be locked here"));
+  std::memset(data, 7, bytes);
+  heap.give(data, bytes);
+  CHECK(heap.take(bytes) == data);
+  CHECK(all_zero(data, bytes));
+  munlock(data, bytes);
+}
+
 void too_much_is_refused() {
   HugeHeap heap;
   CHECK(heap.take(u64(1) << 60) == nullptr);
@@ -64,6 +79,7 @@ int main() {
     threads.emplace_back([&heap, seed] { take_and_give(heap, seed); });
   for (std::thread& thread : threads) thread.join();
   given_ranges_join();
+  locked_memory_is_zero_when_taken_again();
   too_much_is_refused();
   std::puts("heap: ok");
 }

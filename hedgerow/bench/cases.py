@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
 
 from ..core import checks
+from ..core.errors import InputError
 from .work import WorkPlan
 
 # Cases of our table alone; see `alone.py`.
@@ -179,6 +180,11 @@ def choose(
         if kept:
             left.append(replace(stage, cases=kept))
     chosen = {name for name in alone if _matches(name, cases)} if cases or not peers else set()
+    if not left and not chosen:
+        raise InputError(
+            f"none of the cases {', '.join(cases) or '*'} has one of the peers {', '.join(peers)}; "
+            f"choose others, or leave out --peers."
+        )
     return left, chosen
 
 

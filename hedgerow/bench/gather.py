@@ -1,4 +1,4 @@
-"""The limit: a prefetching gather by row number, in our own C++, on memory like the table's."""
+"""A plain prefetching gather by row number, in our own C++, on memory like the table's."""
 
 from __future__ import annotations
 

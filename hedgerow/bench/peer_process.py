@@ -54,6 +54,7 @@ class PeerProcess:
                 stdout=subprocess.PIPE,
                 stderr=stderr,
                 text=True,
+                errors="replace",
             )
         self._answers: queue.Queue[str | None] = queue.Queue()
         # A thread, since a read from a pipe cannot be given up.
@@ -100,6 +101,8 @@ class PeerProcess:
             answer = json.loads(line)
         except ValueError:
             raise PeerError(f"answered {line!r} to {do!r}.{self._last_words()}") from None
+        if not isinstance(answer, dict):
+            raise PeerError(f"answered {line!r} to {do!r}.{self._last_words()}")
         if "missing" in answer:
             raise PeerMissingError(answer["missing"])
         return answer

@@ -58,7 +58,8 @@ class TableKeys:
         """
         if self.used is None:
             return self
-        used = self.used.tolist()
+        rooms = [stop - start for start, stop in pairwise(self.splits)]
+        used = [min(max(n, 0), room) for n, room in zip(self.used.tolist(), rooms, strict=True)]
         parts = [self.ids_of(k)[:n] for k, n in enumerate(used)]
         return TableKeys(torch.cat(parts), (0, *accumulate(used)))
 

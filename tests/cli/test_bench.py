@@ -106,6 +106,7 @@ def test_results_that_differ_end_with_status_1(
         (("--peers", "TBF"), "Did you mean 'TBE'?"),
         (("--threads", "0"), "threads is 0; it must lie in 1..1024"),
         (("--rounds", "0"), "rounds is 0"),
+        (("--cases", "W1 growing insert", "--peers", "nn.Embedding"), "has one of the peers"),
     ],
 )
 def test_a_bad_value_is_one_line_on_stderr_and_status_2(

@@ -157,7 +157,7 @@ def _drive(table: HostTable, seed: int) -> list[Any]:
 def test_large_batches_give_the_rows_of_the_model_with_1_2_and_4_threads(
     optimizer: optimizers.Optimizer,
 ) -> None:
-    config = table_config(optimizer, dim=2)
+    config = table_config(optimizer, dim=2)  # 9,000 ids: several tiles, whatever the threads
     model = twin_of(config)
     expected = _drive(model, seed=5)
     rows = everything(model)

@@ -104,6 +104,17 @@ def test_device_tables_import_without_the_core_and_kernels_without_triton() -> N
     assert _run(sys.executable, "-c", textwrap.dedent(script)) == wanted
 
 
+def test_no_link_is_tracked() -> None:
+    """A link to somewhere on one machine dangles on every other."""
+    if not (ROOT / ".git").exists():
+        pytest.skip("not a checkout")
+    listed = subprocess.run(
+        ["git", "ls-files", "-s"], cwd=ROOT, capture_output=True, text=True, check=True
+    ).stdout.splitlines()
+    assert len(listed) > 50
+    assert [line for line in listed if line.startswith("120000")] == []
+
+
 def test_the_example_learns() -> None:
     lines = _run(sys.executable, "examples/local_table.py", "--steps", "150").splitlines()
     losses = [float(line.split("loss")[1].split()[0]) for line in lines if line.startswith("step")]

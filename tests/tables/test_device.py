@@ -145,6 +145,8 @@ def test_room_behind_the_keys_is_neither_read_nor_written(table: DeviceTable) ->
     strict = DeviceTable(_config(not_finite="reject"), capacity_rows=64, device=table.device)
     assert strict.assign(keys, rows).inserted == 2
     assert keys.exact().ids.tolist() == [7, 8, 7]
+    beyond = TableKeys(keys.ids, keys.splits, torch.tensor([99]))
+    assert beyond.exact().splits == (0, len(keys.ids))
 
 
 def test_rows_that_are_not_finite_are_rejected_where_the_table_says_so(

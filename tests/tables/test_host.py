@@ -393,7 +393,6 @@ def test_empty_batches_do_nothing() -> None:
     table = make_table()
     none, rows = torch.empty(0, dtype=torch.int64), torch.empty(0, 4)
     assert repr(table.assign(none, rows)) == "Applied(inserted=0, refused=0, dropped=0)"
-    table.apply_gradients(none, rows, ts=9)
     assert table.lookup(none).rows_of().shape == (0, 4)
     assert table.erase(none).tolist() == []
     assert table.reinitialize(none).tolist() == []

@@ -66,3 +66,18 @@ def test_rows_erased_and_born_again_over_many_tiles() -> None:
         assert table.size() == len(ids) - len(gone)
     taken = table.memory()
     assert taken.slack_bytes < taken.row_bytes * 1.1  # erased rows were used again
+
+
+def test_rows_that_a_call_did_not_use_are_given_back() -> None:
+    table = make_table(dim=64, not_finite="drop")
+    ids = torch.arange(50_000)
+    rows = torch.ones(len(ids), 64)
+    rows[20_000:] = torch.nan
+    assert table.assign(ids, rows).dropped == 30_000
+    assert table.size() == 20_000
+    used = table.memory()
+    assert used.slack_bytes < used.row_bytes / 10
+    assert table.assign(ids[20_000:], rows[20_000:]).inserted == 0
+    assert table.memory() == used
+    table.assign(ids, torch.ones(len(ids), 64))
+    assert bool((table.lookup(ids).rows == 1).all())
