@@ -33,10 +33,15 @@ Table::Table(const std::vector<SegmentSpec>& segments, bool serving, bool skip_z
              u64 initial_capacity)
     : layout_(segments, serving), skip_zero_(skip_zero), seed_(seed), arena_(layout_.stride) {
   const CallScope scope;
-  for (int i = 0; i < kShards; ++i) {
-    shards_.push_back(std::make_unique<Shard>(double(i) / kShards));
-    views_[i] = shards_[i]->index.view();
-    if (initial_capacity > kShards) make_room(i, initial_capacity / kShards);
+  try {
+    for (int i = 0; i < kShards; ++i) {
+      shards_.push_back(std::make_unique<Shard>(double(i) / kShards));
+      views_[i] = shards_[i]->index.view();
+      if (initial_capacity > kShards) make_room(i, initial_capacity / kShards);
+    }
+  } catch (...) {
+    shards_.clear();  // within the scope, as in the destructor
+    throw;
   }
 }
 
