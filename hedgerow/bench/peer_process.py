@@ -15,8 +15,10 @@ from ..core.errors import HedgerowError
 from .contestants import Contestant
 
 # The folder goes last, so that no file of ours can stand in for a library of that environment.
+# Answers get a descriptor of their own before any library is imported: libraries print at will.
 _START = (
-    "import runpy, sys; sys.path.append(sys.argv[1]); "
+    "import os, runpy, sys; sys.path.append(sys.argv[1]); "
+    "sys.argv.append(str(os.dup(1))); os.dup2(2, 1); "
     "runpy.run_module(sys.argv[2], run_name='__main__')"
 )
 _LAST_WORDS = 4  # lines of stderr in an error

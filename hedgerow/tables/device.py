@@ -7,7 +7,6 @@ from contextlib import AbstractContextManager, nullcontext
 
 import torch
 from torch import Tensor
-from torch.autograd.graph import increment_version
 
 from ..core import checks
 from ..core.errors import ConfigError, InputError, NotFiniteError
@@ -15,10 +14,11 @@ from ..core.shapes import Bool, Float32, Int64
 from ..kernels import apply_sgd, assign, find, lookup
 from ..kernels.layout import EMPTY, LANES, Arrays, FirstValues, group
 from ..kernels.toolchain import interpreted
+from . import arguments
 from .compressors import Fp32
 from .config import Segment, TableConfig
 from .schedules import Rate, check_rates, rate_at
-from .store import Applied, Entries, Lookup, Missing, TableKeys, as_keys
+from .store import Applied, Entries, Lookup, Missing, TableKeys
 
 _MAX_DIM = 1024  # a row is held in the registers of one program
 _MAX_IDS = 2**31 - 1  # of one call, and slots of a table: kernels count in 32 bits
@@ -98,15 +98,8 @@ class DeviceTable:
         """
         keys = self._keys(keys)
         n = len(keys.ids)
-        if missing not in ("zeros", "initializer"):
-            raise InputError(f"missing is {missing!r}; it must be 'zeros' or 'initializer'.")
-        if out is None:
-            out = torch.empty(n, self.config.dim, device=self.device)
-        else:
-            checks.tensor("out", out, torch.float32, (n, self.config.dim), self.device)
-            if out.requires_grad:
-                raise InputError("out requires grad; autograd could not see it change. Detach it.")
-            increment_version(out)  # so that autograd notices if it saved the old values
+        arguments.missing_rule(missing)
+        out = arguments.output(out, n, self.config.dim, self.device)
         first = self._first if missing == "initializer" else None
         with self._here():
             slots = lookup.lookup(self._table, keys.ids, out, first, keys.used)
@@ -135,11 +128,8 @@ class DeviceTable:
         if checks.flag("per_occurrence", per_occurrence):
             raise InputError("per_occurrence is not there on a device yet; use a HostTable.")
         (source,) = self._rates if rates is None else check_rates(rates, 1)
-        if step is None and callable(source):
-            raise InputError(
-                f"table {self.config.name!r} learns by the step, which was not given; pass step=."
-            )
-        rate = rate_at(source, checks.count("step", step or 0))
+        at_step = arguments.needed_step(step, callable(source), self.config.name, "learns")
+        rate = rate_at(source, at_step)
         now, done = self._write(ts)
         with self._here():
             grouped = group(keys.ids)
@@ -246,20 +236,10 @@ class DeviceTable:
         return Entries(ids, found, rows, ({},), times)
 
     def _keys(self, keys: TableKeys | Tensor) -> TableKeys:
-        keys = as_keys(keys, 1, self.device, room=True)
-        if len(keys.ids) > _MAX_IDS:
-            raise InputError(
-                f"{len(keys.ids)} ids in one call; at most {_MAX_IDS}. Split the batch."
-            )
-        return keys
+        return arguments.keys_of_one_table(keys, _MAX_IDS, self.device, room=True)
 
     def _rows(self, name: str, rows: Tensor, n: int) -> Tensor:
-        dim = self.config.dim
-        if isinstance(rows, Tensor) and rows.dim() == 1:
-            checks.tensor(name, rows, torch.float32, (n * dim,), self.device)
-            rows = rows.view(n, dim)  # flat, as `Lookup.rows` is
-        checks.tensor(name, rows, torch.float32, (n, dim), self.device)
-        return rows
+        return arguments.rows_of_batch(name, rows, n, self.config.dim, self.device)
 
 
 def _served(config: TableConfig) -> Segment:

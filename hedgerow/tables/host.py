@@ -8,17 +8,17 @@ from dataclasses import dataclass
 
 import torch
 from torch import Tensor
-from torch.autograd.graph import increment_version
 
 from .. import native
 from ..core import checks, registry
 from ..core.clock import Clock, SystemClock
 from ..core.errors import InputError, NotFiniteError, OutOfMemoryError, ServingTableError
 from ..core.shapes import Bool, Float32, Int8, Int64
+from . import arguments
 from .config import TableConfig
 from .layout import RowLayout, native_segment
 from .schedules import Rate, check_rates, rate_at
-from .store import Applied, Entries, Lookup, Missing, TableKeys, as_keys
+from .store import Applied, Entries, Lookup, Missing, TableKeys
 
 _MAX_IDS = 2**32 - 2  # of one call: positions inside a batch are 32-bit
 _SLICE_BYTES = 2**24
@@ -117,21 +117,14 @@ class HostTable:
         """
         keys = self._keys(keys)
         n = len(keys.ids)
-        if missing not in ("zeros", "initializer"):
-            raise InputError(f"missing is {missing!r}; it must be 'zeros' or 'initializer'.")
+        arguments.missing_rule(missing)
         if missing == "initializer" and self.config.serving:
             raise ServingTableError(
                 f"table {self.config.name!r} is a serving table and has no initializer; "
                 f"use missing='zeros'."
             )
         reused = out is not None
-        if out is None:
-            out = torch.empty(n, self.layout.dim)
-        else:
-            checks.tensor("out", out, torch.float32, (n, self.layout.dim))
-            if out.requires_grad:
-                raise InputError("out requires grad; autograd could not see it change. Detach it.")
-            increment_version(out)  # so that autograd notices if it saved the old values
+        out = arguments.output(out, n, self.layout.dim)
         at_step = self._step(step, self._table.needs_step(), "shows one_bit segments")
         self._table.lookup(keys.ids.data_ptr(), n, missing, at_step, out.data_ptr(), reused)
         return Lookup(keys, out.view(-1), (self.layout.dim,))
@@ -338,18 +331,10 @@ class HostTable:
     # ---- checks
 
     def _keys(self, keys: TableKeys | Tensor) -> TableKeys:
-        keys = as_keys(keys, tables=1)
-        if len(keys.ids) > _MAX_IDS:
-            raise InputError(
-                f"{len(keys.ids)} ids in one call; at most {_MAX_IDS}. Split the batch."
-            )
-        return keys
+        return arguments.keys_of_one_table(keys, _MAX_IDS)
 
     def _rows(self, name: str, rows: Tensor, n: int) -> Tensor:
-        if isinstance(rows, Tensor) and rows.dim() == 1:
-            checks.tensor(name, rows, torch.float32, (n * self.layout.dim,))
-            rows = rows.view(n, self.layout.dim)  # flat, as `Lookup.rows` is
-        checks.tensor(name, rows, torch.float32, (n, self.layout.dim))
+        rows = arguments.rows_of_batch(name, rows, n, self.layout.dim)
         if self.config.not_finite == "reject":
             at = native.first_not_finite(rows.data_ptr(), rows.numel())
             if at >= 0:
@@ -366,11 +351,7 @@ class HostTable:
         return ids, self._rows("rows", rows, len(ids))
 
     def _step(self, step: int | None, needed: bool, why: str) -> int:
-        if step is None and needed:
-            raise InputError(
-                f"table {self.config.name!r} {why} by the step, which was not given; pass step=."
-            )
-        return checks.count("step", 0 if step is None else step)
+        return arguments.needed_step(step, needed, self.config.name, why)
 
     def _refuse_serving(self, verb: str) -> None:
         if self.config.serving:

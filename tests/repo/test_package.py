@@ -107,7 +107,7 @@ def test_device_tables_import_without_the_core_and_kernels_without_triton() -> N
 def test_no_link_is_tracked() -> None:
     """A link to somewhere on one machine dangles on every other."""
     if not (ROOT / ".git").exists():
-        pytest.skip("not a checkout")
+        pytest.skip("NOT A CHECKOUT: links are not looked for")
     listed = subprocess.run(
         ["git", "ls-files", "-s"], cwd=ROOT, capture_output=True, text=True, check=True
     ).stdout.splitlines()

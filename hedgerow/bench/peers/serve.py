@@ -1,4 +1,4 @@
-"""A subject as a process: one JSON request a line on stdin, one answer a line on stdout."""
+"""A subject as a process: one JSON request a line on stdin, one answer a line back."""
 
 from __future__ import annotations
 
@@ -15,9 +15,11 @@ from .workfile import Work
 
 
 def serve(kind: type[Subject]) -> None:
-    """Answers requests until stdin ends. An exception ends the process, with its text on stderr."""
-    answers = os.fdopen(os.dup(1), "w")
-    os.dup2(2, 1)  # libraries print to stdout as they like; answers have it for themselves
+    """Answers requests until stdin ends. An exception ends the process, with its text on stderr.
+
+    Answers go to the descriptor that the last argument names.
+    """
+    answers = os.fdopen(int(sys.argv[-1]), "w")
     subject: Subject | None = None
     for line in sys.stdin:
         request = json.loads(line)

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import sys
 
 if __name__ == "__main__":
     for _ in sys.stdin:
-        sys.stdout.write("hello\n")
-        sys.stdout.flush()
+        os.write(int(sys.argv[-1]), b"hello\n")  # where answers go

@@ -1,4 +1,4 @@
-"""Prints to stdout while it works, as libraries do, and is right all the same."""
+"""Prints to stdout while it is imported and works, as libraries do, and is right all the same."""
 
 from __future__ import annotations
 
@@ -8,6 +8,9 @@ import sys
 from hedgerow.bench.peers.serve import serve
 
 from .honest import Honest
+
+sys.stdout.write("this library says hello\n")
+sys.stdout.flush()
 
 
 class Noisy(Honest):

@@ -1,0 +1,56 @@
+"""Checks of what callers pass to a table, the same for every store of rows."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+from torch.autograd.graph import increment_version
+
+from ..core import checks
+from ..core.errors import InputError
+from .store import TableKeys, as_keys
+
+
+def keys_of_one_table(
+    keys: TableKeys | Tensor, most: int, device: torch.device = checks.CPU, *, room: bool = False
+) -> TableKeys:
+    """Keys of a store that holds one table and takes `most` of them in a call."""
+    keys = as_keys(keys, 1, device, room=room)
+    if len(keys.ids) > most:
+        raise InputError(f"{len(keys.ids)} ids in one call; at most {most}. Split the batch.")
+    return keys
+
+
+def missing_rule(missing: str) -> None:
+    """Refuses what a lookup cannot do with an absent id."""
+    if missing not in ("zeros", "initializer"):
+        raise InputError(f"missing is {missing!r}; it must be 'zeros' or 'initializer'.")
+
+
+def output(out: Tensor | None, n: int, dim: int, device: torch.device = checks.CPU) -> Tensor:
+    """The caller's output, about to be overwritten, or a new one."""
+    if out is None:
+        return torch.empty(n, dim, device=device)
+    checks.tensor("out", out, torch.float32, (n, dim), device)
+    if out.requires_grad:
+        raise InputError("out requires grad; autograd could not see it change. Detach it.")
+    increment_version(out)  # so that autograd notices if it saved the old values
+    return out
+
+
+def rows_of_batch(
+    name: str, rows: Tensor, n: int, dim: int, device: torch.device = checks.CPU
+) -> Tensor:
+    """Rows or gradients [n, dim], also given flat, as `Lookup.rows` is."""
+    if isinstance(rows, Tensor) and rows.dim() == 1:
+        checks.tensor(name, rows, torch.float32, (n * dim,), device)
+        rows = rows.view(n, dim)
+    checks.tensor(name, rows, torch.float32, (n, dim), device)
+    return rows
+
+
+def needed_step(step: int | None, needed: bool, table: str, why: str) -> int:
+    """The step, 0 where none was given and nobody needs one."""
+    if step is None and needed:
+        raise InputError(f"table {table!r} {why} by the step, which was not given; pass step=.")
+    return checks.count("step", 0 if step is None else step)
