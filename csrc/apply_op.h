@@ -14,10 +14,12 @@ namespace hedgerow {
 struct ApplyOp {
   struct Worker {
     Isa isa = active_isa();
-    std::vector<float> room, viewed;
+    Block room;  // a block, since it is aligned to lines: sums are written and read at once
+    std::vector<float> viewed;
     const float* sums[kBatch];
     explicit Worker(const ApplyOp& op)
-        : room(kBatch * u64(WriteOps::layout(op.table).dim)), viewed(room.size()) {}
+        : room(kBatch * u64(WriteOps::layout(op.table).dim) * sizeof(float), PageSize::small),
+          viewed(room.bytes() / sizeof(float)) {}
   };
   static constexpr bool kInserts = true;
   const Table& table;
@@ -25,10 +27,6 @@ struct ApplyOp {
 
   const float* grad(u32 i) const { return update.grads + u64(i) * WriteOps::layout(table).dim; }
   bool usable(u32 i) const { return all_finite(grad(i), u64(WriteOps::layout(table).dim)); }
-  // The gradients of a run of ids, in order: the processor then fetches far ahead by itself.
-  void fetch_ahead(u64 from, u64 to) const {
-    fetch_bytes(grad(u32(from)), sizeof(float) * u64(WriteOps::layout(table).dim) * (to - from));
-  }
   void fetch(Occurrences at) const {
     const u64 bytes = sizeof(float) * u64(WriteOps::layout(table).dim);
     fetch_bytes(grad(at[0]), bytes);
@@ -45,7 +43,8 @@ struct ApplyOp {
       }
     } else {
       sum_function(worker.isa)({update.grads, WriteOps::layout(table).dim, &plan,
-                                batch.groups.data(), n, worker.room.data(), worker.sums, good});
+                                batch.groups.data(), n,
+                                reinterpret_cast<float*>(worker.room.data()), worker.sums, good});
     }
     for (u64 i = 0; i < n; ++i) {
       batch.verdict[i] = good[i] ? Verdict::write : Verdict::drop;

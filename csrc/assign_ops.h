@@ -60,7 +60,6 @@ struct AssignOp {
   GivenRows given;
   i64 at_time;
 
-  void fetch_ahead(u64, u64) const {}
   void fetch(Occurrences all) const { given.fetch(all.back()); }
   void prepare(Worker& winners, const Plan& plan, Batch& batch, Applied& applied) const {
     winners.choose(given, plan, batch, applied);
@@ -87,7 +86,6 @@ struct AssignAddOp {
   GivenRows given;
   i64 at_time;
 
-  void fetch_ahead(u64, u64) const {}
   void fetch(Occurrences all) const { given.fetch(all[0]); }
   float* sum_of(Worker& worker, u64 i) const {
     return worker.sums.data() + i * u64(WriteOps::layout(table).dim);
@@ -135,7 +133,6 @@ struct RestoreOp {
   const float* states;
   const i64* times;
 
-  void fetch_ahead(u64, u64) const {}
   void fetch(Occurrences all) const { given.fetch(all.back()); }
   void prepare(Worker& winners, const Plan& plan, Batch& batch, Applied& applied) const {
     winners.choose(given, plan, batch, applied);
@@ -162,7 +159,6 @@ struct ReinitializeOp {
   i64 at_time;
   i8* status;
 
-  void fetch_ahead(u64, u64) const {}
   void fetch(Occurrences) const {}
   void prepare(Worker&, const Plan&, Batch& batch, Applied&) const {
     std::fill_n(batch.verdict, kBatch, Verdict::write);
@@ -188,7 +184,6 @@ struct EraseOp {
   const Table& table;
   u8* erased;
 
-  void fetch_ahead(u64, u64) const {}
   void fetch(Occurrences) const {}
   void prepare(Worker&, const Plan& plan, Batch& batch, Applied&) const {
     for (u64 i = 0; i < batch.groups.size(); ++i) {

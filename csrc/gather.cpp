@@ -11,13 +11,12 @@ namespace {
 
 constexpr u64 kRows = 2048;  // of one task, as many as a lookup reads at a time
 constexpr u64 kAhead = 32;   // rows in flight
-constexpr u64 kLine = 64 / sizeof(float);
 
 struct GatherBody {
   static HR_INLINE void run(const float* rows, const i64* numbers, u64 n, u64 dim, float* out) {
     const auto fetch = [&](u64 i) {
       const float* row = rows + u64(numbers[i]) * dim;
-      for (u64 c = 0; c < dim; c += kLine) __builtin_prefetch(row + c);
+      fetch_bytes(row, sizeof(float) * dim);
     };
     for (u64 i = 0; i < std::min(n, kAhead); ++i) fetch(i);
     for (u64 i = 0; i < n; ++i) {

@@ -17,7 +17,7 @@ struct SumBody {
     for (u64 k = 2; k < at.size(); ++k) {
       if (k + kAhead < at.size()) {
         const float* ahead = args.grads + at[k + kAhead] * dim;
-        for (u64 c = 0; c < dim; c += 16) __builtin_prefetch(ahead + c);
+        fetch_bytes(ahead, sizeof(float) * dim);
       }
       const float* __restrict more = args.grads + at[k] * dim;
       for (u64 c = 0; c < dim; ++c) sum[c] += more[c];

@@ -1,4 +1,5 @@
-// Splits a batch by shard with stable counting sorts and groups equal ids with a small hash table.
+// Splits a batch by shard with stable counting sorts of its runs and groups equal ids with a small
+// hash table.
 #include "plan.h"
 
 #include <algorithm>
@@ -18,7 +19,36 @@ u64 pieces(u64 n, u64 size) { return (n + size - 1) / size; }
 
 }  // namespace
 
-// Every task sorts its own ids by shard, in room that stays in its cache.
+// Sorts the runs of one task by shard, in room that stays in its cache.
+void Plan::split_task(const i64* ids, u64 from, u64 count, Part& part) {
+  static thread_local Buffer<Run> room;
+  static thread_local Buffer<u8> shard_room;
+  Run* const runs = room.ensure(kSplitIds);
+  u8* const shards = shard_room.ensure(kSplitIds);
+  u32 next[kShards] = {};
+  std::fill_n(part.ids, kShards, 0u);
+  u64 found = 0;
+  for (u64 i = 0; i < count; ++found) {
+    fetch_line(runs_.data() + from + found);  // a store would wait for its line
+    const u64 key = u64(ids[from + i]), hash = slot_hash(key);
+    u64 end = i + 1;
+    const u64 most = std::min(count, i + Run::kLongest);
+    while (end < most && u64(ids[from + end]) == key) ++end;
+    runs[found] = {key, u32(from + i), u32(end - i), u32(hash) & 0x7ffffffu};
+    shards[found] = u8(shard_of(hash));
+    ++next[shards[found]];
+    part.ids[shards[found]] += u32(end - i);
+    i = end;
+  }
+  u32 total = u32(from);
+  for (int shard = 0; shard < kShards; ++shard) {
+    part.from[shard] = total;
+    total += std::exchange(next[shard], total);
+  }
+  part.from[kShards] = total;
+  for (u64 i = 0; i < found; ++i) runs_.data()[next[shards[i]]++] = runs[i];
+}
+
 void Plan::split(const i64* ids, u64 n, u64 tile_ids) {
   ids_ = n;
   tile_ids_ = tile_ids;
@@ -27,56 +57,38 @@ void Plan::split(const i64* ids, u64 n, u64 tile_ids) {
   tile_from_.ensure(kShards * (tiles_ + 1));
   groups_.ensure(n);
   order_.ensure(n);
-  keyed_.ensure(n);
+  runs_.ensure(n);
   parts_.ensure(tasks_);
   parallel_for(i64(tasks_), [&](i64 task) {
-    static thread_local Buffer<u64> hash_room;
-    u64* hash = hash_room.ensure(kSplitIds);
-    const u64 from = u64(task) * kSplitIds, count = std::min(kSplitIds, n - from);
-    u32 next[kShards] = {};
-    for (u64 i = 0; i < count; ++i) {
-      __builtin_prefetch(keyed_.data() + from + i, 1);  // a store would wait for its line
-      hash[i] = slot_hash(u64(ids[from + i]));
-      ++next[shard_of(hash[i])];
-    }
-    u32 total = u32(from);
-    for (int shard = 0; shard < kShards; ++shard) {
-      parts_.data()[task].from[shard] = total;
-      total += std::exchange(next[shard], total);
-    }
-    parts_.data()[task].from[kShards] = total;
-    for (u64 i = 0; i < count; ++i)
-      keyed_.data()[next[shard_of(hash[i])]++] = {u64(ids[from + i]), u32(from + i), u32(hash[i])};
+    const u64 from = u64(task) * kSplitIds;
+    split_task(ids, from, std::min(kSplitIds, n - from), parts_.data()[task]);
   });
   u64 total = 0;
   for (int shard = 0; shard < kShards; ++shard) {
     starts_[shard] = total;
-    for (u64 task = 0; task < tasks_; ++task) total += ids_of(task, shard).size();
+    for (u64 task = 0; task < tasks_; ++task) total += parts_.data()[task].ids[shard];
   }
   starts_[kShards] = total;
 }
 
-// The ids of a shard by group, in a small hash table. Returns how many groups there are.
-u32 Plan::find_groups(int shard, u32* member_of, u32* table, u64 mask) {
+// The group of every run of a shard, found in a small hash table. Returns how many groups there
+// are.
+u32 Plan::find_groups(int shard, u32* group_of, u32* table, u64 mask) {
   Group* groups = groups_.data() + starts_[shard];
   u32* const tile_from = tile_from_.data() + u64(shard) * (tiles_ + 1);
   u64 tile = 0;
-  u32 count = 0, last = 0;
+  u32 count = 0;
   for (u64 task = 0; task < tasks_; ++task) {
-    for (const Keyed& keyed : ids_of(task, shard)) {
-      if (count == 0 || groups[last].key != keyed.key) {  // ids often come in runs
-        u64 slot = keyed.hash & mask;
-        while (table[slot] != kNoRow && groups[table[slot]].key != keyed.key)
-          slot = (slot + 1) & mask;
-        if (table[slot] == kNoRow) {
-          while (tile * tile_ids_ <= keyed.position) tile_from[tile++] = count;
-          groups[count] = {keyed.key, 0, 0, kNoRow, kNoRow};
-          table[slot] = count++;
-        }
-        last = table[slot];
+    for (const Run& run : runs_of(task, shard)) {
+      u64 slot = run.hash & mask;
+      while (table[slot] != kNoRow && groups[table[slot]].key != run.key) slot = (slot + 1) & mask;
+      if (table[slot] == kNoRow) {
+        while (tile * tile_ids_ <= run.position) tile_from[tile++] = count;
+        groups[count] = {run.key, 0, 0, kNoRow, kNoRow};
+        table[slot] = count++;
       }
-      *member_of++ = last;
-      ++groups[last].count;
+      *group_of++ = table[slot];
+      groups[table[slot]].count += run.length;
     }
   }
   while (tile <= tiles_) tile_from[tile++] = count;
@@ -84,13 +96,14 @@ u32 Plan::find_groups(int shard, u32* member_of, u32* table, u64 mask) {
 }
 
 void Plan::group(int shard) {
-  static thread_local Buffer<u32> table_room, member_room;
-  const u64 n = starts_[shard + 1] - starts_[shard];
-  const u64 slots = std::bit_ceil(2 * n);
+  static thread_local Buffer<u32> table_room, group_room;
+  u64 runs = 0;
+  for (u64 task = 0; task < tasks_; ++task) runs += runs_of(task, shard).size();
+  const u64 slots = std::bit_ceil(2 * runs);
   u32* table = table_room.ensure(slots);
-  u32* member_of = member_room.ensure(n);
+  u32* group_of = group_room.ensure(runs);
   std::fill_n(table, slots, kNoRow);
-  const u32 count = find_groups(shard, member_of, table, slots - 1);
+  const u32 count = find_groups(shard, group_of, table, slots - 1);
   Group* groups = groups_.data() + starts_[shard];
   u32 next = u32(starts_[shard]);
   for (u32 g = 0; g < count; ++g) {
@@ -100,14 +113,14 @@ void Plan::group(int shard) {
   }
   u32* order = order_.data();
   for (u64 task = 0; task < tasks_; ++task) {
-    for (const Keyed& keyed : ids_of(task, shard)) {
-      Group& group = groups[*member_of++];
-      order[group.first + group.count++] = keyed.position;
+    for (const Run& run : runs_of(task, shard)) {
+      Group& group = groups[*group_of++];
+      for (u32 i = 0; i < run.length; ++i) order[group.first + group.count++] = run.position + i;
     }
   }
   group_count_[shard] = count;
   table_room.keep_at_most(kKeepBytes);
-  member_room.keep_at_most(kKeepBytes);
+  group_room.keep_at_most(kKeepBytes);
 }
 
 void Plan::start_ranks() { flags(ids_); }
@@ -124,7 +137,7 @@ u32 Plan::rank() {
 }
 
 void Plan::trim() {
-  keyed_.keep_at_most(kKeepBytes);
+  runs_.keep_at_most(kKeepBytes);
   groups_.keep_at_most(kKeepBytes);
   order_.keep_at_most(kKeepBytes);
   marks_.keep_at_most(kKeepBytes);

@@ -66,6 +66,14 @@ class Plan {
     return groups(shard).subspan(from[0], from[1] - from[0]);
   }
 
+  // Asks for the groups of a tile and their occurrences, soon to be read.
+  void fetch(int shard, u64 tile) {
+    const std::span<const Group> soon = groups(shard, tile);
+    if (soon.empty()) return;
+    fetch_bytes(soon.data(), soon.size_bytes());
+    fetch_bytes(order_.data() + soon.front().first, sizeof(u32) * soon.size());
+  }
+
   std::span<const u32> occurrences(const Group& group) const {
     return {order_.data() + group.first, group.count};
   }
@@ -97,27 +105,30 @@ class Plan {
   static Plan& of_this_thread();
 
  private:
-  struct Keyed {
+  // A run of equal ids that stand side by side in the batch.
+  struct Run {
+    static constexpr u32 kLongest = 31;
     u64 key;
-    u32 position;
-    u32 hash;  // the low bits of the slot hash: the shard took the high ones
+    u32 position;    // of the first
+    u32 length : 5;  // a longer run is several
+    u32 hash : 27;   // low bits of the slot hash: the shard took the high ones
   };
 
-  // The ids of one task, sorted by shard: where each shard's start in `keyed_`.
+  // The runs of one task, sorted by shard: where each shard's start in `runs_`, and their ids.
   struct Part {
     u32 from[kShards + 1];
-    std::span<const Keyed> ids(const Keyed* keyed, int shard) const {
-      return {keyed + from[shard], keyed + from[shard + 1]};
-    }
+    u32 ids[kShards];
   };
-  std::span<const Keyed> ids_of(u64 task, int shard) const {
-    return parts_.data()[task].ids(keyed_.data(), shard);
+  void split_task(const i64* ids, u64 from, u64 count, Part& part);
+  std::span<const Run> runs_of(u64 task, int shard) const {
+    const u32* from = parts_.data()[task].from + shard;
+    return {runs_.data() + from[0], runs_.data() + from[1]};
   }
   u32 find_groups(int shard, u32* member_of, u32* table, u64 mask);
 
   u64 starts_[kShards + 1];
   u32 group_count_[kShards];
-  Buffer<Keyed> keyed_;
+  Buffer<Run> runs_;
   Buffer<Group> groups_;
   Buffer<u32> order_;
   u64 ids_ = 0, tile_ids_ = 1, tiles_ = 0, tasks_ = 0;

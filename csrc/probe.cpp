@@ -19,50 +19,47 @@ struct FetchBody {
       }
       const u64 hash = slot_hash(u64(args.keys[i]));
       args.homes[i] = args.views[shard_of(hash)].home(position_of(hash));
-      __builtin_prefetch(args.homes[i]);
+      fetch_line(args.homes[i]);
     }
   }
 };
 
-// The key is not in its home, but others that belong there have moved on: it may have, too.
-u32 find_beyond_home(const ProbeArgs& args, u64 i) {
-  const u64 key = u64(args.keys[i]), hash = slot_hash(key);
-  return find_in(args.views[shard_of(hash)], key, position_of(hash));
-}
-
-void find_plain(const ProbeArgs& args) {
+// What all ways to search a home share. `match` gives the slots of a bucket that hold a key, as
+// bits.
+template <class Match>
+HR_INLINE u64 find_in_homes(const ProbeArgs& args, const Match& match) {
+  u64 beyond = 0;
   for (u64 i = 0; i < args.n; ++i) {
     if (i != 0 && args.keys[i] == args.keys[i - 1]) {
       args.rows[i] = args.rows[i - 1];
+      beyond |= (beyond >> (i - 1) & 1) << i;
       continue;
     }
     const Bucket& home = *args.homes[i];
-    const u32 hit = home.match(u64(args.keys[i]));
+    const u32 hit = match(home, args.keys[i]);
     if (__builtin_expect(hit != 0, 1)) {
       args.rows[i] = home.row[__builtin_ctz(hit)];
-    } else {
-      args.rows[i] = home.passed() == 0 ? kNoRow : find_beyond_home(args, i);
+      continue;
     }
+    args.rows[i] = kNoRow;
+    if (home.passed() == 0) continue;
+    beyond |= u64(1) << i;
+    fetch_line(&home + 1);  // of the last bucket, the next is the first: then this is in vain
   }
+  return beyond;
+}
+
+u64 find_plain(const ProbeArgs& args) {
+  return find_in_homes(args, [](const Bucket& home, i64 key) { return home.match(u64(key)); });
 }
 
 #if defined(__x86_64__)
-HR_TARGET_AVX512 void find_avx512(const ProbeArgs& args) {
-  for (u64 i = 0; i < args.n; ++i) {
-    if (i != 0 && args.keys[i] == args.keys[i - 1]) {
-      args.rows[i] = args.rows[i - 1];
-      continue;
-    }
-    const Bucket& home = *args.homes[i];
-    const __m512i wanted = _mm512_set1_epi64(args.keys[i]);
+HR_TARGET_AVX512 u64 find_avx512(const ProbeArgs& args) {
+  return find_in_homes(args, [](const Bucket& home, i64 key) HR_TARGET_AVX512 {
+    const __m512i wanted = _mm512_set1_epi64(key);
     const u32 equal = _mm512_cmpeq_epi64_mask(_mm512_load_si512(&home), wanted);
-    const u32 hit = equal & ((u32(1) << home.used()) - 1);
-    if (__builtin_expect(hit != 0, 1)) {
-      args.rows[i] = home.row[__builtin_ctz(hit)];
-    } else {
-      args.rows[i] = home.passed() == 0 ? kNoRow : find_beyond_home(args, i);
-    }
-  }
+    return equal & ((u32(1) << home.used()) - 1);
+  });
 }
 #endif
 
@@ -74,6 +71,14 @@ Probe probe_for(Isa isa) {
   if (isa == Isa::avx512) return {fetch, &find_avx512};
 #endif
   return {fetch, &find_plain};
+}
+
+void find_beyond(const ProbeArgs& args, u64 keys) {
+  for (; keys != 0; keys &= keys - 1) {
+    const int i = __builtin_ctzll(keys);
+    const u64 key = u64(args.keys[i]), hash = slot_hash(key);
+    args.rows[i] = find_in(args.views[shard_of(hash)], key, position_of(hash));
+  }
 }
 
 }  // namespace hedgerow

@@ -94,10 +94,14 @@ void Table::locate(Plan& plan, int number) const {
     const std::shared_lock hold(shard.lock);
     if (from == 0) plan.version[number] = shard.version;
     probe.fetch(part(0));
+    u64 beyond = 0;
     for (u64 i = 0; i < block.size(); i += kProbe) {
       probe.fetch(part(i + kProbe));
-      probe.find(part(i));
+      const u64 later = probe.find(part(i));
+      if (i != 0) find_beyond(part(i - kProbe), beyond);
+      beyond = later;
     }
+    find_beyond(part((block.size() - 1) / kProbe * kProbe), beyond);
     for (u64 i = 0; i < block.size(); ++i) {
       block[i].row = rows[i];
       plan.absent[number] += rows[i] == kNoRow;
@@ -153,7 +157,7 @@ void Table::fetch_batch(const Plan& plan, std::span<const Group> groups, const O
     op.fetch(plan.occurrences(group));
     if (group.row == kNoRow) continue;
     fetch_bytes(arena_.row(group.row), u64(layout_.row_bytes));
-    __builtin_prefetch(arena_.time(group.row), 1);
+    fetch_line(arena_.time(group.row));
   }
 }
 
@@ -188,11 +192,13 @@ Applied Table::commit_all(Plan& plan, u64 n, const Op& op) {
   parallel_for(i64(plan.tiles()), [&](i64 tile) {
     Applied applied;
     typename Op::Worker worker(op);
-    op.fetch_ahead(u64(tile) * plan.tile_ids(), std::min(n, u64(tile + 1) * plan.tile_ids()));
     const auto shard_at = [&](int i) { return int((u64(tile) * 13 + u64(i)) % kShards); };
+    plan.fetch(shard_at(0), u64(tile));
+    plan.fetch(shard_at(1), u64(tile));
     std::span<Group> groups = plan.groups(shard_at(0), u64(tile));
     fetch_batch(plan, groups, op);
     for (int i = 0; i < kShards; ++i) {
+      if (i + 2 < kShards) plan.fetch(shard_at(i + 2), u64(tile));
       const std::span<Group> next =
           i + 1 < kShards ? plan.groups(shard_at(i + 1), u64(tile)) : std::span<Group>();
       commit(plan, shard_at(i), groups, next, op, worker, applied);

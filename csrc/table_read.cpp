@@ -1,6 +1,7 @@
 // Reading verbs of the table: grouped, prefetched, in input order.
 #include <algorithm>
 #include <cstring>
+#include <utility>
 #include <vector>
 
 #include "huge_heap.h"
@@ -47,8 +48,9 @@ u64 piece_count(u64 n, u64 size) { return (n + size - 1) / size; }
 
 }  // namespace
 
-// Groups of ids in three overlapped stages: the homes of one group are fetched, the rows of the
-// group before are found and fetched, the group before that is visited.
+// Groups of ids in four overlapped stages: the homes of one group are fetched, those of the group
+// before are searched, the rows of the group before that are fetched, those of the one before are
+// visited.
 template <class Visitor>
 void Table::visit_piece(const i64* keys, u64 from, u64 count, const Visitor& visitor) const {
   const Probe probe = probe_for(active_isa());
@@ -60,20 +62,22 @@ void Table::visit_piece(const i64* keys, u64 from, u64 count, const Visitor& vis
     const u64 size = start < count ? std::min(kGroup, count - start) : 0;
     return ProbeArgs{views_, keys + start, size, homes + start, rows + start};
   };
-  const auto find_rows = [&](const ProbeArgs& args) {
-    probe.find(args);
+  const auto fetch_rows = [&](const ProbeArgs& args, u64 beyond) {
+    find_beyond(args, beyond);
     const u8** const at = data + (args.rows - rows);
     for (u64 i = 0; i < args.n; ++i) {
       at[i] = args.rows[i] == kNoRow ? nullptr : arena_.row(args.rows[i]);
       visitor.fetch(at[i], args.rows[i]);
     }
   };
-  probe.fetch(group(0));
-  probe.fetch(group(kGroup));
-  find_rows(group(0));
+  for (u64 start = 0; start < 3 * kGroup; start += kGroup) probe.fetch(group(start));
+  const u64 first = probe.find(group(0));
+  u64 beyond = probe.find(group(kGroup));
+  fetch_rows(group(0), first);
   for (u64 start = 0; start < count; start += kGroup) {
-    probe.fetch(group(start + 2 * kGroup));
-    find_rows(group(start + kGroup));
+    probe.fetch(group(start + 3 * kGroup));
+    const u64 later = probe.find(group(start + 2 * kGroup));
+    fetch_rows(group(start + kGroup), std::exchange(beyond, later));
     visitor.visit(from + start, data + start, rows + start, group(start).n);
   }
 }
@@ -126,9 +130,7 @@ void Table::lookup(const i64* ids, u64 n, Missing missing, i64 step, float* out,
     CopyFunction copy;
     int bytes;  // of a row, that a lookup reads
 
-    void fetch(const u8* row, u32) const {
-      for (int offset = 0; offset < bytes; offset += 64) __builtin_prefetch(row + offset);
-    }
+    void fetch(const u8* row, u32) const { fetch_bytes(row, u64(bytes)); }
     void visit(u64 from, const u8* const* data, const u32*, u64 count) const {
       if (table.layout_.plain && missing == Missing::zeros)
         return copy({data, count, table.layout_.dim, out + from * u64(table.layout_.dim)});
@@ -190,9 +192,8 @@ void Table::entries(const i64* ids, u64 n, u8* found, float* rows, float* states
 
     void fetch(const u8* data, u32 row) const {
       if (data == nullptr) return;
-      for (int offset = 0; offset < table.layout_.row_bytes; offset += 64)
-        __builtin_prefetch(data + offset);
-      __builtin_prefetch(table.arena_.time(row));
+      fetch_bytes(data, u64(table.layout_.row_bytes));
+      fetch_line(table.arena_.time(row));
     }
     void visit(u64 from, const u8* const*, const u32* rows, u64 count) const {
       for (u64 i = 0; i < count; ++i) visit_one(from + i, rows[i]);

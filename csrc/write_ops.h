@@ -52,9 +52,4 @@ struct WriteOps {
   }
 };
 
-HR_INLINE void fetch_bytes(const void* from, u64 bytes) {
-  for (u64 offset = 0; offset < bytes; offset += 64)
-    __builtin_prefetch(static_cast<const u8*>(from) + offset);
-}
-
 }  // namespace hedgerow

@@ -27,10 +27,8 @@ def missing_rule(missing: str) -> None:
         raise InputError(f"missing is {missing!r}; it must be 'zeros' or 'initializer'.")
 
 
-def output(out: Tensor | None, n: int, dim: int, device: torch.device = checks.CPU) -> Tensor:
-    """The caller's output, about to be overwritten, or a new one."""
-    if out is None:
-        return torch.empty(n, dim, device=device)
+def output(out: Tensor, n: int, dim: int, device: torch.device = checks.CPU) -> Tensor:
+    """The caller's output, about to be overwritten."""
     checks.tensor("out", out, torch.float32, (n, dim), device)
     if out.requires_grad:
         raise InputError("out requires grad; autograd could not see it change. Detach it.")

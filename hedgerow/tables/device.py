@@ -99,7 +99,10 @@ class DeviceTable:
         keys = self._keys(keys)
         n = len(keys.ids)
         arguments.missing_rule(missing)
-        out = arguments.output(out, n, self.config.dim, self.device)
+        if out is None:
+            out = torch.empty(n, self.config.dim, device=self.device)
+        else:
+            out = arguments.output(out, n, self.config.dim, self.device)
         first = self._first if missing == "initializer" else None
         with self._here():
             slots = lookup.lookup(self._table, keys.ids, out, first, keys.used)

@@ -13,6 +13,7 @@ from .. import native
 from ..core import checks, registry
 from ..core.clock import Clock, SystemClock
 from ..core.errors import InputError, NotFiniteError, OutOfMemoryError, ServingTableError
+from ..core.recycle import Recycler
 from ..core.shapes import Bool, Float32, Int8, Int64
 from . import arguments
 from .config import TableConfig
@@ -76,6 +77,7 @@ class HostTable:
         )
         self._clock: Clock = clock or SystemClock()
         self._shared_name = shared_name
+        self._outputs = Recycler()
         with _memory_errors():
             self._table = native.Table(
                 [native_segment(s) for s in config.segments],
@@ -123,8 +125,11 @@ class HostTable:
                 f"table {self.config.name!r} is a serving table and has no initializer; "
                 f"use missing='zeros'."
             )
-        reused = out is not None
-        out = arguments.output(out, n, self.layout.dim)
+        if out is None:
+            memory, reused = self._outputs.take(n * self.layout.dim)
+            out = memory.view(n, self.layout.dim)
+        else:
+            out, reused = arguments.output(out, n, self.layout.dim), True
         at_step = self._step(step, self._table.needs_step(), "shows one_bit segments")
         self._table.lookup(keys.ids.data_ptr(), n, missing, at_step, out.data_ptr(), reused)
         return Lookup(keys, out.view(-1), (self.layout.dim,))
@@ -202,6 +207,7 @@ class HostTable:
             "index_bytes": use.index_bytes,
             "row_bytes": use.row_bytes,
             "slack_bytes": use.slack_bytes,
+            "output_bytes": self._outputs.kept_bytes(),
             "load_factor": load_factor,
             "longest_search": longest_search,
             **dict(zip(("inserted", "refused", "dropped", "erased"), counted, strict=True)),

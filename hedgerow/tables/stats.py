@@ -12,10 +12,10 @@ def stats(table: HostTable) -> TableStats:
     """Name, rows, bytes, load and counts of a table, ready for a log or for JSON.
 
     Bytes are those of the index, of live rows with their time stamps, of slack (room kept for new
-    ids, and padding) and of all together; `uncompressed_bytes` is what the rows would take as fp32
-    without optimizer state. `load_factor` is the filled part of the index, `longest_search` the
-    most buckets a search visits. Counts are since the table was made. The statistics of several
-    tables are a dict of such dicts by name.
+    ids, and padding), of outputs that nobody holds, kept for the next lookup, and of all together.
+    `uncompressed_bytes` is what the rows would take as fp32 without optimizer state. `load_factor`
+    is the filled part of the index, `longest_search` the most buckets a search visits. Counts are
+    since the table was made. The statistics of several tables are a dict of such dicts by name.
 
     >>> import torch
     >>> import hedgerow as hr
@@ -28,5 +28,5 @@ def stats(table: HostTable) -> TableStats:
     if not isinstance(table, HostTable):
         raise DtypeError(f"stats of a {type(table).__name__}; pass a HostTable.")
     counted = table.stats()
-    parts = (int(counted[f"{part}_bytes"]) for part in ("index", "row", "slack"))
+    parts = (int(counted[f"{part}_bytes"]) for part in ("index", "row", "slack", "output"))
     return {"name": table.config.name, **counted, "total_bytes": sum(parts)}
