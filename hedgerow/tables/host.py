@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -17,29 +16,13 @@ from ..core.recycle import Recycler
 from ..core.shapes import Bool, Float32, Int8, Int64
 from . import arguments
 from .config import TableConfig
+from .host_reads import HostReads
 from .layout import RowLayout, native_segment
 from .schedules import Rate, check_rates, rate_at
-from .store import Applied, Entries, Lookup, Missing, TableKeys
-
-_MAX_IDS = 2**32 - 2  # of one call: positions inside a batch are 32-bit
-_SLICE_BYTES = 2**24
+from .store import Applied, Entries, Lookup, TableKeys
 
 
-@dataclass(frozen=True, slots=True)
-class MemoryUse:
-    """Bytes a table takes."""
-
-    index_bytes: int
-    row_bytes: int  # live rows and their time stamps
-    slack_bytes: int  # rows kept for new ids, and padding
-
-    @property
-    def total_bytes(self) -> int:
-        """All of it."""
-        return self.index_bytes + self.row_bytes + self.slack_bytes
-
-
-class HostTable:
+class HostTable(HostReads):
     """Rows for any 64-bit id, born on the first write; safe from many threads.
 
     Keys are an int64 tensor (or `TableKeys` of one table); equal ids in one call act in order.
@@ -101,117 +84,6 @@ class HostTable:
             f"table {self.config.name!r} cannot be pickled or copied; "
             f"move its rows with scan() and restore()."
         )
-
-    # ---- reads
-
-    def lookup(
-        self,
-        keys: TableKeys | Int64[Tensor, "n"],
-        *,
-        missing: Missing = "zeros",
-        step: int | None = None,
-        out: Float32[Tensor, "n dim"] | None = None,
-    ) -> Lookup:
-        """Rows of `keys`, into `out` if given. Nothing is inserted.
-
-        An absent id gives zeros, or with `missing="initializer"` the first value it would be born
-        with. `step` matters only to tables with a one_bit segment.
-        """
-        keys = self._keys(keys)
-        n = len(keys.ids)
-        arguments.missing_rule(missing)
-        if missing == "initializer" and self.config.serving:
-            raise ServingTableError(
-                f"table {self.config.name!r} is a serving table and has no initializer; "
-                f"use missing='zeros'."
-            )
-        if out is None:
-            memory, reused = self._outputs.take(n * self.layout.dim)
-            out = memory.view(n, self.layout.dim)
-        else:
-            out, reused = arguments.output(out, n, self.layout.dim), True
-        at_step = self._step(step, self._table.needs_step(), "shows one_bit segments")
-        self._table.lookup(keys.ids.data_ptr(), n, missing, at_step, out.data_ptr(), reused)
-        return Lookup(keys, out.view(-1), (self.layout.dim,))
-
-    def contains(self, keys: TableKeys | Int64[Tensor, "n"]) -> Bool[Tensor, "n"]:
-        """Whether each key has a row."""
-        ids = self._keys(keys).ids
-        out = torch.empty(len(ids), dtype=torch.bool)
-        self._table.contains(ids.data_ptr(), len(ids), out.data_ptr())
-        return out
-
-    def entries(self, keys: TableKeys | Int64[Tensor, "n"]) -> Entries:
-        """Raw rows with their optimizer states and times."""
-        ids = self._keys(keys).ids
-        n = len(ids)
-        found = torch.empty(n, dtype=torch.bool)
-        rows, raw, ts = self._entry_room(n)
-        self._table.entries(
-            ids.data_ptr(), n, found.data_ptr(), rows.data_ptr(), raw.data_ptr(), ts.data_ptr()
-        )
-        return Entries(ids, found, rows, self.layout.split(raw), ts)
-
-    def scan(self, rows: int | None = None) -> Iterator[Entries]:
-        """All rows, in slices of at most `rows` (about 16 MiB if None), in no particular order.
-
-        A row that is there from the first slice to the last is given exactly once, whatever is
-        written meanwhile; rows that come or go during the scan may be given or not. Rows that share
-        a home in the index stay together, so a slice of very few rows may hold a few more.
-        """
-        if rows is None:
-            row_bytes = 4 * (self.layout.dim + self.layout.state_floats)
-            rows = max(1, min(65536, _SLICE_BYTES // row_bytes))
-        return self._slices(checks.count("rows", rows, least=1))
-
-    def _slices(self, room: int) -> Iterator[Entries]:
-        cursor, done = 0, False
-        while not done:
-            ids = torch.empty(room, dtype=torch.int64)
-            values, raw, ts = self._entry_room(room)
-            got, cursor, done, needed = self._table.scan(
-                cursor, room, ids.data_ptr(), values.data_ptr(), raw.data_ptr(), ts.data_ptr()
-            )
-            if needed:
-                room = needed
-            if got:
-                states = self.layout.split(raw[:got])
-                found = torch.ones(got, dtype=torch.bool)
-                yield Entries(ids[:got], found, values[:got], states, ts[:got])
-
-    def size(self) -> int:
-        """Rows."""
-        return self._table.size()
-
-    def __len__(self) -> int:
-        return self.size()
-
-    def max_ts(self) -> int:
-        """The largest `ts` that a write gave."""
-        return self._table.newest_time()
-
-    def memory(self) -> MemoryUse:
-        """Bytes by purpose."""
-        return MemoryUse(*self._table.memory())
-
-    def stats(self) -> dict[str, float]:
-        """Rows, bytes, load of the index and everything counted since the table was made.
-
-        `uncompressed_bytes` is what the rows would take as fp32, without optimizer state.
-        """
-        use, rows, counted = self.memory(), self.size(), self._table.counted()
-        load_factor, longest_search = self._table.load()
-        return {
-            "rows": rows,
-            "uncompressed_bytes": rows * 4 * self.layout.dim,
-            "index_bytes": use.index_bytes,
-            "row_bytes": use.row_bytes,
-            "slack_bytes": use.slack_bytes,
-            "output_bytes": self._outputs.kept_bytes(),
-            "load_factor": load_factor,
-            "longest_search": longest_search,
-            **dict(zip(("inserted", "refused", "dropped", "erased"), counted, strict=True)),
-        }
 
     # ---- writes
 
@@ -336,9 +208,6 @@ class HostTable:
 
     # ---- checks
 
-    def _keys(self, keys: TableKeys | Tensor) -> TableKeys:
-        return arguments.keys_of_one_table(keys, _MAX_IDS)
-
     def _rows(self, name: str, rows: Tensor, n: int) -> Tensor:
         rows = arguments.rows_of_batch(name, rows, n, self.layout.dim)
         if self.config.not_finite == "reject":
@@ -356,22 +225,12 @@ class HostTable:
         ids = self._keys(keys).ids
         return ids, self._rows("rows", rows, len(ids))
 
-    def _step(self, step: int | None, needed: bool, why: str) -> int:
-        return arguments.needed_step(step, needed, self.config.name, why)
-
     def _refuse_serving(self, verb: str) -> None:
         if self.config.serving:
             raise ServingTableError(
                 f"{verb} on the serving table {self.config.name!r}; only training tables learn. "
                 f"Use assign, or make the table with serving=False."
             )
-
-    def _entry_room(self, n: int) -> tuple[Tensor, Tensor, Tensor]:
-        return (
-            torch.empty(n, self.layout.dim),
-            torch.empty(n, self.layout.state_floats),
-            torch.empty(n, dtype=torch.int64),
-        )
 
 
 @contextmanager
