@@ -14,6 +14,8 @@ from ..tables.host import HostTable
 from ..tables.initializers import Zeros
 from ..tables.optimizers import Sgd
 from .cases import INSERT_CALLS, MEMORY
+from .contestants import no_room, table_bytes
+from .room import free_bytes
 from .work import random_ids
 
 _TIME_STAMP_BYTES = 8
@@ -45,6 +47,9 @@ def memory(rows: int, call_ids: int) -> dict[str, Any]:
     >>> sorted(memory(1000, 500))[:3]
     ['bytes_a_row', 'bytes_a_row_with_slack', 'case']
     """
+    why = no_room(table_bytes(rows, _MEMORY_DIM), free_bytes())
+    if why is not None:
+        return {"case": MEMORY, "rows": rows, "missing": why}
     table, _ = grow(rows, _MEMORY_DIM, call_ids)
     use = table.memory()
     payload = 4 * _MEMORY_DIM * rows
@@ -66,6 +71,9 @@ def insert_calls(rows: int, call_ids: int, rounds: int) -> dict[str, Any]:
     >>> insert_calls(2000, 500, rounds=1)["rows"]
     2000
     """
+    why = no_room(table_bytes(rows, _INSERT_DIM), free_bytes())
+    if why is not None:
+        return {"case": INSERT_CALLS, "rows": rows, "missing": why}
     calls = [grow(rows, _INSERT_DIM, call_ids)[1] for _ in range(rounds)]
     slowest = [max(times) / statistics.median(times) for times in calls]
     return {

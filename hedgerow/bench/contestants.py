@@ -13,6 +13,7 @@ _BENCH = Path(__file__).parent
 _FIX = "make bench-peers"
 _LIBRARIES_BYTES = 500_000_000  # of a process before it has any row
 _RESERVE_BYTES = 500_000_000  # left to everyone else on the machine
+_OUR_ROWS_FACTOR, _OUR_ROW_BYTES = 1.05, 50  # rows with padding; index, time, room to grow
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -55,8 +56,17 @@ def needed_bytes(stage: Stage, rows_factor: float, row_bytes: int) -> int:
 
 
 def our_bytes(stage: Stage) -> int:
-    """About what our own table takes."""
-    return needed_bytes(stage, 1.05, 50)
+    """About what our own table takes in a stage."""
+    return needed_bytes(stage, _OUR_ROWS_FACTOR, _OUR_ROW_BYTES)
+
+
+def table_bytes(rows: int, dim: int) -> int:
+    """About what a table of ours without optimizer state takes.
+
+    >>> table_bytes(1000, 16)
+    117200
+    """
+    return int(rows * (4 * dim * _OUR_ROWS_FACTOR + _OUR_ROW_BYTES))
 
 
 def no_room(needed: int, free: int | None) -> str | None:
@@ -87,8 +97,8 @@ CONTESTANTS = {
             module="hedgerow.bench.ours",
             path=_HOME,
             threads=1,
-            rows_factor=1.05,
-            row_bytes=50,
+            rows_factor=_OUR_ROWS_FACTOR,
+            row_bytes=_OUR_ROW_BYTES,
         ),
     )
 }

@@ -2,8 +2,15 @@
 
 from __future__ import annotations
 
+import re
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
+from typing import Any
 
+import pytest
+
+from hedgerow.bench import alone
 from hedgerow.bench.room import free_bytes
 
 
@@ -30,3 +37,12 @@ def test_the_smaller_of_machine_and_container_counts(tmp_path: Path) -> None:
 
 def test_a_system_that_says_nothing_sets_no_limit(tmp_path: Path) -> None:
     assert free_bytes(tmp_path) is None
+
+
+@pytest.mark.parametrize("case", [alone.memory, partial(alone.insert_calls, rounds=1)])
+def test_a_table_alone_that_does_not_fit_is_refused(
+    case: Callable[[int, int], dict[str, Any]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(alone, "free_bytes", lambda: 10**9)
+    result = case(10**8, 1000)
+    assert re.search("needs about .* of memory, and .* are free", result["missing"])
