@@ -17,7 +17,7 @@ from .config import TableConfig
 from .host import HostTable
 from .host_tables import HostTables
 from .parts import Part
-from .schedules import Rate
+from .schedules import Rate, check_rates
 from .store import Applied, Missing
 
 V = TypeVar("V")
@@ -118,8 +118,8 @@ class SlotFront:
             self.store.config.at(slot)
         own_rates = dict(slot_items("rates", {} if rates is None else rates))
         own_counts = dict(slot_items("counts", {} if counts is None else counts))
-        for slot in own_rates:
-            self.store.config.at(slot)
+        for slot, given in own_rates.items():
+            check_rates(given, len(self.table(slot).config.segments))
         for slot in own_counts:
             if slot not in pairs:
                 raise InputError(f"counts lists slot {slot!r}, for which there are no ids.")
