@@ -84,7 +84,7 @@ def assign_add(parts: Sequence[Part], *, ts: int = 0) -> Applied:
 
 def _check_rows(parts: Sequence[Part], ts: int) -> None:
     checks.count("ts", ts)
-    for part in parts:
+    for part in parts if len(parts) > 1 else ():  # one alone is checked by its own call
         part.table._keys_and_rows(part.ids, part.rows)
 
 
@@ -94,12 +94,9 @@ def apply_gradients(
     """One optimizer step per part and distinct id, part after part."""
     checks.count("ts", ts)
     checks.flag("per_occurrence", per_occurrence)
-    ready = []
-    for part in parts:  # a rate may be a function: it is asked once, here
-        _, _, rates, _ = part.table._update_arguments(
-            part.ids, part.rows, part.rates, step, part.counts
-        )
-        ready.append((part, rates))
+    ready: list[tuple[Part, Sequence[Rate] | None]] = [(part, part.rates) for part in parts]
+    if len(parts) > 1:  # one alone is checked by its own call
+        ready = [(part, _checked_rates(part, step)) for part in parts]
     done = []
     for part, rates in ready:
         done.append(
@@ -114,6 +111,12 @@ def apply_gradients(
             )
         )
     return total(done)
+
+
+def _checked_rates(part: Part, step: int | None) -> list[float]:
+    """Rates as numbers: one that is a function is asked once, before anything changes."""
+    ids, grads = part.ids, part.rows
+    return part.table._update_arguments(ids, grads, part.rates, step, part.counts)[2]
 
 
 def total(done: Sequence[Applied]) -> Applied:
