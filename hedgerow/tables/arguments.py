@@ -28,7 +28,10 @@ def missing_rule(missing: str) -> None:
 
 
 def output(out: Tensor, n: int, dim: int, device: torch.device = checks.CPU) -> Tensor:
-    """The caller's output, about to be overwritten."""
+    """The caller's output [n, dim], also given flat, about to be overwritten."""
+    if isinstance(out, Tensor) and out.dim() == 1:
+        checks.tensor("out", out, torch.float32, (n * dim,), device)
+        out = out.view(n, dim)
     checks.tensor("out", out, torch.float32, (n, dim), device)
     if out.requires_grad:
         raise InputError("out requires grad; autograd could not see it change. Detach it.")
@@ -47,8 +50,24 @@ def rows_of_batch(
     return rows
 
 
+def occurrences(counts: Tensor | None, n: int) -> None:
+    """How often each of `n` ids occurred, where the caller says so."""
+    if counts is None:
+        return
+    checks.tensor("counts", counts, torch.int64, (n,))
+    if n and int(counts.min()) < 1:
+        raise InputError(f"counts has {int(counts.min())}; an id occurs at least once.")
+
+
 def needed_step(step: int | None, needed: bool, table: str, why: str) -> int:
     """The step, 0 where none was given and nobody needs one."""
     if step is None and needed:
         raise InputError(f"table {table!r} {why} by the step, which was not given; pass step=.")
     return checks.count("step", 0 if step is None else step)
+
+
+def table_number(k: int, tables: int) -> int:
+    """One of the tables of a store, counted from 0."""
+    if checks.count("k", k) >= tables:
+        raise InputError(f"table {k} of a store of {tables}; they are counted from 0.")
+    return k

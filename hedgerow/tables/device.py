@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
+from typing import Self
 
 import torch
 from torch import Tensor
@@ -217,6 +218,11 @@ class DeviceTable:
         }
 
     # ---- inside
+
+    def table(self, k: int = 0) -> Self:
+        """The store of table `k` alone: there is only one."""
+        arguments.table_number(k, 1)
+        return self
 
     def _here(self) -> AbstractContextManager[object]:
         """Kernels start on the current device, which may be another one."""

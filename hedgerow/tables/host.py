@@ -104,18 +104,8 @@ class HostTable(HostReads):
         `counts` says how often each id occurred where the caller has removed duplicates; admission
         rules read it. With `per_occurrence` every occurrence is a step of its own, in order.
         """
-        self._refuse_serving("apply_gradients")
-        ids = self._keys(at.keys if isinstance(at, Lookup) else at).ids
-        grads = self._rows("grads", grads, len(ids))
-        if counts is not None:
-            checks.tensor("counts", counts, torch.int64, (len(ids),))
-            if len(counts) and int(counts.min()) < 1:
-                raise InputError(f"counts has {int(counts.min())}; an id occurs at least once.")
         checks.flag("per_occurrence", per_occurrence)
-        sources = self._rates if rates is None else check_rates(rates, len(self._rates))
-        needed = self._updates_need_step or any(callable(source) for source in sources)
-        at_step = self._step(step, needed, "learns")
-        now = [rate_at(source, at_step) for source in sources]
+        ids, grads, now, at_step = self._update_arguments(at, grads, rates, step, counts)
         with _memory_errors():
             done = self._table.apply_gradients(
                 ids.data_ptr(),
@@ -207,6 +197,27 @@ class HostTable(HostReads):
             registry.release(self._shared_name, self)
 
     # ---- checks
+
+    def _update_arguments(
+        self,
+        at: TableKeys | Lookup | Int64[Tensor, "n"],
+        grads: Float32[Tensor, "n dim"],
+        rates: Sequence[Rate] | None,
+        step: int | None,
+        counts: Int64[Tensor, "n"] | None,
+    ) -> tuple[Int64[Tensor, "n"], Float32[Tensor, "n dim"], list[float], int]:
+        """Ids, gradients, rates and step as `apply_gradients` uses them; refuses what it refuses.
+
+        A call on several tables asks each of them before it changes the first.
+        """
+        self._refuse_serving("apply_gradients")
+        ids = self._keys(at.keys if isinstance(at, Lookup) else at).ids
+        grads = self._rows("grads", grads, len(ids))
+        arguments.occurrences(counts, len(ids))
+        sources = self._rates if rates is None else check_rates(rates, len(self._rates))
+        needed = self._updates_need_step or any(callable(source) for source in sources)
+        at_step = self._step(step, needed, "learns")
+        return ids, grads, [rate_at(source, at_step) for source in sources], at_step
 
     def _rows(self, name: str, rows: Tensor, n: int) -> Tensor:
         rows = arguments.rows_of_batch(name, rows, n, self.layout.dim)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import Self
 
 import torch
 from torch import Tensor
@@ -152,6 +153,11 @@ class HostReads:
             "longest_search": longest_search,
             **dict(zip(("inserted", "refused", "dropped", "erased"), counted, strict=True)),
         }
+
+    def table(self, k: int = 0) -> Self:
+        """The store of table `k` alone: there is only one."""
+        arguments.table_number(k, 1)
+        return self
 
     # ---- checks
 

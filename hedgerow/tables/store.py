@@ -183,8 +183,12 @@ class RowStore(Protocol):
         """Whether each key has a row."""
         ...
 
+    def table(self, k: int = 0) -> RowStore:
+        """The store of table `k` alone; `entries` and `scan` of several tables go through it."""
+        ...
+
     def entries(self, keys: TableKeys) -> Entries:
-        """Whole rows."""
+        """Whole rows, of a store of one table."""
         ...
 
     def erase(self, keys: TableKeys) -> Bool[Tensor, "n"]:
@@ -192,7 +196,7 @@ class RowStore(Protocol):
         ...
 
     def scan(self, rows: int | None = None) -> Iterator[Entries]:
-        """All rows, in slices of about `rows`."""
+        """All rows, in slices of about `rows`, of a store of one table."""
         ...
 
     def size(self) -> int:
@@ -210,6 +214,8 @@ def as_keys(
     """Keys as a store on `device` takes them; a plain tensor is the keys of a single table."""
     if not isinstance(keys, TableKeys):
         checks.tensor("ids", keys, torch.int64, (None,), device)
+        if tables != 1:
+            raise InputError(f"plain ids given to a store of {tables} tables; pass TableKeys.")
         return TableKeys(keys, (0, len(keys)))
     checks.tensor("ids", keys.ids, torch.int64, (None,), device)
     splits = keys.splits

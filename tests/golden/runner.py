@@ -62,6 +62,7 @@ class Area:
     schemes: set[tuple[str, str]] = field(default_factory=set)
     file_values: dict[str, set[str]] = field(default_factory=dict)
     later_files: set[str] = field(default_factory=set)
+    later_sections: set[tuple[str, str]] = field(default_factory=set)
     later_cases: Callable[[str, str, Any], bool] = lambda file, section, value: False
 
     def handles(self, file: str, section: str, *, scheme: bool = False) -> Callable[..., Handler]:
@@ -94,6 +95,8 @@ class Area:
     def _section_cases(
         self, file: str, section: str, value: Any, document: Mapping[str, Any]
     ) -> Iterator[Case]:
+        if (file, section) in self.later_sections:
+            return
         handler = self.handlers.get((file, section))
         if handler is None:
             if section not in self.file_values.get(file, set()):

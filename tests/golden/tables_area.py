@@ -45,16 +45,20 @@ AREA = Area(
         "schedules": {"kind"},
         "clipping": {"kind", "dense", "sparse", "clip_norm", "global_norm"},
         "quirks": {"kind", "note"},
+        "sharding": {"kind", "owner_rule"},
     },
     later_files={
         "filters",  # row life
         "eviction",
         "touched",
-        "sharding",  # distribution
-        "alltoall",
+        "alltoall",  # distribution
         "partitioned",
         "factory",
         "benchmarks",
+    },
+    later_sections={
+        ("sharding", "fused_reorder"),  # distribution
+        ("sharding", "unique_with_offsets"),
     },
     later_cases=_later,
 )

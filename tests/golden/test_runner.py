@@ -17,7 +17,12 @@ def _area(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, files: dict[str, Any]
     for name, document in files.items():
         (folder / f"{name}.json").write_text(json.dumps(document))
     monkeypatch.setenv("HEDGEROW_GOLDEN", str(tmp_path))
-    area = Area("demo", file_values={"known": {"note"}}, later_files={"later"})
+    area = Area(
+        "demo",
+        file_values={"known": {"note"}},
+        later_files={"later"},
+        later_sections={("known", "later")},
+    )
 
     @area.handles("known", "cases")
     @area.handles("known", "single")
@@ -40,6 +45,7 @@ def test_every_element_object_and_scheme_is_one_case(
         "cases": [{"x": 1}, {"x": 2, "id": "two"}],
         "single": {"x": 3},
         "scheme": [[1, 2], [3]],
+        "later": [{"anything": 1}],
     }
     area = _area(tmp_path, monkeypatch, {"known": known, "later": {"anything": [1]}})
     assert _labels(area) == [

@@ -1,0 +1,236 @@
+"""K tables of one process in host memory as one store of rows."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from itertools import pairwise
+
+import torch
+from torch import Tensor
+
+from ..core.clock import Clock
+from ..core.errors import InputError
+from ..core.recycle import Recycler
+from ..core.shapes import Bool, Float32, Int8, Int64
+from . import arguments, parts
+from .config import TableConfig
+from .host import HostTable
+from .multi_config import MultiConfig
+from .parts import Part
+from .schedules import Rate
+from .store import Applied, Entries, Lookup, Missing, TableKeys, as_keys
+
+
+class HostTables:
+    """The RowStore of K host tables, in byte order of their names; safe from many threads.
+
+    Keys are `TableKeys` with one split a table; rows and gradients are flat, table after table. A
+    call checks its share for every table before it changes the first. A table without keys in a
+    call is left alone, its `max_ts` too. `rates` holds one rate a segment, tables in order.
+
+    >>> from hedgerow.tables.config import Segment
+    >>> from hedgerow.tables.initializers import Zeros
+    >>> from hedgerow.tables.optimizers import Sgd
+    >>> def config(dim):
+    ...     return TableConfig("any", (Segment(dim, Zeros(), Sgd(lr=0.5)),))
+    >>> store = HostTables({"user": config(2), "item": config(1)})
+    >>> store.names
+    ('item', 'user')
+    >>> keys = TableKeys(torch.tensor([7, 7, 8]), (0, 1, 3))
+    >>> store.apply_gradients(keys, torch.tensor([1.0, 2.0, 2.0, 4.0, 4.0]))
+    Applied(inserted=3, refused=0, dropped=0)
+    >>> store.lookup(keys).rows_of(1)
+    tensor([[-1., -1.],
+            [-2., -2.]])
+    """
+
+    def __init__(self, configs: Mapping[str, TableConfig], *, clock: Clock | None = None) -> None:
+        self.config = MultiConfig.of(configs)
+        self._tables = tuple(HostTable(config, clock=clock) for config in self.config.configs)
+        self._outputs = Recycler()
+
+    def __repr__(self) -> str:
+        rows = ", ".join(f"{t.config.name!r}: {t.size()}" for t in self._tables)
+        return f"HostTables(rows of {rows})"
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """The tables, in order."""
+        return self.config.names
+
+    @property
+    def dims(self) -> tuple[int, ...]:
+        """Columns of each table, in order."""
+        return self.config.dims
+
+    @property
+    def tables(self) -> tuple[HostTable, ...]:
+        """The tables themselves, in order."""
+        return self._tables
+
+    def table(self, k: int = 0) -> HostTable:
+        """Table `k` alone: whole rows, scans and statistics are its own."""
+        return self._tables[arguments.table_number(k, len(self._tables))]
+
+    # ---- reads
+
+    def lookup(
+        self,
+        keys: TableKeys | Int64[Tensor, "n"],
+        *,
+        missing: Missing = "zeros",
+        step: int | None = None,
+        out: Float32[Tensor, "floats"] | None = None,
+    ) -> Lookup:
+        """Rows of `keys`, flat, into `out` if given. Nothing is inserted."""
+        keys = self._keys(keys)
+        arguments.missing_rule(missing)
+        flat = self._room(keys.splits, out)
+        parts.lookup(self._cut(keys, flat), missing=missing, step=step)
+        return Lookup(keys, flat, self.dims)
+
+    def lookup_cells(
+        self,
+        ids: Int64[Tensor, "n"],
+        id_offsets: Sequence[int],
+        *,
+        missing: Missing = "zeros",
+        step: int | None = None,
+        out: Float32[Tensor, "floats"] | None = None,
+    ) -> Float32[Tensor, "floats"]:
+        """Rows of several batches of keys, one after the other: cell i is of table i modulo K."""
+        arguments.missing_rule(missing)
+        flat = self._room(id_offsets, out)
+        cells = parts.cut(self._tables, ids, id_offsets, flat)
+        parts.lookup(cells, missing=missing, step=step)
+        return flat
+
+    def contains(self, keys: TableKeys | Int64[Tensor, "n"]) -> Bool[Tensor, "n"]:
+        """Whether each key has a row."""
+        return self._each(keys, HostTable.contains, torch.bool)
+
+    def entries(self, keys: TableKeys | Int64[Tensor, "n"]) -> Entries:
+        """Whole rows; of several tables, ask `table(k)`."""
+        return self._only("entries").entries(keys)
+
+    def scan(self, rows: int | None = None) -> Iterator[Entries]:
+        """All rows in slices; of several tables, ask `table(k)`."""
+        return self._only("scan").scan(rows)
+
+    def size(self) -> int:
+        """Rows of all tables."""
+        return sum(table.size() for table in self._tables)
+
+    def __len__(self) -> int:
+        return self.size()
+
+    def max_ts(self) -> int:
+        """The largest `ts` that a write gave to any table."""
+        return max(table.max_ts() for table in self._tables)
+
+    # ---- writes
+
+    def apply_gradients(
+        self,
+        at: TableKeys | Lookup | Int64[Tensor, "n"],
+        grads: Float32[Tensor, "floats"],
+        *,
+        rates: Sequence[Rate] | None = None,
+        step: int | None = None,
+        ts: int = 0,
+        counts: Int64[Tensor, "n"] | None = None,
+        per_occurrence: bool = False,
+    ) -> Applied:
+        """One optimizer step per table and distinct id, with its summed gradient."""
+        keys = self._keys(at.keys if isinstance(at, Lookup) else at)
+        grads = self._flat("grads", grads, keys)
+        arguments.occurrences(counts, len(keys.ids))
+        cells = self._cut(keys, grads, self.config.rates_of(rates), counts)
+        return parts.apply_gradients(cells, step=step, ts=ts, per_occurrence=per_occurrence)
+
+    def assign(
+        self,
+        keys: TableKeys | Int64[Tensor, "n"],
+        rows: Float32[Tensor, "floats"],
+        *,
+        ts: int = 0,
+    ) -> Applied:
+        """Sets rows and keeps optimizer state. The last of equals wins."""
+        keys = self._keys(keys)
+        return parts.assign(self._cut(keys, self._flat("rows", rows, keys)), ts=ts)
+
+    def assign_add(
+        self,
+        keys: TableKeys | Int64[Tensor, "n"],
+        rows: Float32[Tensor, "floats"],
+        *,
+        ts: int = 0,
+    ) -> Applied:
+        """Adds to rows; an absent one starts from its first value."""
+        keys = self._keys(keys)
+        return parts.assign_add(self._cut(keys, self._flat("rows", rows, keys)), ts=ts)
+
+    def reinitialize(self, keys: TableKeys | Int64[Tensor, "n"]) -> Int8[Tensor, "n"]:
+        """Makes rows as new, at the clock's time; 0 = was absent, 1 = was there."""
+        keys = self._keys(keys)
+        for k, table in enumerate(self._tables):
+            if len(keys.ids_of(k)):
+                table._refuse_serving("reinitialize")
+        return self._each(keys, HostTable.reinitialize, torch.int8)
+
+    def erase(self, keys: TableKeys | Int64[Tensor, "n"]) -> Bool[Tensor, "n"]:
+        """Removes rows and says which were there."""
+        return self._each(keys, HostTable.erase, torch.bool)
+
+    def clear(self) -> None:
+        """Removes all rows of all tables."""
+        for table in self._tables:
+            table.clear()
+
+    # ---- helpers
+
+    def _keys(self, keys: TableKeys | Tensor) -> TableKeys:
+        return as_keys(keys, len(self._tables))
+
+    def _flat(self, name: str, rows: Tensor, keys: TableKeys) -> Tensor:
+        if len(self._tables) == 1:  # as every store of one table: flat or [n, dim]
+            return arguments.rows_of_batch(name, rows, len(keys.ids), self.dims[0]).view(-1)
+        return parts.flat_rows(name, rows, parts.float_offsets(keys.splits, self.dims)[-1])
+
+    def _room(self, id_offsets: Sequence[int], out: Tensor | None) -> Tensor:
+        floats = parts.float_offsets(id_offsets, self.dims)[-1]
+        if out is None:
+            return self._outputs.take(floats)[0]
+        if len(self._tables) == 1 and isinstance(out, Tensor) and out.dim() == 2:
+            return arguments.output(out, id_offsets[-1], self.dims[0]).view(-1)
+        return parts.flat_output(out, floats)
+
+    def _cut(
+        self,
+        keys: TableKeys,
+        flat: Tensor,
+        rates: Sequence[Sequence[Rate] | None] | None = None,
+        counts: Tensor | None = None,
+    ) -> list[Part]:
+        return parts.cut(self._tables, keys.ids, keys.splits, flat, rates, counts)
+
+    def _each(
+        self,
+        keys: TableKeys | Tensor,
+        verb: Callable[[HostTable, Tensor], Tensor],
+        dtype: torch.dtype,
+    ) -> Tensor:
+        keys = self._keys(keys)
+        answers = torch.empty(len(keys.ids), dtype=dtype)
+        for table, (start, stop) in zip(self._tables, pairwise(keys.splits), strict=True):
+            if start < stop:
+                answers[start:stop] = verb(table, keys.ids[start:stop])
+        return answers
+
+    def _only(self, verb: str) -> HostTable:
+        if len(self._tables) != 1:
+            raise InputError(
+                f"{verb} on a store of {len(self._tables)} tables, whose rows differ in width; "
+                f"ask one of them: store.table(k).{verb}(...)."
+            )
+        return self._tables[0]

@@ -1,0 +1,203 @@
+"""Slots of equal config in one table."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import NoReturn
+
+import torch
+from torch import Tensor
+
+from ..core import checks
+from ..core.clock import Clock
+from ..core.errors import InputError, NotSupportedError
+from ..core.shapes import Float32, Int64
+from . import arguments
+from .config import TableConfig
+from .host import HostTable
+from .merged_names import group_name, legacy_names, merged_name
+from .multi_config import MultiConfig
+from .schedules import Rate, check_rates
+from .slot_front import SlotFront, SlotIds, SlotRates, SlotRows, slot_items, slot_pairs
+from .store import Applied, Missing
+
+
+@dataclass(frozen=True, slots=True)
+class Group:
+    """Slots that share a table: its name, and the slots in byte order."""
+
+    name: str
+    slots: tuple[str, ...]
+
+    @property
+    def original_names(self) -> tuple[str, ...]:
+        """Names under which files of the original hold this table, the usual one first."""
+        return (merged_name(self.slots), *legacy_names(self.slots))
+
+
+class MergedMultiTypeTable:
+    """One table for all slots of equal config; safe from many threads.
+
+    Two configs are equal if they differ in nothing but their name. Ids of different slots should
+    differ, for example by carrying their slot: equal ids share a row. A table's name follows from
+    its config, so slots may join and leave; `groups` says who is where, for the checkpoint.
+
+    >>> from hedgerow.tables.config import Segment
+    >>> from hedgerow.tables.initializers import Zeros
+    >>> from hedgerow.tables.optimizers import Sgd
+    >>> config = TableConfig("any", (Segment(2, Zeros(), Sgd(lr=1.0)),))
+    >>> table = MergedMultiTypeTable({"1": config, "2": config})
+    >>> one = torch.tensor([1])
+    >>> table.assign_add({"1": (one, torch.full((1, 2), 2.0)), "2": (one, torch.full((1, 2), 4.0))})
+    Applied(inserted=1, refused=0, dropped=0)
+    >>> table.lookup({"1": one, "2": one})["2"].tolist()
+    [[6.0, 6.0]]
+    """
+
+    def __init__(self, configs: Mapping[str, TableConfig], *, clock: Clock | None = None) -> None:
+        self.config = MultiConfig.of(configs)
+        members: dict[str, list[str]] = {}
+        shared: dict[str, TableConfig] = {}
+        for slot, config in zip(self.config.names, self.config.configs, strict=True):
+            name = group_name(config)
+            members.setdefault(name, []).append(slot)
+            shared.setdefault(name, config)
+        self.groups = tuple(Group(name, tuple(members[name])) for name in sorted(members))
+        self._group_of = {slot: group for group in self.groups for slot in group.slots}
+        self._merged = SlotFront(shared, clock=clock)
+
+    def __repr__(self) -> str:
+        slots = "; ".join(f"{g.name}: {', '.join(g.slots)}" for g in self.groups)
+        return f"MergedMultiTypeTable({slots})"
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """The slots, in byte order."""
+        return self.config.names
+
+    @property
+    def dims(self) -> tuple[int, ...]:
+        """Columns of each slot, in the order of `names`."""
+        return self.config.dims
+
+    def table(self, slot: str) -> HostTable:
+        """The table that holds a slot, and all of its group."""
+        self.config.at(slot)
+        return self._merged.table(self._group_of[slot].name)
+
+    def lookup(
+        self, ids: SlotIds, *, missing: Missing = "zeros", step: int | None = None
+    ) -> dict[str, Float32[Tensor, "n dim"]]:
+        """Rows of each listed slot's ids, one search a table. Nothing is inserted."""
+        given = dict(slot_items("ids", ids))
+        for slot, own in given.items():
+            self.config.at(slot)
+            checks.tensor(f"ids of {slot!r}", own, torch.int64, (None,))
+        merged = {group.name: _joined([given[s] for s in own]) for group, own in self._used(given)}
+        rows = self._merged.lookup(merged, missing=missing, step=step)
+        found = {}
+        for group, own in self._used(given):
+            lengths = [len(given[slot]) for slot in own]
+            found.update(zip(own, rows[group.name].split(lengths), strict=True))
+        return {slot: found[slot] for slot in given}
+
+    def assign(self, batch: SlotRows, *, ts: int = 0) -> Applied:
+        """Sets rows and keeps optimizer state. The last of equal ids wins, slots in byte order."""
+        return self._merged.assign(self._batch("rows", batch), ts=ts)
+
+    def assign_add(self, batch: SlotRows, *, ts: int = 0) -> Applied:
+        """Adds to rows; an absent one starts from its first value."""
+        return self._merged.assign_add(self._batch("rows", batch), ts=ts)
+
+    def apply_gradients(
+        self,
+        batch: SlotRows,
+        *,
+        rates: SlotRates | None = None,
+        step: int | None = None,
+        ts: int = 0,
+        counts: SlotIds | None = None,
+        per_occurrence: bool = False,
+    ) -> Applied:
+        """One optimizer step per table and distinct id; `rates` must agree inside a group."""
+        merged = self._batch("grads", batch)
+        return self._merged.apply_gradients(
+            merged,
+            rates=None if rates is None else self._rates(rates),
+            step=step,
+            ts=ts,
+            counts=None if counts is None else self._counts(batch, counts),
+            per_occurrence=per_occurrence,
+        )
+
+    def reinitialize(self, slot: str, ids: Int64[Tensor, "n"]) -> NoReturn:
+        """Not offered: ids of other slots may share the rows."""
+        raise NotSupportedError(
+            f"reinitialize of slot {slot!r} on merged tables, whose rows other slots may share; "
+            f"use table({slot!r}).reinitialize(ids) if that is meant."
+        )
+
+    def size(self) -> int:
+        """Rows of all tables."""
+        return self._merged.size()
+
+    def max_ts(self) -> int:
+        """The largest `ts` that a write gave to any table."""
+        return self._merged.max_ts()
+
+    def _used(self, given: Mapping[str, object]) -> list[tuple[Group, list[str]]]:
+        used = [(group, [s for s in group.slots if s in given]) for group in self.groups]
+        return [(group, slots) for group, slots in used if slots]
+
+    def _batch(self, name: str, batch: SlotRows) -> dict[str, tuple[Tensor, Tensor]]:
+        pairs = dict(slot_pairs(name, batch))
+        checked = {}
+        for slot, (ids, rows) in pairs.items():
+            dim = self.dims[self.config.at(slot)]
+            rows = arguments.rows_of_batch(f"{name} of {slot!r}", rows, len(ids), dim)
+            checked[slot] = (ids, rows)
+        return {
+            group.name: (
+                _joined([checked[slot][0] for slot in own]),
+                _joined([checked[slot][1] for slot in own]),
+            )
+            for group, own in self._used(checked)
+        }
+
+    def _rates(self, rates: SlotRates) -> dict[str, Sequence[Rate]]:
+        given = {}
+        for slot, own in slot_items("rates", rates):
+            config = self.config.configs[self.config.at(slot)]
+            given[slot] = check_rates(own, len(config.segments))
+        found = {}
+        for group, own in self._used(given):
+            first = given[own[0]]
+            for slot in own[1:]:
+                if given[slot] != first:
+                    raise InputError(
+                        f"slots {own[0]!r} and {slot!r} share a table but have rates {first!r} and "
+                        f"{given[slot]!r}; give both the same."
+                    )
+            found[group.name] = first
+        return found
+
+    def _counts(self, batch: SlotRows, counts: SlotIds) -> dict[str, Tensor]:
+        given = dict(slot_items("counts", counts))
+        for slot, own in given.items():
+            if slot not in batch:
+                raise InputError(f"counts lists slot {slot!r}, for which there are no ids.")
+            arguments.occurrences(own, len(batch[slot][0]))
+        whole = {
+            slot: given[slot] if slot in given else torch.ones(len(ids), dtype=torch.int64)
+            for slot, (ids, _) in batch.items()
+        }
+        return {
+            group.name: _joined([whole[slot] for slot in own])
+            for group, own in self._used(batch)
+            if any(slot in given for slot in own)
+        }
+
+
+def _joined(tensors: Sequence[Tensor]) -> Tensor:
+    return tensors[0] if len(tensors) == 1 else torch.cat(list(tensors))

@@ -1,0 +1,148 @@
+"""One call on several tables: everything is checked before anything changes, then done in order."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import accumulate, pairwise
+
+import torch
+from torch import Tensor
+
+from ..core import checks
+from ..core.errors import InputError
+from ..core.shapes import Float32, Int64
+from .host import HostTable
+from .schedules import Rate
+from .store import Applied, Missing
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Part:
+    """The share of one table in a call: its ids and their rows, gradients or room for rows."""
+
+    table: HostTable
+    ids: Int64[Tensor, "n"]
+    rows: Float32[Tensor, "n dim"]
+    rates: Sequence[Rate] | None = None
+    counts: Int64[Tensor, "n"] | None = None
+
+
+def float_offsets(id_offsets: Sequence[int], dims: Sequence[int]) -> list[int]:
+    """Where each cell's floats start, and the end; cell i belongs to table i modulo the tables.
+
+    >>> float_offsets([0, 1, 1, 2, 2, 3, 4], [1, 2, 2])
+    [0, 1, 1, 3, 3, 5, 7]
+    """
+    sizes = [stop - start for start, stop in pairwise(id_offsets)]
+    return [0, *accumulate(n * dims[i % len(dims)] for i, n in enumerate(sizes))]
+
+
+def cut(
+    tables: Sequence[HostTable],
+    ids: Int64[Tensor, "n"],
+    id_offsets: Sequence[int],
+    flat: Float32[Tensor, "floats"],
+    rates: Sequence[Sequence[Rate] | None] | None = None,
+    counts: Int64[Tensor, "n"] | None = None,
+) -> list[Part]:
+    """Parts of flat ids and rows, without copies; cells without ids are left out.
+
+    Whoever calls has checked `ids`, `id_offsets` and `flat`.
+    """
+    dims = [table.layout.dim for table in tables]
+    at = float_offsets(id_offsets, dims)
+    parts = []
+    for i, (start, stop) in enumerate(pairwise(id_offsets)):
+        if start == stop:
+            continue
+        k = i % len(tables)
+        rows = flat[at[i] : at[i + 1]].view(stop - start, dims[k])
+        own_rates = None if rates is None else rates[k]
+        own_counts = None if counts is None else counts[start:stop]
+        parts.append(Part(tables[k], ids[start:stop], rows, own_rates, own_counts))
+    return parts
+
+
+def lookup(parts: Sequence[Part], *, missing: Missing = "zeros", step: int | None = None) -> None:
+    """Fills the parts' rows."""
+    for part in parts:
+        part.table.lookup(part.ids, missing=missing, step=step, out=part.rows)
+
+
+def assign(parts: Sequence[Part], *, ts: int = 0) -> Applied:
+    """Sets rows; optimizer state is kept."""
+    _check_rows(parts, ts)
+    return total([part.table.assign(part.ids, part.rows, ts=ts) for part in parts])
+
+
+def assign_add(parts: Sequence[Part], *, ts: int = 0) -> Applied:
+    """Adds to rows; an absent one starts from its first value."""
+    _check_rows(parts, ts)
+    return total([part.table.assign_add(part.ids, part.rows, ts=ts) for part in parts])
+
+
+def _check_rows(parts: Sequence[Part], ts: int) -> None:
+    checks.count("ts", ts)
+    for part in parts if len(parts) > 1 else ():  # one alone is checked by its own call
+        part.table._keys_and_rows(part.ids, part.rows)
+
+
+def apply_gradients(
+    parts: Sequence[Part], *, step: int | None = None, ts: int = 0, per_occurrence: bool = False
+) -> Applied:
+    """One optimizer step per part and distinct id, part after part."""
+    checks.count("ts", ts)
+    checks.flag("per_occurrence", per_occurrence)
+    ready: list[tuple[Part, Sequence[Rate] | None]] = [(part, part.rates) for part in parts]
+    if len(parts) > 1:  # one alone is checked by its own call
+        ready = [(part, _checked_rates(part, step)) for part in parts]
+    done = []
+    for part, rates in ready:
+        done.append(
+            part.table.apply_gradients(
+                part.ids,
+                part.rows,
+                rates=rates,
+                step=step,
+                ts=ts,
+                counts=part.counts,
+                per_occurrence=per_occurrence,
+            )
+        )
+    return total(done)
+
+
+def _checked_rates(part: Part, step: int | None) -> list[float]:
+    """Rates as numbers: one that is a function is asked once, before anything changes."""
+    ids, grads = part.ids, part.rows
+    return part.table._update_arguments(ids, grads, part.rates, step, part.counts)[2]
+
+
+def total(done: Sequence[Applied]) -> Applied:
+    """What several writes did together.
+
+    >>> total([Applied.of(inserted=2), Applied.of(inserted=1, dropped=1)])
+    Applied(inserted=3, refused=0, dropped=1)
+    """
+    if not done:
+        return Applied.of()
+    return Applied(torch.stack([applied.counts for applied in done]).sum(0))
+
+
+def flat_rows(name: str, rows: Tensor, floats: int) -> Float32[Tensor, "floats"]:
+    """Rows, gradients or output of several tables: flat, as long as all rows together."""
+    if isinstance(rows, Tensor) and rows.dim() != 1:
+        raise InputError(
+            f"{name} has shape {tuple(rows.shape)}; rows of several tables are flat, ({floats},): "
+            f"their widths differ."
+        )
+    checks.tensor(name, rows, torch.float32, (floats,))
+    return rows
+
+
+def flat_output(out: Tensor, floats: int) -> Float32[Tensor, "floats"]:
+    """The caller's output for several tables; each table's lookup marks its share as changed."""
+    if isinstance(out, Tensor) and out.requires_grad:
+        raise InputError("out requires grad; autograd could not see it change. Detach it.")
+    return flat_rows("out", out, floats)

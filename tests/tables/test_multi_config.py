@@ -1,0 +1,148 @@
+"""Configs of many tables: one object for equal content, and a text that means the same for ever."""
+
+from __future__ import annotations
+
+import hashlib
+from typing import Any
+
+import pytest
+
+from hedgerow.core.errors import ConfigError, UnknownNameError
+from hedgerow.tables import multi_config, optimizers
+from hedgerow.tables.config import TableConfig
+from hedgerow.tables.merged_names import group_name, legacy_names, merged_name
+from hedgerow.tables.multi_config import MultiConfig, canonical
+from hedgerow.tables.schedules import Polynomial
+
+from ..support import OPTIMIZERS, table_config
+from .many import CONFIGS, DIMS, NAMES
+
+GROUP_NAME = "merged_e30e4a230c82f650"
+
+
+def test_names_configs_and_dims_stand_in_byte_order() -> None:
+    config = MultiConfig.of(CONFIGS)
+    assert config.names == NAMES
+    assert config.dims == DIMS
+    assert config.segment_splits == (0, 1, 2, 4)
+    assert [c.name for c in config.configs] == list(NAMES)
+    assert [config.at(name) for name in NAMES] == [0, 1, 2]
+
+
+def test_equal_content_gives_one_object_whoever_made_it() -> None:
+    again = {
+        name: TableConfig.from_dict(config.to_dict()) for name, config in reversed(CONFIGS.items())
+    }
+    assert again["user"] is not CONFIGS["user"]
+    assert MultiConfig.of(again) is MultiConfig.of(CONFIGS)
+
+
+def test_other_content_gives_another_object() -> None:
+    first = MultiConfig.of({"a": table_config(dim=2)})
+    for other in ({"a": table_config(dim=3)}, {"b": table_config(dim=2)}):
+        assert MultiConfig.of(other) is not first
+        assert MultiConfig.of(other).text != first.text
+
+
+def test_what_is_remembered_is_bounded() -> None:
+    for dim in range(1, 2 * multi_config._KEPT):
+        MultiConfig.of({"bounded": table_config(dim=dim)})
+    assert multi_config._remembered.cache_info().currsize <= multi_config._KEPT
+
+
+def test_a_rate_without_a_hash_is_served_too() -> None:
+    class Rate:
+        __hash__ = None  # type: ignore[assignment]
+
+        def __call__(self, step: int) -> float:
+            return 0.1
+
+    config = MultiConfig.of({"a": table_config(optimizers.Sgd(lr=Rate()))})
+    assert config.names == ("a",)
+
+
+@pytest.mark.parametrize(
+    ("configs", "words"),
+    [
+        ({}, "at least one"),
+        (None, "dict"),
+        ([table_config()], "dict"),
+        ({"": table_config()}, "slot name ''"),
+        ({3: table_config()}, "slot name 3"),
+        ({"a": "sgd"}, "slot 'a' has config 'sgd'"),
+    ],
+    ids=["empty", "none", "list", "empty name", "number as name", "no config"],
+)
+def test_what_is_no_set_of_tables_is_refused(configs: Any, words: str) -> None:
+    with pytest.raises(ConfigError, match=words):
+        MultiConfig.of(configs)
+
+
+def test_an_unknown_slot_is_named_with_the_nearest() -> None:
+    with pytest.raises(UnknownNameError, match=r"unknown slot 'usr'.*'user'"):
+        MultiConfig.of(CONFIGS).at("usr")
+
+
+@pytest.mark.parametrize("rates", [[], [0.1] * 3, [0.1] * 5, "0.1", 0.1])
+def test_rates_are_one_a_segment_of_all_tables(rates: Any) -> None:
+    with pytest.raises(ConfigError, match="rates"):
+        MultiConfig.of(CONFIGS).rates_of(rates)
+
+
+def test_the_text_tells_every_optimizer_and_setting_apart() -> None:
+    texts = {canonical(table_config(optimizer)) for optimizer in OPTIMIZERS}
+    assert len(texts) == len(OPTIMIZERS)
+    schedule = Polynomial(0.1, 10)
+    assert canonical(table_config(optimizers.Sgd(lr=schedule))) not in texts
+    assert canonical(Polynomial(0.1, 10)) == canonical(schedule) != canonical(Polynomial(0.1, 11))
+
+
+def test_settings_at_their_defaults_do_not_show_so_that_new_ones_rename_nothing() -> None:
+    assert canonical(optimizers.Sgd(lr=0.5)) == '{"kind":"Sgd","lr":0.5}'
+    assert canonical(optimizers.Sgd(lr=1)) == canonical(optimizers.Sgd(lr=1.0))
+
+
+def test_a_function_has_no_text() -> None:
+    config = table_config(optimizers.Sgd(lr=lambda step: 0.1))
+    with pytest.raises(ConfigError, match="use a number or a schedule"):
+        group_name(config)
+
+
+def test_a_group_name_is_the_configs_and_fixed_for_ever() -> None:
+    config = table_config(optimizers.Adagrad(lr=0.1), dim=8, name="user", seed=None)
+    assert group_name(config) == GROUP_NAME  # in files: a change here orphans their rows
+    assert group_name(table_config(optimizers.Adagrad(lr=0.1), dim=8, name="x", seed=None)) == (
+        GROUP_NAME
+    )
+    others = [
+        table_config(optimizers.Adagrad(lr=0.2), dim=8, seed=None),
+        table_config(optimizers.Adagrad(lr=0.1), dim=9, seed=None),
+        table_config(optimizers.Adagrad(lr=0.1), dim=8, seed=1),
+        table_config(optimizers.Adagrad(lr=0.1), dim=8, seed=None, not_finite="drop"),
+    ]
+    names = {group_name(other) for other in others}
+    assert len(names) == 4
+    assert GROUP_NAME not in names
+
+
+def test_the_originals_names_do_not_depend_on_the_order_given() -> None:
+    assert merged_name(["b", "a"]) == merged_name(["a", "b"]) != merged_name(["a,b", "c"])
+    with pytest.raises(ValueError, match="at least one slot"):
+        merged_name([])
+
+
+@pytest.mark.parametrize(
+    ("slots", "older"),
+    [
+        (["fc_slot_1", "gid"], "slot_1,gid"),  # sorted before the prefix goes
+        (["fc_slot_1", "fc_slot_12"], "slot_1,slot_12"),
+        (["fc_slot_x"], None),
+        (["fc_slot_"], None),
+        (["fc_slot_1_a"], None),
+        (["my_fc_slot_1"], None),
+        (["slot_1"], None),
+    ],
+)
+def test_only_numbered_slots_lose_their_prefix(slots: list[str], older: str | None) -> None:
+    expected = [hashlib.md5(older.encode()).hexdigest()] if older else []
+    assert legacy_names(slots) == expected
