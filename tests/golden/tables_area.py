@@ -43,12 +43,12 @@ AREA = Area(
         "duplicates": {"kind"},
         "compressors": {"kind", "rtol_float32_hashnet"},
         "schedules": {"kind"},
+        "eviction": {"kind"},
         "clipping": {"kind", "dense", "sparse", "clip_norm", "global_norm"},
         "quirks": {"kind", "note"},
     },
     later_files={
         "filters",  # row life
-        "eviction",
         "touched",
         "sharding",  # distribution
         "alltoall",
