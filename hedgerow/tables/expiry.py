@@ -84,7 +84,7 @@ class Ttl(Eviction):
 class Lru(Eviction):
     """`rows` rows may stay; those that were not updated for longest leave first.
 
-    Among rows of one time the smallest ids leave first.
+    What counts is the `ts` of the writes. Among rows of one time the smallest ids leave first.
 
     >>> Lru(1_000_000).rows
     1000000

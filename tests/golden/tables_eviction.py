@@ -138,13 +138,13 @@ def schedule(case: Case) -> None:
             released.wait()
         else:
             clock.advance(round(seconds))
-            table.assign(torch.tensor([1, 2]), torch.ones(2, 1))  # one row too many, always
 
-    evictor = Evictor(
-        [table], clock=clock, wait=wait, on_evicted=lambda *_: evicted_at.append(clock.now_s())
-    )
+    def refill(*_: object) -> None:
+        evicted_at.append(clock.now_s())
+        table.assign(torch.tensor([1, 2]), torch.ones(2, 1))  # one row too many, again
+
     table.assign(torch.tensor([1, 2]), torch.ones(2, 1))
-    with evictor:
+    with Evictor([table], clock=clock, wait=wait, on_evicted=refill) as evictor:
         assert reached.wait(300)
         released.set()
     assert waited == {c["poll_seconds"]}
