@@ -145,7 +145,7 @@ void Table::change(Plan& plan, Batch& batch, const Op& op, typename Op::Worker& 
     if (batch.row[i] == nullptr) continue;
     u16& uses = *arena_.uses(batch.groups[i].row);
     if (batch.born[i]) uses = 0;
-    if (Op::kIsUse && uses != 0xffff) ++uses;
+    if (Op::kIsUse) uses = used_once_more(uses);
   }
 }
 

@@ -105,7 +105,7 @@ class Table {
   // The last row that must leave for `budget` rows to stay. Ordering by use needs `counts_uses`.
   Cut find_cut(LeaveBy order, u64 budget);
   // Rows that rank no higher than the cut when they are looked at, at most `cut.excess` of them. By
-  // use: the counts of the others are halved.
+  // use: rows used since find_cut stay, and the counts of all that stay are halved.
   ScanStep evict_ranked(LeaveBy order, const Cut& cut, u64 cursor, u64 room, i64* ids, i64* times);
 
  private:

@@ -119,11 +119,15 @@ ScanStep Table::evict_ranked(LeaveBy order, const Cut& cut, u64 cursor, u64 room
   const u128 last = leave_rank(cut.score, u64(cut.key));
   u64 left = cut.excess;
   return evict_slices(cursor, room, ids, times, [&](const KeyRow& entry) {
-    if (left != 0 && rank_of(order, entry) <= last) {
+    const bool used = order == LeaveBy::use && (*arena_.uses(entry.row) & kUsedSince) != 0;
+    if (left != 0 && !used && rank_of(order, entry) <= last) {
       --left;
       return true;
     }
-    if (order == LeaveBy::use) *arena_.uses(entry.row) /= 2;
+    if (order == LeaveBy::use) {
+      u16& uses = *arena_.uses(entry.row);
+      uses = u16(counted_uses(uses) / 2 | (uses & kUsedSince));
+    }
     return false;
   });
 }
@@ -143,7 +147,7 @@ void Table::each_rank(LeaveBy order, const Body& body) {
   const std::shared_lock uncleared(clearing_);
   Cursor cursor(0);
   while (walk_slice(cursor, kSliceRows, [&](Shard&, const auto& found) {
-    for (const KeyRow& entry : found) body(rank_of(order, entry));
+    for (const KeyRow& entry : found) body(entry, rank_of(order, entry));
     return true;
   })) {
   }
@@ -157,7 +161,8 @@ Cut Table::find_cut(LeaveBy order, u64 budget) {
   const CallScope scope;
   u64 rows = 0;
   u128 lowest = ~u128(0), highest = 0;
-  each_rank(order, [&](u128 rank) {
+  each_rank(order, [&](const KeyRow& entry, u128 rank) {
+    if (order == LeaveBy::use) *arena_.uses(entry.row) &= kMostUses;
     ++rows;
     lowest = std::min(lowest, rank);
     highest = std::max(highest, rank);
@@ -166,7 +171,7 @@ Cut Table::find_cut(LeaveBy order, u64 budget) {
   const u64 excess = rows - budget;
   while (lowest < highest) {
     Bins bins(lowest, highest);
-    each_rank(order, [&](u128 rank) { bins.add(rank); });
+    each_rank(order, [&](const KeyRow&, u128 rank) { bins.add(rank); });
     u64 bin = 0, leaving = bins.below + bins.count[0];
     while (leaving < excess && bins.last(bin) < highest) leaving += bins.count[++bin];
     highest = bins.last(bin);

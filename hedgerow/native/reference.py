@@ -64,9 +64,10 @@ class _Row:
     state: Floats
     time: int = 0
     uses: int = 0
+    used_since: bool = False  # a search for a cut last saw it
 
     def touch(self, time: int) -> None:
-        self.time, self.uses = time, min(self.uses + 1, 2**16 - 1)
+        self.time, self.uses, self.used_since = time, min(self.uses + 1, 2**15 - 1), True
 
 
 @dataclass
@@ -323,8 +324,8 @@ class Table:
                 erased += self._rows.pop(key, None) is not None
                 continue
             inserted += key not in self._rows
-            uses = self._rows[key].uses if key in self._rows else 0
-            self._rows[key] = _Row(self._stored(values), states[i].copy(), times[i], uses)
+            row = self._rows.setdefault(key, self._new_row(key))
+            row.values, row.state, row.time = self._stored(values), states[i].copy(), times[i]
         self._newest = max([self._newest, *times])
         return self._count(inserted, dropped, erased)
 
@@ -333,9 +334,9 @@ class Table:
         status: NDArray[np.int8] = at(status_at, n, np.int8)
         for i, key in enumerate(at(ids_at, n, np.int64).tolist()):
             status[i] = key in self._rows
-            uses = self._rows[key].uses if key in self._rows else 0
-            self._rows[key] = self._new_row(key)
-            self._rows[key].time, self._rows[key].uses = time, uses
+            new = self._new_row(key)
+            row = self._rows.setdefault(key, new)
+            row.values, row.state, row.time = new.values, new.state, time
         return self._count(int((status == 0).sum()), 0)[0]
 
     def erase(self, ids_at: int, n: int, erased_at: int) -> int:

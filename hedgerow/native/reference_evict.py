@@ -17,6 +17,7 @@ class Row(Protocol):
 
     time: int
     uses: int
+    used_since: bool
 
 
 R = TypeVar("R", bound=Row)
@@ -56,6 +57,8 @@ def rank(order: str, key: int, row: Row) -> tuple[int, int]:
 
 def find_cut(order: str, rows: dict[int, R], budget: int) -> tuple[int, int, int]:
     """How many rows must leave, and the rank of the last of them."""
+    for row in rows.values() if order == "use" else ():
+        row.used_since = False
     excess = len(rows) - budget
     if excess <= 0:
         return 0, 0, 0
@@ -68,7 +71,8 @@ def ranked(order: str, excess: int, score: int, key: int) -> Callable[[int, Row]
 
     def leaves(shown: int, row: Row) -> bool:
         nonlocal left
-        if left and rank(order, shown, row) <= (score, key):
+        used = order == "use" and row.used_since
+        if left and not used and rank(order, shown, row) <= (score, key):
             left -= 1
             return True
         if order == "use":

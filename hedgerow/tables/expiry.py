@@ -103,7 +103,7 @@ class Lfu(Eviction):
 
     Every writing call counts once for each of its ids. The counts of the rows that stay are halved
     whenever others had to leave, so that use of long ago fades. Such a table takes two bytes a row
-    more; counts stop at 65,535 and start anew after a restore.
+    more; counts stop at 32,767 and start anew after a restore.
 
     >>> Lfu(1_000_000).rows
     1000000

@@ -14,7 +14,7 @@ from hedgerow.core.clock import ManualClock
 from hedgerow.core.errors import ConfigError, DtypeError, InputError
 from hedgerow.tables.host import HostTable
 from hedgerow.tables.host_evict import Evicted
-from tests.support import everything, make_table, table_config, threads
+from tests.support import everything, make_table, table_config, threads, twin_of
 
 DAY_S = 86400
 NOW_S = 2_000_000_000
@@ -167,11 +167,27 @@ def test_neither_reading_nor_restoring_nor_reinitializing_is_a_use() -> None:
 def test_counts_of_uses_stop_at_their_largest() -> None:
     table, one = _table(hr.Lfu(1), dim=1), torch.ones(1, 1)
     ids, row, core = torch.tensor([1]), one.clone(), table._table
-    for _ in range(2**16 + 10):  # past the argument checks: they are most of the time
+    for _ in range(2**15 + 10):  # past the argument checks: they are most of the time
         core.assign(ids.data_ptr(), 1, row.data_ptr(), 0)
     for _ in range(20):
         table.assign(torch.tensor([2]), one)
     assert _told(table.evict(capture=True)) == [2]
+
+
+@pytest.mark.parametrize(("order", "rule"), [("time", hr.Lru(2)), ("use", hr.Lfu(2))])
+def test_a_row_updated_after_the_cut_was_found_stays(order: str, rule: Any) -> None:
+    for table in (_table(rule, dim=1), twin_of(table_config(dim=1, evict=rule))):
+        _fill(table, torch.arange(6), 1)
+        for _ in range(5):
+            _fill(table, torch.tensor([3, 4, 5]), 2)
+        core, ids = table._table, torch.empty(10, dtype=torch.int64)
+        excess, score, key = core.find_cut(order, 2)
+        assert (excess, key) == (4, 3)
+        _fill(table, torch.tensor([0, 7]), 3)  # fewer uses than the cut, all the same
+        at = ids.data_ptr()
+        gone, _, done, _ = core.evict_ranked(order, excess, score, key, 0, 10, at, at)
+        assert (gone, done) == (3, True)
+        assert sorted(everything(table)) == [0, 4, 5, 7]
 
 
 # ---- memory
