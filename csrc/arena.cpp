@@ -22,11 +22,13 @@ int shift_for(u64 stride) {
 
 }  // namespace
 
-Arena::Arena(int stride)
+Arena::Arena(int stride, bool counts_uses)
     : stride_(u64(stride)),
       shift_(shift_for(stride_)),
       mask_((u32(1) << shift_) - 1),
       times_from_(stride_ << shift_),
+      counts_uses_(counts_uses),
+      uses_from_(times_from_ + (u64(8) << shift_)),
       directory_(kChunks * sizeof(u8*), PageSize::small),
       chunks_(reinterpret_cast<u8**>(directory_.data())) {}
 
@@ -34,7 +36,7 @@ u32 Arena::take(u32 rows) {
   const std::lock_guard hold(mutex_);
   for (Range& range : spare_) {
     if (range.count < rows) continue;
-    charge_.add(rows * (stride_ + 8));
+    charge_.add(rows * (stride_ + beside_bytes()));
     range.count -= rows;
     return range.first + range.count;
   }
@@ -43,7 +45,7 @@ u32 Arena::take(u32 rows) {
     throw std::length_error("a table with rows of " + std::to_string(stride_) +
                             " bytes holds at most " + std::to_string(most) + " of them");
   while ((u64(blocks_.size()) << shift_) < taken_ + rows) add_chunk();
-  charge_.add(rows * (stride_ + 8));
+  charge_.add(rows * (stride_ + beside_bytes()));
   const u32 first = u32(taken_);
   taken_ += rows;
   return first;
@@ -51,7 +53,7 @@ u32 Arena::take(u32 rows) {
 
 void Arena::give_back(u32 first, u32 rows) {
   const std::lock_guard hold(mutex_);
-  charge_.subtract(rows * (stride_ + 8));
+  charge_.subtract(rows * (stride_ + beside_bytes()));
   if (u64(first) + rows == taken_) {
     taken_ = first;
     return;
@@ -63,7 +65,7 @@ void Arena::give_back(u32 first, u32 rows) {
 void Arena::add_chunk() {
   // The first chunk stays on small pages: a table of a few rows must not take megabytes.
   const PageSize pages = blocks_.empty() ? PageSize::small : PageSize::huge;
-  blocks_.push_back(Block(times_from_ + (u64(8) << shift_), pages));
+  blocks_.push_back(Block(times_from_ + (beside_bytes() << shift_), pages));
   chunks_[blocks_.size() - 1] = blocks_.back().data();
 }
 

@@ -1,4 +1,5 @@
-// Rows of one table, in chunks that never move, with a time stamp beside each row.
+// Rows of one table, in chunks that never move, with a time stamp beside each row, and a count
+// of uses where it is wanted.
 #pragma once
 
 #include <mutex>
@@ -11,7 +12,8 @@ namespace hedgerow {
 
 class Arena {
  public:
-  explicit Arena(int stride);
+  // `counts_uses`: every row also has a count of its uses; other tables pay nothing for it.
+  Arena(int stride, bool counts_uses);
 
   // `rows` consecutive row numbers that nobody has. Thread-safe. Throws OutOfMemory, or
   // std::length_error when row numbers run out.
@@ -29,7 +31,13 @@ class Arena {
     return reinterpret_cast<i64*>(chunks_[number >> shift_] + times_from_) + (number & mask_);
   }
 
-  u64 taken_bytes() const;  // rows handed out, time stamps included
+  bool counts_uses() const { return counts_uses_; }
+  HR_INLINE u16* uses(u32 number) const {
+    return reinterpret_cast<u16*>(chunks_[number >> shift_] + uses_from_) + (number & mask_);
+  }
+
+  u64 beside_bytes() const { return counts_uses_ ? 10 : 8; }  // of a row: time stamp, uses
+  u64 taken_bytes() const;  // rows handed out, with what lies beside them
 
   void clear();  // the caller has every shard locked
 
@@ -40,6 +48,8 @@ class Arena {
   int shift_;  // rows of a chunk: 1 << shift_
   u32 mask_;
   u64 times_from_;  // byte of a chunk at which its time stamps start
+  bool counts_uses_;
+  u64 uses_from_;  // byte of a chunk at which its counts of uses start
   Block directory_;
   u8** chunks_;  // in `directory_`: fixed in place, so readers need no lock while it fills
   std::vector<Block> blocks_;

@@ -251,17 +251,54 @@ void bind_writes(nb::class_<Table>& table) {
       .def("clear", &Table::clear, unlocked);
 }
 
+LeaveBy order_named(const std::string& name) {
+  if (name == "time") return LeaveBy::time;
+  if (name == "use") return LeaveBy::use;
+  throw std::invalid_argument("order is '" + name + "'; it must be 'time' or 'use'");
+}
+
+void bind_evictions(nb::class_<Table>& table) {
+  const auto outcome = [](const ScanStep& step) {
+    return std::tuple(step.rows, step.cursor, step.done, step.needed);
+  };
+  table
+      .def(
+          "evict_older",
+          [outcome](Table& t, i64 reference, Address ages, u64 cursor, u64 room, Address ids,
+                    Address times) {
+            return outcome(t.evict_older(reference, at<i64>(ages), cursor, room, at<i64>(ids),
+                                         at<i64>(times)));
+          },
+          unlocked)
+      .def(
+          "find_cut",
+          [](Table& t, const std::string& order, u64 budget) {
+            const Cut cut = t.find_cut(order_named(order), budget);
+            return std::tuple(cut.excess, cut.score, cut.key);
+          },
+          unlocked)
+      .def(
+          "evict_ranked",
+          [outcome](Table& t, const std::string& order, u64 excess, u64 score, i64 key, u64 cursor,
+                    u64 room, Address ids, Address times) {
+            return outcome(t.evict_ranked(order_named(order), {excess, score, key}, cursor, room,
+                                          at<i64>(ids), at<i64>(times)));
+          },
+          unlocked);
+}
+
 void bind_table(nb::module_& m) {
   nb::class_<Table> table(m, "Table");
   table
-      .def(nb::init<const std::vector<SegmentSpec>&, bool, bool, u64, u64>(), "segments"_a,
-           "serving"_a, "skip_zero"_a, "seed"_a, "initial_capacity"_a)
+      .def(nb::init<const std::vector<SegmentSpec>&, bool, bool, u64, u64, bool>(), "segments"_a,
+           "serving"_a, "skip_zero"_a, "seed"_a, "initial_capacity"_a, "counts_uses"_a = false)
       .def("dim", [](const Table& t) { return t.layout().dim; })
       .def("state_floats", [](const Table& t) { return t.layout().state_floats; })
       .def("row_bytes", [](const Table& t) { return t.layout().row_bytes; })
       .def("needs_step", [](const Table& t) { return t.layout().needs_step; });
   bind_reads(table);
   bind_writes(table);
+  bind_evictions(table);
 }
 
 }  // namespace

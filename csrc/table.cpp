@@ -30,8 +30,11 @@ struct Trim {
 }  // namespace
 
 Table::Table(const std::vector<SegmentSpec>& segments, bool serving, bool skip_zero, u64 seed,
-             u64 initial_capacity)
-    : layout_(segments, serving), skip_zero_(skip_zero), seed_(seed), arena_(layout_.stride) {
+             u64 initial_capacity, bool counts_uses)
+    : layout_(segments, serving),
+      skip_zero_(skip_zero),
+      seed_(seed),
+      arena_(layout_.stride, counts_uses) {
   const CallScope scope;
   try {
     for (int i = 0; i < kShards; ++i) {
@@ -132,6 +135,20 @@ void Table::settle(Plan& plan, int number, Batch& batch, const Op& op, Applied& 
   }
 }
 
+// The rows of a batch are written, and the calls that wrote to each of them counted.
+template <class Op>
+void Table::change(Plan& plan, Batch& batch, const Op& op, typename Op::Worker& worker,
+                   Applied& applied) {
+  op.change(worker, plan, batch, applied);
+  if (!arena_.counts_uses()) return;
+  for (u64 i = 0; i < batch.groups.size(); ++i) {
+    if (batch.row[i] == nullptr) continue;
+    u16& uses = *arena_.uses(batch.groups[i].row);
+    if (batch.born[i]) uses = 0;
+    if (Op::kIsUse) uses = used_once_more(uses);
+  }
+}
+
 template <class Op>
 void Table::commit_batch(Plan& plan, int number, std::span<Group> groups, const Op& op,
                          typename Op::Worker& worker, Applied& applied) {
@@ -144,10 +161,10 @@ void Table::commit_batch(Plan& plan, int number, std::span<Group> groups, const 
   } catch (...) {  // no memory for a key that another call erased: rows born before it are finished
     for (u64 i = 0; i < groups.size(); ++i)
       if (!batch.born[i]) batch.row[i] = nullptr;
-    op.change(worker, plan, batch, applied);
+    change(plan, batch, op, worker, applied);
     throw;
   }
-  op.change(worker, plan, batch, applied);
+  change(plan, batch, op, worker, applied);
 }
 
 // What the next batch will touch, fetched while this one is worked on.

@@ -13,6 +13,7 @@
 #include <vector>
 
 #include "arena.h"
+#include "evict.h"
 #include "layout.h"
 #include "plan.h"
 #include "shard.h"
@@ -20,6 +21,7 @@
 namespace hedgerow {
 
 struct Batch;
+struct Cursor;
 
 enum class Missing { zeros, first_value };
 
@@ -46,7 +48,7 @@ struct Update {
 
 struct MemoryUse {
   u64 index_bytes;  // the index's buckets
-  u64 row_bytes;    // live rows with their time stamps
+  u64 row_bytes;    // live rows with their time stamps and counts of uses
   u64 slack_bytes;  // rows taken but not live, and padding
 };
 
@@ -65,7 +67,7 @@ struct ScanStep {
 class Table {
  public:
   Table(const std::vector<SegmentSpec>& segments, bool serving, bool skip_zero, u64 seed,
-        u64 initial_capacity);
+        u64 initial_capacity, bool counts_uses = false);
   ~Table();
 
   const RowLayout& layout() const { return layout_; }
@@ -95,6 +97,17 @@ class Table {
   i64 erase(const i64* ids, u64 n, u8* erased);                   // how many rows are gone
   void clear();
 
+  // Evictions look at up to `room` rows from `cursor` on (0 to begin); ids and times of the rows
+  // that left are written out. As with scan, a row that lives from the first step to the last is
+  // looked at exactly once. One eviction at a time.
+  // Rows whose age at `reference` has reached that of their slot in `ages` [kAgeSlots].
+  ScanStep evict_older(i64 reference, const i64* ages, u64 cursor, u64 room, i64* ids, i64* times);
+  // The last row that must leave for `budget` rows to stay. Ordering by use needs `counts_uses`.
+  Cut find_cut(LeaveBy order, u64 budget);
+  // Rows that rank no higher than the cut when they are looked at, at most `cut.excess` of them. By
+  // use: rows used since find_cut stay, and the counts of all that stay are halved.
+  ScanStep evict_ranked(LeaveBy order, const Cut& cut, u64 cursor, u64 room, i64* ids, i64* times);
+
  private:
   friend struct WriteOps;
 
@@ -118,6 +131,9 @@ class Table {
                     typename Op::Worker& worker, Applied& applied);
   template <class Op>
   void settle(Plan& plan, int shard, Batch& batch, const Op& op, Applied& applied);
+  template <class Op>
+  void change(Plan& plan, Batch& batch, const Op& op, typename Op::Worker& worker,
+              Applied& applied);
   u64 tile_ids(u64 n) const;
   void locate(Plan& plan, int shard) const;
   void reserve(Plan& plan, u64 n);
@@ -126,6 +142,15 @@ class Table {
   void insert(Plan& plan, int shard, Group& group);
   void remove(int shard, const Group& group);
   void count(const Applied& applied);
+
+  template <class Body>
+  bool walk_slice(Cursor& cursor, u64 limit, const Body& body);
+  template <class Doomed>
+  ScanStep evict_slices(u64 cursor, u64 room, i64* ids, i64* times, const Doomed& doomed);
+  template <class Body>
+  void each_rank(LeaveBy order, const Body& body);
+  u128 rank_of(LeaveBy order, const KeyRow& entry) const;
+  void check_order(LeaveBy order) const;
 
   void read_row(const u8* row, i64 step, float* out) const;
   void copy_entry(u32 row, float* rows, float* states, i64* time) const;

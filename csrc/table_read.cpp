@@ -4,6 +4,7 @@
 #include <utility>
 #include <vector>
 
+#include "cursor.h"
 #include "huge_heap.h"
 #include "pool.h"
 #include "probe.h"
@@ -228,7 +229,8 @@ MemoryUse Table::memory() const {
   for (int shard = 0; shard < kShards; ++shard) {
     const ReadLocks hold(shards_, u64(1) << shard);
     use.index_bytes += shards_[shard]->index.bytes();
-    use.row_bytes += shards_[shard]->index.size() * u64(layout_.row_bytes + 8);
+    use.row_bytes +=
+        shards_[shard]->index.size() * (u64(layout_.row_bytes) + arena_.beside_bytes());
   }
   const u64 taken = arena_.taken_bytes();
   use.slack_bytes = taken > use.row_bytes ? taken - use.row_bytes : 0;
@@ -247,20 +249,18 @@ LoadStatistics Table::load() const {
   return {slots == 0 ? 0.0 : double(rows) / double(slots), longest};
 }
 
-// A cursor is a slot hash: the shard above, the position below. Positions are multiples of kShards.
 ScanStep Table::scan(u64 cursor, u64 room, i64* ids, float* rows, float* states, i64* times) const {
   static thread_local std::vector<KeyRow> found;
   const CallScope scope;
   ScanStep step{0, cursor, false, 0};
-  int shard = shard_of(cursor);
-  u64 position = position_of(cursor);
+  Cursor at(cursor);
   while (step.rows < room) {
-    const ReadLocks hold(shards_, u64(1) << shard);
+    const ReadLocks hold(shards_, u64(1) << at.shard);
     found.clear();
     bool shard_done = false;
     const u64 left = room - step.rows;
     const u64 next =
-        shards_[shard]->index.scan(position, std::min(kScanRows, left), found, shard_done);
+        shards_[at.shard]->index.scan(at.position, std::min(kScanRows, left), found, shard_done);
     if (found.size() > left) {  // one home bucket with more keys than there is room
       if (step.rows == 0) step.needed = found.size();
       return step;
@@ -271,16 +271,9 @@ ScanStep Table::scan(u64 cursor, u64 room, i64* ids, float* rows, float* states,
                  states + step.rows * u64(layout_.state_floats), times + step.rows);
       ++step.rows;
     }
-    // Rounding up to the next multiple can only skip positions that no key has.
-    position = (next + kShards - 1) & ~u64(kShards - 1);
-    if (shard_done || position < next) {
-      position = 0;
-      if (++shard == kShards) {
-        step.done = true;
-        return step;
-      }
-    }
-    step.cursor = (u64(shard) << (64 - kShardBits)) | (position >> kShardBits);
+    step.done = !at.move_to(next, shard_done);
+    if (step.done) return step;
+    step.cursor = at.number();
   }
   return step;
 }

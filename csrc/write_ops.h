@@ -3,7 +3,7 @@
 //
 // An op decides for every id of a batch whether its row is needed (`prepare`), says how a row is
 // born (`born`) and changes the rows (`change`). It is shared by all threads of a call; what a
-// thread needs for itself is in its Worker.
+// thread needs for itself is in its Worker. `kIsUse`: whether it counts as a use of the row.
 #pragma once
 
 #include <cstring>

@@ -21,6 +21,9 @@ if TYPE_CHECKING:
     from .tables.compressors import OneBit as OneBit
     from .tables.config import Segment as Segment
     from .tables.config import TableConfig as TableConfig
+    from .tables.expiry import Lfu as Lfu
+    from .tables.expiry import Lru as Lru
+    from .tables.expiry import Ttl as Ttl
     from .tables.host import HostTable as HostTable
     from .tables.initializers import Constant as Constant
     from .tables.initializers import Normal as Normal
@@ -48,6 +51,7 @@ _NAMES = {
     "core.ids": ("IdBatch", "Ragged"),
     "tables.compressors": ("Bf16", "FixedR8", "Fp16", "Fp32", "OneBit"),
     "tables.config": ("Segment", "TableConfig"),
+    "tables.expiry": ("Lfu", "Lru", "Ttl"),
     "tables.host": ("HostTable",),
     "tables.initializers": ("Constant", "Normal", "Ones", "TruncatedNormal", "Uniform", "Zeros"),
     "tables.optimizers": (

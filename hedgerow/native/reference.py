@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from functools import partial
 
 import numpy as np
 from numpy.typing import NDArray
 
+from .reference_evict import evict_slice, find_cut, is_older, ranked
 from .reference_rules import RULES, Floats
 from .reference_values import (
     Codec,
@@ -61,6 +63,11 @@ class _Row:
     values: Floats
     state: Floats
     time: int = 0
+    uses: int = 0
+    used_since: bool = False  # a search for a cut last saw it
+
+    def touch(self, time: int) -> None:
+        self.time, self.uses, self.used_since = time, min(self.uses + 1, 2**15 - 1), True
 
 
 @dataclass
@@ -72,6 +79,7 @@ class Table:
     skip_zero: bool
     seed: int
     initial_capacity: int
+    counts_uses: bool = False
     _rows: dict[int, _Row] = field(default_factory=dict)
     _newest: int = 0
     _counted: list[int] = field(default_factory=lambda: [0, 0, 0, 0])
@@ -227,7 +235,8 @@ class Table:
                 continue
             inserted += key not in self._rows
             row = self._rows.setdefault(key, self._new_row(key))
-            row.values, row.time = self._stored(values), time
+            row.values = self._stored(values)
+            row.touch(time)
         self._newest = max(self._newest, time)
         return self._count(inserted, dropped, erased)
 
@@ -248,7 +257,8 @@ class Table:
             if self._can_hold(total):
                 inserted += row is None
                 row = row or self._rows.setdefault(key, self._new_row(key))
-                row.values, row.time = self._stored(total), time
+                row.values = self._stored(total)
+                row.touch(time)
                 added += len(parts)
         self._newest = max(self._newest, time)
         return self._count(inserted, n - added)
@@ -281,7 +291,7 @@ class Table:
                 dropped += len(grads) - len(usable)
             if usable:
                 row = self._rows.setdefault(key, self._new_row(key))
-                row.time = time
+                row.touch(time)
                 for number, grad in enumerate(usable):
                     self._step(key, row, grad, rates, step, number)
         self._newest = max(self._newest, time)
@@ -314,7 +324,8 @@ class Table:
                 erased += self._rows.pop(key, None) is not None
                 continue
             inserted += key not in self._rows
-            self._rows[key] = _Row(self._stored(values), states[i].copy(), times[i])
+            row = self._rows.setdefault(key, self._new_row(key))
+            row.values, row.state, row.time = self._stored(values), states[i].copy(), times[i]
         self._newest = max([self._newest, *times])
         return self._count(inserted, dropped, erased)
 
@@ -323,8 +334,9 @@ class Table:
         status: NDArray[np.int8] = at(status_at, n, np.int8)
         for i, key in enumerate(at(ids_at, n, np.int64).tolist()):
             status[i] = key in self._rows
-            self._rows[key] = self._new_row(key)
-            self._rows[key].time = time
+            new = self._new_row(key)
+            row = self._rows.setdefault(key, new)
+            row.values, row.state, row.time = new.values, new.state, time
         return self._count(int((status == 0).sum()), 0)[0]
 
     def erase(self, ids_at: int, n: int, erased_at: int) -> int:
@@ -334,3 +346,31 @@ class Table:
             erased[i] = self._rows.pop(key, None) is not None
         self._count(0, 0, int(erased.sum()))
         return int(erased.sum())
+
+    # ---- evictions: (rows gone, cursor, done, room needed)
+
+    def evict_older(
+        self, reference: int, ages_at: int, cursor: int, room: int, ids_at: int, times_at: int
+    ) -> tuple[int, int, bool, int]:
+        """Removes rows that have reached the age of their slot."""
+        doomed = partial(is_older, ages_at, reference)
+        return evict_slice(self._rows, doomed, cursor, room, ids_at, times_at)
+
+    def find_cut(self, order: str, budget: int) -> tuple[int, int, int]:
+        """How many rows must leave, and the rank of the last of them."""
+        return find_cut(order, self._rows, budget)
+
+    def evict_ranked(
+        self,
+        order: str,
+        excess: int,
+        score: int,
+        key: int,
+        cursor: int,
+        room: int,
+        ids_at: int,
+        times_at: int,
+    ) -> tuple[int, int, bool, int]:
+        """Removes rows up to a rank, at most `excess` of them."""
+        doomed = ranked(order, excess, score, key)
+        return evict_slice(self._rows, doomed, cursor, room, ids_at, times_at)

@@ -10,6 +10,7 @@ from ..core.hashing import id64
 from ..core.records import Record
 from . import optimizers, original
 from .compressors import Compressor
+from .expiry import Eviction
 from .initializers import Initializer
 from .optimizer_base import Optimizer
 
@@ -62,7 +63,8 @@ class TableConfig(Record):
 
     `seed` fixes first values and rounding; None takes it from the name. `not_finite` says what
     happens to NaN and infinity in gradients and rows: "reject" raises and changes nothing, "drop"
-    leaves such rows and gradients out and counts them.
+    leaves such rows and gradients out and counts them. `evict` says which rows leave when the table
+    is told to evict, and which expired rows are not saved.
 
     >>> from hedgerow.tables.initializers import Zeros
     >>> from hedgerow.tables.optimizers import Sgd
@@ -79,6 +81,7 @@ class TableConfig(Record):
     skip_zero_embedding: bool = False
     initial_capacity: int = 1
     not_finite: str = "reject"
+    evict: Eviction | None = None
 
     def __post_init__(self) -> None:
         if not isinstance(self.name, str) or not self.name:
@@ -95,6 +98,11 @@ class TableConfig(Record):
         checks.switch("TableConfig", "serving", self.serving)
         checks.switch("TableConfig", "skip_zero_embedding", self.skip_zero_embedding)
         checks.choice("TableConfig", "not_finite", self.not_finite, ("reject", "drop"))
+        if self.evict is not None and not isinstance(self.evict, Eviction):
+            raise ConfigError(
+                f"TableConfig.evict is {self.evict!r}; it must be one of "
+                f"{', '.join(sorted(m.__name__ for m in Eviction.members().values()))}."
+            )
         if self.seed is not None and not (type(self.seed) is int and 0 <= self.seed < 2**64):
             raise ConfigError(
                 f"TableConfig.seed is {self.seed!r}; it must be an int in 0..2**64-1."

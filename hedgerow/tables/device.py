@@ -264,6 +264,7 @@ def _served(config: TableConfig) -> Segment:
         f"its compressor is {segment.compressor!r}": not isinstance(
             segment.compressor, Fp32 | None
         ),
+        f"it evicts by {config.evict!r}": config.evict is not None,
         f"its dim is {config.dim}, above {_MAX_DIM}": config.dim > _MAX_DIM,
     }
     wrong = [reason for reason, holds in reasons.items() if holds]

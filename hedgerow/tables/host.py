@@ -11,18 +11,22 @@ from torch import Tensor
 from .. import native
 from ..core import checks, registry
 from ..core.clock import Clock, SystemClock
+from ..core.counters import Counters
 from ..core.errors import InputError, NotFiniteError, OutOfMemoryError, ServingTableError
+from ..core.forklock import ForkLock
 from ..core.recycle import Recycler
 from ..core.shapes import Bool, Float32, Int8, Int64
 from . import arguments
 from .config import TableConfig
+from .expiry import Lfu
+from .host_evict import HostEvictions
 from .host_reads import HostReads
 from .layout import RowLayout, native_segment
 from .schedules import Rate, check_rates, rate_at
 from .store import Applied, Entries, Lookup, TableKeys
 
 
-class HostTable(HostReads):
+class HostTable(HostEvictions, HostReads):
     """Rows for any 64-bit id, born on the first write; safe from many threads.
 
     Keys are an int64 tensor (or `TableKeys` of one table); equal ids in one call act in order.
@@ -61,6 +65,8 @@ class HostTable(HostReads):
         self._clock: Clock = clock or SystemClock()
         self._shared_name = shared_name
         self._outputs = Recycler()
+        self._events = Counters()
+        self._evicting = ForkLock()
         with _memory_errors():
             self._table = native.Table(
                 [native_segment(s) for s in config.segments],
@@ -68,6 +74,7 @@ class HostTable(HostReads):
                 config.skip_zero_embedding,
                 config.row_seed,
                 config.initial_capacity,
+                isinstance(config.evict, Lfu),
             )
         if shared_name is not None:
             registry.register(shared_name, self)
@@ -113,7 +120,7 @@ class HostTable(HostReads):
                 grads.data_ptr(),
                 now,
                 at_step,
-                checks.count("ts", ts),
+                self._time(ts),
                 per_occurrence,
             )
         return Applied.of(*done)
@@ -128,9 +135,7 @@ class HostTable(HostReads):
         """Sets rows and keeps optimizer state (fresh for an absent id). The last of equals wins."""
         ids, rows = self._keys_and_rows(keys, rows)
         with _memory_errors():
-            done = self._table.assign(
-                ids.data_ptr(), len(ids), rows.data_ptr(), checks.count("ts", ts)
-            )
+            done = self._table.assign(ids.data_ptr(), len(ids), rows.data_ptr(), self._time(ts))
         return Applied.of(*done)
 
     def assign_add(
@@ -143,9 +148,7 @@ class HostTable(HostReads):
         """Adds to rows; an absent one starts from its first value (serving tables: zeros)."""
         ids, rows = self._keys_and_rows(keys, rows)
         with _memory_errors():
-            done = self._table.assign_add(
-                ids.data_ptr(), len(ids), rows.data_ptr(), checks.count("ts", ts)
-            )
+            done = self._table.assign_add(ids.data_ptr(), len(ids), rows.data_ptr(), self._time(ts))
         return Applied.of(*done)
 
     def restore(self, entries: Entries) -> Applied:

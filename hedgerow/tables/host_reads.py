@@ -11,6 +11,7 @@ from torch import Tensor
 
 from .. import native
 from ..core import checks
+from ..core.counters import Counters
 from ..core.errors import ServingTableError
 from ..core.recycle import Recycler
 from ..core.shapes import Bool, Float32, Int64
@@ -44,6 +45,7 @@ class HostReads:
     layout: RowLayout
     _table: native.Table
     _outputs: Recycler
+    _events: Counters
 
     def lookup(
         self,
@@ -152,6 +154,7 @@ class HostReads:
             "load_factor": load_factor,
             "longest_search": longest_search,
             **dict(zip(("inserted", "refused", "dropped", "erased"), counted, strict=True)),
+            **{name: self._events.read(name) for name in ("evicted", "clamped_ts")},
         }
 
     def table(self, k: int = 0) -> Self:

@@ -43,13 +43,13 @@ AREA = Area(
         "duplicates": {"kind"},
         "compressors": {"kind", "rtol_float32_hashnet"},
         "schedules": {"kind"},
+        "eviction": {"kind"},
         "clipping": {"kind", "dense", "sparse", "clip_norm", "global_norm"},
         "quirks": {"kind", "note"},
         "sharding": {"kind", "owner_rule"},
     },
     later_files={
         "filters",  # row life
-        "eviction",
         "touched",
         "alltoall",  # distribution
         "partitioned",

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from . import (  # noqa: F401  (they register handlers)
+    tables_eviction,
     tables_optimizers,
     tables_rows,
     tables_sharding,

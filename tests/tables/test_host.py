@@ -83,12 +83,13 @@ def test_equal_ids_act_in_order() -> None:
 
 
 def test_times_follow_writes_and_the_newest_is_remembered() -> None:
-    clock = ManualClock(50)
+    clock = ManualClock(2**40)
     table = HostTable(table_config(), clock=clock)
     row = torch.ones(1, 4)
     table.assign(_ids(1), row, ts=30)
     table.assign_add(_ids(2), row, ts=2**40)
     table.apply_gradients(_ids(1), row, ts=10)
+    clock.set(50)
     table.reinitialize(_ids(3))
     assert table.entries(_ids(1, 2, 3)).ts.tolist() == [10, 2**40, 50]
     assert table.max_ts() == 2**40

@@ -1,0 +1,118 @@
+"""How rows leave a table in host memory: eviction by its rule, and times that can be trusted."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from .. import native
+from ..core import checks
+from ..core.clock import Clock
+from ..core.counters import Counters
+from ..core.errors import ConfigError
+from ..core.forklock import ForkLock
+from ..core.shapes import Int64
+from .config import TableConfig
+from .expiry import Lfu, Lru, Ttl
+
+_FUTURE_S = 3600  # how far clocks of other machines may run ahead
+_SLICE_ROWS = 65536  # looked at in one native call
+
+# cursor, room, address of ids, address of times -> rows gone, cursor, done, room needed
+_Step = Callable[[int, int, int, int], tuple[int, int, bool, int]]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Evicted:
+    """What an eviction took: how many rows, and which (None if that was not asked for)."""
+
+    rows: int
+    ids: Int64[Tensor, "rows"] | None = None
+    ts: Int64[Tensor, "rows"] | None = None
+
+
+class HostEvictions:
+    """The part of `HostTable` that lets rows go. One eviction runs at a time, under its lock."""
+
+    config: TableConfig
+    _table: native.Table
+    _clock: Clock
+    _events: Counters
+    _evicting: ForkLock
+
+    def evict(self, *, now_s: int | None = None, capture: bool = False) -> Evicted:
+        """Removes the rows that the table's rule says must go; their memory serves new ids.
+
+        Other calls go on meanwhile. A row is judged by its time at the moment it would leave: one
+        that was updated in between stays. `now_s` replaces the rule's reference time. `capture`
+        gives the ids and times of the rows that left.
+        """
+        rule = self.config.evict
+        checks.flag("capture", capture)
+        given = None if now_s is None else checks.count("now_s", now_s)
+        with self._evicting:
+            if isinstance(rule, Ttl):
+                evicted = self._evict_older(rule, given, capture)
+            elif isinstance(rule, Lru | Lfu):
+                evicted = self._evict_to(rule, capture)
+            else:
+                raise ConfigError(
+                    f"table {self.config.name!r} has no eviction rule; make its TableConfig with "
+                    f"evict=Ttl(...), Lru(...) or Lfu(...)."
+                )
+        self._events.add("evicted", evicted.rows)
+        return evicted
+
+    def _evict_older(self, rule: Ttl, now_s: int | None, capture: bool) -> Evicted:
+        if now_s is None:
+            newest = rule.reference == "newest"
+            now_s = self._table.newest_time() if newest else self._clock.now_s()
+        reference, ages = now_s, rule.ages_s()
+
+        def take(cursor: int, room: int, ids_at: int, times_at: int) -> tuple[int, int, bool, int]:
+            return self._table.evict_older(
+                reference, ages.data_ptr(), cursor, room, ids_at, times_at
+            )
+
+        return _in_slices(take, capture)
+
+    def _evict_to(self, rule: Lru | Lfu, capture: bool) -> Evicted:
+        order = "use" if isinstance(rule, Lfu) else "time"
+        left, score, key = self._table.find_cut(order, rule.rows)
+        if left == 0:
+            return _in_slices(lambda *_: (0, 0, True, 0), capture)
+
+        def take(cursor: int, room: int, ids_at: int, times_at: int) -> tuple[int, int, bool, int]:
+            nonlocal left
+            step = self._table.evict_ranked(order, left, score, key, cursor, room, ids_at, times_at)
+            left -= step[0]
+            return step
+
+        return _in_slices(take, capture)
+
+    def _time(self, ts: int) -> int:
+        """The time of a write. One bogus stamp of the future would expire all other rows."""
+        ts, now_s = checks.count("ts", ts), self._clock.now_s()
+        if ts <= now_s + _FUTURE_S:
+            return ts
+        self._events.add("clamped_ts")
+        return now_s
+
+
+def _in_slices(take: _Step, capture: bool) -> Evicted:
+    ids, ts = (torch.empty(_SLICE_ROWS, dtype=torch.int64) for _ in range(2))
+    rows, cursor, done = 0, 0, False
+    parts = [(ids[:0], ts[:0])]
+    while not done:
+        gone, cursor, done, needed = take(cursor, len(ids), ids.data_ptr(), ts.data_ptr())
+        rows += gone
+        if needed:
+            ids, ts = (torch.empty(needed, dtype=torch.int64) for _ in range(2))
+        elif capture and gone:
+            parts.append((ids[:gone].clone(), ts[:gone].clone()))
+    if not capture:
+        return Evicted(rows)
+    return Evicted(rows, torch.cat([part[0] for part in parts]), torch.cat([p[1] for p in parts]))
