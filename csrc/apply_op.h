@@ -22,6 +22,7 @@ struct ApplyOp {
           viewed(room.bytes() / sizeof(float)) {}
   };
   static constexpr bool kInserts = true;
+  static constexpr bool kLearns = true;
   const Table& table;
   Update update;
 

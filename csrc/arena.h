@@ -29,6 +29,7 @@ class Arena {
     return reinterpret_cast<i64*>(chunks_[number >> shift_] + times_from_) + (number & mask_);
   }
 
+  u32 end() const;          // above every row number handed out
   u64 taken_bytes() const;  // rows handed out, time stamps included
 
   void clear();  // the caller has every shard locked

@@ -56,6 +56,7 @@ struct Winners {
 struct AssignOp {
   using Worker = Winners;
   static constexpr bool kInserts = true;
+  static constexpr bool kLearns = false;
   const Table& table;
   GivenRows given;
   i64 at_time;
@@ -82,6 +83,7 @@ struct AssignAddOp {
     explicit Worker(const AssignAddOp& op) : sums(kBatch * u64(WriteOps::layout(op.table).dim)) {}
   };
   static constexpr bool kInserts = true;
+  static constexpr bool kLearns = false;
   const Table& table;
   GivenRows given;
   i64 at_time;
@@ -128,6 +130,7 @@ struct AssignAddOp {
 struct RestoreOp {
   using Worker = Winners;
   static constexpr bool kInserts = true;
+  static constexpr bool kLearns = false;
   const Table& table;
   GivenRows given;
   const float* states;
@@ -155,6 +158,7 @@ struct RestoreOp {
 struct ReinitializeOp {
   using Worker = NoScratch;
   static constexpr bool kInserts = true;
+  static constexpr bool kLearns = true;
   const Table& table;
   i64 at_time;
   i8* status;
@@ -181,6 +185,7 @@ struct ReinitializeOp {
 struct EraseOp {
   using Worker = NoScratch;
   static constexpr bool kInserts = false;
+  static constexpr bool kLearns = false;
   const Table& table;
   u8* erased;
 

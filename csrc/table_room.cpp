@@ -118,11 +118,16 @@ void Table::insert(Plan& plan, int number, Group& group) {
     group.row = shard.erased.size() != 0 ? shard.erased.take(arena_) : arena_.take(1);
   }
   shard.index.insert(group.key, position_of(slot_hash(group.key)), group.row);
+  if (snapshot_.watches(number)) snapshot_.settle(group.row);
   ++shard.version;
 }
 
 void Table::remove(int number, const Group& group) {
   Shard& shard = *shards_[number];
+  if (snapshot_.watches(number))
+    snapshot_.keep(number, group.key, *arena_.time(group.row), group.row, arena_.row(group.row));
+  for (const auto& [_, touched] : touched_)
+    if (touched->all_changes()) touched->mark(number, group.key);
   shard.index.erase(group.key, position_of(slot_hash(group.key)));
   shard.erased.give(arena_, group.row);
   ++shard.version;

@@ -3,7 +3,8 @@
 //
 // An op decides for every id of a batch whether its row is needed (`prepare`), says how a row is
 // born (`born`) and changes the rows (`change`). It is shared by all threads of a call; what a
-// thread needs for itself is in its Worker.
+// thread needs for itself is in its Worker. `kInserts`: it may bring new keys. `kLearns`: what it
+// writes counts as touched for every consumer of touched keys, not only for those of all changes.
 #pragma once
 
 #include <cstring>

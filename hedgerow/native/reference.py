@@ -21,6 +21,7 @@ from .reference_values import (
     round_row,
     round_to_half,
 )
+from .reference_watch import Watched
 
 __all__ = [
     "Codec",
@@ -64,7 +65,7 @@ class _Row:
 
 
 @dataclass
-class Table:
+class Table(Watched):
     """A table as a dict from id to row. Serving rows hold what decoding gives."""
 
     segments: Sequence[Segment]
@@ -75,6 +76,9 @@ class Table:
     _rows: dict[int, _Row] = field(default_factory=dict)
     _newest: int = 0
     _counted: list[int] = field(default_factory=lambda: [0, 0, 0, 0])
+
+    def __post_init__(self) -> None:
+        self._start_watch()
 
     def dim(self) -> int:
         """Columns of a row."""
@@ -112,9 +116,20 @@ class Table:
             self._counted[i] += amount
         return inserted, 0, dropped
 
-    def clear(self) -> None:
-        """Removes all rows."""
+    def clear(self) -> bool:
+        """Removes all rows; False: refused, a snapshot is open."""
+        if self._snapshot is not None:
+            return False
         self._rows.clear()
+        for number, consumer in self._consumers.items():
+            if consumer.all_changes:
+                self.touch_all(number)
+        return True
+
+    def _remove(self, key: int) -> bool:
+        if key in self._rows:
+            self._mark([key])
+        return self._rows.pop(key, None) is not None
 
     # ---- rows
 
@@ -223,8 +238,9 @@ class Table:
         inserted = erased = 0
         for key, (_, values) in winners.items():
             if self._skips(values):
-                erased += self._rows.pop(key, None) is not None
+                erased += self._remove(key)
                 continue
+            self._mark([key])
             inserted += key not in self._rows
             row = self._rows.setdefault(key, self._new_row(key))
             row.values, row.time = self._stored(values), time
@@ -246,6 +262,7 @@ class Table:
                 for part in parts:
                     total = total + part
             if self._can_hold(total):
+                self._mark([key])
                 inserted += row is None
                 row = row or self._rows.setdefault(key, self._new_row(key))
                 row.values, row.time = self._stored(total), time
@@ -280,6 +297,7 @@ class Table:
             else:
                 dropped += len(grads) - len(usable)
             if usable:
+                self._mark([key], learned=True)
                 row = self._rows.setdefault(key, self._new_row(key))
                 row.time = time
                 for number, grad in enumerate(usable):
@@ -311,8 +329,9 @@ class Table:
         inserted = erased = 0
         for key, (i, values) in winners.items():
             if self._skips(values):
-                erased += self._rows.pop(key, None) is not None
+                erased += self._remove(key)
                 continue
+            self._mark([key])
             inserted += key not in self._rows
             self._rows[key] = _Row(self._stored(values), states[i].copy(), times[i])
         self._newest = max([self._newest, *times])
@@ -322,6 +341,7 @@ class Table:
         """Resets rows; status 0 = was absent. How many were born."""
         status: NDArray[np.int8] = at(status_at, n, np.int8)
         for i, key in enumerate(at(ids_at, n, np.int64).tolist()):
+            self._mark([key], learned=True)
             status[i] = key in self._rows
             self._rows[key] = self._new_row(key)
             self._rows[key].time = time
@@ -331,6 +351,6 @@ class Table:
         """Removes rows. How many were there."""
         erased = at(erased_at, n, np.bool_)
         for i, key in enumerate(at(ids_at, n, np.int64).tolist()):
-            erased[i] = self._rows.pop(key, None) is not None
+            erased[i] = self._remove(key)
         self._count(0, 0, int(erased.sum()))
         return int(erased.sum())
