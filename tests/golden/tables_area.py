@@ -20,8 +20,6 @@ LATER_RAISES = {
     "restore where one of N file shards is absent or N disagrees between names",
     "restore of a row whose dim differs from the config",
 }
-# Operations of `tables::cases` that need touched keys; the rest of those cases runs.
-LATER_OPS = {"touched"}
 
 
 def _later(file: str, section: str, value: Any) -> bool:
@@ -45,11 +43,11 @@ AREA = Area(
         "schedules": {"kind"},
         "clipping": {"kind", "dense", "sparse", "clip_norm", "global_norm"},
         "quirks": {"kind", "note"},
+        "touched": {"kind"},
     },
     later_files={
         "filters",  # row life
         "eviction",
-        "touched",
         "sharding",  # distribution
         "alltoall",
         "partitioned",
