@@ -23,6 +23,7 @@ struct ApplyOp {
   };
   static constexpr bool kInserts = true;
   static constexpr bool kIsUse = true;
+  static constexpr bool kLearns = true;
   const Table& table;
   Update update;
 

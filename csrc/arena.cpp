@@ -69,6 +69,11 @@ void Arena::add_chunk() {
   chunks_[blocks_.size() - 1] = blocks_.back().data();
 }
 
+u32 Arena::end() const {
+  const std::lock_guard hold(mutex_);
+  return u32(taken_);
+}
+
 u64 Arena::taken_bytes() const {
   const std::lock_guard hold(mutex_);
   return charge_.bytes();

@@ -36,6 +36,7 @@ class Arena {
     return reinterpret_cast<u16*>(chunks_[number >> shift_] + uses_from_) + (number & mask_);
   }
 
+  u32 end() const;                                            // above every row number handed out
   u64 beside_bytes() const { return counts_uses_ ? 10 : 8; }  // of a row: time stamp, uses
   u64 taken_bytes() const;  // rows handed out, with what lies beside them
 

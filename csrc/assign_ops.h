@@ -57,6 +57,7 @@ struct AssignOp {
   using Worker = Winners;
   static constexpr bool kInserts = true;
   static constexpr bool kIsUse = true;
+  static constexpr bool kLearns = false;
   const Table& table;
   GivenRows given;
   i64 at_time;
@@ -84,6 +85,7 @@ struct AssignAddOp {
   };
   static constexpr bool kInserts = true;
   static constexpr bool kIsUse = true;
+  static constexpr bool kLearns = false;
   const Table& table;
   GivenRows given;
   i64 at_time;
@@ -131,6 +133,7 @@ struct RestoreOp {
   using Worker = Winners;
   static constexpr bool kInserts = true;
   static constexpr bool kIsUse = false;
+  static constexpr bool kLearns = false;
   const Table& table;
   GivenRows given;
   const float* states;
@@ -159,6 +162,7 @@ struct ReinitializeOp {
   using Worker = NoScratch;
   static constexpr bool kInserts = true;
   static constexpr bool kIsUse = false;
+  static constexpr bool kLearns = true;
   const Table& table;
   i64 at_time;
   i8* status;
@@ -186,6 +190,7 @@ struct EraseOp {
   using Worker = NoScratch;
   static constexpr bool kInserts = false;
   static constexpr bool kIsUse = false;
+  static constexpr bool kLearns = false;
   const Table& table;
   u8* erased;
 

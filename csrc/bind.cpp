@@ -287,6 +287,54 @@ void bind_evictions(nb::class_<Table>& table) {
           unlocked);
 }
 
+void bind_watching(nb::class_<Table>& table) {
+  table.def("open_touched", &Table::open_touched, unlocked)
+      .def("close_touched", &Table::close_touched, unlocked)
+      .def(
+          "take_touched",
+          [](Table& t, u64 consumer, int shard, u64 room, Address ids) {
+            const TouchedStep step = t.take_touched(consumer, shard, room, at<i64>(ids));
+            return std::tuple(step.keys, step.shard, step.shard == kShards, step.needed, step.whole,
+                              step.forgotten);
+          },
+          unlocked)
+      .def(
+          "touch",
+          [](Table& t, u64 consumer, Address ids, u64 n) { t.touch(consumer, at<i64>(ids), n); },
+          unlocked)
+      .def("touch_all", &Table::touch_all, unlocked)
+      .def(
+          "touched_use",
+          [](const Table& t, u64 consumer) {
+            const TouchedUse use = t.touched_use(consumer);
+            return std::tuple(use.keys, use.overflows);
+          },
+          unlocked)
+      .def(
+          "open_snapshot",
+          [](Table& t, u64 aside_bytes, bool pause) {
+            const SnapshotStart start = t.open_snapshot(aside_bytes, pause);
+            return std::tuple(start.ticket, start.rows, start.newest_time);
+          },
+          unlocked)
+      .def("resume_writers", &Table::resume_writers)
+      .def(
+          "read_snapshot",
+          [](Table& t, u64 ticket, u64 room, Address ids, Address rows, Address states,
+             Address times) {
+            const SnapshotStep step = t.read_snapshot(ticket, room, at<i64>(ids), at<float>(rows),
+                                                      at<float>(states), at<i64>(times));
+            return std::tuple(step.rows, step.done, step.needed);
+          },
+          unlocked)
+      .def("snapshot_use",
+           [](const Table& t) {
+             const SnapshotUse use = t.snapshot_use();
+             return std::tuple(use.aside_rows, use.waited_s);
+           })
+      .def("close_snapshot", &Table::close_snapshot, unlocked);
+}
+
 void bind_table(nb::module_& m) {
   nb::class_<Table> table(m, "Table");
   table
@@ -299,6 +347,7 @@ void bind_table(nb::module_& m) {
   bind_reads(table);
   bind_writes(table);
   bind_evictions(table);
+  bind_watching(table);
 }
 
 }  // namespace
@@ -323,6 +372,11 @@ NB_MODULE(_native, m) {
     } catch (const std::length_error& e) {
       PyErr_SetString(PyExc_MemoryError, e.what());
     }
+  });
+  // A writer that waits for a snapshot's reader can be interrupted.
+  set_while_waiting([] {
+    const nb::gil_scoped_acquire hold;
+    if (PyErr_CheckSignals() != 0) throw nb::python_error();
   });
   bind_process(m);
   bind_values(m);

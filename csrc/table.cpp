@@ -34,7 +34,8 @@ Table::Table(const std::vector<SegmentSpec>& segments, bool serving, bool skip_z
     : layout_(segments, serving),
       skip_zero_(skip_zero),
       seed_(seed),
-      arena_(layout_.stride, counts_uses) {
+      arena_(layout_.stride, counts_uses),
+      snapshot_(u64(layout_.row_bytes)) {
   const CallScope scope;
   try {
     for (int i = 0; i < kShards; ++i) {
@@ -112,6 +113,19 @@ void Table::locate(Plan& plan, int number) const {
   }
 }
 
+// What a snapshot and the consumers of touched keys must know before a batch's rows are written.
+template <class Op>
+void Table::note(int number, const Batch& batch) {
+  for (u64 i = 0; i < batch.groups.size(); ++i) {
+    if (batch.verdict[i] != Verdict::write) continue;
+    const Group& group = batch.groups[i];
+    if (batch.row[i] != nullptr && snapshot_.watches(number))
+      snapshot_.keep(number, group.key, *arena_.time(group.row), group.row, batch.row[i]);
+    for (const auto& [_, touched] : touched_)
+      if (Op::kLearns || touched->all_changes()) touched->mark(number, group.key);
+  }
+}
+
 // Carries out the verdicts on a batch: rows are born or removed, and only those to be written stay.
 template <class Op>
 void Table::settle(Plan& plan, int number, Batch& batch, const Op& op, Applied& applied) {
@@ -127,7 +141,7 @@ void Table::settle(Plan& plan, int number, Batch& batch, const Op& op, Applied& 
       ++applied.inserted;
     } else {
       if (batch.verdict[i] == Verdict::erase && row != nullptr) {
-        remove(number, group);
+        remove(number, group.key, group.row);
         ++applied.erased;
       }
       row = nullptr;
@@ -156,6 +170,8 @@ void Table::commit_batch(Plan& plan, int number, std::span<Group> groups, const 
   for (u64 i = 0; i < groups.size(); ++i)
     batch.row[i] = groups[i].row == kNoRow ? nullptr : arena_.row(groups[i].row);
   op.prepare(worker, plan, batch, applied);
+  if (is_watched(number)) [[unlikely]]
+    note<Op>(number, batch);
   try {
     settle(plan, number, batch, op, applied);
   } catch (...) {  // no memory for a key that another call erased: rows born before it are finished
@@ -235,9 +251,20 @@ u64 Table::tile_ids(u64 n) const {
 }
 
 template <class Op>
-Applied Table::write(const i64* ids, u64 n, const Op& op) {
-  const CallScope scope;
-  const std::shared_lock uncleared(clearing_);
+Applied Table::write(const i64* ids, u64 n, const Op& op, i64 newest) {
+  for (;;) {
+    if (snapshot_.is_open()) before_write();  // without a lock: it may wait
+    const CallScope scope;
+    const std::shared_lock uncleared(clearing_);
+    if (snapshot_.pauses_me()) continue;  // it was opened in between
+    const Applied applied = write_now(ids, n, op);
+    saw_time(newest);
+    return applied;
+  }
+}
+
+template <class Op>
+Applied Table::write_now(const i64* ids, u64 n, const Op& op) {
   Plan& plan = Plan::of_this_thread();
   const Trim trim{plan};
   plan.fresh = {};
@@ -285,41 +312,36 @@ Applied Table::counted() const {
 }
 
 Applied Table::assign(const i64* ids, u64 n, const float* rows, i64 time) {
-  const Applied applied = write(ids, n, AssignOp{*this, {*this, rows}, time});
-  saw_time(time);
-  return applied;
+  return write(ids, n, AssignOp{*this, {*this, rows}, time}, time);
 }
 
 Applied Table::assign_add(const i64* ids, u64 n, const float* rows, i64 time) {
-  const Applied applied = write(ids, n, AssignAddOp{*this, {*this, rows}, time});
-  saw_time(time);
-  return applied;
+  return write(ids, n, AssignAddOp{*this, {*this, rows}, time}, time);
 }
 
 Applied Table::apply_gradients(const i64* ids, u64 n, const Update& update) {
-  const Applied applied = write(ids, n, ApplyOp{*this, update});
-  saw_time(update.time);
-  return applied;
+  return write(ids, n, ApplyOp{*this, update}, update.time);
 }
 
 Applied Table::restore(const i64* ids, u64 n, const float* rows, const float* states,
                        const i64* times) {
-  const Applied applied = write(ids, n, RestoreOp{*this, {*this, rows}, states, times});
-  if (n != 0) saw_time(*std::max_element(times, times + n));
-  return applied;
+  const i64 newest = n == 0 ? 0 : *std::max_element(times, times + n);
+  return write(ids, n, RestoreOp{*this, {*this, rows}, states, times}, newest);
 }
 
 i64 Table::reinitialize(const i64* ids, u64 n, i64 time, i8* status) {
-  return write(ids, n, ReinitializeOp{*this, time, status}).inserted;
+  return write(ids, n, ReinitializeOp{*this, time, status}, 0).inserted;
 }
 
 i64 Table::erase(const i64* ids, u64 n, u8* erased) {
-  return write(ids, n, EraseOp{*this, erased}).erased;
+  return write(ids, n, EraseOp{*this, erased}, 0).erased;
 }
 
-void Table::clear() {
+bool Table::clear() {
+  drop_inherited();
   const CallScope scope;
   const std::lock_guard alone(clearing_);
+  if (snapshot_.is_open()) return false;
   for (auto& shard : shards_) shard->lock.lock();
   for (int i = 0; i < kShards; ++i) {
     shards_[i]->index.clear();
@@ -329,6 +351,9 @@ void Table::clear() {
   }
   arena_.clear();
   for (auto& shard : shards_) shard->lock.unlock();
+  for (const auto& [_, touched] : touched_)
+    if (touched->all_changes()) touched->mark_all();
+  return true;
 }
 
 }  // namespace hedgerow

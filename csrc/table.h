@@ -10,6 +10,7 @@
 
 #include <atomic>
 #include <memory>
+#include <utility>
 #include <vector>
 
 #include "arena.h"
@@ -17,6 +18,8 @@
 #include "layout.h"
 #include "plan.h"
 #include "shard.h"
+#include "snapshot.h"
+#include "touched.h"
 
 namespace hedgerow {
 
@@ -64,6 +67,23 @@ struct ScanStep {
   u64 needed;  // not 0: the room was too small for the next rows, which need this much
 };
 
+struct TouchedUse {
+  u64 keys;       // waiting to be taken
+  u64 overflows;  // over the consumer's life
+};
+
+struct SnapshotStart {
+  u64 ticket;  // 0: another one is open
+  u64 rows;
+  i64 newest_time;
+};
+
+struct SnapshotStep {
+  u64 rows;  // written
+  bool done;
+  u64 needed;  // as in ScanStep
+};
+
 class Table {
  public:
   Table(const std::vector<SegmentSpec>& segments, bool serving, bool skip_zero, u64 seed,
@@ -95,7 +115,27 @@ class Table {
   Applied restore(const i64* ids, u64 n, const float* rows, const float* states, const i64* times);
   i64 reinitialize(const i64* ids, u64 n, i64 time, i8* status);  // how many rows were born
   i64 erase(const i64* ids, u64 n, u8* erased);                   // how many rows are gone
-  void clear();
+  bool clear();  // false: refused, a snapshot is open
+
+  // Touched keys, for any number of consumers. Gradients and reinitialisations count, for consumers
+  // of all changes every other write and erasure too. `take_touched` goes on from a shard (0 to
+  // begin) and gives a shard's keys whole; `touch` puts keys back.
+  u64 open_touched(u64 capacity, bool all_changes, bool forget);
+  void close_touched(u64 consumer);
+  TouchedStep take_touched(u64 consumer, int shard, u64 room, i64* ids);
+  void touch(u64 consumer, const i64* ids, u64 n);
+  void touch_all(u64 consumer);
+  TouchedUse touched_use(u64 consumer) const;
+
+  // A view of all rows as they are when `open_snapshot` returns; one at a time. Each of its rows is
+  // given once. With `pause`, writers of other threads wait until `resume_writers`. Writers whose
+  // old rows fill `aside_bytes` wait for the reader at the start of their next call.
+  SnapshotStart open_snapshot(u64 aside_bytes, bool pause);
+  void resume_writers() { snapshot_.resume(); }
+  SnapshotStep read_snapshot(u64 ticket, u64 room, i64* ids, float* rows, float* states,
+                             i64* times);
+  SnapshotUse snapshot_use() const { return snapshot_.use(); }
+  void close_snapshot(u64 ticket);
 
   // Evictions look at up to `room` rows from `cursor` on (0 to begin); ids and times of the rows
   // that left are written out. As with scan, a row that lives from the first step to the last is
@@ -118,7 +158,9 @@ class Table {
   u64 task_ids(u64 n, bool reused) const;
 
   template <class Op>
-  Applied write(const i64* ids, u64 n, const Op& op);
+  Applied write(const i64* ids, u64 n, const Op& op, i64 newest);
+  template <class Op>
+  Applied write_now(const i64* ids, u64 n, const Op& op);
   template <class Op>
   Applied commit_all(Plan& plan, u64 n, const Op& op);
   template <class Op>
@@ -134,13 +176,21 @@ class Table {
   template <class Op>
   void change(Plan& plan, Batch& batch, const Op& op, typename Op::Worker& worker,
               Applied& applied);
+  template <class Op>
+  void note(int shard, const Batch& batch);
+  void before_write();
+  void drop_inherited();
+  bool is_watched(int shard) const { return !touched_.empty() || snapshot_.watches(shard); }
+  Touched& consumer(u64 number) const;
+  void read_aside(u64 room, SnapshotStep& step, const auto& emit);
+  bool read_live(u64 room, SnapshotStep& step, const auto& emit);
   u64 tile_ids(u64 n) const;
   void locate(Plan& plan, int shard) const;
   void reserve(Plan& plan, u64 n);
   void release(Plan& plan);
   void make_room(int shard, u64 rows);
   void insert(Plan& plan, int shard, Group& group);
-  void remove(int shard, const Group& group);
+  void remove(int shard, u64 key, u32 row);
   void count(const Applied& applied);
 
   template <class Body>
@@ -153,6 +203,7 @@ class Table {
   void check_order(LeaveBy order) const;
 
   void read_row(const u8* row, i64 step, float* out) const;
+  void copy_row(const u8* row, float* values, float* states) const;
   void copy_entry(u32 row, float* rows, float* states, i64* time) const;
   void start_state(float* row) const;
   void start_values(u64 key, float* values) const;
@@ -165,8 +216,14 @@ class Table {
   u64 seed_;
   Arena arena_;
   std::vector<std::unique_ptr<Shard>> shards_;
-  RwLock clearing_;  // shared by calls that write, alone for `clear`: it takes back all rows
+  // Shared by calls that write, alone for `clear`, which takes back all rows, and for what must
+  // fall between two writing calls.
+  mutable RwLock clearing_;
   alignas(64) IndexView views_[kShards];  // of the shards' indexes, under their locks
+  // Consumers of touched keys: changed with `clearing_` alone, read by calls that share it.
+  std::vector<std::pair<u64, std::unique_ptr<Touched>>> touched_;
+  u64 touched_opened_ = 0;
+  Snapshot snapshot_;
   std::atomic<i64> newest_time_{0};
   std::atomic<i64> inserted_{0}, refused_{0}, dropped_{0}, erased_{0};
 };

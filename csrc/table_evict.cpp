@@ -68,12 +68,13 @@ bool Table::walk_slice(Cursor& cursor, u64 limit, const Body& body) {
     fetch_line(arena_.time(entry.row));
     if (arena_.counts_uses()) fetch_line(arena_.uses(entry.row));
   }
-  if (!body(shard, found)) return true;
+  if (!body(cursor.shard, found)) return true;
   return cursor.move_to(next, shard_done);
 }
 
 template <class Doomed>
 ScanStep Table::evict_slices(u64 cursor, u64 room, i64* ids, i64* times, const Doomed& doomed) {
+  before_write();
   const CallScope scope;
   const std::shared_lock uncleared(clearing_);
   ScanStep step{0, cursor, false, 0};
@@ -82,7 +83,7 @@ ScanStep Table::evict_slices(u64 cursor, u64 room, i64* ids, i64* times, const D
   bool fits = true;
   while (fits && seen < room && !step.done) {
     const u64 left = room - seen;
-    step.done = !walk_slice(at, std::min(kSliceRows, left), [&](Shard& shard, auto& found) {
+    step.done = !walk_slice(at, std::min(kSliceRows, left), [&](int number, auto& found) {
       fits = found.size() <= left;
       if (!fits) {  // one home bucket with more keys than there is room
         if (seen == 0) step.needed = found.size();
@@ -91,14 +92,12 @@ ScanStep Table::evict_slices(u64 cursor, u64 room, i64* ids, i64* times, const D
       seen += found.size();
       std::erase_if(found, [&](const KeyRow& entry) { return !doomed(entry); });
       if (found.empty()) return true;
-      const std::lock_guard alone(shard.lock);
+      const std::lock_guard alone(shards_[number]->lock);
       for (const KeyRow& entry : found) {
         ids[step.rows] = i64(entry.key);
         times[step.rows++] = *arena_.time(entry.row);
-        shard.index.erase(entry.key, position_of(slot_hash(entry.key)));
-        shard.erased.give(arena_, entry.row);
+        remove(number, entry.key, entry.row);
       }
-      ++shard.version;
       return true;
     });
   }
@@ -146,7 +145,7 @@ template <class Body>
 void Table::each_rank(LeaveBy order, const Body& body) {
   const std::shared_lock uncleared(clearing_);
   Cursor cursor(0);
-  while (walk_slice(cursor, kSliceRows, [&](Shard&, const auto& found) {
+  while (walk_slice(cursor, kSliceRows, [&](int, const auto& found) {
     for (const KeyRow& entry : found) body(entry, rank_of(order, entry));
     return true;
   })) {

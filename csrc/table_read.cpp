@@ -171,14 +171,14 @@ void Table::contains(const i64* ids, u64 n, u8* out) const {
   visit(ids, n, kReadIds, Reader{out});
 }
 
+void Table::copy_row(const u8* row, float* values, float* states) const {
+  if (layout_.serving) return decode_row(row, values);
+  std::memcpy(values, row, sizeof(float) * layout_.dim);
+  std::memcpy(states, row + sizeof(float) * layout_.dim, sizeof(float) * layout_.state_floats);
+}
+
 void Table::copy_entry(u32 row, float* rows, float* states, i64* time) const {
-  const u8* data = arena_.row(row);
-  if (layout_.serving) {
-    decode_row(data, rows);
-  } else {
-    std::memcpy(rows, data, sizeof(float) * layout_.dim);
-    std::memcpy(states, data + sizeof(float) * layout_.dim, sizeof(float) * layout_.state_floats);
-  }
+  copy_row(arena_.row(row), rows, states);
   *time = *arena_.time(row);
 }
 

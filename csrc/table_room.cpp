@@ -118,13 +118,18 @@ void Table::insert(Plan& plan, int number, Group& group) {
     group.row = shard.erased.size() != 0 ? shard.erased.take(arena_) : arena_.take(1);
   }
   shard.index.insert(group.key, position_of(slot_hash(group.key)), group.row);
+  if (snapshot_.watches(number)) snapshot_.settle(group.row);
   ++shard.version;
 }
 
-void Table::remove(int number, const Group& group) {
+void Table::remove(int number, u64 key, u32 row) {
   Shard& shard = *shards_[number];
-  shard.index.erase(group.key, position_of(slot_hash(group.key)));
-  shard.erased.give(arena_, group.row);
+  if (snapshot_.watches(number))
+    snapshot_.keep(number, key, *arena_.time(row), row, arena_.row(row));
+  for (const auto& [_, touched] : touched_)
+    if (touched->all_changes()) touched->mark(number, key);
+  shard.index.erase(key, position_of(slot_hash(key)));
+  shard.erased.give(arena_, row);
   ++shard.version;
 }
 

@@ -3,7 +3,9 @@
 //
 // An op decides for every id of a batch whether its row is needed (`prepare`), says how a row is
 // born (`born`) and changes the rows (`change`). It is shared by all threads of a call; what a
-// thread needs for itself is in its Worker. `kIsUse`: whether it counts as a use of the row.
+// thread needs for itself is in its Worker. `kInserts`: it may bring new keys. `kLearns`: what it
+// writes counts as touched for every consumer of touched keys, not only for those of all changes.
+// `kIsUse`: it counts as a use of the row.
 #pragma once
 
 #include <cstring>

@@ -39,6 +39,10 @@ class OutOfMemoryError(HedgerowError, MemoryError):
     """A table could not grow. The table is as it was before the call, and stays usable."""
 
 
+class StateError(HedgerowError, RuntimeError):
+    """A call that is fine in itself, but not now: something is open, or was closed."""
+
+
 class NotSupportedError(HedgerowError, NotImplementedError):
     """A setting of the original that has no definition to build from."""
 

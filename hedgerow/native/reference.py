@@ -4,12 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from functools import partial
 
 import numpy as np
 from numpy.typing import NDArray
 
-from .reference_evict import evict_slice, find_cut, is_older, ranked
+from .reference_evict import Evictions
 from .reference_rules import RULES, Floats
 from .reference_values import (
     Codec,
@@ -23,6 +22,7 @@ from .reference_values import (
     round_row,
     round_to_half,
 )
+from .reference_watch import Watched
 
 __all__ = [
     "Codec",
@@ -71,7 +71,7 @@ class _Row:
 
 
 @dataclass
-class Table:
+class Table(Watched, Evictions):
     """A table as a dict from id to row. Serving rows hold what decoding gives."""
 
     segments: Sequence[Segment]
@@ -83,6 +83,9 @@ class Table:
     _rows: dict[int, _Row] = field(default_factory=dict)
     _newest: int = 0
     _counted: list[int] = field(default_factory=lambda: [0, 0, 0, 0])
+
+    def __post_init__(self) -> None:
+        self._start_watch()
 
     def dim(self) -> int:
         """Columns of a row."""
@@ -120,9 +123,20 @@ class Table:
             self._counted[i] += amount
         return inserted, 0, dropped
 
-    def clear(self) -> None:
-        """Removes all rows."""
+    def clear(self) -> bool:
+        """Removes all rows; False: refused, a snapshot is open."""
+        if self._snapshot is not None:
+            return False
         self._rows.clear()
+        for number, consumer in self._consumers.items():
+            if consumer.all_changes:
+                self.touch_all(number)
+        return True
+
+    def _remove(self, key: int) -> bool:
+        if key in self._rows:
+            self._mark([key])
+        return self._rows.pop(key, None) is not None
 
     # ---- rows
 
@@ -231,8 +245,9 @@ class Table:
         inserted = erased = 0
         for key, (_, values) in winners.items():
             if self._skips(values):
-                erased += self._rows.pop(key, None) is not None
+                erased += self._remove(key)
                 continue
+            self._mark([key])
             inserted += key not in self._rows
             row = self._rows.setdefault(key, self._new_row(key))
             row.values = self._stored(values)
@@ -255,6 +270,7 @@ class Table:
                 for part in parts:
                     total = total + part
             if self._can_hold(total):
+                self._mark([key])
                 inserted += row is None
                 row = row or self._rows.setdefault(key, self._new_row(key))
                 row.values = self._stored(total)
@@ -290,6 +306,7 @@ class Table:
             else:
                 dropped += len(grads) - len(usable)
             if usable:
+                self._mark([key], learned=True)
                 row = self._rows.setdefault(key, self._new_row(key))
                 row.touch(time)
                 for number, grad in enumerate(usable):
@@ -321,8 +338,9 @@ class Table:
         inserted = erased = 0
         for key, (i, values) in winners.items():
             if self._skips(values):
-                erased += self._rows.pop(key, None) is not None
+                erased += self._remove(key)
                 continue
+            self._mark([key])
             inserted += key not in self._rows
             row = self._rows.setdefault(key, self._new_row(key))
             row.values, row.state, row.time = self._stored(values), states[i].copy(), times[i]
@@ -333,6 +351,7 @@ class Table:
         """Resets rows; status 0 = was absent. How many were born."""
         status: NDArray[np.int8] = at(status_at, n, np.int8)
         for i, key in enumerate(at(ids_at, n, np.int64).tolist()):
+            self._mark([key], learned=True)
             status[i] = key in self._rows
             new = self._new_row(key)
             row = self._rows.setdefault(key, new)
@@ -343,34 +362,6 @@ class Table:
         """Removes rows. How many were there."""
         erased = at(erased_at, n, np.bool_)
         for i, key in enumerate(at(ids_at, n, np.int64).tolist()):
-            erased[i] = self._rows.pop(key, None) is not None
+            erased[i] = self._remove(key)
         self._count(0, 0, int(erased.sum()))
         return int(erased.sum())
-
-    # ---- evictions: (rows gone, cursor, done, room needed)
-
-    def evict_older(
-        self, reference: int, ages_at: int, cursor: int, room: int, ids_at: int, times_at: int
-    ) -> tuple[int, int, bool, int]:
-        """Removes rows that have reached the age of their slot."""
-        doomed = partial(is_older, ages_at, reference)
-        return evict_slice(self._rows, doomed, cursor, room, ids_at, times_at)
-
-    def find_cut(self, order: str, budget: int) -> tuple[int, int, int]:
-        """How many rows must leave, and the rank of the last of them."""
-        return find_cut(order, self._rows, budget)
-
-    def evict_ranked(
-        self,
-        order: str,
-        excess: int,
-        score: int,
-        key: int,
-        cursor: int,
-        room: int,
-        ids_at: int,
-        times_at: int,
-    ) -> tuple[int, int, bool, int]:
-        """Removes rows up to a rank, at most `excess` of them."""
-        doomed = ranked(order, excess, score, key)
-        return evict_slice(self._rows, doomed, cursor, room, ids_at, times_at)

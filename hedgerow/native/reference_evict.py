@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Protocol, TypeVar
+from functools import partial
+from typing import Any, Protocol, TypeVar
 
 import numpy as np
 
@@ -21,25 +22,6 @@ class Row(Protocol):
 
 
 R = TypeVar("R", bound=Row)
-
-
-def evict_slice(
-    rows: dict[int, R],
-    doomed: Callable[[int, R], bool],
-    cursor: int,
-    room: int,
-    ids_at: int,
-    times_at: int,
-) -> tuple[int, int, bool, int]:
-    """Removes the doomed among `room` rows from the cursor on."""
-    seen = list(rows)[cursor : cursor + room]
-    gone = [(key, rows[key].time) for key in seen if doomed(key, rows[key])]
-    for i, (key, time) in enumerate(gone):
-        at(ids_at, room, np.int64)[i] = key
-        at(times_at, room, np.int64)[i] = time
-        del rows[key]
-    cursor += len(seen) - len(gone)
-    return len(gone), cursor, cursor >= len(rows), 0
 
 
 def is_older(ages_at: int, reference: int, key: int, row: Row) -> bool:
@@ -80,3 +62,56 @@ def ranked(order: str, excess: int, score: int, key: int) -> Callable[[int, Row]
         return False
 
     return leaves
+
+
+class Evictions:
+    """What `Table` lets go of. Answers are (rows gone, cursor, done, room needed)."""
+
+    _rows: dict[int, Any]
+
+    def _remove(self, key: int) -> bool:
+        raise NotImplementedError
+
+    def evict_older(
+        self, reference: int, ages_at: int, cursor: int, room: int, ids_at: int, times_at: int
+    ) -> tuple[int, int, bool, int]:
+        """Removes rows that have reached the age of their slot."""
+        doomed = partial(is_older, ages_at, reference)
+        return self._evict(doomed, cursor, room, ids_at, times_at)
+
+    def find_cut(self, order: str, budget: int) -> tuple[int, int, int]:
+        """How many rows must leave, and the rank of the last of them."""
+        return find_cut(order, self._rows, budget)
+
+    def evict_ranked(
+        self,
+        order: str,
+        excess: int,
+        score: int,
+        key: int,
+        cursor: int,
+        room: int,
+        ids_at: int,
+        times_at: int,
+    ) -> tuple[int, int, bool, int]:
+        """Removes rows up to a rank, at most `excess` of them."""
+        doomed = ranked(order, excess, score, key)
+        return self._evict(doomed, cursor, room, ids_at, times_at)
+
+    def _evict(
+        self,
+        doomed: Callable[[int, Row], bool],
+        cursor: int,
+        room: int,
+        ids_at: int,
+        times_at: int,
+    ) -> tuple[int, int, bool, int]:
+        """Removes the doomed among `room` rows from the cursor on."""
+        seen = list(self._rows)[cursor : cursor + room]
+        gone = [(key, self._rows[key].time) for key in seen if doomed(key, self._rows[key])]
+        for i, (key, time) in enumerate(gone):
+            at(ids_at, room, np.int64)[i] = key
+            at(times_at, room, np.int64)[i] = time
+            self._remove(key)
+        cursor += len(seen) - len(gone)
+        return len(gone), cursor, cursor >= len(self._rows), 0

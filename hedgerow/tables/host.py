@@ -12,7 +12,13 @@ from .. import native
 from ..core import checks, registry
 from ..core.clock import Clock, SystemClock
 from ..core.counters import Counters
-from ..core.errors import InputError, NotFiniteError, OutOfMemoryError, ServingTableError
+from ..core.errors import (
+    InputError,
+    NotFiniteError,
+    OutOfMemoryError,
+    ServingTableError,
+    StateError,
+)
 from ..core.forklock import ForkLock
 from ..core.recycle import Recycler
 from ..core.shapes import Bool, Float32, Int8, Int64
@@ -21,12 +27,13 @@ from .config import TableConfig
 from .expiry import Lfu
 from .host_evict import HostEvictions
 from .host_reads import HostReads
+from .host_watch import HostWatch
 from .layout import RowLayout, native_segment
 from .schedules import Rate, check_rates, rate_at
 from .store import Applied, Entries, Lookup, TableKeys
 
 
-class HostTable(HostEvictions, HostReads):
+class HostTable(HostEvictions, HostReads, HostWatch):
     """Rows for any 64-bit id, born on the first write; safe from many threads.
 
     Keys are an int64 tensor (or `TableKeys` of one table); equal ids in one call act in order.
@@ -67,6 +74,7 @@ class HostTable(HostEvictions, HostReads):
         self._outputs = Recycler()
         self._events = Counters()
         self._evicting = ForkLock()
+        self._start_watch()
         with _memory_errors():
             self._table = native.Table(
                 [native_segment(s) for s in config.segments],
@@ -191,7 +199,11 @@ class HostTable(HostEvictions, HostReads):
 
     def clear(self) -> None:
         """Removes all rows and gives their memory back."""
-        self._table.clear()
+        if not self._table.clear():
+            raise StateError(
+                f"clear of table {self.config.name!r} while a snapshot of it is open; nothing was "
+                f"removed. Close the snapshot first."
+            )
 
     def close(self) -> None:
         """Removes all rows and gives the shared name back."""

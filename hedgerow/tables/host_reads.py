@@ -89,7 +89,7 @@ class HostReads:
         ids = self._keys(keys).ids
         n = len(ids)
         found = torch.empty(n, dtype=torch.bool)
-        rows, raw, ts = self._entry_room(n)
+        rows, raw, ts = entry_room(self.layout, n)
         self._table.entries(
             ids.data_ptr(), n, found.data_ptr(), rows.data_ptr(), raw.data_ptr(), ts.data_ptr()
         )
@@ -102,16 +102,13 @@ class HostReads:
         written meanwhile; rows that come or go during the scan may be given or not. Rows that share
         a home in the index stay together, so a slice of very few rows may hold a few more.
         """
-        if rows is None:
-            row_bytes = 4 * (self.layout.dim + self.layout.state_floats)
-            rows = max(1, min(65536, _SLICE_BYTES // row_bytes))
-        return self._slices(checks.count("rows", rows, least=1))
+        return self._slices(slice_rows(self.layout, rows))
 
     def _slices(self, room: int) -> Iterator[Entries]:
         cursor, done = 0, False
         while not done:
             ids = torch.empty(room, dtype=torch.int64)
-            values, raw, ts = self._entry_room(room)
+            values, raw, ts = entry_room(self.layout, room)
             got, cursor, done, needed = self._table.scan(
                 cursor, room, ids.data_ptr(), values.data_ptr(), raw.data_ptr(), ts.data_ptr()
             )
@@ -170,9 +167,19 @@ class HostReads:
     def _step(self, step: int | None, needed: bool, why: str) -> int:
         return arguments.needed_step(step, needed, self.config.name, why)
 
-    def _entry_room(self, n: int) -> tuple[Tensor, Tensor, Tensor]:
-        return (
-            torch.empty(n, self.layout.dim),
-            torch.empty(n, self.layout.state_floats),
-            torch.empty(n, dtype=torch.int64),
-        )
+
+def slice_rows(layout: RowLayout, rows: int | None) -> int:
+    """Rows of a slice of a scan: as asked for, or about 16 MiB."""
+    if rows is None:
+        row_bytes = 4 * (layout.dim + layout.state_floats)
+        rows = max(1, min(65536, _SLICE_BYTES // row_bytes))
+    return checks.count("rows", rows, least=1)
+
+
+def entry_room(layout: RowLayout, n: int) -> tuple[Tensor, Tensor, Tensor]:
+    """Room for raw rows, states and times."""
+    return (
+        torch.empty(n, layout.dim),
+        torch.empty(n, layout.state_floats),
+        torch.empty(n, dtype=torch.int64),
+    )

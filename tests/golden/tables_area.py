@@ -20,8 +20,6 @@ LATER_RAISES = {
     "restore where one of N file shards is absent or N disagrees between names",
     "restore of a row whose dim differs from the config",
 }
-# Operations of `tables::cases` that need touched keys; the rest of those cases runs.
-LATER_OPS = {"touched"}
 
 
 def _later(file: str, section: str, value: Any) -> bool:
@@ -47,10 +45,10 @@ AREA = Area(
         "clipping": {"kind", "dense", "sparse", "clip_norm", "global_norm"},
         "quirks": {"kind", "note"},
         "sharding": {"kind", "owner_rule"},
+        "touched": {"kind"},
     },
     later_files={
         "filters",  # row life
-        "touched",
         "alltoall",  # distribution
         "partitioned",
         "factory",

@@ -18,7 +18,6 @@ from hedgerow.tables.store import Entries
 from .runner import Case, take
 from .tables_area import (
     AREA,
-    LATER_OPS,
     close,
     one_segment,
     original,
@@ -58,6 +57,7 @@ class _Trace:
             skip_zero_embedding=c.get("skip_zero_embedding", False),
         )
         self.table = HostTable(config, clock=self.clock)
+        self.changed = self.table.touched("golden")
         self.states_at_end: list[tuple[int, list[dict[str, Any]]]] = []
 
     def assign(self, op: dict[str, Any]) -> None:
@@ -127,11 +127,16 @@ class _Trace:
         take(op, ("op",))
         self.table.clear()
 
+    def touched(self, op: dict[str, Any]) -> None:
+        o = take(op, ("op", "expect"))
+        assert sorted(self.changed.take().ids.tolist()) == sorted(o["expect"])
+
     def run(self, op: dict[str, Any]) -> None:
-        verbs = "assign assign_add apply lookup contains size max_ts entry reinitialize clear"
-        assert op["op"] in verbs.split() or op["op"] in LATER_OPS, f"unknown op {op['op']!r}"
-        if op["op"] not in LATER_OPS:
-            getattr(self, op["op"])(op)
+        verbs = (
+            "assign assign_add apply lookup contains size max_ts entry reinitialize clear touched"
+        )
+        assert op["op"] in verbs.split(), f"unknown op {op['op']!r}"
+        getattr(self, op["op"])(op)
 
 
 @AREA.handles("tables", "cases")

@@ -9,6 +9,7 @@ from . import (  # noqa: F401  (they register handlers)
     tables_optimizers,
     tables_rows,
     tables_sharding,
+    tables_touched,
     tables_values,
 )
 from .runner import Case

@@ -1,0 +1,119 @@
+// Sets of touched keys: insertion, overflow, taking.
+#include "touched.h"
+
+#include <algorithm>
+#include <new>
+
+namespace hedgerow {
+namespace {
+
+constexpr u64 kLeastSlots = 16;
+
+}  // namespace
+
+bool KeySet::place(std::vector<u64>& slots, u64 key) {
+  const u64 mask = slots.size() - 1;
+  u64 at = slot_hash(key) & mask;  // low bits: the shard took the high ones
+  for (; slots[at] != 0; at = (at + 1) & mask)
+    if (slots[at] == key) return false;
+  slots[at] = key;
+  return true;
+}
+
+void KeySet::grow() {
+  std::vector<u64> larger(std::max(kLeastSlots, slots_.size() * 2));
+  for (u64 key : slots_)
+    if (key != 0) place(larger, key);
+  slots_.swap(larger);
+}
+
+bool KeySet::insert(u64 key) {
+  if (key == 0) {
+    if (zero_) return false;
+    zero_ = true;
+  } else {
+    if (4 * (size_ + 1) > 3 * slots_.size()) grow();
+    if (!place(slots_, key)) return false;
+  }
+  ++size_;
+  return true;
+}
+
+void KeySet::copy_to(i64* out) const {
+  if (zero_) *out++ = 0;
+  for (u64 key : slots_)
+    if (key != 0) *out++ = i64(key);
+}
+
+// A key is in its shard's set, or the shard says that it skipped one, and both change under the
+// shard's lock alone: so no take misses a change, however `full_` is seen by other shards.
+void Touched::skip(Stripe& stripe) {
+  size_.fetch_sub(stripe.keys.size(), std::memory_order_relaxed);
+  stripe.keys.clear();
+  stripe.skipped = true;
+}
+
+void Touched::overflow(Stripe& stripe) {
+  if (!full_.exchange(true)) overflows_.fetch_add(1, std::memory_order_relaxed);
+  skip(stripe);
+}
+
+void Touched::mark(int shard, u64 key) noexcept {
+  if (forget_) return mark_or_forget(key);
+  Stripe& stripe = stripes_[shard];
+  if (full_.load(std::memory_order_relaxed)) return skip(stripe);
+  try {
+    if (!stripe.keys.insert(key)) return;
+  } catch (const std::bad_alloc&) {  // the write goes on; the consumer learns that keys are missing
+    return overflow(stripe);
+  }
+  if (size_.fetch_add(1, std::memory_order_relaxed) >= capacity_) overflow(stripe);
+}
+
+void Touched::forget_all() {
+  forgotten_ += stripes_[0].keys.size();
+  stripes_[0].keys.clear();
+  size_.store(0, std::memory_order_relaxed);
+  overflows_.fetch_add(1, std::memory_order_relaxed);
+}
+
+void Touched::mark_or_forget(u64 key) noexcept {
+  const std::lock_guard hold(forgetting_);
+  try {
+    if (!stripes_[0].keys.insert(key)) return;
+  } catch (const std::bad_alloc&) {
+    forget_all();
+    ++forgotten_;
+    return;
+  }
+  size_.store(stripes_[0].keys.size(), std::memory_order_relaxed);
+  if (stripes_[0].keys.size() > capacity_) forget_all();
+}
+
+void Touched::take(u64 room, i64* ids, TouchedStep& step) {
+  if (forget_ && step.shard != 0) {
+    ++step.shard;
+    return;
+  }
+  std::unique_lock hold(forgetting_, std::defer_lock);
+  if (forget_) hold.lock();
+  Stripe& stripe = stripes_[step.shard];
+  const u64 keys = stripe.keys.size();
+  step.whole = step.whole || stripe.skipped;
+  if (!step.whole && keys > room - step.keys) {
+    step.needed = keys;
+    return;
+  }
+  if (!step.whole) {
+    stripe.keys.copy_to(ids + step.keys);
+    step.keys += keys;
+  }
+  stripe.keys.clear();
+  size_.fetch_sub(keys, std::memory_order_relaxed);
+  stripe.skipped = false;
+  step.forgotten += forgotten_;
+  forgotten_ = 0;
+  ++step.shard;
+}
+
+}  // namespace hedgerow

@@ -1,0 +1,176 @@
+"""Touched keys: which rows of a table changed since a consumer last asked."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Literal, Protocol
+
+import torch
+from torch import Tensor
+
+from .. import native
+from ..core import checks
+from ..core.errors import InputError, StateError
+from ..core.shapes import Int64
+
+Overflow = Literal["whole_table", "forget"]
+
+DEFAULT_CAPACITY = 2_097_152  # keys: 64 MiB of 32 bytes in the original
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Touched:
+    """What a take gave: distinct ids in no particular order, or word that any may have changed.
+
+    With `whole_table` there are no ids: send every row. `forgotten` counts keys that a consumer
+    with `overflow="forget"` dropped since the take before.
+
+    >>> Touched(torch.tensor([7]), whole_table=False, forgotten=0).ids.tolist()
+    [7]
+    """
+
+    ids: Int64[Tensor, "n"]
+    whole_table: bool
+    forgotten: int
+
+    def __len__(self) -> int:
+        return len(self.ids)
+
+
+class TouchedSource(Protocol):
+    """Where changed keys come from: what a publisher takes, and gives back if it could not send."""
+
+    def take(self) -> Touched:
+        """The keys changed since the last take."""
+        ...
+
+    def give_back(self, taken: Touched | Int64[Tensor, "n"]) -> None:
+        """Puts keys back, for the next take."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class TouchedSettings:
+    """How a consumer collects: see `HostTable.touched`.
+
+    >>> TouchedSettings().capacity
+    2097152
+    """
+
+    capacity: int = DEFAULT_CAPACITY
+    all_changes: bool = False
+    overflow: Overflow = "whole_table"
+
+    def __post_init__(self) -> None:
+        checks.count("capacity", self.capacity, least=1)
+        checks.flag("all_changes", self.all_changes)
+        if self.overflow not in ("whole_table", "forget"):
+            raise InputError(
+                f"overflow is {self.overflow!r}; it must be 'whole_table' or 'forget'."
+            )
+        if self.all_changes and self.overflow == "forget":
+            raise InputError(
+                "all_changes=True with overflow='forget'; the original's rule loses keys, and "
+                "whoever needs all changes needs them whole: use overflow='whole_table'."
+            )
+
+
+class TouchedKeys:
+    """One consumer's touched keys of one table, from `HostTable.touched`; safe from many threads.
+
+    A key touched during a take is in this take or in the next. Collecting costs memory up to
+    `capacity` keys (about 16 bytes each) and goes on until `close`.
+
+    >>> from hedgerow import HostTable, Segment, Sgd, TableConfig, Zeros
+    >>> table = HostTable(TableConfig("user", (Segment(1, Zeros(), Sgd(lr=0.1)),)))
+    >>> changed = table.touched("serving")
+    >>> _ = table.apply_gradients(torch.tensor([7, 7, -1]), torch.ones(3, 1))
+    >>> sorted(changed.take().ids.tolist())
+    [-1, 7]
+    >>> len(changed.take())
+    0
+    """
+
+    def __init__(
+        self,
+        table: native.Table,
+        name: str,
+        settings: TouchedSettings,
+        forget_name: Callable[[str], object],
+    ) -> None:
+        self.name = name
+        self.settings = settings
+        self._table = table
+        self._forget_name = forget_name
+        self._closed = False
+        self._consumer = table.open_touched(
+            settings.capacity, settings.all_changes, settings.overflow == "forget"
+        )
+
+    def __repr__(self) -> str:
+        state = "closed" if self._closed else f"{self.size()} keys"
+        return f"TouchedKeys({self.name!r}, {state})"
+
+    def take(self) -> Touched:
+        """The keys touched since the last take; it starts collecting anew."""
+        self._check_open()
+        parts: list[Tensor] = []
+        shard, done, whole, forgotten, least = 0, False, False, 0, 1
+        try:
+            while not done:
+                room = max(least, self.size())
+                ids = torch.empty(room, dtype=torch.int64)
+                got, shard, done, least, some_lost, dropped = self._table.take_touched(
+                    self._consumer, shard, room, ids.data_ptr()
+                )
+                whole, forgotten = whole or some_lost, forgotten + dropped
+                if got:
+                    parts.append(ids[:got])
+            taken = torch.cat(parts) if parts else torch.empty(0, dtype=torch.int64)
+        except BaseException:
+            if whole:
+                self._table.touch_all(self._consumer)
+            for part in parts:
+                self._table.touch(self._consumer, part.data_ptr(), len(part))
+            raise
+        return Touched(taken[:0] if whole else taken, whole, forgotten)
+
+    def give_back(self, taken: Touched | Int64[Tensor, "n"]) -> None:
+        """Puts keys back for the next take: what was taken could not be delivered."""
+        self._check_open()
+        ids = taken.ids if isinstance(taken, Touched) else taken
+        checks.tensor("ids", ids, torch.int64, (None,))
+        if isinstance(taken, Touched) and taken.whole_table:
+            if self.settings.overflow == "forget":
+                raise InputError(
+                    "a whole table given back to a consumer with overflow='forget', which never "
+                    "says so; give its ids back."
+                )
+            self._table.touch_all(self._consumer)
+        self._table.touch(self._consumer, ids.data_ptr(), len(ids))
+
+    def size(self) -> int:
+        """Keys that wait to be taken; those of a full consumer do not count."""
+        self._check_open()
+        return self._table.touched_use(self._consumer)[0]
+
+    def overflows(self) -> int:
+        """How often there were more keys than the capacity, since the consumer was opened."""
+        self._check_open()
+        return self._table.touched_use(self._consumer)[1]
+
+    def close(self) -> None:
+        """Stops collecting and frees the name; a second call does nothing."""
+        if self._closed:
+            return
+        self._closed = True
+        self._forget_name(self.name)
+        self._table.close_touched(self._consumer)
+
+    def _check_open(self) -> None:
+        if self._closed:
+            raise StateError(
+                f"the consumer {self.name!r} of touched keys is closed; open it again with "
+                f"table.touched({self.name!r}): it then knows of changes from there on."
+            )
