@@ -6,6 +6,7 @@
 // is not set, and what lies aside.
 #pragma once
 
+#include <algorithm>
 #include <atomic>
 #include <memory>
 #include <mutex>

@@ -1,6 +1,7 @@
 // Snapshots and touched keys beside writers: the view is that of its start, and no key is lost.
 #include <algorithm>
 #include <atomic>
+#include <chrono>
 #include <map>
 #include <set>
 #include <thread>
