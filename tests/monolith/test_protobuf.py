@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import struct
+from contextlib import suppress
 
 import numpy as np
 import pytest
@@ -113,7 +114,5 @@ def test_what_is_no_message_is_refused(data: bytes, what: str) -> None:
 @given(st.binary(max_size=60))
 def test_any_bytes_are_an_entry_or_an_error_of_ours(data: bytes) -> None:
     for decode in (decode_entry, decode_dumps):
-        try:
+        with suppress(pb.WireError):  # anything else fails the test
             decode(data)
-        except pb.WireError as error:
-            assert str(error)
