@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
@@ -18,6 +17,7 @@ from .entry_dump import NO_VALUES, EntryDump
 from .optimizer_dump import WRITES_NONE, Form, decode_states, form_of
 from .protobuf import WireError
 from .records import Record
+from .row_shape import RowShape
 
 OnStateMismatch = Literal["error", "reset"]
 _BATCH_BYTES = 2**24
@@ -45,40 +45,35 @@ class RowBatch:
         self._ts = np.empty(self._room, np.int64)
         self._rows = np.empty((self._room, self.layout.dim), np.float32)
         self._states = [self._state_room(i) for i in range(len(config.segments))]
-        self._places: list[tuple[Path, int]] = []  # file and byte of each row
+        self._records: list[Record] = []
         optimizers = [] if config.serving else [s.optimizer for s in config.segments]
         self._forms: list[tuple[int, Form | None]] = [
             (i, form_of(o)) for i, o in enumerate(optimizers) if o and o.kind != WRITES_NONE
         ]
+        self._shape = self._usual_shape()
 
     def __len__(self) -> int:
-        return len(self._places)
+        return len(self._records)
 
     @property
     def full(self) -> bool:
         """Whether it must be taken before the next row."""
-        return len(self._places) == self._room
+        return len(self._records) == self._room
 
     def add(self, record: Record) -> None:
-        """One row more; raises, naming table and id, if it does not fit the table."""
-        entry, i = record.entry(), len(self._places)
-        if len(entry.values) != self.layout.dim:
-            raise InputError(
-                f"{self._of(record, entry)} has {len(entry.values)} values; the "
-                f"configuration gives the table dim {self.layout.dim}. Correct its segments."
-            )
-        if entry.ts < 0:
-            raise InputError(f"{self._of(record, entry)} has the time {entry.ts}; 0 or more.")
-        self._ids[i], self._rows[i] = entry.id, entry.values
-        self._ts[i] = 0 if self.config.serving else entry.ts  # a serving row has no update time
-        if self.layout.places:
-            self._add_states(record, entry, i)
-        self._places.append((record.file, record.at))
+        """One row more."""
+        self._records.append(record)
 
     def take(self) -> tuple[Entries, int]:
-        """The rows so far, and how many have fresh states; the batch is empty afterwards."""
-        n = len(self._places)
-        rows = torch.from_numpy(self._rows[:n].copy())
+        """The rows so far, and how many have fresh states; the batch is empty afterwards.
+
+        Raises, naming table and id, if a row does not fit the table.
+        """
+        n = len(self._records)
+        usual = self._take_usual()
+        for i in range(n):
+            if not usual[i]:
+                self._decode(self._records[i], i)
         if self.config.not_finite == "reject":
             self._check_finite(n)
         states = [
@@ -88,13 +83,57 @@ class RowBatch:
         try:
             self.layout.join(states, n)
         except InputError as error:
-            files = ", ".join(sorted({str(file) for file, _ in self._places}))
+            files = ", ".join(sorted({str(record.file) for record in self._records}))
             raise FileDamagedError(f"table {self.config.name!r} in {files}: {error}") from error
         found = torch.ones(n, dtype=torch.bool)
-        ids, ts = (torch.from_numpy(room[:n].copy()) for room in (self._ids, self._ts))
+        rooms = (self._ids, self._rows, self._ts)
+        ids, rows, ts = (torch.from_numpy(room[:n].copy()) for room in rooms)
         resets, self._resets = self._resets, 0
-        self._places.clear()
+        self._records.clear()
         return Entries(ids, found, rows, states, ts), resets
+
+    def _usual_shape(self) -> RowShape | None:
+        """None where rows hold numbers of no fixed length, or states this table does not have."""
+        dumps: list[tuple[Form, dict[str, int]]] = []
+        for segment, form in self._forms:
+            if form is None or form.integers or set(form.floats) != set(self._states[segment]):
+                return None
+            rooms = self._states[segment].items()
+            dumps.append((form, {n: 1 if r.ndim == 1 else r.shape[1] for n, r in rooms}))
+        return RowShape(self.layout.dim, dumps)
+
+    def _take_usual(self) -> NDArray[np.bool_]:
+        """Decodes the rows in the usual form; says which they were."""
+        usual = np.zeros(len(self._records), np.bool_)
+        if self._shape is None:
+            return usual
+        found = self._shape.decode([record.payload for record in self._records])
+        at, start = found.at, self.layout.dim
+        usual[at] = True
+        self._ids[at], self._rows[at] = found.ids, found.floats[:, :start]
+        self._ts[at] = 0 if self.config.serving else found.ts
+        for segment, form in self._forms:
+            for name in form.floats if form else ():
+                room = self._states[segment][name]
+                stop = start + (1 if room.ndim == 1 else room.shape[1])
+                values = found.floats[:, start:stop]
+                room[at] = values[:, 0] if room.ndim == 1 else values
+                start = stop
+        return usual
+
+    def _decode(self, record: Record, i: int) -> None:
+        entry = record.entry()
+        if len(entry.values) != self.layout.dim:
+            raise InputError(
+                f"{self._place(record, entry.id)} has {len(entry.values)} values; the "
+                f"configuration gives the table dim {self.layout.dim}. Correct its segments."
+            )
+        if entry.ts < 0:
+            raise InputError(f"{self._place(record, entry.id)} has the time {entry.ts}; 0 or more.")
+        self._ids[i], self._rows[i] = entry.id, entry.values
+        self._ts[i] = 0 if self.config.serving else entry.ts  # a serving row has no update time
+        if self.layout.places:
+            self._add_states(record, entry, i)
 
     def _state_room(self, segment: int) -> dict[str, NDArray[Any]]:
         room: dict[str, NDArray[Any]] = {}
@@ -111,7 +150,7 @@ class RowBatch:
         except _Mismatch as error:
             if not self._reset:
                 raise InputError(
-                    f"{self._of(record, entry)} {error}. Give the table the optimizers it "
+                    f"{self._place(record, entry.id)} {error}. Give the table the optimizers it "
                     f"was saved with, or import with on_state_mismatch='reset'."
                 ) from error
             self._resets += 1
@@ -119,7 +158,7 @@ class RowBatch:
                 self._states[place.segment][place.state.name][i] = place.state.initial
         except WireError as error:
             raise FileDamagedError(
-                f"{self._of(record, entry)} has a damaged optimizer state: {error}."
+                f"{self._place(record, entry.id)} has a damaged optimizer state: {error}."
             ) from error
 
     def _saved_states(self, entry: EntryDump, i: int) -> None:
@@ -152,13 +191,10 @@ class RowBatch:
         if bad.any():
             i = int(bad.argmax())
             raise NotFiniteError(
-                f"{self._place(*self._places[i], int(self._ids[i]))} holds "
+                f"{self._place(self._records[i], int(self._ids[i]))} holds "
                 f"{self._rows[i][~np.isfinite(self._rows[i])][0]}; the table rejects what is not "
                 f"finite. Leave such rows out with not_finite='drop' in its configuration."
             )
 
-    def _of(self, record: Record, entry: EntryDump) -> str:
-        return self._place(record.file, record.at, entry.id)
-
-    def _place(self, file: Path, at: int, key: int) -> str:
-        return f"table {self.config.name!r}, id {key} ({file}, record at byte {at})"
+    def _place(self, record: Record, key: int) -> str:
+        return f"table {self.config.name!r}, id {key} ({record.file}, record at byte {record.at})"

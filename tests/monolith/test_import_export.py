@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from hedgerow.core.errors import InputError, NotFiniteError, ServingTableError, UnknownNameError
@@ -61,7 +61,7 @@ def test_rows_states_and_times_of_every_optimizer_come_back(
     assert copy.max_ts() == table.max_ts()
 
 
-@settings(max_examples=25, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=25, deadline=None)
 @given(
     st.dictionaries(
         st.sampled_from(["a", "b", "ü", "B", "slot:1/x"]),
