@@ -11,6 +11,7 @@
 #include <tuple>
 
 #include "codec.h"
+#include "crc32c.h"
 #include "finite.h"
 #include "gather.h"
 #include "half.h"
@@ -100,6 +101,9 @@ void bind_values(nb::module_& m) {
           round_row_to_half(seed, at<u64>(ids)[i], step, number, first_column, dim,
                             at<float>(rows) + i * dim);
       },
+      nb::call_guard<nb::gil_scoped_release>());
+  m.def(
+      "crc32c", [](Address data, u64 n, u32 seed) { return crc32c(at<u8>(data), n, seed); },
       nb::call_guard<nb::gil_scoped_release>());
   m.def(
       "first_not_finite",

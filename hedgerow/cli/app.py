@@ -10,6 +10,7 @@ import typer
 
 from ..core.errors import ConfigError, DtypeError, HedgerowError, InputError, UnknownNameError
 from . import bench
+from .import_monolith import import_monolith
 
 _JOB_FAILED, _BAD_ARGUMENTS = 1, 2
 
@@ -22,6 +23,7 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 app.add_typer(bench.app, name="bench")
+app.command("import-monolith")(import_monolith)
 
 
 def _show_version(wanted: bool) -> None:

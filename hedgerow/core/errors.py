@@ -56,3 +56,11 @@ class UnknownNameError(HedgerowError, KeyError):
 
     def __str__(self) -> str:
         return str(self.args[0]) if self.args else ""
+
+
+class FileMissingError(HedgerowError, FileNotFoundError):
+    """No file where files were expected."""
+
+
+class FileDamagedError(HedgerowError, ValueError):
+    """A file that is cut off, changed, or lacks others of its set. The message names it."""

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 import numpy as np
 from numpy.typing import NDArray
 
+from .reference_bytes import crc32c
 from .reference_evict import Evictions
 from .reference_rules import RULES, Floats
 from .reference_values import (
@@ -28,6 +29,7 @@ __all__ = [
     "Codec",
     "Segment",
     "Table",
+    "crc32c",
     "first_not_finite",
     "first_values",
     "gather",

@@ -15,6 +15,7 @@ from hedgerow.tables.initializers import Constant, Zeros
 from hedgerow.tables.optimizers import Sgd
 from hedgerow.tables.store import Entries
 
+from .original_files import SITUATIONS as OF_FILES
 from .runner import Case, take
 from .tables_area import (
     AREA,
@@ -185,15 +186,20 @@ SITUATIONS: dict[str, tuple[Callable[[], object], ...]] = {
     "lookup with a dim other than the table's": (
         lambda: _table().lookup(torch.tensor([1]), out=torch.empty(1, 3)),
     ),
+    **OF_FILES,
+}
+ERRORS: dict[str, type[Exception]] = {
+    "ValueError": ValueError,
+    "RuntimeError": RuntimeError,
+    "FileNotFoundError": FileNotFoundError,
 }
 
 
 @AREA.handles("tables", "must_raise")
 def raises(case: Case) -> None:
     c = case.take(("why", "error"))
-    error = {"ValueError": ValueError, "RuntimeError": RuntimeError}[c["error"]]
     for situation in SITUATIONS[c["why"]]:
-        with pytest.raises(error):
+        with pytest.raises(ERRORS[c["error"]]):
             situation()
 
 

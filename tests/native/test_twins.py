@@ -171,3 +171,29 @@ def test_bf16_and_fp16_store_what_torch_stores() -> None:
     assert torch.equal(Fp16().encode(x), x.half())
     assert torch.equal(Bf16().encode(x), x.bfloat16())
     assert torch.equal(Fp16().decode(x.half()), x.half().float())
+
+
+@given(st.binary(max_size=100), st.integers(0, 2**32 - 1), st.integers(0, 100))
+def test_checksums_agree_and_can_be_continued(data: bytes, seed: int, cut: int) -> None:
+    start = np.frombuffer(data, np.uint8).ctypes.data if data else 0
+    whole = native.crc32c(start, len(data), seed)
+    assert whole == reference.crc32c(start, len(data), seed)
+    cut = min(cut, len(data))
+    first = native.crc32c(start, cut, seed)
+    assert native.crc32c(start + cut, len(data) - cut, first) == whole
+
+
+@pytest.mark.parametrize(
+    ("data", "crc"),
+    [
+        (b"123456789", 0xE3069283),
+        (bytes(32), 0x8A9136AA),
+        (b"\xff" * 32, 0x62A8AB43),
+        (bytes(range(32)), 0x46DD794E),
+        (b"", 0),
+    ],
+)
+def test_known_checksums(data: bytes, crc: int) -> None:
+    start = np.frombuffer(data, np.uint8).ctypes.data if data else 0
+    for core in (native, reference):
+        assert core.crc32c(start, len(data), 0) == crc

@@ -1,0 +1,3 @@
+"""The original's formats: its table files read and written by small decoders of our own."""
+
+from __future__ import annotations

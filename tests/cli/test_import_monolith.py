@@ -1,0 +1,126 @@
+"""`hedgerow import-monolith`: what it lists, checks and refuses."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner, Result
+
+from hedgerow.cli.app import app
+from hedgerow.core.errors import ConfigError, FileDamagedError, FileMissingError, InputError
+from hedgerow.monolith.exporter import export_table, export_tables
+from hedgerow.tables import original
+from hedgerow.tables.config import TableConfig
+from hedgerow.tables.host import HostTable
+from tests.monolith.files import ADAGRAD, config, trained
+
+A, B = config("a", original.Adam(), ADAGRAD), config("b:1", dim=2)
+
+
+def _run(*arguments: object) -> Result:
+    return CliRunner().invoke(app, ["import-monolith", *map(str, arguments)])
+
+
+def _configs(folder: Path, *configs: TableConfig, name: str = "tables.json") -> Path:
+    path = folder / name
+    path.write_text(json.dumps([cfg.to_dict() for cfg in configs]))
+    return path
+
+
+@pytest.fixture
+def several(tmp_path: Path) -> Path:
+    tables = {"a": trained(A, [1, 2, 3]), "b:1": HostTable(B)}
+    return export_tables(tables, tmp_path / "all", files=2).base
+
+
+def test_the_list_names_tables_rows_dims_and_optimizers(several: Path) -> None:
+    result = _run(several, "--list")
+    assert result.exit_code == 0
+    assert result.output.splitlines() == [
+        f"{several}: 2 files, checksums ok",
+        "  a: 3 rows, dim 6, optimizer adam+adagrad, newest time 1600000002",
+        "  b:1: 0 rows, dim unknown, optimizer unknown, newest time 0",
+    ]
+
+
+def test_a_folder_lists_every_base_in_it(several: Path) -> None:
+    export_table(trained(B, [1]), several.with_name("b-1"))
+    lines = _run(several.parent, "--list").output.splitlines()
+    assert [line for line in lines if not line.startswith(" ")] == [
+        f"{several}: 2 files, checksums ok",
+        f"{several.with_name('b-1')}: 1 files, checksums ok",
+    ]
+
+
+def test_rows_are_read_into_configured_tables(several: Path, tmp_path: Path) -> None:
+    result = _run(several, "--config", _configs(tmp_path, A, config("new")))
+    assert result.output.splitlines() == [
+        "a: 3 rows read, 3 distinct",
+        "b:1: skipped, not in tables.json",
+        "new: not in the files",
+    ]
+
+
+def test_each_table_of_a_folder_is_found_under_its_own_name(tmp_path: Path) -> None:
+    saved = tmp_path / "saved"
+    saved.mkdir()
+    export_table(trained(B, [1]), saved / "b-1")
+    export_table(trained(B, [1]), saved / "c")
+    result = _run(saved, "--config", _configs(tmp_path, A, B))
+    assert result.output.splitlines() == [
+        "b:1: 1 rows read, 1 distinct",
+        "c: skipped, not in tables.json",
+        "a: not in the files",
+    ]
+
+
+def test_a_single_table_takes_a_single_config(tmp_path: Path) -> None:
+    export_table(trained(B, [1, 2]), tmp_path / "any")
+    result = _run(tmp_path / "any", "--config", _configs(tmp_path, B))
+    assert result.output == "b:1: 2 rows read, 2 distinct\n"
+    result = _run(tmp_path / "any", "--config", _configs(tmp_path, A, B))
+    assert isinstance(result.exception, ConfigError)
+    assert "holds a single table" in str(result.exception)
+
+
+def test_states_of_another_optimizer_can_be_reset(tmp_path: Path) -> None:
+    export_table(trained(B, [1, 2]), tmp_path / "any")
+    other = _configs(tmp_path, config("b", original.Adam(), dim=2))
+    assert isinstance(_run(tmp_path / "any", "--config", other).exception, InputError)
+    result = _run(tmp_path / "any", "--config", other, "--reset-states")
+    assert result.output == "b: 2 rows read, 2 distinct, 2 with fresh states\n"
+
+
+def test_damage_is_named(several: Path) -> None:
+    path = several.with_name("all-00001-of-00002")
+    path.write_bytes(path.read_bytes()[:-1])
+    result = _run(several, "--list")
+    assert isinstance(result.exception, FileDamagedError)
+    assert str(path) in str(result.exception)
+
+
+def test_what_cannot_be_asked_is_refused(several: Path, tmp_path: Path) -> None:
+    empty = tmp_path / "empty"
+    empty.mkdir()
+    twice = _configs(tmp_path, B, B, name="twice.json")
+    for arguments, error, what in (
+        ((several,), InputError, "either --list or --config"),
+        ((several, "--list", "--config", "x"), InputError, "either --list or --config"),
+        ((tmp_path / "none", "--list"), FileMissingError, "no files none-"),
+        ((empty, "--list"), FileMissingError, "has no files"),
+        ((several, "--config", tmp_path / "absent.json"), ConfigError, "cannot be read as JSON"),
+        ((several, "--config", _configs(tmp_path)), ConfigError, "at least one"),
+        ((several, "--config", twice), ConfigError, "each name once"),
+    ):
+        result = _run(*arguments)
+        assert isinstance(result.exception, error), arguments
+        assert what in str(result.exception)
+
+
+@pytest.mark.parametrize("text", ["{", "{}", "[1]"])
+def test_a_file_that_is_no_list_of_tables_is_refused(text: str, several: Path) -> None:
+    path = several.with_name("bad.json")
+    path.write_text(text)
+    assert isinstance(_run(several, "--config", path).exception, ConfigError)
