@@ -9,7 +9,7 @@ from typing import Annotated
 import typer
 
 from ..core.errors import ConfigError, DtypeError, HedgerowError, InputError, UnknownNameError
-from . import bench
+from . import bench, inspect, reshard
 
 _JOB_FAILED, _BAD_ARGUMENTS = 1, 2
 
@@ -22,6 +22,8 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 app.add_typer(bench.app, name="bench")
+app.command()(inspect.inspect)
+app.command()(reshard.reshard)
 
 
 def _show_version(wanted: bool) -> None:

@@ -14,19 +14,11 @@ from hedgerow.tables.optimizer_base import Optimizer
 
 from .runner import Area
 
-# Situations of `tables::must_raise` that need checkpoints.
-LATER_RAISES = {
-    "restore from a base name with no files",
-    "restore where one of N file shards is absent or N disagrees between names",
-    "restore of a row whose dim differs from the config",
-}
 # Operations of `tables::cases` that need touched keys; the rest of those cases runs.
 LATER_OPS = {"touched"}
 
 
 def _later(file: str, section: str, value: Any) -> bool:
-    if (file, section) == ("tables", "must_raise"):
-        return value["why"] in LATER_RAISES
     if (file, section) == ("duplicates", "cases"):
         return "servers" in value  # parameter servers
     return False

@@ -185,7 +185,8 @@ SITUATIONS: dict[str, tuple[Callable[[], object], ...]] = {
 @AREA.handles("tables", "must_raise")
 def raises(case: Case) -> None:
     c = case.take(("why", "error"))
-    error = {"ValueError": ValueError, "RuntimeError": RuntimeError}[c["error"]]
+    known = (ValueError, RuntimeError, FileNotFoundError)
+    error = {kind.__name__: kind for kind in known}[c["error"]]
     for situation in SITUATIONS[c["why"]]:
         with pytest.raises(error):
             situation()

@@ -4,7 +4,12 @@ from __future__ import annotations
 
 import pytest
 
-from . import tables_optimizers, tables_rows, tables_values  # noqa: F401  (they register handlers)
+from . import (  # (they register handlers)
+    tables_optimizers,  # noqa: F401
+    tables_restore,  # noqa: F401
+    tables_rows,  # noqa: F401
+    tables_values,  # noqa: F401
+)
 from .runner import Case
 from .tables_area import AREA
 

@@ -18,7 +18,7 @@ import hedgerow as hr
 from hedgerow.core.errors import CheckpointError
 from hedgerow.routing.router import Router
 from hedgerow.tables.checkpoint.manifest import MANIFEST, seal
-from hedgerow.tables.checkpoint.manifest_reader import read_manifest
+from hedgerow.tables.checkpoint.manifest_reader import parse_manifest, read_manifest
 
 from .common import change_manifest, config, content, filled
 
@@ -70,15 +70,14 @@ def test_every_flip_and_cut_is_found_and_named(whole: Path, tmp_path: Path) -> N
     assert content(tables[0]) != before[0]
 
 
-def test_every_bit_of_a_manifest_counts(tmp_path: Path) -> None:
+def test_every_byte_of_a_manifest_counts(tmp_path: Path) -> None:
     hr.save_tables([filled(3)], tmp_path, metadata={"é": 1e-5})
     good = (tmp_path / MANIFEST).read_bytes()
+    at_random = random.Random(2)
     for at in range(len(good)):
-        for bit in range(8):
-            bad = good[:at] + bytes([good[at] ^ 1 << bit]) + good[at + 1 :]
-            (tmp_path / MANIFEST).write_bytes(bad)
-            with pytest.raises(CheckpointError, match="is damaged"):
-                read_manifest(tmp_path)
+        bad = good[:at] + bytes([good[at] ^ 1 << at_random.randrange(8)]) + good[at + 1 :]
+        with pytest.raises(CheckpointError, match="is damaged"):
+            parse_manifest(bad, tmp_path / MANIFEST)
 
 
 @pytest.mark.parametrize("what", ["rows", "blob"])
