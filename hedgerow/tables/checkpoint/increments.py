@@ -20,10 +20,20 @@ from .chain import Chain, increments_folder
 from .files import make_folder, remove, sole_writer
 from .manifest import MANIFEST, Manifest
 from .meter import Meter, Report
-from .save import Keep, Saveable, by_name, checked_header, kept, plain_config, rows_of
+from .save import (
+    Keep,
+    Saveable,
+    by_name,
+    checked_header,
+    clean_after,
+    clean_before,
+    kept,
+    plain_config,
+    rows_of,
+)
 from .schema import TableSchema
 from .shard_file import Rows
-from .writer import Header, Source, clean_folder, write_checkpoint
+from .writer import Header, Source, write_checkpoint
 
 _SLICE_ROWS = 65536
 
@@ -108,10 +118,9 @@ def compact(path: str | PathLike[str], *, report: Report | None = None) -> Manif
     with sole_writer(folder):
         chain = Chain.read(folder)
         chain.verify()
+        clean_before(folder, chain.base)
         manifest = copy_rows(chain, folder, router_of(chain.base), report)
-        clean_folder(folder, manifest.names())
-        current = increments_folder(folder, manifest)
-        remove([p for p in folder.glob("increments-*") if p != current])
+        clean_after(folder, manifest)
         return manifest
 
 

@@ -12,8 +12,7 @@ from .files import make_folder, sole_writer
 from .increments import copy_rows
 from .manifest import Manifest
 from .meter import Report
-from .save import complete_there
-from .writer import clean_folder
+from .save import clean_after, clean_before, complete_there
 
 
 def reshard(
@@ -49,9 +48,9 @@ def reshard(
     make_folder(there)
     with sole_writer(there):
         old = complete_there(there, overwrite)
-        clean_folder(there, old.names() if old else set())
+        clean_before(there, old)
         manifest = copy_rows(chain, there, router, report)
-        clean_folder(there, manifest.names())
+        clean_after(there, manifest)
         written = sum(table.rows for table in manifest.tables.values())
     if not chain.increments and written != chain.base.rows:
         raise CheckpointError(f"{here} has {chain.base.rows} rows, {written} were written.")

@@ -192,15 +192,11 @@ class _SaveJob:
     def run(self) -> Manifest:
         """Writes, and cleans up what is no longer needed."""
         try:
-            if self._old is not None or not (self._folder / MANIFEST).exists():
-                clean_folder(self._folder, self._old.names() if self._old else set())
-            remove([self._folder / (MANIFEST + PART)])
+            clean_before(self._folder, self._old)
             manifest = write_checkpoint(
                 self._folder, self._sources, self._router, self._header, self.meter
             )
-            clean_folder(self._folder, manifest.names())
-            current = increments_folder(self._folder, manifest)
-            remove([p for p in self._folder.glob("increments-*") if p != current])
+            clean_after(self._folder, manifest)
             return manifest
         except BaseException:
             if not self._was_there and not any(self._folder.iterdir()):
@@ -297,6 +293,20 @@ def complete_there(folder: Path, overwrite: bool) -> Manifest | None:
         return read_manifest(folder)
     except CheckpointError:
         return None  # damaged: its files stay until the new one is whole
+
+
+def clean_before(folder: Path, old: Manifest | None) -> None:
+    """Removes what stopped saves left; what an unreadable manifest may need stays."""
+    if old is not None or not (folder / MANIFEST).exists():
+        clean_folder(folder, old.names() if old else set())
+    remove([folder / (MANIFEST + PART)])
+
+
+def clean_after(folder: Path, new: Manifest) -> None:
+    """Removes what a new base has replaced, increments included."""
+    clean_folder(folder, new.names())
+    current = increments_folder(folder, new)
+    remove([path for path in folder.glob("increments-*") if path != current])
 
 
 def _plain_error(folder: Path, error: OSError) -> OSError:
