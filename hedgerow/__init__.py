@@ -14,6 +14,10 @@ if TYPE_CHECKING:
     from .core.hashing import id64 as id64
     from .core.ids import IdBatch as IdBatch
     from .core.ids import Ragged as Ragged
+    from .tables.checkpoint.increments import save_increment as save_increment
+    from .tables.checkpoint.load import load_tables as load_tables
+    from .tables.checkpoint.save import save_tables as save_tables
+    from .tables.checkpoint.save import save_tables_async as save_tables_async
     from .tables.compressors import Bf16 as Bf16
     from .tables.compressors import FixedR8 as FixedR8
     from .tables.compressors import Fp16 as Fp16
@@ -49,6 +53,9 @@ _NAMES = {
     "core.errors": ("HedgerowError",),
     "core.hashing": ("id64",),
     "core.ids": ("IdBatch", "Ragged"),
+    "tables.checkpoint.increments": ("save_increment",),
+    "tables.checkpoint.load": ("load_tables",),
+    "tables.checkpoint.save": ("save_tables", "save_tables_async"),
     "tables.compressors": ("Bf16", "FixedR8", "Fp16", "Fp32", "OneBit"),
     "tables.config": ("Segment", "TableConfig"),
     "tables.expiry": ("Lfu", "Lru", "Ttl"),

@@ -9,7 +9,7 @@ from typing import Annotated
 import typer
 
 from ..core.errors import ConfigError, DtypeError, HedgerowError, InputError, UnknownNameError
-from . import bench
+from . import bench, inspect, reshard
 from .import_monolith import import_monolith
 
 _JOB_FAILED, _BAD_ARGUMENTS = 1, 2
@@ -24,6 +24,8 @@ app = typer.Typer(
 )
 app.add_typer(bench.app, name="bench")
 app.command("import-monolith")(import_monolith)
+app.command()(inspect.inspect)
+app.command()(reshard.reshard)
 
 
 def _show_version(wanted: bool) -> None:

@@ -43,6 +43,26 @@ class StateError(HedgerowError, RuntimeError):
     """A call that is fine in itself, but not now: something is open, or was closed."""
 
 
+class CheckpointError(HedgerowError, ValueError):
+    """A checkpoint that is damaged, incomplete, or does not fit the tables. Nothing was changed."""
+
+
+class CheckpointMissingError(CheckpointError, FileNotFoundError):
+    """No complete checkpoint where one was asked for."""
+
+
+class CheckpointExistsError(HedgerowError, FileExistsError):
+    """A complete checkpoint where a new one should go."""
+
+
+class SaveError(HedgerowError, OSError):
+    """A save that could not be written. The checkpoint that was there before is untouched."""
+
+
+class SaveCancelledError(HedgerowError, RuntimeError):
+    """A save that was cancelled. The checkpoint that was there before is untouched."""
+
+
 class NotSupportedError(HedgerowError, NotImplementedError):
     """A setting of the original that has no definition to build from."""
 

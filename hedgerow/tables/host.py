@@ -197,6 +197,18 @@ class HostTable(HostEvictions, HostReads, HostWatch):
             self._table.erase(ids.data_ptr(), len(ids), erased.data_ptr())
         return erased
 
+    def exchange_rows(self, other: HostTable) -> None:
+        """Swaps all rows with a table of the same config: readers see one or the other, whole.
+
+        A write that is under way goes to the rows it began with.
+        """
+        if other.config != self.config:
+            raise InputError(
+                f"table {self.config.name!r} and {other.config.name!r} differ in their configs; "
+                f"only tables of one config exchange rows."
+            )
+        self._table, other._table = other._table, self._table
+
     def clear(self) -> None:
         """Removes all rows and gives their memory back."""
         if not self._table.clear():

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import struct
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -94,14 +95,22 @@ class RowLayout:
                 f"{where} is {value.dtype} {tuple(value.shape)}; it must be {dtype} {shape}."
             )
         least = place.state.least
-        bad = ~value.isfinite() if least is None else ~(value.isfinite() & (value >= least))
-        if bool(bad.any()):
+        if not _all_fit(value, least):
+            bad = ~value.isfinite() if least is None else ~(value.isfinite() & (value >= least))
             raise InputError(
                 f"{where} holds {value[bad][0].item()}, which no update leaves behind; "
                 f"the rows were damaged before they came here."
             )
         value = value if per_value else value[:, None].contiguous()
         return value.view(torch.float32) if place.state.dtype == "int64" else value
+
+
+def _all_fit(value: Tensor, least: float | None) -> bool:
+    """Whether all are finite and none is below `least`, in one pass over many rows."""
+    if not value.numel():
+        return True
+    low, high = (end.item() for end in value.aminmax())  # NaN if there is one: then nothing holds
+    return (low > -math.inf if least is None else low >= least) and high < math.inf
 
 
 def _places(segments: Sequence[Segment]) -> Iterator[StatePlace]:

@@ -7,6 +7,7 @@ import pytest
 from . import (  # noqa: F401  (they register handlers)
     tables_eviction,
     tables_optimizers,
+    tables_restore,
     tables_rows,
     tables_sharding,
     tables_touched,

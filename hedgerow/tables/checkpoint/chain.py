@@ -1,0 +1,220 @@
+"""A base and its increments as one: which row of which file is the newest of its id."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from ...core import checks
+from ...core.errors import CheckpointError, CheckpointMissingError
+from ...routing.router import DIST_TYPES, Router
+from .files import check_file
+from .manifest import MANIFEST, FileEntry, Manifest, TableEntry
+from .manifest_reader import read_manifest
+from .meter import Meter
+from .shard_file import Rows, read_shard
+from .writer import THREADS
+
+_NUMBER = re.compile(r"\d{8}\Z", re.ASCII)
+
+
+def increments_folder(folder: Path, base: Manifest) -> Path:
+    """Where the increments of this very base lie: those of a replaced one are never mixed in."""
+    return folder / f"increments-{base.checksum[:12]}"
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Part:
+    """One file of rows, and the ids that later increments changed or deleted."""
+
+    path: Path
+    table: TableEntry
+    file: FileEntry
+    router: Router | None  # None where the rule of the files is not one of ours
+    later: np.ndarray  # sorted
+
+    def rows(self) -> Iterator[Rows]:
+        """The rows that are still the newest of their ids."""
+        columns = self.table.columns(self.file.content)
+        for rows in read_shard(self.path, columns, self.file.rows):
+            self._check_owners(rows)
+            yield rows.take(~_among(rows.ids, self.later)) if len(self.later) else rows
+
+    def _check_owners(self, rows: Rows) -> None:
+        if self.router is None:
+            return
+        strays = self.router.owners(torch.from_numpy(rows.ids)).numpy() != self.file.shard
+        if strays.any():
+            raise CheckpointError(
+                f"{self.path} holds id {rows.ids[strays][0]}, which does not belong to shard "
+                f"{self.file.shard} under {self.router.dist_type} over {self.router.shards}."
+            )
+
+
+@dataclass(frozen=True, eq=False)
+class Chain:
+    """The manifests of a checkpoint folder, proved to follow one another."""
+
+    folder: Path
+    base: Manifest
+    increments: tuple[Manifest, ...]
+
+    @staticmethod
+    def read(folder: Path, increments: int | None = None) -> Chain:
+        """Base and increments: all that are complete, or exactly the first `increments`."""
+        base = read_manifest(folder)
+        if base.kind != "base":
+            raise CheckpointError(
+                f"{folder} holds increment {base.number}, not a base; name the folder of the base."
+            )
+        found = _read_increments(increments_folder(folder, base), base)
+        if increments is None:
+            return Chain(folder, base, found)
+        if checks.count("increments", increments) > len(found):
+            raise CheckpointMissingError(
+                f"{folder} has {len(found)} increments; {increments} were asked for, so "
+                f"increment {len(found) + 1} is missing."
+            )
+        return Chain(folder, base, found[:increments])
+
+    @property
+    def last(self) -> Manifest:
+        """The newest manifest."""
+        return self.increments[-1] if self.increments else self.base
+
+    @property
+    def manifests(self) -> tuple[Manifest, ...]:
+        """Base first."""
+        return (self.base, *self.increments)
+
+    def folder_of(self, manifest: Manifest) -> Path:
+        """Where the files of a manifest lie."""
+        if manifest.kind == "base":
+            return self.folder
+        return increments_folder(self.folder, self.base) / f"{manifest.number:08d}"
+
+    @cached_property
+    def tables(self) -> dict[str, TableEntry]:
+        """Every table, as its newest manifest has it; `rows` is that of that manifest alone."""
+        found: dict[str, TableEntry] = {}
+        for manifest in self.manifests:
+            for name, entry in manifest.tables.items():
+                if name in found and found[name].schema != entry.schema:
+                    raise CheckpointError(
+                        f"{self.folder_of(manifest) / MANIFEST}: tables[{name!r}].schema differs "
+                        f"from the one of an earlier manifest; save a new base after such a change."
+                    )
+                found[name] = entry
+        return found
+
+    def verify(self, meter: Meter | None = None) -> None:
+        """Proves the checksum of every file."""
+        files = [
+            (self.folder_of(m) / f.file, f.file_bytes, f.sha256, rows)
+            for m in self.manifests
+            for f, rows in [*((f, f.rows) for f in m.files), *((b, 0) for b in m.blobs)]
+        ]
+
+        def prove(file: tuple[Path, int, str, int]) -> None:
+            check_file(*file[:3])
+            if meter is not None:
+                meter.add(file[3], file[1])
+
+        with ThreadPoolExecutor(THREADS) as pool:
+            for _ in pool.map(prove, files):
+                continue
+
+    def parts(self, table: str) -> list[Part]:
+        """The files of a table's rows. Call `verify` first."""
+        later = np.empty(0, np.int64)
+        parts: list[Part] = []
+        for manifest in reversed(self.manifests):
+            if table not in manifest.tables:
+                continue
+            folder, entry = self.folder_of(manifest), manifest.tables[table]
+            for file in manifest.files:
+                if file.table == table and file.content == "rows":
+                    router = _router(manifest)
+                    parts.append(Part(folder / file.file, entry, file, router, later))
+            if manifest.kind == "increment":
+                later = np.union1d(later, self._changed(manifest, table))
+        return parts
+
+    def rows(self, table: str) -> Iterator[Rows]:
+        """All rows of a table, each id once."""
+        for part in self.parts(table):
+            yield from part.rows()
+
+    def blobs(self) -> dict[str, bytes]:
+        """The newest bytes under each name."""
+        found: dict[str, bytes] = {}
+        for manifest in self.manifests:
+            for blob in manifest.blobs:
+                found[blob.name] = (self.folder_of(manifest) / blob.file).read_bytes()
+        return found
+
+    def _changed(self, manifest: Manifest, table: str) -> np.ndarray:
+        """The ids an increment speaks of: each at most once."""
+        folder, ids = self.folder_of(manifest), [np.empty(0, np.int64)]
+        for file in manifest.files:
+            if file.table == table:
+                columns = manifest.tables[table].columns(file.content)
+                ids += [rows.ids for rows in read_shard(folder / file.file, columns, file.rows)]
+        together = np.concatenate(ids)
+        unique, counts = np.unique(together, return_counts=True)
+        if len(unique) != len(together):
+            raise CheckpointError(
+                f"{folder}: id {unique[counts > 1][0]} of table {table!r} stands there twice."
+            )
+        return unique
+
+
+def _router(manifest: Manifest) -> Router | None:
+    routing = manifest.routing
+    if routing.dist_type not in DIST_TYPES:
+        return None
+    return Router(routing.dist_type, routing.shards, routing.rank0_empty)
+
+
+def _among(ids: np.ndarray, known: np.ndarray) -> np.ndarray:
+    places = np.minimum(np.searchsorted(known, ids), len(known) - 1)
+    return known[places] == ids
+
+
+def _read_increments(folder: Path, base: Manifest) -> tuple[Manifest, ...]:
+    """The increments of `base`; an unfinished one at the end is the save that was stopped."""
+    if not folder.is_dir():
+        return ()
+    named = sorted(path for path in folder.iterdir() if _NUMBER.match(path.name))
+    while named and not (named[-1] / MANIFEST).exists():
+        named.pop()
+    found: list[Manifest] = []
+    parent = base
+    for number, path in enumerate(named, start=1):
+        if int(path.name) != number:
+            raise CheckpointError(
+                f"{folder}: increment {number} is missing, {int(path.name)} is there. Restore it "
+                f"from a copy, or load with increments={number - 1}."
+            )
+        if not (path / MANIFEST).exists():
+            raise CheckpointError(f"{path} is incomplete: it has no {MANIFEST}, later ones have.")
+        manifest = read_manifest(path)
+        if any(manifest.checksum == earlier.checksum for earlier in found):
+            raise CheckpointError(
+                f"{path} repeats increment {manifest.number}; increment {number} was expected."
+            )
+        if manifest.number != number or manifest.parent != parent.checksum:
+            raise CheckpointError(
+                f"{path} is out of order: it is increment {manifest.number} after the manifest "
+                f"{manifest.parent}; increment {number} after {parent.checksum} was expected."
+            )
+        found.append(manifest)
+        parent = manifest
+    return tuple(found)

@@ -1,0 +1,128 @@
+"""Files that are whole or absent: written beside, flushed to the disk, then renamed."""
+
+from __future__ import annotations
+
+import fcntl
+import hashlib
+import os
+import shutil
+import stat
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from ...core.errors import CheckpointError, SaveError
+
+PART = ".part"  # the end of the name of a file that is still being written
+_CHUNK_BYTES = 2**22
+
+
+class HashedFile:
+    """A new file that knows its checksum; what Arrow writes into. Single-owner."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.file_bytes = 0
+        self._sha256 = hashlib.sha256()
+        self._part = path.with_name(path.name + PART)
+        flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
+        self._fd = os.open(self._part, flags, 0o644)
+
+    @property
+    def closed(self) -> bool:
+        """Whether nothing more can be written."""
+        return self._fd < 0
+
+    def write(self, data: bytes) -> int:
+        """Appends all of `data`."""
+        view = memoryview(data).cast("B")
+        self._sha256.update(view)
+        written = 0
+        while written < len(view):
+            written += os.write(self._fd, view[written:])
+        self.file_bytes += written
+        return written
+
+    def flush(self) -> None:
+        """Nothing is held back."""
+
+    def publish(self) -> str:
+        """Flushes to the disk and gives the file its name; the checksum."""
+        os.fsync(self._fd)
+        self.close()
+        self._part.rename(self.path)
+        return self._sha256.hexdigest()
+
+    def close(self) -> None:
+        """Leaves the file unfinished, unless it was published."""
+        if self._fd >= 0:
+            os.close(self._fd)
+            self._fd = -1
+
+
+def sync_folder(folder: Path) -> None:
+    """Makes names and renames in `folder` last through a power failure."""
+    fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        os.fsync(fd)
+    finally:
+        os.close(fd)
+
+
+def make_folder(folder: Path) -> None:
+    """The folder and its parents, with names that last."""
+    missing = [p for p in (folder, *folder.parents) if not p.exists()]
+    folder.mkdir(parents=True, exist_ok=True)
+    for made in missing:
+        sync_folder(made.parent)
+
+
+@contextmanager
+def sole_writer(folder: Path) -> Iterator[None]:
+    """Holds the folder against other savers; a killed process holds nothing."""
+    fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        try:
+            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError as error:
+            raise SaveError(
+                f"{folder} is being saved to by another save; wait for it, or use another folder."
+            ) from error
+        yield
+    finally:
+        os.close(fd)
+
+
+def remove(paths: list[Path]) -> None:
+    """Removes files and folders, those that are already gone included."""
+    for path in paths:
+        if path.is_dir() and not path.is_symlink():
+            shutil.rmtree(path)
+        else:
+            path.unlink(missing_ok=True)
+
+
+def check_file(path: Path, file_bytes: int, sha256: str) -> None:
+    """Raises unless the file has exactly these bytes."""
+    try:
+        status = path.stat()
+        if not stat.S_ISREG(status.st_mode):
+            raise CheckpointError(f"{path} is no plain file; the manifest names one.")
+        if status.st_size != file_bytes:
+            raise CheckpointError(
+                f"{path} is damaged: {status.st_size} bytes where the manifest says {file_bytes}. "
+                f"Use an older checkpoint, or a copy of this one."
+            )
+        actual = hashlib.sha256()
+        with path.open("rb", buffering=0) as file:
+            while chunk := file.read(_CHUNK_BYTES):
+                actual.update(chunk)
+    except FileNotFoundError as error:
+        raise CheckpointError(f"{path} is missing; the manifest names it.") from error
+    except OSError as error:
+        raise CheckpointError(f"{path} cannot be read: {error.strerror}.") from error
+    if actual.hexdigest() != sha256:
+        raise CheckpointError(
+            f"{path} is damaged: its SHA-256 is {actual.hexdigest()} where the manifest says "
+            f"{sha256}. Use an older checkpoint, or a copy of this one."
+        )

@@ -1,0 +1,172 @@
+"""Increments: what changed since the checkpoint before, deletions included; their compaction."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from os import PathLike
+from pathlib import Path
+from typing import Any, Protocol
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from ...core import checks
+from ...core.errors import CheckpointError, InputError
+from ...core.shapes import Int64
+from ...routing.router import DIST_TYPES, Router
+from ..store import Entries
+from .chain import Chain, increments_folder
+from .files import make_folder, remove, sole_writer
+from .manifest import MANIFEST, Manifest
+from .meter import Meter, Report
+from .save import (
+    Keep,
+    Saveable,
+    by_name,
+    checked_header,
+    clean_after,
+    clean_before,
+    kept,
+    plain_config,
+    rows_of,
+)
+from .schema import TableSchema
+from .shard_file import Rows
+from .writer import Header, Source, write_checkpoint
+
+_SLICE_ROWS = 65536
+
+
+class Readable(Saveable, Protocol):
+    """A table that gives whole rows by id."""
+
+    def entries(self, keys: Int64[Tensor, "n"]) -> Entries:
+        """Rows, states and times; `found` says which ids are there."""
+        ...
+
+
+def save_increment(
+    path: str | PathLike[str],
+    tables: Iterable[Readable],
+    changed: Mapping[str, Int64[Tensor, "n"]],
+    *,
+    step: int = 0,
+    metadata: Mapping[str, Any] | None = None,
+    blobs: Mapping[str, bytes] | None = None,
+    keep: Keep | None = None,
+) -> Manifest:
+    """Adds an increment to the checkpoint in `path`: the rows of `changed` ids as they are now.
+
+    An id without a row, or one that `keep` gives up, is saved as a deletion. The rule and number of
+    shards are those of the base.
+
+    >>> import tempfile, torch, hedgerow as hr
+    >>> table = hr.HostTable(hr.TableConfig("item", (hr.Segment(2, hr.Zeros(), hr.Sgd(lr=1.0)),)))
+    >>> _ = table.assign(torch.tensor([7, 8]), torch.ones(2, 2))
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     _ = hr.save_tables([table], folder)
+    ...     _ = table.erase(torch.tensor([7]))
+    ...     done = hr.save_increment(folder, [table], {"item": torch.tensor([7, 8])}, step=2)
+    >>> done.number, done.rows, done.tables["item"].deletions
+    (1, 1, 1)
+    """
+    named, folder = by_name(tables), Path(path)
+    for name, ids in changed.items():
+        if name not in named:
+            checks.unknown("table", name, named)
+        checks.tensor(f"changed[{name!r}]", ids, torch.int64, (None,))
+    asked = checked_header(step, metadata, blobs)
+    Chain.read(folder)  # so that a missing base is said before a folder is held
+    with sole_writer(folder):
+        chain = Chain.read(folder)
+        sources = [
+            _changes(table, changed[name], chain, keep)  # pyright: ignore[reportArgumentType]
+            for name, table in named.items()
+            if name in changed
+        ]
+        number = chain.last.number + 1
+        target = increments_folder(folder, chain.base) / f"{number:08d}"
+        if target.exists():  # a save that was stopped
+            remove([target])
+        make_folder(target)
+        header = Header(asked.step, asked.metadata, asked.blobs, number, chain.last.checksum)
+        meter = Meter(sum(len(ids) for ids in changed.values()))
+        try:
+            return write_checkpoint(target, sources, router_of(chain.base), header, meter)
+        except BaseException:
+            if not (target / MANIFEST).exists():
+                remove([target])
+            raise
+
+
+def compact(path: str | PathLike[str], *, report: Report | None = None) -> Manifest:
+    """Makes one new base of base and increments, in place; what was there counts until it is whole.
+
+    >>> import tempfile, torch, hedgerow as hr
+    >>> table = hr.HostTable(hr.TableConfig("item", (hr.Segment(2, hr.Zeros(), hr.Sgd(lr=1.0)),)))
+    >>> _ = table.assign(torch.tensor([7, 8]), torch.ones(2, 2))
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     _ = hr.save_tables([table], folder)
+    ...     _ = table.erase(torch.tensor([7]))
+    ...     _ = hr.save_increment(folder, [table], {"item": torch.tensor([7, 8])})
+    ...     compact(folder).rows
+    1
+    """
+    folder = Path(path)
+    Chain.read(folder)
+    with sole_writer(folder):
+        chain = Chain.read(folder)
+        chain.verify()
+        clean_before(folder, chain.base)
+        manifest = copy_rows(chain, folder, router_of(chain.base), report)
+        clean_after(folder, manifest)
+        return manifest
+
+
+def copy_rows(chain: Chain, folder: Path, router: Router, report: Report | None) -> Manifest:
+    """Writes the newest rows of a verified chain as one base into `folder`."""
+
+    def source(name: str) -> Source:
+        entry = chain.tables[name]
+        return Source(name, entry.schema, lambda: chain.rows(name), config=entry.config)
+
+    last = chain.last
+    header = Header(last.step, last.metadata, chain.blobs())
+    meter = Meter(sum(m.rows for m in chain.manifests), report)
+    sources = [source(name) for name in chain.tables]
+    return write_checkpoint(folder, sources, router, header, meter)
+
+
+def router_of(manifest: Manifest) -> Router:
+    """The owner function of the files."""
+    routing = manifest.routing
+    if routing.dist_type not in DIST_TYPES:
+        raise CheckpointError(
+            f"the checkpoint was routed by {routing.dist_type}, which cannot be written; "
+            f"reshard it to one of {', '.join(DIST_TYPES)}."
+        )
+    return Router(routing.dist_type, routing.shards, routing.rank0_empty)
+
+
+def _changes(table: Readable, ids: Tensor, chain: Chain, keep: Keep | None) -> Source:
+    """The changed rows of one table, read at once: an id is a row or a deletion, never both."""
+    name, schema = table.config.name, TableSchema.of(table.config)
+    if name in chain.tables and chain.tables[name].schema != schema:
+        raise InputError(
+            f"table {name!r} has another schema than in {chain.folder}; save a new base."
+        )
+    slices: list[Rows] = []
+    gone: list[np.ndarray] = [np.empty(0, np.int64)]
+    for part in ids.unique().split(_SLICE_ROWS):
+        entries = table.entries(part)
+        there = entries.found.numpy()
+        if keep is not None:
+            there = there & kept(keep, entries)
+        slices.append(rows_of(entries).take(there))
+        gone.append(part.numpy()[~there])
+
+    def rows() -> Iterator[Rows]:
+        return iter(slices)
+
+    return Source(name, schema, rows, np.concatenate(gone), plain_config(table.config))

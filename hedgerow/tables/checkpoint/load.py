@@ -1,0 +1,167 @@
+"""Loads tables from a checkpoint: all is proved before a live row changes."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from os import PathLike
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from ...core import checks
+from ...core.errors import CheckpointError, InputError
+from ...routing.router import Router
+from ..host import HostTable
+from .chain import Chain, Part
+from .fit import Fit, OnStateMismatch
+from .meter import Meter, Report
+from .save import by_name
+from .shard_file import Rows
+from .writer import THREADS
+
+
+@dataclass(frozen=True, slots=True)
+class Loaded:
+    """What a load brought."""
+
+    rows: dict[str, int]  # of each table that was loaded: those this shard owns
+    added: tuple[str, ...]  # tables that are not in the checkpoint: they are as they were
+    removed: tuple[str, ...]  # tables of the checkpoint that nobody asked for
+    reset: tuple[str, ...]  # tables with segments whose optimizer states start afresh
+    step: int
+    metadata: dict[str, Any]
+    blobs: dict[str, bytes]
+
+
+def load_tables(
+    path: str | PathLike[str],
+    tables: Iterable[HostTable],
+    *,
+    router: Router | None = None,
+    shard: int = 0,
+    reroute: bool = False,
+    merge: bool = False,
+    on_state_mismatch: OnStateMismatch = "error",
+    increments: int | None = None,
+    report: Report | None = None,
+) -> Loaded:
+    """Loads tables from the folder `path`: base and increments, every checksum proved first.
+
+    With a `router` only the rows that `shard` owns are loaded, whatever the number of shards in
+    the files; without one, all rows. Files that were routed by another rule need `reroute`.
+    Rows go to a table beside the live one, which takes them over at the end; with `merge` they are
+    added to what is there. `increments` loads only the first so many.
+
+    >>> import tempfile, torch, hedgerow as hr
+    >>> config = hr.TableConfig("item", (hr.Segment(2, hr.Zeros(), hr.Sgd(lr=1.0)),))
+    >>> table, fresh = hr.HostTable(config), hr.HostTable(config)
+    >>> _ = table.assign(torch.tensor([7, -1]), torch.ones(2, 2))
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     _ = hr.save_tables([table], folder + "/step-1", step=1)
+    ...     hr.load_tables(folder + "/step-1", [fresh]).rows
+    {'item': 2}
+    """
+    if on_state_mismatch not in ("error", "reset"):
+        raise InputError(f"on_state_mismatch is {on_state_mismatch!r}; use 'error' or 'reset'.")
+    live = {name: table for name, table in by_name(tables).items() if isinstance(table, HostTable)}
+    chain = Chain.read(Path(path), increments)
+    owner = _Owner(chain, router, shard, checks.flag("reroute", reroute))
+    common = [name for name in live if name in chain.tables]
+    fits = {
+        name: Fit(live[name].config, chain.tables[name].schema, on_state_mismatch)
+        for name in common
+    }
+    chain.verify()
+    blobs = chain.blobs()
+    meter = Meter(sum(m.rows for m in chain.manifests), report)
+    staged = {name: HostTable(live[name].config) for name in common}
+    rows = {name: _fill(staged[name], chain, fits[name], owner, meter) for name in common}
+    for name in common:
+        _take_over(live[name], staged[name], checks.flag("merge", merge))
+    return Loaded(
+        rows=rows,
+        added=tuple(name for name in live if name not in chain.tables),
+        removed=tuple(name for name in chain.tables if name not in live),
+        reset=tuple(name for name in common if fits[name].reset),
+        step=chain.last.step,
+        metadata=chain.last.metadata,
+        blobs=blobs,
+    )
+
+
+def check_routing(saved: str, runtime: str, *, reroute: bool) -> bool:
+    """Whether rows change their rule; raises where that was not asked for.
+
+    >>> check_routing("roundrobin", "hash_roundrobin", reroute=True)
+    True
+    """
+    if saved != runtime and not reroute:
+        raise CheckpointError(
+            f"the checkpoint was routed by {saved}, the tables are by {runtime}; pass reroute=True "
+            f"to send every row to its new owner."
+        )
+    return saved != runtime
+
+
+class _Owner:
+    """Which rows are ours."""
+
+    def __init__(self, chain: Chain, router: Router | None, shard: int, reroute: bool) -> None:
+        self._router, self._shard = router, checks.count("shard", shard)
+        if router is None:
+            if shard:
+                raise InputError(f"shard is {shard} without a router; pass the router too.")
+            return
+        if shard >= router.shards:
+            raise InputError(f"shard is {shard}; the router has {router.shards}, from 0.")
+        for manifest in chain.manifests:
+            check_routing(manifest.routing.dist_type, router.dist_type, reroute=reroute)
+
+    def choose(self, rows: Rows) -> Rows:
+        if self._router is None or self._router.shards == 1:
+            return rows
+        owners = self._router.owners(torch.from_numpy(rows.ids)).numpy()
+        return rows.take(owners == self._shard)
+
+
+def _fill(staged: HostTable, chain: Chain, fit: Fit, owner: _Owner, meter: Meter) -> int:
+    """Brings the rows into an empty table, and proves that each came exactly once."""
+    name = staged.config.name
+
+    def bring(part: Part) -> int:
+        brought = 0
+        for rows in part.rows():
+            own = owner.choose(rows)
+            done = staged.restore(fit.entries(own))
+            if done.refused or done.dropped:
+                raise CheckpointError(
+                    f"{part.path}: table {name!r} did not take {done.refused + done.dropped} "
+                    f"rows; they hold values that no row may have."
+                )
+            brought += len(own)
+            meter.add(len(rows), 0)
+        return brought
+
+    try:
+        with ThreadPoolExecutor(THREADS) as pool:
+            brought = sum(pool.map(bring, chain.parts(name)))
+    except InputError as error:  # a time below 0, a value that is not finite
+        raise CheckpointError(f"{chain.folder}: table {name!r}: {error}") from error
+    if staged.size() != brought and not staged.config.skip_zero_embedding:
+        raise CheckpointError(
+            f"{chain.folder}: table {name!r} has {staged.size()} rows after {brought} were read; "
+            f"an id stands twice in the files."
+        )
+    return brought
+
+
+def _take_over(live: HostTable, staged: HostTable, merge: bool) -> None:
+    if merge:
+        for entries in staged.scan():
+            live.restore(entries)
+    else:
+        live.exchange_rows(staged)
+    staged.clear()

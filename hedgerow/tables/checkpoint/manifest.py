@@ -1,0 +1,174 @@
+"""The manifest of a checkpoint: what is in it, where, and with which checksums."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from ...core.errors import InputError
+from .schema import Column, TableSchema, deletion_columns
+
+MANIFEST = "manifest.json"
+FORMAT, VERSION = "hedgerow checkpoint", 1
+_TAIL = ',\n "checksum": "{}"\n}}\n'
+_TAIL_BYTES = len(_TAIL.format("0" * 64))
+
+
+@dataclass(frozen=True, slots=True)
+class FileEntry:
+    """One Arrow file: `content` is "rows", or "deletions" in an increment."""
+
+    file: str
+    table: str
+    shard: int
+    content: str
+    rows: int
+    file_bytes: int
+    sha256: str
+
+
+@dataclass(frozen=True, slots=True)
+class BlobEntry:
+    """One file of opaque bytes: the state of a filter, for example."""
+
+    name: str
+    file: str
+    file_bytes: int
+    sha256: str
+
+
+@dataclass(frozen=True, slots=True)
+class TableEntry:
+    """One table: its schema, its rows over all shards, its config.
+
+    The config is None where it cannot be written, because a rate is a function.
+    """
+
+    schema: TableSchema
+    rows: int
+    deletions: int = 0
+    config: dict[str, Any] | None = None
+
+    def columns(self, content: str) -> tuple[Column, ...]:
+        """The columns of its files of that content."""
+        return deletion_columns() if content == "deletions" else self.schema.columns()
+
+
+@dataclass(frozen=True, slots=True)
+class Routing:
+    """Who owned which row in the files. An absent `dist_type` reads as roundrobin."""
+
+    dist_type: str
+    shards: int
+    rank0_empty: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Manifest:
+    """Everything about one checkpoint or increment but its rows.
+
+    `number` is 0 for a base and counts increments from 1; `parent` is the checksum of the manifest
+    before. `checksum` is that of this manifest as it stands in its file.
+    """
+
+    routing: Routing
+    tables: dict[str, TableEntry]
+    files: tuple[FileEntry, ...]
+    blobs: tuple[BlobEntry, ...] = ()
+    number: int = 0
+    parent: str | None = None
+    step: int = 0
+    metadata: dict[str, Any] = field(default_factory=dict)
+    checksum: str = ""
+
+    @property
+    def kind(self) -> str:
+        """`base` or `increment`."""
+        return "increment" if self.number else "base"
+
+    @property
+    def rows(self) -> int:
+        """Rows of all tables."""
+        return sum(table.rows for table in self.tables.values())
+
+    @property
+    def data_bytes(self) -> int:
+        """Bytes of all files but the manifest."""
+        return sum(f.file_bytes for f in self.files) + sum(b.file_bytes for b in self.blobs)
+
+    def names(self) -> set[str]:
+        """The files it needs."""
+        return {f.file for f in self.files} | {b.file for b in self.blobs}
+
+    def to_dict(self) -> dict[str, Any]:
+        """Fit for JSON, without the checksum."""
+        return {
+            "format": FORMAT,
+            "version": VERSION,
+            "kind": self.kind,
+            "number": self.number,
+            "parent": self.parent,
+            "step": self.step,
+            "metadata": self.metadata,
+            "router": {
+                "dist_type": self.routing.dist_type,
+                "shards": self.routing.shards,
+                "rank0_empty": self.routing.rank0_empty,
+            },
+            "tables": {
+                name: {
+                    "schema": t.schema.to_dict(),
+                    "rows": t.rows,
+                    "deletions": t.deletions,
+                    "config": t.config,
+                }
+                for name, t in self.tables.items()
+            },
+            "files": [
+                {
+                    "file": f.file,
+                    "table": f.table,
+                    "shard": f.shard,
+                    "content": f.content,
+                    "rows": f.rows,
+                    "bytes": f.file_bytes,
+                    "sha256": f.sha256,
+                }
+                for f in self.files
+            ],
+            "blobs": [
+                {"name": b.name, "file": b.file, "bytes": b.file_bytes, "sha256": b.sha256}
+                for b in self.blobs
+            ],
+        }
+
+    def sealed(self) -> tuple[Manifest, bytes]:
+        """The manifest with its checksum, and the bytes of its file."""
+        try:
+            text = json.dumps(self.to_dict(), indent=1, allow_nan=False)
+        except (TypeError, ValueError) as error:
+            raise InputError(
+                f"metadata is {self.metadata!r}, which JSON cannot hold ({error}); use strings, "
+                f"finite numbers, lists and dicts."
+            ) from error
+        data = seal(text)
+        return replace(self, checksum=checksum_of(data)), data
+
+
+def seal(text: str) -> bytes:
+    """A JSON object with its checksum as the last entry: the SHA-256 of all bytes before it."""
+    body = text.removesuffix("}").rstrip().encode()
+    return body + _TAIL.format(hashlib.sha256(body).hexdigest()).encode()
+
+
+def checksum_of(data: bytes) -> str:
+    """The checksum that the end of a manifest states."""
+    return data[-_TAIL_BYTES:].decode(errors="replace").split('"')[3]
+
+
+def is_sealed(data: bytes) -> bool:
+    """Whether not one byte has changed since `seal`."""
+    body = data[:-_TAIL_BYTES]
+    return data[len(body) :] == _TAIL.format(hashlib.sha256(body).hexdigest()).encode()

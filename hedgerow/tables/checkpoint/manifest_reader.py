@@ -1,0 +1,268 @@
+"""Reads a manifest and believes nothing: every field is checked and named when it is wrong."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable, Iterable, Mapping
+from pathlib import Path
+from typing import Any, NoReturn
+
+from ...core import checks
+from ...core.errors import CheckpointError, CheckpointMissingError
+from .manifest import (
+    FORMAT,
+    MANIFEST,
+    VERSION,
+    BlobEntry,
+    FileEntry,
+    Manifest,
+    Routing,
+    TableEntry,
+    checksum_of,
+    is_sealed,
+)
+from .schema import SegmentSchema, StateSchema, TableSchema
+
+_LARGEST_BYTES = 2**28  # a manifest of a million files has about that
+_FILE_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,199}\Z")
+_SHA256 = re.compile(r"[0-9a-f]{64}\Z")
+_DIST_TYPES = ("roundrobin", "hash_roundrobin", "continuous")
+
+
+def read_manifest(folder: Path) -> Manifest:
+    """The manifest of the checkpoint in `folder`."""
+    path = folder / MANIFEST
+    try:
+        with path.open("rb") as file:
+            data = file.read(_LARGEST_BYTES + 1)
+    except (FileNotFoundError, NotADirectoryError) as error:
+        raise CheckpointMissingError(
+            f"{folder} holds no complete checkpoint: there is no {MANIFEST}. A save that was "
+            f"stopped leaves none; use an older checkpoint."
+        ) from error
+    except OSError as error:
+        raise CheckpointError(f"{path} cannot be read: {error.strerror}.") from error
+    return parse_manifest(data, path)
+
+
+def parse_manifest(data: bytes, path: Path) -> Manifest:
+    """The manifest in `data`, which came from `path`."""
+    if len(data) > _LARGEST_BYTES:
+        raise CheckpointError(f"{path} has more than {_LARGEST_BYTES} bytes; no manifest has.")
+    if not is_sealed(data):
+        raise CheckpointError(
+            f"{path} is damaged: its bytes do not have the checksum it ends with. Use an older "
+            f"checkpoint, or a copy of this one."
+        )
+    try:
+        values = json.loads(data, object_pairs_hook=_unique, parse_constant=_constant)
+    except (ValueError, RecursionError) as error:
+        raise CheckpointError(f"{path} is no JSON: {error}.") from error
+    return _Reader(path, checksum_of(data)).manifest(values)
+
+
+def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    values = dict(pairs)
+    if len(values) != len(pairs):
+        raise ValueError(f"a key stands twice among {sorted(key for key, _ in pairs)}")
+    return values
+
+
+def _constant(text: str) -> NoReturn:
+    raise ValueError(f"{text} is no JSON number")
+
+
+class _Reader:
+    """Checks one document; `at` is the way to a value, for messages."""
+
+    def __init__(self, path: Path, checksum: str) -> None:
+        self.path, self.checksum = path, checksum
+
+    def fail(self, at: str, value: object, rule: str) -> NoReturn:
+        shown = repr(value)
+        shown = shown if len(shown) <= 80 else shown[:77] + "..."
+        raise CheckpointError(f"{self.path}: {at} is {shown}; {rule}.")
+
+    def fields(self, at: str, value: object, needed: str, optional: str = "") -> Mapping[str, Any]:
+        if not isinstance(value, dict):
+            self.fail(at, value, "it must be an object")
+        missing = set(needed.split()) - set(value)
+        if missing:
+            self.fail(f"{at}.{min(missing)}", None, "it is missing")
+        extra = set(value) - set(needed.split()) - set(optional.split())
+        if extra:
+            self.fail(f"{at}.{min(extra)}", value[min(extra)], "no such field is known")
+        return value
+
+    def count(self, at: str, value: object, least: int = 0, most: int = 2**63 - 1) -> int:
+        if type(value) is not int or not least <= value <= most:
+            self.fail(at, value, f"it must be a whole number in {least}..{most}")
+        return value
+
+    def text(self, at: str, value: object) -> str:
+        if not isinstance(value, str) or not value:
+            self.fail(at, value, "it must be a non-empty string")
+        return value
+
+    def one_of(self, at: str, value: object, words: Iterable[str]) -> str:
+        known = list(words)
+        if not isinstance(value, str) or value not in known:
+            self.fail(at, value, f"it must be one of {', '.join(known)}")
+        return value
+
+    def matching(self, at: str, value: object, pattern: re.Pattern[str], rule: str) -> str:
+        if not isinstance(value, str) or not pattern.match(value):
+            self.fail(at, value, rule)
+        return value
+
+    def items(self, at: str, value: object, read: Callable[[str, Any], Any]) -> tuple[Any, ...]:
+        if not isinstance(value, list):
+            self.fail(at, value, "it must be a list")
+        return tuple(read(f"{at}[{i}]", item) for i, item in enumerate(value))
+
+    def manifest(self, values: object) -> Manifest:
+        if isinstance(values, dict):  # first, so that a newer format is called that
+            self.one_of("format", values.get("format"), [FORMAT])
+            if type(values.get("version")) is not int or values["version"] != VERSION:
+                self.fail("version", values.get("version"), f"this release reads {VERSION}")
+        needed = "format version kind number parent step metadata router tables files blobs"
+        doc = self.fields("manifest", values, needed + " checksum")
+        kind = self.one_of("kind", doc["kind"], ["base", "increment"])
+        number = self.count("number", doc["number"], 1 if kind == "increment" else 0)
+        if kind == "base" and (number or doc["parent"] is not None):
+            self.fail("number" if number else "parent", number or doc["parent"], "a base has none")
+        if kind == "increment":
+            self.sha256("parent", doc["parent"])
+        if not isinstance(doc["metadata"], dict):
+            self.fail("metadata", doc["metadata"], "it must be an object")
+        found = Manifest(
+            routing=self.routing(doc["router"]),
+            tables=self.tables(doc["tables"]),
+            files=self.items("files", doc["files"], self.file),
+            blobs=self.items("blobs", doc["blobs"], self.blob),
+            number=number,
+            parent=doc["parent"],
+            step=self.count("step", doc["step"]),
+            metadata=doc["metadata"],
+            checksum=self.checksum,
+        )
+        self.consistent(found)
+        return found
+
+    def sha256(self, at: str, value: object) -> str:
+        return self.matching(at, value, _SHA256, "it must be 64 hexadecimal digits")
+
+    def routing(self, value: object) -> Routing:
+        router = self.fields("router", value, "shards", "dist_type rank0_empty")
+        dist_type = router.get("dist_type", "roundrobin")
+        empty = router.get("rank0_empty", False)
+        if not isinstance(empty, bool):
+            self.fail("router.rank0_empty", empty, "it must be true or false")
+        return Routing(
+            self.one_of("router.dist_type", dist_type, _DIST_TYPES),
+            self.count("router.shards", router["shards"], 2 if empty else 1),
+            empty,
+        )
+
+    def tables(self, value: object) -> dict[str, TableEntry]:
+        if not isinstance(value, dict):
+            self.fail("tables", value, "it must be an object")
+        return {name: self.table(f"tables[{name!r}]", entry) for name, entry in value.items()}
+
+    def table(self, at: str, value: object) -> TableEntry:
+        entry = self.fields(at, value, "schema rows deletions config")
+        if not isinstance(entry["config"], dict | None):
+            self.fail(f"{at}.config", entry["config"], "it must be an object or null")
+        schema = self.fields(f"{at}.schema", entry["schema"], "segments")
+        segments = self.items(f"{at}.schema.segments", schema["segments"], self.segment)
+        dim = sum(segment.dim for segment in segments)
+        if not 1 <= dim <= checks.MAX_DIM:
+            self.fail(f"{at}.schema", dim, f"the dims must add up to 1..{checks.MAX_DIM}")
+        return TableEntry(
+            TableSchema(segments),
+            self.count(f"{at}.rows", entry["rows"]),
+            self.count(f"{at}.deletions", entry["deletions"]),
+            entry["config"],
+        )
+
+    def segment(self, at: str, value: object) -> SegmentSchema:
+        segment = self.fields(at, value, "dim optimizer states")
+        kind = segment["optimizer"]
+        states = self.items(f"{at}.states", segment["states"], self.state)
+        if len({state.name for state in states}) != len(states):
+            self.fail(f"{at}.states", [s.name for s in states], "a state stands twice")
+        return SegmentSchema(
+            self.count(f"{at}.dim", segment["dim"], 1, checks.MAX_DIM),
+            None if kind is None else self.text(f"{at}.optimizer", kind),
+            states,
+        )
+
+    def state(self, at: str, value: object) -> StateSchema:
+        state = self.fields(at, value, "name dtype per")
+        return StateSchema(
+            self.text(f"{at}.name", state["name"]),
+            self.one_of(f"{at}.dtype", state["dtype"], ["float32", "int64"]),
+            self.one_of(f"{at}.per", state["per"], ["value", "row"]),
+        )
+
+    def file_name(self, at: str, value: object) -> str:
+        rule = "a file lies in the checkpoint's own folder, its name made of letters, digits, _ . -"
+        return self.matching(at, value, _FILE_NAME, rule)
+
+    def file(self, at: str, value: object) -> FileEntry:
+        file = self.fields(at, value, "file table shard content rows bytes sha256")
+        return FileEntry(
+            self.file_name(f"{at}.file", file["file"]),
+            self.text(f"{at}.table", file["table"]),
+            self.count(f"{at}.shard", file["shard"]),
+            self.one_of(f"{at}.content", file["content"], ["rows", "deletions"]),
+            self.count(f"{at}.rows", file["rows"]),
+            self.count(f"{at}.bytes", file["bytes"]),
+            self.sha256(f"{at}.sha256", file["sha256"]),
+        )
+
+    def blob(self, at: str, value: object) -> BlobEntry:
+        blob = self.fields(at, value, "name file bytes sha256")
+        return BlobEntry(
+            self.text(f"{at}.name", blob["name"]),
+            self.file_name(f"{at}.file", blob["file"]),
+            self.count(f"{at}.bytes", blob["bytes"]),
+            self.sha256(f"{at}.sha256", blob["sha256"]),
+        )
+
+    def consistent(self, found: Manifest) -> None:
+        """Files, tables, shards and counts say the same."""
+        if len(found.names()) != len(found.files) + len(found.blobs):
+            self.fail("files", sorted(found.names()), "a file stands twice")
+        if MANIFEST in found.names():
+            self.fail("files", MANIFEST, "the manifest is none of its files")
+        if len({blob.name for blob in found.blobs}) != len(found.blobs):
+            self.fail("blobs", [blob.name for blob in found.blobs], "a name stands twice")
+        shards: dict[str, list[int]] = {name: [] for name in found.tables}
+        sums = {(name, content): 0 for name in found.tables for content in ("rows", "deletions")}
+        for i, file in enumerate(found.files):
+            if file.table not in found.tables:
+                self.fail(f"files[{i}].table", file.table, "no such table stands in tables")
+            if file.shard >= found.routing.shards:
+                rule = f"the router has {found.routing.shards} shards"
+                self.fail(f"files[{i}].shard", file.shard, rule)
+            if file.content == "deletions" and found.kind == "base":
+                self.fail(f"files[{i}].content", file.content, "a base deletes nothing")
+            sums[file.table, file.content] += file.rows
+            if file.content == "rows":
+                shards[file.table].append(file.shard)
+        for name, table in found.tables.items():
+            self.complete(found, name, sorted(shards[name]))
+            for content, stated in (("rows", table.rows), ("deletions", table.deletions)):
+                if sums[name, content] != stated:
+                    at = f"tables[{name!r}].{content}"
+                    self.fail(at, stated, f"its files hold {sums[name, content]}")
+
+    def complete(self, found: Manifest, name: str, shards: list[int]) -> None:
+        """A base has one file of rows for every shard; an increment at most one."""
+        if len(set(shards)) != len(shards):
+            self.fail(f"files of table {name!r}", shards, "a shard stands twice")
+        if found.kind == "base" and len(shards) != found.routing.shards:
+            rule = f"every one of the {found.routing.shards} shards must have one"
+            self.fail(f"shards of the files of table {name!r}", shards, rule)

@@ -1,0 +1,146 @@
+"""One Arrow IPC file: rows in batches, written as they come, read through a memory map."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from ...core.errors import CheckpointError
+from .files import HashedFile
+from .schema import ID, Column
+
+# Types of Arrow, which loads only when files are written or read.
+ArrowArray = ArrowBatch = ArrowSchema = ArrowType = Any
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Rows:
+    """Some rows of one table: an array a column, [n] or [n, width], all of the same length."""
+
+    columns: Mapping[str, np.ndarray]
+
+    @property
+    def ids(self) -> np.ndarray:
+        """The column of ids."""
+        return self.columns[ID]
+
+    def __len__(self) -> int:
+        return len(self.ids)
+
+    def take(self, which: np.ndarray | slice) -> Rows:
+        """The rows at these places, or where a mask is True."""
+        return Rows({name: column[which] for name, column in self.columns.items()})
+
+
+def arrow_schema(columns: Sequence[Column]) -> ArrowSchema:
+    """The Arrow schema of these columns; nothing may be null."""
+    import pyarrow as pa
+
+    def type_of(column: Column) -> ArrowType:
+        plain = pa.int64() if column.dtype == "int64" else pa.float32()
+        if column.width is None:
+            return plain
+        return pa.list_(pa.field("item", plain, nullable=False), column.width)
+
+    return pa.schema([pa.field(c.name, type_of(c), nullable=False) for c in columns])
+
+
+class ShardWriter:
+    """Writes one file, batch after batch. Single-owner."""
+
+    def __init__(self, path: Path, columns: Sequence[Column]) -> None:
+        import pyarrow as pa
+
+        self.rows = 0
+        self.sha256 = ""
+        self._columns = tuple(columns)
+        self._schema = arrow_schema(columns)
+        self._file = HashedFile(path)
+        self._writer: Any = pa.ipc.new_file(pa.PythonFile(self._file, "w"), self._schema)
+
+    @property
+    def name(self) -> str:
+        """The file's name."""
+        return self._file.path.name
+
+    @property
+    def file_bytes(self) -> int:
+        """Bytes written so far."""
+        return self._file.file_bytes
+
+    def write(self, rows: Rows) -> None:
+        """Appends rows."""
+        import pyarrow as pa
+
+        arrays = [
+            _arrow_array(np.ascontiguousarray(rows.columns[c.name]), field.type)
+            for c, field in zip(self._columns, self._schema, strict=True)
+        ]
+        self._writer.write_batch(pa.RecordBatch.from_arrays(arrays, schema=self._schema))
+        self.rows += len(rows)
+
+    def finish(self) -> None:
+        """Ends the file and flushes it to the disk."""
+        self._writer.close()
+        self.sha256 = self._file.publish()
+
+    def abandon(self) -> None:
+        """Stops; the file stays unfinished."""
+        self._file.close()
+
+
+def _arrow_array(values: np.ndarray, kind: ArrowType) -> ArrowArray:
+    """The same memory as an Arrow array."""
+    import pyarrow as pa
+
+    flat = values.reshape(-1)
+    if not pa.types.is_fixed_size_list(kind):
+        return pa.Array.from_buffers(kind, len(flat), [None, pa.py_buffer(flat)])
+    items = pa.Array.from_buffers(kind.value_type, len(flat), [None, pa.py_buffer(flat)])
+    return pa.FixedSizeListArray.from_buffers(kind, len(values), [None], children=[items])
+
+
+def read_shard(path: Path, columns: Sequence[Column], rows: int) -> Iterator[Rows]:
+    """The batches of a file whose checksum was proved; its schema and rows are proved here."""
+    import pyarrow as pa
+
+    try:
+        with pa.memory_map(str(path)) as source:
+            reader = pa.ipc.open_file(source)
+            if not reader.schema.equals(arrow_schema(columns)):
+                raise CheckpointError(
+                    f"{path} has the columns {_shown(reader.schema)}; the manifest says "
+                    f"{_shown(arrow_schema(columns))}."
+                )
+            seen = 0
+            for i in range(reader.num_record_batches):
+                batch = reader.get_batch(i)
+                batch.validate(full=True)
+                seen += batch.num_rows
+                yield _rows(path, batch, columns)
+    except (pa.ArrowException, OSError, UnicodeDecodeError) as error:
+        raise CheckpointError(f"{path} is no readable Arrow file: {error}.") from error
+    if seen != rows:
+        raise CheckpointError(f"{path} holds {seen} rows where the manifest says {rows}.")
+
+
+def _rows(path: Path, batch: ArrowBatch, columns: Sequence[Column]) -> Rows:
+    """Copies, so that rows outlive the map and torch may write into them."""
+    arrays = {}
+    for i, column in enumerate(columns):
+        array: Any = batch.column(i)
+        if array.null_count:
+            raise CheckpointError(f"{path}: column {column.name!r} holds nulls; none may.")
+        plain = array.flatten() if column.width is not None else array
+        values = np.array(plain.to_numpy(zero_copy_only=True))
+        width = column.width
+        arrays[column.name] = values if width is None else values.reshape(-1, width)
+    return Rows(arrays)
+
+
+def _shown(schema: ArrowSchema) -> str:
+    return ", ".join(f"{field.name} {field.type}" for field in schema)

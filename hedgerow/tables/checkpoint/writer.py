@@ -1,0 +1,257 @@
+"""Writes one checkpoint or increment into a folder and makes it complete with one rename."""
+
+from __future__ import annotations
+
+import re
+import secrets
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from ...core.errors import HedgerowError, SaveError
+from ...routing.router import Router
+from .files import PART, HashedFile, remove, sync_folder
+from .manifest import MANIFEST, BlobEntry, FileEntry, Manifest, Routing, TableEntry
+from .meter import Meter
+from .schema import ID, TableSchema, deletion_columns
+from .shard_file import Rows, ShardWriter
+
+THREADS = 4  # tables, and again files, at a time
+_OURS = re.compile(r"(\d{3,}|blob)-[\w-]*-[0-9a-f]{12}\.(arrow|bin)(\.part)?\Z", re.ASCII)
+
+
+@dataclass(frozen=True, slots=True)
+class Source:
+    """One table to write: its schema, and its rows once `rows` is called."""
+
+    name: str
+    schema: TableSchema
+    rows: Callable[[], Iterator[Rows]]
+    deletions: np.ndarray | None = None
+    config: dict[str, Any] | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Header:
+    """What a manifest says beside its tables."""
+
+    step: int = 0
+    metadata: dict[str, Any] = field(default_factory=dict)
+    blobs: Mapping[str, bytes] = field(default_factory=dict)
+    number: int = 0
+    parent: str | None = None
+
+
+def write_checkpoint(
+    folder: Path, sources: Sequence[Source], router: Router, header: Header, meter: Meter
+) -> Manifest:
+    """Writes all files, then the manifest. What fails leaves no file behind.
+
+    Files have names that no other save uses, so the checkpoint that was in the folder stays whole
+    until the rename of the new manifest, and is the one that counts until then.
+    """
+    mark = secrets.token_hex(6)
+    with _no_remains(folder, mark), ThreadPoolExecutor(THREADS) as writers:
+        jobs = [
+            _TableJob(folder, i, source, router, header.number == 0, mark, meter, writers)
+            for i, source in enumerate(sources)
+        ]
+        with ThreadPoolExecutor(min(THREADS, max(1, len(jobs)))) as tables:
+            files = [file for found in _all(tables, jobs, meter) for file in found]
+        blobs = [
+            _write_blob(folder, f"blob-{i:03d}-{_safe(name)}-{mark}.bin", name, data)
+            for i, (name, data) in enumerate(sorted(header.blobs.items()))
+        ]
+        manifest, data = Manifest(
+            routing=Routing(router.dist_type, router.shards, router.rank0_empty),
+            tables={source.name: _entry(source, files) for source in sources},
+            files=tuple(files),
+            blobs=tuple(blobs),
+            number=header.number,
+            parent=header.parent,
+            step=header.step,
+            metadata=header.metadata,
+        ).sealed()
+        meter.go_on()
+        sync_folder(folder)  # the names of the files, before the manifest that needs them
+        last = HashedFile(folder / MANIFEST)
+        last.write(data)
+        last.publish()
+        sync_folder(folder)
+    return manifest
+
+
+def clean_folder(folder: Path, keep: set[str]) -> None:
+    """Removes files of saves that were stopped or replaced. Files that are not ours stay."""
+    remains = [
+        path
+        for path in folder.iterdir()
+        if path.name not in keep
+        and (_OURS.match(path.name) or path.name == MANIFEST + PART)
+        and path.is_file()
+    ]
+    remove(remains)
+
+
+@contextmanager
+def _no_remains(folder: Path, mark: str) -> Iterator[None]:
+    """What fails removes its files, and an error of the disk says what became of the save."""
+    try:
+        yield
+    except BaseException as error:
+        committed = False
+        try:
+            committed = mark in (folder / MANIFEST).read_text(errors="replace")
+        except OSError:
+            committed = False  # none there, or none to read: then ours is not there either
+        if not committed:
+            remove([*folder.glob(f"*-{mark}.*"), folder / (MANIFEST + PART)])
+        if isinstance(error, OSError) and not isinstance(error, HedgerowError):
+            raise SaveError(
+                f"the save to {folder} failed: {error.strerror or error}. Its files were removed "
+                f"and an earlier checkpoint is untouched; make room, or save elsewhere."
+            ) from error
+        raise
+
+
+def _all(
+    pool: ThreadPoolExecutor, jobs: Sequence[_TableJob], meter: Meter
+) -> list[list[FileEntry]]:
+    """The files of every table; the first error stops the other tables."""
+
+    def run(job: _TableJob) -> list[FileEntry]:
+        try:
+            return job.run()
+        except BaseException:
+            meter.cancel()
+            raise
+
+    running = [pool.submit(run, job) for job in jobs]
+    errors = [error for error in (task.exception() for task in running) if error is not None]
+    if errors:  # those that were stopped by the first are not what went wrong
+        raise min(errors, key=lambda error: "Cancelled" in type(error).__name__)
+    return [task.result() for task in running]
+
+
+class _TableJob:
+    """Writes one table: rows go to the files of their owners while the next ones are read."""
+
+    def __init__(
+        self,
+        folder: Path,
+        number: int,
+        source: Source,
+        router: Router,
+        every_shard: bool,
+        mark: str,
+        meter: Meter,
+        writers: ThreadPoolExecutor,
+    ) -> None:
+        self._folder, self._source, self._router = folder, source, router
+        self._every_shard, self._mark = every_shard, mark
+        self._meter, self._pool = meter, writers
+        self._start = f"{number:03d}-{_safe(source.name)}"
+        self._open: dict[int, ShardWriter] = {}
+
+    def run(self) -> list[FileEntry]:
+        """The files, complete."""
+        try:
+            if self._every_shard:
+                for shard in range(self._router.shards):
+                    self._shard(shard)
+            pending: list[Future[None]] = []
+            for rows in self._source.rows():
+                parts = list(_by_owner(rows, self._router))
+                self._settle(pending)
+                pending = [
+                    self._pool.submit(self._write, self._shard(shard), part)
+                    for shard, part in parts
+                ]
+            self._settle(pending)
+            self._settle([self._pool.submit(w.finish) for w in self._open.values()])
+            return [*self._row_files(), *self._deletion_files()]
+        finally:
+            for writer in self._open.values():
+                writer.abandon()
+
+    def _settle(self, tasks: list[Future[None]]) -> None:
+        """Waits for all of them before the first error goes on: files are closed only then."""
+        errors = [error for error in (task.exception() for task in tasks) if error is not None]
+        if errors:
+            raise errors[0]
+
+    def _write(self, writer: ShardWriter, rows: Rows) -> None:
+        before = writer.file_bytes
+        writer.write(rows)
+        self._meter.add(len(rows), writer.file_bytes - before)
+
+    def _shard(self, shard: int) -> ShardWriter:
+        if shard not in self._open:
+            name = f"{self._start}-{shard:05d}-of-{self._router.shards:05d}-{self._mark}.arrow"
+            self._open[shard] = ShardWriter(self._folder / name, self._source.schema.columns())
+        return self._open[shard]
+
+    def _row_files(self) -> Iterator[FileEntry]:
+        for shard, writer in sorted(self._open.items()):
+            yield _file(writer, self._source.name, shard, "rows")
+
+    def _deletion_files(self) -> Iterator[FileEntry]:
+        if self._source.deletions is None or not len(self._source.deletions):
+            return
+        path = self._folder / f"{self._start}-deletions-{self._mark}.arrow"
+        writer = ShardWriter(path, deletion_columns())
+        try:
+            writer.write(Rows({ID: self._source.deletions}))
+            writer.finish()
+        finally:
+            writer.abandon()
+        yield _file(writer, self._source.name, 0, "deletions")
+
+
+def _file(writer: ShardWriter, table: str, shard: int, content: str) -> FileEntry:
+    return FileEntry(
+        writer.name, table, shard, content, writer.rows, writer.file_bytes, writer.sha256
+    )
+
+
+def _by_owner(rows: Rows, router: Router) -> Iterator[tuple[int, Rows]]:
+    """The rows of each shard, in their order."""
+    if not len(rows):
+        return
+    if router.shards == 1:
+        yield 0, rows
+        return
+    owners = router.owners(torch.from_numpy(np.ascontiguousarray(rows.ids))).numpy()
+    order = np.argsort(owners, kind="stable")
+    shards, starts = np.unique(owners[order], return_index=True)
+    stops = [*starts[1:], len(order)]
+    for shard, start, stop in zip(shards.tolist(), starts.tolist(), stops, strict=True):
+        yield shard, rows.take(order[start:stop])
+
+
+def _entry(source: Source, files: Sequence[FileEntry]) -> TableEntry:
+    def total(content: str) -> int:
+        return sum(f.rows for f in files if f.table == source.name and f.content == content)
+
+    return TableEntry(source.schema, total("rows"), total("deletions"), source.config)
+
+
+def _write_blob(folder: Path, file_name: str, name: str, data: bytes) -> BlobEntry:
+    file = HashedFile(folder / file_name)
+    try:
+        file.write(data)
+        sha256 = file.publish()
+    finally:
+        file.close()
+    return BlobEntry(name, file_name, file.file_bytes, sha256)
+
+
+def _safe(name: str) -> str:
+    """A name as part of a file's: for people to read, not to find the table by."""
+    return re.sub(r"[^A-Za-z0-9_]", "_", name)[:40]
