@@ -6,6 +6,7 @@
 #include <shared_mutex>
 #include <stdexcept>
 #include <string>
+#include <utility>
 
 #include "apply_op.h"
 #include "assign_ops.h"
@@ -30,8 +31,12 @@ struct Trim {
 }  // namespace
 
 Table::Table(const std::vector<SegmentSpec>& segments, bool serving, bool skip_zero, u64 seed,
-             u64 initial_capacity)
-    : layout_(segments, serving), skip_zero_(skip_zero), seed_(seed), arena_(layout_.stride) {
+             u64 initial_capacity, std::shared_ptr<Admission> admission)
+    : layout_(segments, serving),
+      skip_zero_(skip_zero),
+      seed_(seed),
+      admission_(std::move(admission)),
+      arena_(layout_.stride) {
   const CallScope scope;
   try {
     for (int i = 0; i < kShards; ++i) {
@@ -218,7 +223,7 @@ u64 Table::tile_ids(u64 n) const {
 }
 
 template <class Op>
-Applied Table::write(const i64* ids, u64 n, const Op& op) {
+Applied Table::write(const i64* ids, u64 n, const Op& op, const Asking* asking) {
   const CallScope scope;
   const std::shared_lock uncleared(clearing_);
   Plan& plan = Plan::of_this_thread();
@@ -234,7 +239,10 @@ Applied Table::write(const i64* ids, u64 n, const Op& op) {
   });
   bool changing = false;
   Applied total;
+  i64 refused = 0;
   try {
+    if (admission_ != nullptr && asking != nullptr && plan.any_absent())
+      refused = admit(plan, *asking);
     if (Op::kInserts && plan.any_absent()) reserve(plan, n);
     changing = true;
     total = commit_all(plan, n, op);
@@ -252,6 +260,7 @@ Applied Table::write(const i64* ids, u64 n, const Op& op) {
     throw;
   }
   release(plan);
+  total.refused += refused;
   count(total);
   return total;
 }
@@ -268,19 +277,22 @@ Applied Table::counted() const {
 }
 
 Applied Table::assign(const i64* ids, u64 n, const float* rows, i64 time) {
-  const Applied applied = write(ids, n, AssignOp{*this, {*this, rows}, time});
+  const Asking asking{time};
+  const Applied applied = write(ids, n, AssignOp{*this, {*this, rows}, time}, &asking);
   saw_time(time);
   return applied;
 }
 
 Applied Table::assign_add(const i64* ids, u64 n, const float* rows, i64 time) {
-  const Applied applied = write(ids, n, AssignAddOp{*this, {*this, rows}, time});
+  const Asking asking{time};
+  const Applied applied = write(ids, n, AssignAddOp{*this, {*this, rows}, time}, &asking);
   saw_time(time);
   return applied;
 }
 
 Applied Table::apply_gradients(const i64* ids, u64 n, const Update& update) {
-  const Applied applied = write(ids, n, ApplyOp{*this, update});
+  const Asking asking{update.step, update.per_occurrence, update.counts};
+  const Applied applied = write(ids, n, ApplyOp{*this, update}, &asking);
   saw_time(update.time);
   return applied;
 }

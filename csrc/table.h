@@ -12,6 +12,7 @@
 #include <memory>
 #include <vector>
 
+#include "admission.h"
 #include "arena.h"
 #include "layout.h"
 #include "plan.h"
@@ -42,6 +43,14 @@ struct Update {
   i64 step;
   i64 time;
   bool per_occurrence;
+  const i64* counts = nullptr;  // occurrences that each id stands for, [n]; null: one each
+};
+
+// What an admission rule is told about a write.
+struct Asking {
+  i64 step;
+  bool per_occurrence = false;
+  const i64* counts = nullptr;
 };
 
 struct MemoryUse {
@@ -65,7 +74,7 @@ struct ScanStep {
 class Table {
  public:
   Table(const std::vector<SegmentSpec>& segments, bool serving, bool skip_zero, u64 seed,
-        u64 initial_capacity);
+        u64 initial_capacity, std::shared_ptr<Admission> admission = nullptr);
   ~Table();
 
   const RowLayout& layout() const { return layout_; }
@@ -86,7 +95,8 @@ class Table {
   // meanwhile.
   ScanStep scan(u64 cursor, u64 room, i64* ids, float* rows, float* states, i64* times) const;
 
-  // Writes. Equal ids act in input order.
+  // Writes. Equal ids act in input order. The first three ask the table's admission rule about
+  // absent ids; of ids that it refuses nothing is written.
   Applied assign(const i64* ids, u64 n, const float* rows, i64 time);
   Applied assign_add(const i64* ids, u64 n, const float* rows, i64 time);
   Applied apply_gradients(const i64* ids, u64 n, const Update& update);
@@ -105,7 +115,8 @@ class Table {
   u64 task_ids(u64 n, bool reused) const;
 
   template <class Op>
-  Applied write(const i64* ids, u64 n, const Op& op);
+  Applied write(const i64* ids, u64 n, const Op& op, const Asking* asking = nullptr);
+  i64 admit(Plan& plan, const Asking& asking);  // how many occurrences were refused
   template <class Op>
   Applied commit_all(Plan& plan, u64 n, const Op& op);
   template <class Op>
@@ -138,6 +149,7 @@ class Table {
   RowLayout layout_;
   bool skip_zero_;
   u64 seed_;
+  std::shared_ptr<Admission> admission_;  // null: every id
   Arena arena_;
   std::vector<std::unique_ptr<Shard>> shards_;
   RwLock clearing_;  // shared by calls that write, alone for `clear`: it takes back all rows

@@ -14,6 +14,9 @@ if TYPE_CHECKING:
     from .core.hashing import id64 as id64
     from .core.ids import IdBatch as IdBatch
     from .core.ids import Ragged as Ragged
+    from .tables.admission import Chance as Chance
+    from .tables.admission import Count as Count
+    from .tables.admission import Within as Within
     from .tables.compressors import Bf16 as Bf16
     from .tables.compressors import FixedR8 as FixedR8
     from .tables.compressors import Fp16 as Fp16
@@ -46,6 +49,7 @@ _NAMES = {
     "core.errors": ("HedgerowError",),
     "core.hashing": ("id64",),
     "core.ids": ("IdBatch", "Ragged"),
+    "tables.admission": ("Chance", "Count", "Within"),
     "tables.compressors": ("Bf16", "FixedR8", "Fp16", "Fp32", "OneBit"),
     "tables.config": ("Segment", "TableConfig"),
     "tables.host": ("HostTable",),

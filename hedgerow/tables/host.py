@@ -11,11 +11,18 @@ from torch import Tensor
 from .. import native
 from ..core import checks, registry
 from ..core.clock import Clock, SystemClock
-from ..core.errors import InputError, NotFiniteError, OutOfMemoryError, ServingTableError
+from ..core.errors import (
+    DtypeError,
+    InputError,
+    NotFiniteError,
+    OutOfMemoryError,
+    ServingTableError,
+)
 from ..core.recycle import Recycler
 from ..core.shapes import Bool, Float32, Int8, Int64
 from . import arguments
 from .config import TableConfig
+from .filters import SlidingFilter
 from .host_reads import HostReads
 from .layout import RowLayout, native_segment
 from .schedules import Rate, check_rates, rate_at
@@ -27,7 +34,8 @@ class HostTable(HostReads):
 
     Keys are an int64 tensor (or `TableKeys` of one table); equal ids in one call act in order.
     Results do not depend on the number of threads. `rates` gives a rate source a segment and
-    overrides the optimizers' own. `shared_name` claims a name in this process.
+    overrides the optimizers' own. `shared_name` claims a name in this process. Tables that count
+    ids for admission may share one `filter`; by default each makes its own.
 
     >>> from hedgerow.tables.config import Segment
     >>> from hedgerow.tables.initializers import Zeros
@@ -49,6 +57,7 @@ class HostTable(HostReads):
         rates: Sequence[Rate] | None = None,
         shared_name: str | None = None,
         clock: Clock | None = None,
+        filter: SlidingFilter | None = None,
     ) -> None:
         self.config = config
         self.layout = RowLayout(config)
@@ -61,6 +70,8 @@ class HostTable(HostReads):
         self._clock: Clock = clock or SystemClock()
         self._shared_name = shared_name
         self._outputs = Recycler()
+        self._filter = filter
+        admission = self._admission()
         with _memory_errors():
             self._table = native.Table(
                 [native_segment(s) for s in config.segments],
@@ -68,6 +79,7 @@ class HostTable(HostReads):
                 config.skip_zero_embedding,
                 config.row_seed,
                 config.initial_capacity,
+                admission,
             )
         if shared_name is not None:
             registry.register(shared_name, self)
@@ -84,6 +96,22 @@ class HostTable(HostReads):
             f"table {self.config.name!r} cannot be pickled or copied; "
             f"move its rows with scan() and restore()."
         )
+
+    @property
+    def filter(self) -> SlidingFilter | None:
+        """What counts absent ids for the admission rule; None if nothing does."""
+        return self._filter
+
+    def _admission(self) -> native.Admission | None:
+        if self._filter is not None and not isinstance(self._filter, SlidingFilter):
+            raise DtypeError(
+                f"filter is {self._filter!r}; pass a SlidingFilter, as another table's filter."
+            )
+        admit, seed = self.config.admit, self.config.row_seed
+        if admit is None:
+            return None
+        self._filter = self._filter or admit.own_filter(seed)
+        return admit.rule(table=self.config.name, seed=seed, filter=self._filter)
 
     # ---- writes
 
@@ -115,6 +143,8 @@ class HostTable(HostReads):
         sources = self._rates if rates is None else check_rates(rates, len(self._rates))
         needed = self._updates_need_step or any(callable(source) for source in sources)
         at_step = self._step(step, needed, "learns")
+        if self.config.admit is not None and self.config.admit.needs_step:
+            self._step(step, True, "admits ids")
         now = [rate_at(source, at_step) for source in sources]
         with _memory_errors():
             done = self._table.apply_gradients(
@@ -125,6 +155,7 @@ class HostTable(HostReads):
                 at_step,
                 checks.count("ts", ts),
                 per_occurrence,
+                0 if counts is None else counts.data_ptr(),
             )
         return Applied.of(*done)
 

@@ -45,10 +45,10 @@ AREA = Area(
         "schedules": {"kind"},
         "clipping": {"kind", "dense", "sparse", "clip_norm", "global_norm"},
         "quirks": {"kind", "note"},
+        "filters": {"kind"},
     },
     later_files={
-        "filters",  # row life
-        "eviction",
+        "eviction",  # row life
         "touched",
         "sharding",  # distribution
         "alltoall",

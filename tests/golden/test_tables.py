@@ -4,7 +4,12 @@ from __future__ import annotations
 
 import pytest
 
-from . import tables_optimizers, tables_rows, tables_values  # noqa: F401  (they register handlers)
+from . import (  # noqa: F401  (they register handlers)
+    tables_filters,
+    tables_optimizers,
+    tables_rows,
+    tables_values,
+)
 from .runner import Case
 from .tables_area import AREA
 
