@@ -9,7 +9,7 @@
 namespace hedgerow {
 namespace {
 
-constexpr u64 kHome = 8;  // cells
+constexpr u64 kHome = 16;  // cells: one line at full size
 constexpr u64 kTail = 64;
 constexpr u64 kFirstCells = 128;            // of a young array
 constexpr u64 kHugeFrom = u64(64) << 10;    // bytes; smaller blocks are not worth huge pages
@@ -76,13 +76,25 @@ bool CountArray::place(u64 hash, u8 count) const {
   return true;
 }
 
-u8 CountArray::count(u64 hash) const {
-  if (is_full_size()) {
-    const u32* cell = find<u32>(hash);
-    return cell == nullptr ? 0 : u8(*cell);
+// Without a branch on what a cell holds, so that compilers compare several cells at once.
+template <class Cell>
+u8 CountArray::count_in(u64 hash) const {
+  const Cell* const cells = reinterpret_cast<const Cell*>(block_.data());
+  const Cell wanted = label<Cell>(hash);
+  Cell count = 0;
+  for (u64 home : {first_home(hash, cells_), second_home(hash, cells_)}) {
+    const Cell* const from = cells + home;
+    for (u64 i = 0; i < kHome; ++i) {
+      const Cell rest = from[i] ^ wanted;  // the count, where the labels are equal
+      count = std::max(count, rest <= 0xff ? rest : Cell(0));
+    }
   }
-  const u64* cell = find<u64>(hash);
-  return cell == nullptr ? 0 : u8(*cell);
+  return u8(count);
+}
+
+u8 CountArray::count(u64 hash) const {
+  if (cells_ == 0) return 0;
+  return is_full_size() ? count_in<u32>(hash) : count_in<u64>(hash);
 }
 
 void CountArray::set(u64 hash, u8 count) {
@@ -144,8 +156,8 @@ void CountArray::grow(u64& failures) {
 
 void CountArray::fetch(u64 hash) const {
   if (cells_ == 0) return;
-  fetch_line(block_.data() + first_home(hash, cells_) * cell_bytes_);
-  fetch_line(block_.data() + second_home(hash, cells_) * cell_bytes_);
+  for (u64 home : {first_home(hash, cells_), second_home(hash, cells_)})
+    fetch_bytes(block_.data() + home * cell_bytes_, kHome * cell_bytes_);
 }
 
 void CountArray::clear() {

@@ -1,9 +1,11 @@
 // Counts of ids, one part of a sliding filter: a small hash array of labels and 8-bit counts.
 //
-// A label has two homes of eight cells: sixteen probes. At its full size a cell is a 24-bit label
-// and the count. Cells that small cannot be moved to a larger array, so a young array has 64-bit
-// cells with 56 bits of the hash, doubles as it fills, and turns into the small ones when those
-// take no more memory: an array takes memory for the ids it saw, not for those it may see.
+// A label has two homes of sixteen cells and goes to the emptier one: with one home, or two of
+// eight, one id in twenty-five or a thousand would find no cell when the array is full. At its full
+// size a cell is a 24-bit label and the count. Cells that small cannot be moved to a larger array,
+// so a young array has 64-bit cells with 56 bits of the hash, doubles as it fills, and turns into
+// the small ones when those take no more memory: it takes memory for the ids it saw, not for those
+// it may see.
 #pragma once
 
 #include "memory.h"
@@ -41,6 +43,8 @@ class CountArray {
  private:
   template <class Cell>
   Cell* find(u64 hash) const;
+  template <class Cell>
+  u8 count_in(u64 hash) const;
   template <class Cell>
   bool place(u64 hash, u8 count) const;
   template <class Cell>
