@@ -74,6 +74,21 @@ class Plan {
     fetch_bytes(order_.data() + soon.front().first, sizeof(u32) * soon.size());
   }
 
+  // Removes groups of a shard; the others keep their order and their tiles.
+  template <class Gone>
+  void remove_groups(int shard, Gone&& gone) {
+    u32* const from = tile_from_.data() + u64(shard) * (tiles_ + 1);
+    Group* const groups = groups_.data() + starts_[shard];
+    u32 kept = 0, read = 0;
+    for (u64 tile = 0; tile < tiles_; ++tile) {
+      const u32 end = from[tile + 1];
+      from[tile] = kept;
+      for (; read < end; ++read)
+        if (!gone(groups[read])) groups[kept++] = groups[read];
+    }
+    from[tiles_] = group_count_[shard] = kept;
+  }
+
   std::span<const u32> occurrences(const Group& group) const {
     return {order_.data() + group.first, group.count};
   }

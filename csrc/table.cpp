@@ -6,6 +6,7 @@
 #include <shared_mutex>
 #include <stdexcept>
 #include <string>
+#include <utility>
 
 #include "apply_op.h"
 #include "assign_ops.h"
@@ -30,10 +31,11 @@ struct Trim {
 }  // namespace
 
 Table::Table(const std::vector<SegmentSpec>& segments, bool serving, bool skip_zero, u64 seed,
-             u64 initial_capacity, bool counts_uses)
+             u64 initial_capacity, bool counts_uses, std::shared_ptr<Admission> admission)
     : layout_(segments, serving),
       skip_zero_(skip_zero),
       seed_(seed),
+      admission_(std::move(admission)),
       arena_(layout_.stride, counts_uses),
       snapshot_(u64(layout_.row_bytes)) {
   const CallScope scope;
@@ -251,20 +253,20 @@ u64 Table::tile_ids(u64 n) const {
 }
 
 template <class Op>
-Applied Table::write(const i64* ids, u64 n, const Op& op, i64 newest) {
+Applied Table::write(const i64* ids, u64 n, const Op& op, i64 newest, const Asking* asking) {
   for (;;) {
     if (snapshot_.is_open()) before_write();  // without a lock: it may wait
     const CallScope scope;
     const std::shared_lock uncleared(clearing_);
     if (snapshot_.pauses_me()) continue;  // it was opened in between
-    const Applied applied = write_now(ids, n, op);
+    const Applied applied = write_now(ids, n, op, asking);
     saw_time(newest);
     return applied;
   }
 }
 
 template <class Op>
-Applied Table::write_now(const i64* ids, u64 n, const Op& op) {
+Applied Table::write_now(const i64* ids, u64 n, const Op& op, const Asking* asking) {
   Plan& plan = Plan::of_this_thread();
   const Trim trim{plan};
   plan.fresh = {};
@@ -278,7 +280,10 @@ Applied Table::write_now(const i64* ids, u64 n, const Op& op) {
   });
   bool changing = false;
   Applied total;
+  i64 refused = 0;
   try {
+    if (admission_ != nullptr && asking != nullptr && plan.any_absent())
+      refused = admit(plan, *asking);
     if (Op::kInserts && plan.any_absent()) reserve(plan, n);
     changing = true;
     total = commit_all(plan, n, op);
@@ -296,6 +301,7 @@ Applied Table::write_now(const i64* ids, u64 n, const Op& op) {
     throw;
   }
   release(plan);
+  total.refused += refused;
   count(total);
   return total;
 }
@@ -312,15 +318,18 @@ Applied Table::counted() const {
 }
 
 Applied Table::assign(const i64* ids, u64 n, const float* rows, i64 time) {
-  return write(ids, n, AssignOp{*this, {*this, rows}, time}, time);
+  const Asking asking{time};
+  return write(ids, n, AssignOp{*this, {*this, rows}, time}, time, &asking);
 }
 
 Applied Table::assign_add(const i64* ids, u64 n, const float* rows, i64 time) {
-  return write(ids, n, AssignAddOp{*this, {*this, rows}, time}, time);
+  const Asking asking{time};
+  return write(ids, n, AssignAddOp{*this, {*this, rows}, time}, time, &asking);
 }
 
 Applied Table::apply_gradients(const i64* ids, u64 n, const Update& update) {
-  return write(ids, n, ApplyOp{*this, update}, update.time);
+  const Asking asking{update.step, update.per_occurrence, update.counts};
+  return write(ids, n, ApplyOp{*this, update}, update.time, &asking);
 }
 
 Applied Table::restore(const i64* ids, u64 n, const float* rows, const float* states,

@@ -13,6 +13,7 @@
 #include <utility>
 #include <vector>
 
+#include "admission.h"
 #include "arena.h"
 #include "evict.h"
 #include "layout.h"
@@ -47,6 +48,14 @@ struct Update {
   i64 step;
   i64 time;
   bool per_occurrence;
+  const i64* counts = nullptr;  // occurrences that each id stands for, [n]; null: one each
+};
+
+// What an admission rule is told about a write.
+struct Asking {
+  i64 step;
+  bool per_occurrence = false;
+  const i64* counts = nullptr;
 };
 
 struct MemoryUse {
@@ -87,7 +96,8 @@ struct SnapshotStep {
 class Table {
  public:
   Table(const std::vector<SegmentSpec>& segments, bool serving, bool skip_zero, u64 seed,
-        u64 initial_capacity, bool counts_uses = false);
+        u64 initial_capacity, bool counts_uses = false,
+        std::shared_ptr<Admission> admission = nullptr);
   ~Table();
 
   const RowLayout& layout() const { return layout_; }
@@ -108,7 +118,8 @@ class Table {
   // meanwhile.
   ScanStep scan(u64 cursor, u64 room, i64* ids, float* rows, float* states, i64* times) const;
 
-  // Writes. Equal ids act in input order.
+  // Writes. Equal ids act in input order. The first three ask the table's admission rule about
+  // absent ids; of ids that it refuses nothing is written.
   Applied assign(const i64* ids, u64 n, const float* rows, i64 time);
   Applied assign_add(const i64* ids, u64 n, const float* rows, i64 time);
   Applied apply_gradients(const i64* ids, u64 n, const Update& update);
@@ -158,9 +169,10 @@ class Table {
   u64 task_ids(u64 n, bool reused) const;
 
   template <class Op>
-  Applied write(const i64* ids, u64 n, const Op& op, i64 newest);
+  Applied write(const i64* ids, u64 n, const Op& op, i64 newest, const Asking* asking = nullptr);
   template <class Op>
-  Applied write_now(const i64* ids, u64 n, const Op& op);
+  Applied write_now(const i64* ids, u64 n, const Op& op, const Asking* asking);
+  i64 admit(Plan& plan, const Asking& asking);  // how many occurrences were refused
   template <class Op>
   Applied commit_all(Plan& plan, u64 n, const Op& op);
   template <class Op>
@@ -214,6 +226,7 @@ class Table {
   RowLayout layout_;
   bool skip_zero_;
   u64 seed_;
+  std::shared_ptr<Admission> admission_;  // null: every id
   Arena arena_;
   std::vector<std::unique_ptr<Shard>> shards_;
   // Shared by calls that write, alone for `clear`, which takes back all rows, and for what must

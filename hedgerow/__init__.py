@@ -14,6 +14,9 @@ if TYPE_CHECKING:
     from .core.hashing import id64 as id64
     from .core.ids import IdBatch as IdBatch
     from .core.ids import Ragged as Ragged
+    from .tables.admission import Chance as Chance
+    from .tables.admission import Count as Count
+    from .tables.admission import Within as Within
     from .tables.checkpoint.increments import save_increment as save_increment
     from .tables.checkpoint.load import load_tables as load_tables
     from .tables.checkpoint.save import save_tables as save_tables
@@ -53,6 +56,7 @@ _NAMES = {
     "core.errors": ("HedgerowError",),
     "core.hashing": ("id64",),
     "core.ids": ("IdBatch", "Ragged"),
+    "tables.admission": ("Chance", "Count", "Within"),
     "tables.checkpoint.increments": ("save_increment",),
     "tables.checkpoint.load": ("load_tables",),
     "tables.checkpoint.save": ("save_tables", "save_tables_async"),

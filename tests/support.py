@@ -12,7 +12,17 @@ from torch import Tensor
 
 from hedgerow import native
 from hedgerow.native import reference
-from hedgerow.tables import compressors, host, initializers, layout, optimizers, original
+from hedgerow.tables import (
+    admission,
+    compressors,
+    filters,
+    host,
+    initializers,
+    layout,
+    optimizers,
+    original,
+    original_admission,
+)
 from hedgerow.tables.compressors import Compressor
 from hedgerow.tables.config import Segment, TableConfig
 from hedgerow.tables.host import HostTable
@@ -93,6 +103,9 @@ def _reference_core() -> Iterator[None]:
         mock.patch.object(host, "native", reference),
         mock.patch.object(layout, "native", reference),
         mock.patch.object(compressors, "native", reference),
+        mock.patch.object(filters, "native", reference),
+        mock.patch.object(admission, "native", reference),
+        mock.patch.object(original_admission, "native", reference),
     ):
         yield
 

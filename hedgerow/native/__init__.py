@@ -12,9 +12,14 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from ._native import (
+        Admission,
+        ChanceAdmission,
         Codec,
+        CountAdmission,
         Segment,
+        SlidingFilter,
         Table,
+        admission_probability,
         crc32c,
         first_not_finite,
         first_values,
@@ -34,9 +39,14 @@ if TYPE_CHECKING:
     )
 
 __all__ = [
+    "Admission",
+    "ChanceAdmission",
     "Codec",
+    "CountAdmission",
     "Segment",
+    "SlidingFilter",
     "Table",
+    "admission_probability",
     "crc32c",
     "first_not_finite",
     "first_values",

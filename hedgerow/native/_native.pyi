@@ -73,6 +73,48 @@ class Segment:
         /,
     ) -> None: ...
 
+class SlidingFilter:
+    def __init__(self, capacity: int, parts: int, seed: int, max_count: int) -> None: ...
+    def add_many(
+        self, table: int, ids_at: int, counts_at: int, n: int, before_at: int, /
+    ) -> None: ...
+    def count_many(self, table: int, ids_at: int, n: int, out_at: int, /) -> None: ...
+    def memory(self) -> int: ...
+    def dump(
+        self, room: int, out_at: int, /
+    ) -> tuple[int, int, int, list[tuple[int, int, int]]]: ...
+    def restore(
+        self,
+        head: int,
+        head_increment: int,
+        failures: int,
+        arrays: Sequence[tuple[int, int, int]],
+        from_at: int,
+        bytes: int,
+        /,
+    ) -> None: ...
+
+class Admission:
+    def ask(self, ids_at: int, counts_at: int, n: int, step: int, admitted_at: int, /) -> None: ...
+
+class CountAdmission(Admission):
+    def __init__(
+        self,
+        filter: SlidingFilter,
+        table: int,
+        threshold: float,
+        slots: Sequence[tuple[int, float]],
+    ) -> None: ...
+    def ask(self, ids_at: int, counts_at: int, n: int, step: int, admitted_at: int, /) -> None: ...
+
+class ChanceAdmission(Admission):
+    def __init__(
+        self, form: str, seed: int, parameter: float, slots: Sequence[tuple[int, float]]
+    ) -> None: ...
+    def ask(self, ids_at: int, counts_at: int, n: int, step: int, admitted_at: int, /) -> None: ...
+
+def admission_probability(form: str, parameter: float, occurrences: int, /) -> float: ...
+
 class Table:
     def __init__(
         self,
@@ -82,6 +124,7 @@ class Table:
         seed: int,
         initial_capacity: int,
         counts_uses: bool = False,
+        admission: Admission | None = None,
     ) -> None: ...
     def dim(self) -> int: ...
     def state_floats(self) -> int: ...
@@ -129,6 +172,7 @@ class Table:
         step: int,
         time: int,
         per_occurrence: bool,
+        counts_at: int,
         /,
     ) -> tuple[int, int, int]: ...
     def restore(

@@ -8,6 +8,13 @@ from dataclasses import dataclass, field
 import numpy as np
 from numpy.typing import NDArray
 
+from .reference_admission import (
+    Admission,
+    ChanceAdmission,
+    CountAdmission,
+    SlidingFilter,
+    admission_probability,
+)
 from .reference_bytes import crc32c
 from .reference_evict import Evictions
 from .reference_rules import RULES, Floats
@@ -26,9 +33,14 @@ from .reference_values import (
 from .reference_watch import Watched
 
 __all__ = [
+    "Admission",
+    "ChanceAdmission",
     "Codec",
+    "CountAdmission",
     "Segment",
+    "SlidingFilter",
     "Table",
+    "admission_probability",
     "crc32c",
     "first_not_finite",
     "first_values",
@@ -82,6 +94,7 @@ class Table(Watched, Evictions):
     seed: int
     initial_capacity: int
     counts_uses: bool = False
+    admission: Admission | None = None
     _rows: dict[int, _Row] = field(default_factory=dict)
     _newest: int = 0
     _counted: list[int] = field(default_factory=lambda: [0, 0, 0, 0])
@@ -120,10 +133,12 @@ class Table(Watched, Evictions):
         inserted, refused, dropped, erased = self._counted
         return inserted, refused, dropped, erased
 
-    def _count(self, inserted: int, dropped: int, erased: int = 0) -> tuple[int, int, int]:
-        for i, amount in ((0, inserted), (2, dropped), (3, erased)):
+    def _count(
+        self, inserted: int, dropped: int, erased: int = 0, refused: int = 0
+    ) -> tuple[int, int, int]:
+        for i, amount in enumerate((inserted, refused, dropped, erased)):
             self._counted[i] += amount
-        return inserted, 0, dropped
+        return inserted, refused, dropped
 
     def clear(self) -> bool:
         """Removes all rows; False: refused, a snapshot is open."""
@@ -234,6 +249,36 @@ class Table(Watched, Evictions):
         rows = at(rows_at, (n, self.dim()), np.float32)
         return list(zip(at(ids_at, n, np.int64).tolist(), rows, strict=True))
 
+    def _admitted(
+        self,
+        given: list[tuple[int, Floats]],
+        step: int,
+        counts: Sequence[int] | None = None,
+        per_occurrence: bool = False,
+    ) -> list[tuple[int, Floats]]:
+        """What is left of a batch when refused ids are gone."""
+        if self.admission is None:
+            return given
+        counts = [1] * len(given) if counts is None else counts
+        seen: dict[int, list[int]] = {}
+        for (key, _), count in zip(given, counts, strict=True):
+            if key not in self._rows:
+                seen.setdefault(key, []).append(count)
+        refused: dict[int, int] = {}  # leading occurrences
+        for key, each in seen.items():
+            if per_occurrence:
+                admits = (self.admission.admits(key, n, step, i) for i, n in enumerate(each))
+                refused[key] = next((i for i, admitted in enumerate(admits) if admitted), len(each))
+            else:
+                refused[key] = 0 if self.admission.admits(key, sum(each), step) else len(each)
+        left = []
+        for key, values in given:
+            if refused.get(key, 0):
+                refused[key] -= 1
+            else:
+                left.append((key, values))
+        return left
+
     def _winners(
         self, given: list[tuple[int, Floats]]
     ) -> tuple[dict[int, tuple[int, Floats]], int]:
@@ -243,7 +288,8 @@ class Table(Watched, Evictions):
 
     def assign(self, ids_at: int, n: int, rows_at: int, time: int) -> tuple[int, int, int]:
         """Sets rows and keeps their state."""
-        winners, dropped = self._winners(self._given(ids_at, n, rows_at))
+        given = self._admitted(self._given(ids_at, n, rows_at), time)
+        winners, dropped = self._winners(given)
         inserted = erased = 0
         for key, (_, values) in winners.items():
             if self._skips(values):
@@ -255,11 +301,11 @@ class Table(Watched, Evictions):
             row.values = self._stored(values)
             row.touch(time)
         self._newest = max(self._newest, time)
-        return self._count(inserted, dropped, erased)
+        return self._count(inserted, dropped, erased, n - len(given))
 
     def assign_add(self, ids_at: int, n: int, rows_at: int, time: int) -> tuple[int, int, int]:
         """Adds to rows; a sum that the row cannot hold leaves it as it is."""
-        given = self._given(ids_at, n, rows_at)
+        given = self._admitted(self._given(ids_at, n, rows_at), time)
         finite: dict[int, list[Floats]] = {}
         for key, values in given:
             if np.isfinite(values).all():
@@ -279,7 +325,7 @@ class Table(Watched, Evictions):
                 row.touch(time)
                 added += len(parts)
         self._newest = max(self._newest, time)
-        return self._count(inserted, n - added)
+        return self._count(inserted, len(given) - added, 0, n - len(given))
 
     def apply_gradients(
         self,
@@ -290,10 +336,13 @@ class Table(Watched, Evictions):
         step: int,
         time: int,
         per_occurrence: bool,
+        counts_at: int,
     ) -> tuple[int, int, int]:
         """Optimizer steps, summed by id or one by one."""
+        counts = at(counts_at, n, np.int64).tolist() if counts_at else None
+        given = self._admitted(self._given(ids_at, n, grads_at), step, counts, per_occurrence)
         grouped: dict[int, list[Floats]] = {}
-        for key, grad in self._given(ids_at, n, grads_at):
+        for key, grad in given:
             grouped.setdefault(key, []).append(grad.copy())
         before, dropped = len(self._rows), 0
         for key, grads in grouped.items():
@@ -314,7 +363,7 @@ class Table(Watched, Evictions):
                 for number, grad in enumerate(usable):
                     self._step(key, row, grad, rates, step, number)
         self._newest = max(self._newest, time)
-        return self._count(len(self._rows) - before, dropped)
+        return self._count(len(self._rows) - before, dropped, 0, n - len(given))
 
     def _step(
         self, key: int, row: _Row, grad: Floats, rates: Sequence[float], step: int, number: int

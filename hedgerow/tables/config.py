@@ -8,14 +8,15 @@ from ..core import checks
 from ..core.errors import ConfigError
 from ..core.hashing import id64
 from ..core.records import Record
-from . import optimizers, original
+from . import optimizers, original, original_admission
+from .admission import Admission
 from .compressors import Compressor
 from .expiry import Eviction
 from .initializers import Initializer
 from .optimizer_base import Optimizer
 
 # Reading a config from a file must know every kind, imported by the user or not.
-FAMILIES = (optimizers, original)
+FAMILIES = (optimizers, original, original_admission)
 
 
 @dataclass(frozen=True)
@@ -63,8 +64,9 @@ class TableConfig(Record):
 
     `seed` fixes first values and rounding; None takes it from the name. `not_finite` says what
     happens to NaN and infinity in gradients and rows: "reject" raises and changes nothing, "drop"
-    leaves such rows and gradients out and counts them. `evict` says which rows leave when the table
-    is told to evict, and which expired rows are not saved.
+    leaves such rows and gradients out and counts them. `admit` says which absent ids a write may
+    give a row; None means all. `evict` says which rows leave when the table is told to evict, and
+    which expired rows are not saved.
 
     >>> from hedgerow.tables.initializers import Zeros
     >>> from hedgerow.tables.optimizers import Sgd
@@ -81,6 +83,7 @@ class TableConfig(Record):
     skip_zero_embedding: bool = False
     initial_capacity: int = 1
     not_finite: str = "reject"
+    admit: Admission | None = None
     evict: Eviction | None = None
 
     def __post_init__(self) -> None:
@@ -112,10 +115,23 @@ class TableConfig(Record):
                 f"table {self.name!r} is a training table with skip_zero_embedding; only serving "
                 f"tables may leave zero rows out. Set serving=True or skip_zero_embedding=False."
             )
+        self._check_admit()
         for i, segment in enumerate(self.segments):
             self._check_segment(i, segment)
         if self.dim > checks.MAX_DIM:
             raise ConfigError(f"table {self.name!r} has dim {self.dim}; at most {checks.MAX_DIM}.")
+
+    def _check_admit(self) -> None:
+        if self.admit is not None and not isinstance(self.admit, Admission):
+            raise ConfigError(
+                f"TableConfig.admit is {self.admit!r}; it must be one of "
+                f"{', '.join(sorted(m.__name__ for m in Admission.members().values()))}."
+            )
+        if self.admit is not None and self.serving:
+            raise ConfigError(
+                f"table {self.name!r} is a serving table with an admission rule, which would drop "
+                f"rows that training admitted; leave admit out."
+            )
 
     def _check_segment(self, i: int, segment: Segment) -> None:
         if not isinstance(segment, Segment):

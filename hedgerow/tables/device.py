@@ -256,6 +256,7 @@ def _served(config: TableConfig) -> Segment:
     segment = config.segments[0]
     reasons = {
         "it is a serving table": config.serving,
+        "it has an admission rule": config.admit is not None,
         f"it has {len(config.segments)} segments": len(config.segments) > 1,
         f"its rule is {segment.optimizer!r}": (
             segment.optimizer is not None and segment.optimizer.rule().name != "sgd"

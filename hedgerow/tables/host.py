@@ -13,6 +13,7 @@ from ..core import checks, registry
 from ..core.clock import Clock, SystemClock
 from ..core.counters import Counters
 from ..core.errors import (
+    DtypeError,
     InputError,
     NotFiniteError,
     OutOfMemoryError,
@@ -25,6 +26,7 @@ from ..core.shapes import Bool, Float32, Int8, Int64
 from . import arguments
 from .config import TableConfig
 from .expiry import Lfu
+from .filters import SlidingFilter
 from .host_evict import HostEvictions
 from .host_reads import HostReads
 from .host_watch import HostWatch
@@ -38,7 +40,8 @@ class HostTable(HostEvictions, HostReads, HostWatch):
 
     Keys are an int64 tensor (or `TableKeys` of one table); equal ids in one call act in order.
     Results do not depend on the number of threads. `rates` gives a rate source a segment and
-    overrides the optimizers' own. `shared_name` claims a name in this process.
+    overrides the optimizers' own. `shared_name` claims a name in this process. Tables that count
+    ids for admission may share one `filter`; by default each makes its own.
 
     >>> from hedgerow.tables.config import Segment
     >>> from hedgerow.tables.initializers import Zeros
@@ -60,6 +63,7 @@ class HostTable(HostEvictions, HostReads, HostWatch):
         rates: Sequence[Rate] | None = None,
         shared_name: str | None = None,
         clock: Clock | None = None,
+        filter: SlidingFilter | None = None,
     ) -> None:
         self.config = config
         self.layout = RowLayout(config)
@@ -75,6 +79,8 @@ class HostTable(HostEvictions, HostReads, HostWatch):
         self._events = Counters()
         self._evicting = ForkLock()
         self._start_watch()
+        self._filter = filter
+        admission = self._admission()
         with _memory_errors():
             self._table = native.Table(
                 [native_segment(s) for s in config.segments],
@@ -83,6 +89,7 @@ class HostTable(HostEvictions, HostReads, HostWatch):
                 config.row_seed,
                 config.initial_capacity,
                 isinstance(config.evict, Lfu),
+                admission,
             )
         if shared_name is not None:
             registry.register(shared_name, self)
@@ -99,6 +106,22 @@ class HostTable(HostEvictions, HostReads, HostWatch):
             f"table {self.config.name!r} cannot be pickled or copied; "
             f"move its rows with scan() and restore()."
         )
+
+    @property
+    def filter(self) -> SlidingFilter | None:
+        """What counts absent ids for the admission rule; None if nothing does."""
+        return self._filter
+
+    def _admission(self) -> native.Admission | None:
+        if self._filter is not None and not isinstance(self._filter, SlidingFilter):
+            raise DtypeError(
+                f"filter is {self._filter!r}; pass a SlidingFilter, as another table's filter."
+            )
+        admit, seed = self.config.admit, self.config.row_seed
+        if admit is None:
+            return None
+        self._filter = self._filter or admit.own_filter(seed)
+        return admit.rule(table=self.config.name, seed=seed, filter=self._filter)
 
     # ---- writes
 
@@ -130,6 +153,7 @@ class HostTable(HostEvictions, HostReads, HostWatch):
                 at_step,
                 self._time(ts),
                 per_occurrence,
+                0 if counts is None else counts.data_ptr(),
             )
         return Applied.of(*done)
 
@@ -244,6 +268,8 @@ class HostTable(HostEvictions, HostReads, HostWatch):
         sources = self._rates if rates is None else check_rates(rates, len(self._rates))
         needed = self._updates_need_step or any(callable(source) for source in sources)
         at_step = self._step(step, needed, "learns")
+        if self.config.admit is not None and self.config.admit.needs_step:
+            self._step(step, True, "admits ids")
         return ids, grads, [rate_at(source, at_step) for source in sources], at_step
 
     def _rows(self, name: str, rows: Tensor, n: int) -> Tensor:

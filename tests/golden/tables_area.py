@@ -15,7 +15,6 @@ from hedgerow.tables.optimizer_base import Optimizer
 from .runner import Area
 
 
-
 def _later(file: str, section: str, value: Any) -> bool:
     if (file, section) == ("duplicates", "cases"):
         return "servers" in value  # parameter servers
@@ -36,11 +35,11 @@ AREA = Area(
         "eviction": {"kind"},
         "clipping": {"kind", "dense", "sparse", "clip_norm", "global_norm"},
         "quirks": {"kind", "note"},
+        "filters": {"kind"},
         "sharding": {"kind", "owner_rule"},
         "touched": {"kind"},
     },
     later_files={
-        "filters",  # row life
         "alltoall",  # distribution
         "partitioned",
         "factory",

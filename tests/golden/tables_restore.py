@@ -60,7 +60,7 @@ def _other_dim() -> None:
         _load(folder, dim=3)
 
 
-SITUATIONS.update(
+for _why, _more in (
     {
         "restore from a base name with no files": (_no_files,),
         "restore where one of N file shards is absent or N disagrees between names": (
@@ -70,4 +70,5 @@ SITUATIONS.update(
         ),
         "restore of a row whose dim differs from the config": (_other_dim,),
     }
-)
+).items():  # beside the same situations in the original's files
+    SITUATIONS[_why] = (*SITUATIONS.get(_why, ()), *_more)

@@ -6,6 +6,7 @@ import pytest
 
 from . import (  # noqa: F401  (they register handlers)
     tables_eviction,
+    tables_filters,
     tables_optimizers,
     tables_restore,
     tables_rows,

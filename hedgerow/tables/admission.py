@@ -1,0 +1,148 @@
+"""Admission rules: which absent ids a write may give a row."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+from .. import native
+from ..core import checks
+from ..core.errors import ConfigError
+from ..core.records import Record
+from .filters import MAX_COUNT, SPLIT_NUM, SlidingFilter, check_sizes, table_key
+
+
+class Admission(Record):
+    """Base of every admission rule."""
+
+    needs_step: ClassVar[bool] = False  # decisions depend on the step
+
+    def own_filter(self, seed: int) -> SlidingFilter | None:
+        """The filter that a table makes if it was given none; None where nothing is counted."""
+        return None
+
+    def rule(
+        self, *, table: str, seed: int, filter: SlidingFilter | None
+    ) -> native.Admission | None:
+        """The core's rule for a table; None lets everything in."""
+        raise NotImplementedError
+
+
+@dataclass(frozen=True)
+class Count(Admission):
+    """Admits an id on its `n`-th sighting; `Count(1)` admits every id.
+
+    Sightings are counted by occurrence, over about the last 300 million distinct ids. All sightings
+    of an id in one call are one question, answered by its count before the call.
+
+    >>> Count(3).n
+    3
+    """
+
+    kind = "count"
+    n: int
+
+    def __post_init__(self) -> None:
+        _check_sightings("Count", self.n)
+
+    def own_filter(self, seed: int) -> SlidingFilter | None:
+        """One of the default capacity."""
+        return SlidingFilter(seed=seed) if self.n > 1 else None
+
+    def rule(
+        self, *, table: str, seed: int, filter: SlidingFilter | None
+    ) -> native.Admission | None:
+        """By the count before."""
+        return counting_rule(table, filter, self.n - 1)
+
+
+@dataclass(frozen=True)
+class Within(Admission):
+    """Admits an id on its `n`-th sighting among about the last `window_ids` distinct ids.
+
+    >>> Within(1_000_000, 3).window_ids
+    1000000
+    """
+
+    kind = "within"
+    window_ids: int
+    n: int
+
+    def __post_init__(self) -> None:
+        checks.whole("Within", "window_ids", self.window_ids, least=300)
+        check_sizes("Within", self.window_ids, SPLIT_NUM)
+        _check_sightings("Within", self.n)
+
+    def own_filter(self, seed: int) -> SlidingFilter | None:
+        """One of the window's size."""
+        return SlidingFilter(capacity_ids=self.window_ids, seed=seed) if self.n > 1 else None
+
+    def rule(
+        self, *, table: str, seed: int, filter: SlidingFilter | None
+    ) -> native.Admission | None:
+        """By the count before."""
+        return counting_rule(table, filter, self.n - 1)
+
+
+@dataclass(frozen=True)
+class Chance(Admission):
+    """Admits an absent id with probability `p` at every sighting. Takes no memory.
+
+    The draw follows from the table's seed, the id and the step, so `apply_gradients` needs `step=`;
+    `assign` and `assign_add` take `ts` for it. An id asked twice at one step gets one answer.
+
+    >>> Chance(0.25).p
+    0.25
+    """
+
+    kind = "chance"
+    needs_step = True
+    p: float
+
+    def __post_init__(self) -> None:
+        checks.setting("Chance", "p", self.p, above=0)
+        if self.p > 1:
+            raise ConfigError(f"Chance.p is {self.p!r}; a probability is at most 1.")
+
+    def rule(
+        self, *, table: str, seed: int, filter: SlidingFilter | None
+    ) -> native.Admission | None:
+        """By a draw for every occurrence."""
+        return native.ChanceAdmission("each", seed, float(self.p), []) if self.p < 1 else None
+
+
+def counting_rule(
+    table: str,
+    filter: SlidingFilter | None,
+    threshold: int,
+    slots: tuple[tuple[int, int], ...] = (),
+    *,
+    may_never_pass: bool = False,
+) -> native.Admission | None:
+    """The core's rule that drops the first `threshold` occurrences; None if all thresholds are 0.
+
+    >>> counting_rule("user", None, 0) is None
+    True
+    """
+    largest = max([threshold, *(value for _, value in slots)])
+    if largest == 0:
+        return None
+    if filter is None:
+        raise ConfigError(f"table {table!r} counts ids; give it a filter.")
+    if largest > filter.max_count and not may_never_pass:
+        raise ConfigError(
+            f"table {table!r} admits after {largest} occurrences, but the counts of its filter "
+            f"stop at {filter.max_count}: no id would ever pass. Use a filter with larger counts."
+        )
+    return native.CountAdmission(
+        filter.core, table_key(table), float(threshold), [(s, float(t)) for s, t in slots]
+    )
+
+
+def _check_sightings(owner: str, n: int) -> None:
+    checks.whole(owner, "n", n, least=1)
+    if n > MAX_COUNT + 1:
+        raise ConfigError(
+            f"{owner}.n is {n}; counts have 8 bits, so an id can be admitted on its "
+            f"{MAX_COUNT + 1}th sighting at the latest."
+        )
