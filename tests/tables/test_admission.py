@@ -244,9 +244,6 @@ def test_thresholds_follow_the_slot_of_the_id() -> None:
     ]
 
 
-# ---- chance
-
-
 def test_chance_admits_about_its_share_and_in_the_end_everyone() -> None:
     table, ids = _table(Chance(0.25)), torch.arange(40_000)
     inserted, refused = _push(table, ids, step=1)
@@ -288,9 +285,6 @@ def test_probabilities_agree_with_the_twin_and_reject_an_unknown_form() -> None:
     for core in (native, reference):
         with pytest.raises(ValueError, match="form is 'other'"):
             core.admission_probability("other", 1.0, 1)
-
-
-# ---- configurations
 
 
 def test_a_config_with_a_rule_survives_json() -> None:
@@ -360,9 +354,6 @@ def test_a_filter_and_its_table_restored_together_go_on_as_before() -> None:
     for _ in range(3):
         assert _push(first, ids, per_occurrence=True) == _push(second, ids, per_occurrence=True)
         assert everything(first) == everything(second)
-
-
-# ---- the mask
 
 
 def test_a_mask_zeroes_gradients_of_ids_that_the_filter_drops() -> None:
