@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <stdexcept>
 #include <string>
+#include <utility>
 
 namespace hedgerow {
 namespace {
@@ -85,6 +86,16 @@ void Arena::clear() {
   spare_.clear();
   charge_.release();
   taken_ = 0;
+}
+
+void Arena::swap(Arena& other) {
+  const std::scoped_lock hold(mutex_, other.mutex_);
+  std::swap(directory_, other.directory_);
+  std::swap(chunks_, other.chunks_);
+  std::swap(blocks_, other.blocks_);
+  std::swap(charge_, other.charge_);
+  std::swap(spare_, other.spare_);
+  std::swap(taken_, other.taken_);
 }
 
 }  // namespace hedgerow

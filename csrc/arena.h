@@ -40,7 +40,9 @@ class Arena {
   u64 beside_bytes() const { return counts_uses_ ? 10 : 8; }  // of a row: time stamp, uses
   u64 taken_bytes() const;  // rows handed out, with what lies beside them
 
-  void clear();  // the caller has every shard locked
+  // The caller has every shard locked, of both for `swap`. Only arenas of one stride swap.
+  void clear();
+  void swap(Arena& other);
 
  private:
   void add_chunk();

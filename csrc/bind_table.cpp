@@ -124,7 +124,8 @@ void bind_writes(nb::class_<Table>& table) {
             return t.erase(at<i64>(ids), n, at<u8>(erased));
           },
           unlocked)
-      .def("clear", &Table::clear, unlocked);
+      .def("clear", &Table::clear, unlocked)
+      .def("exchange", &Table::exchange, unlocked);
 }
 
 LeaveBy order_named(const std::string& name) {

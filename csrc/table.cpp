@@ -346,23 +346,4 @@ i64 Table::erase(const i64* ids, u64 n, u8* erased) {
   return write(ids, n, EraseOp{*this, erased}, 0).erased;
 }
 
-bool Table::clear() {
-  drop_inherited();
-  const CallScope scope;
-  const std::lock_guard alone(clearing_);
-  if (snapshot_.is_open()) return false;
-  for (auto& shard : shards_) shard->lock.lock();
-  for (int i = 0; i < kShards; ++i) {
-    shards_[i]->index.clear();
-    views_[i] = shards_[i]->index.view();
-    shards_[i]->erased.clear();
-    ++shards_[i]->version;
-  }
-  arena_.clear();
-  for (auto& shard : shards_) shard->lock.unlock();
-  for (const auto& [_, touched] : touched_)
-    if (touched->all_changes()) touched->mark_all();
-  return true;
-}
-
 }  // namespace hedgerow

@@ -127,6 +127,9 @@ class Table {
   i64 reinitialize(const i64* ids, u64 n, i64 time, i8* status);  // how many rows were born
   i64 erase(const i64* ids, u64 n, u8* erased);                   // how many rows are gone
   bool clear();  // false: refused, a snapshot is open
+  // Swaps all rows with a table of the same layout, and the newest time; rules, counts and whoever
+  // watches stay. False: refused, a snapshot is open.
+  bool exchange(Table& other);
 
   // Touched keys, for any number of consumers. Gradients and reinitialisations count, for consumers
   // of all changes every other write and erasure too. `take_touched` goes on from a shard (0 to
@@ -192,6 +195,8 @@ class Table {
   void note(int shard, const Batch& batch);
   void before_write();
   void drop_inherited();
+  template <class Body>
+  void with_all_shards(const Body& body);
   bool is_watched(int shard) const { return !touched_.empty() || snapshot_.watches(shard); }
   Touched& consumer(u64 number) const;
   void read_aside(u64 room, SnapshotStep& step, const auto& emit);

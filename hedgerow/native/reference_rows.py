@@ -105,10 +105,23 @@ class Rows(Watched, Evictions):
         if self._snapshot is not None:
             return False
         self._rows.clear()
+        self._all_changed()
+        return True
+
+    def exchange(self, other: Rows) -> bool:
+        """Swaps all rows; False: refused, a snapshot is open."""
+        if self._snapshot is not None or other._snapshot is not None:
+            return False
+        self._rows, other._rows = other._rows, self._rows
+        self._newest, other._newest = other._newest, self._newest
+        for table in (self, other):
+            table._all_changed()
+        return True
+
+    def _all_changed(self) -> None:
         for number, consumer in self._consumers.items():
             if consumer.all_changes:
                 self.touch_all(number)
-        return True
 
     def _remove(self, key: int) -> bool:
         if key in self._rows:

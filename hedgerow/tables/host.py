@@ -224,14 +224,18 @@ class HostTable(HostEvictions, HostReads, HostWatch):
     def exchange_rows(self, other: HostTable) -> None:
         """Swaps all rows with a table of the same config: readers see one or the other, whole.
 
-        A write that is under way goes to the rows it began with.
+        Filters and counts stay; consumers of all changes see the whole table as changed.
         """
         if other.config != self.config:
             raise InputError(
                 f"table {self.config.name!r} and {other.config.name!r} differ in their configs; "
                 f"only tables of one config exchange rows."
             )
-        self._table, other._table = other._table, self._table
+        if not self._table.exchange(other._table):
+            raise StateError(
+                f"rows of table {self.config.name!r} cannot be exchanged while a snapshot is open; "
+                f"nothing was changed. Close the snapshot first."
+            )
 
     def clear(self) -> None:
         """Removes all rows and gives their memory back."""

@@ -61,14 +61,20 @@ class HostWatch:
             self._consumers.pop(consumer, None)
 
     def snapshot(
-        self, aside_bytes: int = ASIDE_BYTES, *, at_start: Callable[[], object] | None = None
+        self,
+        aside_bytes: int = ASIDE_BYTES,
+        *,
+        at_start: Callable[[], object] | None = None,
+        paused: bool = False,
     ) -> Snapshot:
         """All rows as they are when this returns, to be read while writers go on; one at a time.
 
         `at_start` runs at the snapshot's instant: running writes have ended and those of other
-        threads wait until it returns. Close the snapshot, or use it in a `with`.
+        threads wait until it returns, with `paused` until `resume`: so several tables can be held
+        at one instant. Close the snapshot, or use it in a `with`.
         """
         checks.count("aside_bytes", aside_bytes)
         if at_start is not None and not callable(at_start):
             raise InputError(f"at_start is {at_start!r}; it must be a function without arguments.")
-        return Snapshot(self._table, self.config.name, self.layout, aside_bytes, at_start)
+        checks.flag("paused", paused)
+        return Snapshot(self._table, self.config.name, self.layout, aside_bytes, at_start, paused)

@@ -42,12 +42,13 @@ class Snapshot:
         layout: RowLayout,
         aside_bytes: int,
         at_start: Callable[[], object] | None,
+        paused: bool,
     ) -> None:
         self._table, self._name, self._layout = table, name, layout
         self._process = os.getpid()
         self._closed_with: tuple[int, float] | None = None
         self._ticket, self.size, self.max_ts = table.open_snapshot(
-            aside_bytes, at_start is not None
+            aside_bytes, paused or at_start is not None
         )
         if self._ticket == 0:
             raise StateError(
@@ -62,7 +63,8 @@ class Snapshot:
         except BaseException:
             self.close()
             raise
-        table.resume_writers()
+        if not paused:
+            self.resume()
 
     def __repr__(self) -> str:
         state = "open" if self._closed_with is None else "closed"
@@ -78,6 +80,10 @@ class Snapshot:
         trace: TracebackType | None,
     ) -> None:
         self.close()
+
+    def resume(self) -> None:
+        """Lets writers go on that wait since the snapshot was opened `paused`."""
+        self._table.resume_writers()
 
     def scan(self, rows: int | None = None) -> Iterator[Entries]:
         """The rows, in slices of at most `rows` (about 16 MiB if None), in no particular order.

@@ -101,6 +101,7 @@ class TouchedKeys:
     ) -> None:
         self.name = name
         self.settings = settings
+        self.since: str | None = None  # the consumer's own mark of what it delivered last
         self._table = table
         self._forget_name = forget_name
         self._closed = False

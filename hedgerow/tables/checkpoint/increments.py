@@ -17,12 +17,13 @@ from ...core.shapes import Int64
 from ...routing.router import DIST_TYPES, Router
 from ..store import Entries
 from .chain import Chain, increments_folder
+from .changes import Changes
 from .files import make_folder, remove, sole_writer
+from .freeze import Saveable
 from .manifest import MANIFEST, Manifest
 from .meter import Meter, Report
 from .save import (
     Keep,
-    Saveable,
     by_name,
     checked_header,
     clean_after,
@@ -49,8 +50,9 @@ class Readable(Saveable, Protocol):
 def save_increment(
     path: str | PathLike[str],
     tables: Iterable[Readable],
-    changed: Mapping[str, Int64[Tensor, "n"]],
+    changed: Mapping[str, Int64[Tensor, "n"]] | None = None,
     *,
+    consumer: str | None = None,
     step: int = 0,
     metadata: Mapping[str, Any] | None = None,
     blobs: Mapping[str, bytes] | None = None,
@@ -58,8 +60,9 @@ def save_increment(
 ) -> Manifest:
     """Adds an increment to the checkpoint in `path`: the rows of `changed` ids as they are now.
 
-    An id without a row, or one that `keep` gives up, is saved as a deletion. The rule and number of
-    shards are those of the base.
+    In place of `changed`, a `consumer` of touched keys that the save before was given knows them;
+    they go back to it if the save fails. An id without a row, or one that `keep` gives up, is saved
+    as a deletion. The rule and number of shards are those of the base.
 
     >>> import tempfile, torch, hedgerow as hr
     >>> table = hr.HostTable(hr.TableConfig("item", (hr.Segment(2, hr.Zeros(), hr.Sgd(lr=1.0)),)))
@@ -72,7 +75,9 @@ def save_increment(
     (1, 1, 1)
     """
     named, folder = by_name(tables), Path(path)
-    for name, ids in changed.items():
+    if (changed is None) == (consumer is None):
+        raise InputError("pass either changed= or consumer=, and not both.")
+    for name, ids in (changed or {}).items():
         if name not in named:
             checks.unknown("table", name, named)
         checks.tensor(f"changed[{name!r}]", ids, torch.int64, (None,))
@@ -80,24 +85,45 @@ def save_increment(
     Chain.read(folder)  # so that a missing base is said before a folder is held
     with sole_writer(folder):
         chain = Chain.read(folder)
-        sources = [
-            _changes(table, changed[name], chain, keep)  # pyright: ignore[reportArgumentType]
-            for name, table in named.items()
-            if name in changed
-        ]
-        number = chain.last.number + 1
-        target = increments_folder(folder, chain.base) / f"{number:08d}"
-        if target.exists():  # a save that was stopped
-            remove([target])
-        make_folder(target)
-        header = Header(asked.step, asked.metadata, asked.blobs, number, chain.last.checksum)
-        meter = Meter(sum(len(ids) for ids in changed.values()))
+        if consumer is None:
+            return _write(chain, named, changed or {}, asked, keep)
+        changes = Changes(named, consumer)
         try:
-            return write_checkpoint(target, sources, router_of(chain.base), header, meter)
+            changes.take()
+            known = changes.since(chain.last.checksum, folder)
+            manifest = _write(chain, named, known, asked, keep)
         except BaseException:
-            if not (target / MANIFEST).exists():
-                remove([target])
+            changes.give_back()
             raise
+        changes.settle(manifest.checksum)
+        return manifest
+
+
+def _write(
+    chain: Chain,
+    named: Mapping[str, Saveable],
+    changed: Mapping[str, Int64[Tensor, "n"]],
+    asked: Header,
+    keep: Keep | None,
+) -> Manifest:
+    sources = [
+        _changes(table, changed[name], chain, keep)  # pyright: ignore[reportArgumentType]
+        for name, table in named.items()
+        if name in changed
+    ]
+    number = chain.last.number + 1
+    target = increments_folder(chain.folder, chain.base) / f"{number:08d}"
+    if target.exists():  # a save that was stopped
+        remove([target])
+    make_folder(target)
+    header = Header(asked.step, asked.metadata, asked.blobs, number, chain.last.checksum)
+    meter = Meter(sum(len(ids) for ids in changed.values()))
+    try:
+        return write_checkpoint(target, sources, router_of(chain.base), header, meter)
+    except BaseException:
+        if not (target / MANIFEST).exists():
+            remove([target])
+        raise
 
 
 def compact(path: str | PathLike[str], *, report: Report | None = None) -> Manifest:

@@ -12,10 +12,12 @@ from typing import Any
 import torch
 
 from ...core import checks
-from ...core.errors import CheckpointError, InputError
+from ...core.errors import CheckpointError, DtypeError, InputError
 from ...routing.router import Router
+from ..filters import FilterState, SlidingFilter
 from ..host import HostTable
 from .chain import Chain, Part
+from .filter_blobs import filters_to_restore, is_filter_blob
 from .fit import Fit, OnStateMismatch
 from .meter import Meter, Report
 from .save import by_name
@@ -52,8 +54,9 @@ def load_tables(
 
     With a `router` only the rows that `shard` owns are loaded, whatever the number of shards in
     the files; without one, all rows. Files that were routed by another rule need `reroute`.
-    Rows go to a table beside the live one, which takes them over at the end; with `merge` they are
-    added to what is there. `increments` loads only the first so many.
+    Rows go to a table beside the live one, which takes them over at the end, and admission filters
+    count on from where they were; with `merge` rows are added to what is there, and filters stay as
+    they are. `increments` loads only the first so many.
 
     >>> import tempfile, torch, hedgerow as hr
     >>> config = hr.TableConfig("item", (hr.Segment(2, hr.Zeros(), hr.Sgd(lr=1.0)),))
@@ -66,7 +69,7 @@ def load_tables(
     """
     if on_state_mismatch not in ("error", "reset"):
         raise InputError(f"on_state_mismatch is {on_state_mismatch!r}; use 'error' or 'reset'.")
-    live = {name: table for name, table in by_name(tables).items() if isinstance(table, HostTable)}
+    live = _host_tables(tables)
     chain = Chain.read(Path(path), increments)
     owner = _Owner(chain, router, shard, checks.flag("reroute", reroute))
     common = [name for name in live if name in chain.tables]
@@ -76,11 +79,15 @@ def load_tables(
     }
     chain.verify()
     blobs = chain.blobs()
+    reset = on_state_mismatch == "reset"
+    filters = filters_to_restore(blobs, live, ignore_others=reset)
     meter = Meter(sum(m.rows for m in chain.manifests), report)
     staged = {name: HostTable(live[name].config) for name in common}
     rows = {name: _fill(staged[name], chain, fits[name], owner, meter) for name in common}
+    for filter_, state in [] if checks.flag("merge", merge) else filters:
+        _restore(filter_, state, chain)
     for name in common:
-        _take_over(live[name], staged[name], checks.flag("merge", merge))
+        _take_over(live[name], staged[name], merge)
     return Loaded(
         rows=rows,
         added=tuple(name for name in live if name not in chain.tables),
@@ -88,7 +95,7 @@ def load_tables(
         reset=tuple(name for name in common if fits[name].reset),
         step=chain.last.step,
         metadata=chain.last.metadata,
-        blobs=blobs,
+        blobs={name: data for name, data in blobs.items() if not is_filter_blob(name)},
     )
 
 
@@ -156,6 +163,22 @@ def _fill(staged: HostTable, chain: Chain, fit: Fit, owner: _Owner, meter: Meter
             f"an id stands twice in the files."
         )
     return brought
+
+
+def _host_tables(tables: Iterable[HostTable]) -> dict[str, HostTable]:
+    live = {}
+    for name, table in by_name(tables).items():
+        if not isinstance(table, HostTable):
+            raise DtypeError(f"table {name!r} is a {type(table).__name__}; load into HostTables.")
+        live[name] = table
+    return live
+
+
+def _restore(filter_: SlidingFilter, state: FilterState, chain: Chain) -> None:
+    try:
+        filter_.restore(state)
+    except InputError as error:
+        raise CheckpointError(f"{chain.folder}: an admission filter: {error}") from error
 
 
 def _take_over(live: HostTable, staged: HostTable, merge: bool) -> None:

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, ExitStack, nullcontext
+from contextlib import ExitStack
+from dataclasses import replace
 from os import PathLike
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 import torch
@@ -27,7 +28,9 @@ from ...routing.router import Router
 from ..config import TableConfig
 from ..store import Entries
 from .chain import increments_folder
+from .changes import Changes
 from .files import PART, make_folder, remove, sole_writer
+from .freeze import FrozenTable, Saveable, freeze
 from .manifest import MANIFEST, Manifest
 from .manifest_reader import read_manifest
 from .meter import Meter, Progress, Report
@@ -39,24 +42,6 @@ Keep = Callable[[Int64[Tensor, "n"], Int64[Tensor, "n"]], Bool[Tensor, "n"]]
 """Of ids and their times: which rows to save. The others have expired."""
 
 
-class Scannable(Protocol):
-    """What gives rows: a table, or a snapshot of one."""
-
-    def scan(self, rows: int | None = None) -> Iterator[Entries]:
-        """All rows, in slices."""
-        ...
-
-
-class Saveable(Scannable, Protocol):
-    """A table that can be saved."""
-
-    config: TableConfig
-
-    def size(self) -> int:
-        """Rows."""
-        ...
-
-
 def save_tables(
     tables: Iterable[Saveable],
     path: str | PathLike[str],
@@ -66,14 +51,18 @@ def save_tables(
     metadata: Mapping[str, Any] | None = None,
     blobs: Mapping[str, bytes] | None = None,
     keep: Keep | None = None,
+    consumer: str | None = None,
     overwrite: bool = False,
     report: Report | None = None,
 ) -> Manifest:
     """Saves all tables into the folder `path`, complete or not at all.
 
     Rows lie in one file for every table and shard of `router` (hash_roundrobin over 1 if None),
-    with their global ids. `blobs` are named bytes kept beside them. `keep` leaves expired rows out.
-    A complete checkpoint is replaced only with `overwrite`, and counts until the new one is whole.
+    with their global ids, and the counts of admission filters beside them: all of one instant.
+    Rows that have expired under a table's `Ttl` at its newest time are left out, or what `keep`
+    leaves out. `blobs` are named bytes of the caller's. With a `consumer` of touched keys, later
+    increments need not be told what changed. A complete checkpoint is replaced only with
+    `overwrite`, and counts until the new one is whole.
 
     >>> import tempfile, torch, hedgerow as hr
     >>> table = hr.HostTable(hr.TableConfig("item", (hr.Segment(2, hr.Zeros(), hr.Sgd(lr=1.0)),)))
@@ -82,10 +71,8 @@ def save_tables(
     ...     hr.save_tables([table], folder + "/step-1", step=1).rows
     2
     """
-    job = _SaveJob(
-        tables, path, router, checked_header(step, metadata, blobs), keep, overwrite, report
-    )
-    return job.run()
+    header = checked_header(step, metadata, blobs)
+    return _SaveJob(tables, path, router, header, keep, consumer, overwrite, report).run()
 
 
 def save_tables_async(
@@ -97,9 +84,10 @@ def save_tables_async(
     metadata: Mapping[str, Any] | None = None,
     blobs: Mapping[str, bytes] | None = None,
     keep: Keep | None = None,
+    consumer: str | None = None,
     overwrite: bool = False,
 ) -> SaveHandle:
-    """As `save_tables`, in a thread of its own; training goes on.
+    """As `save_tables`, in a thread of its own: the state when this returns, beside training.
 
     >>> import tempfile, torch, hedgerow as hr
     >>> table = hr.HostTable(hr.TableConfig("item", (hr.Segment(2, hr.Zeros(), hr.Sgd(lr=1.0)),)))
@@ -108,7 +96,7 @@ def save_tables_async(
     0
     """
     header = checked_header(step, metadata, blobs)
-    return SaveHandle(_SaveJob(tables, path, router, header, keep, overwrite, None))
+    return SaveHandle(_SaveJob(tables, path, router, header, keep, consumer, overwrite, None))
 
 
 class SaveHandle:
@@ -165,28 +153,32 @@ class _SaveJob:
         router: Router | None,
         header: Header,
         keep: Keep | None,
+        consumer: str | None,
         overwrite: bool,
         report: Report | None,
     ) -> None:
         named = by_name(tables)
-        self._folder, self._header = Path(path), header
+        self._folder = Path(path)
         self._router = router or Router("hash_roundrobin", 1)
         self.meter = Meter(sum(table.size() for table in named.values()), report)
         self._held = ExitStack()
+        self._changes = None if consumer is None else Changes(named, consumer)
         try:
             self._was_there = self._folder.exists()
             make_folder(self._folder)
             self._held.enter_context(sole_writer(self._folder))
             self._old = complete_there(self._folder, checks.flag("overwrite", overwrite))
+            frozen = freeze(named, self._held, self._changes)
+            self._header = replace(header, blobs={**header.blobs, **frozen.blobs})
             self._sources = [
-                table_source(table, self._held.enter_context(consistent_rows(table)), keep)
-                for table in named.values()
+                table_source(table.config, frozen.tables[name], keep)
+                for name, table in named.items()
             ]
         except OSError as error:
-            self._held.close()
+            self._failed()
             raise _plain_error(self._folder, error) from error
         except BaseException:
-            self._held.close()
+            self._failed()
             raise
 
     def run(self) -> Manifest:
@@ -196,9 +188,12 @@ class _SaveJob:
             manifest = write_checkpoint(
                 self._folder, self._sources, self._router, self._header, self.meter
             )
+            if self._changes is not None:
+                self._changes.settle(manifest.checksum)
             clean_after(self._folder, manifest)
             return manifest
         except BaseException:
+            self._failed()
             if not self._was_there and not any(self._folder.iterdir()):
                 self._folder.rmdir()
             raise
@@ -209,22 +204,21 @@ class _SaveJob:
         """Lets rows and folder go."""
         self._held.close()
 
+    def _failed(self) -> None:
+        self.close()
+        if self._changes is not None:
+            self._changes.give_back()
 
-def consistent_rows(table: Scannable) -> AbstractContextManager[Scannable]:
-    """The rows of one instant where the table can give them, else a scan while writes go on."""
-    snapshot = getattr(table, "snapshot", None)
-    return nullcontext(table) if snapshot is None else snapshot()
 
-
-def table_source(table: Saveable, frozen: Scannable, keep: Keep | None) -> Source:
+def table_source(config: TableConfig, frozen: FrozenTable, keep: Keep | None) -> Source:
     """The rows of a table, as the writer takes them."""
+    wanted = frozen.keep if keep is None and frozen.rule is not None else keep
 
     def rows() -> Iterator[Rows]:
-        for entries in frozen.scan():
+        for entries in frozen.rows.scan():
             chosen = rows_of(entries)
-            yield chosen if keep is None else chosen.take(kept(keep, entries))
+            yield chosen if wanted is None else chosen.take(kept(wanted, entries))
 
-    config = table.config
     return Source(config.name, TableSchema.of(config), rows, config=plain_config(config))
 
 

@@ -303,6 +303,9 @@ class _Slow:
         self.config, self.table, self.fail = table.config, table, fail
         self.go, self.begun = threading.Event(), threading.Event()
 
+    def max_ts(self) -> int:
+        return self.table.max_ts()
+
     def size(self) -> int:
         return self.table.size()
 
@@ -375,25 +378,6 @@ def test_a_save_while_others_write_holds_every_row_that_stayed(tmp_path: Path) -
         fresh = hr.HostTable(config())
         hr.load_tables(tmp_path / str(i), [fresh])
         assert before <= set(content(fresh))
-
-
-def test_a_table_with_snapshots_is_saved_from_one(tmp_path: Path) -> None:
-    class WithSnapshots(_Slow):
-        @contextmanager
-        def snapshot(self) -> Iterator[hr.HostTable]:
-            copy = hr.HostTable(self.config)
-            for entries in self.table.scan():
-                copy.restore(entries)
-            yield copy
-
-    table = WithSnapshots(filled(100))
-    wanted = content(table.table)
-    handle = hr.save_tables_async([table], tmp_path / "a")  # pyright: ignore[reportArgumentType]
-    table.table.clear()
-    handle.wait()
-    fresh = hr.HostTable(config())
-    hr.load_tables(tmp_path / "a", [fresh])
-    assert content(fresh) == wanted
 
 
 def test_a_row_on_the_wrong_shard_and_an_id_twice_are_found(tmp_path: Path) -> None:

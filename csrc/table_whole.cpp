@@ -1,0 +1,62 @@
+// Verbs on all rows of a table at once: they leave, or change places with those of another.
+#include <atomic>
+#include <functional>
+#include <mutex>
+#include <utility>
+
+#include "pool.h"
+#include "table.h"
+
+namespace hedgerow {
+
+// The caller holds `clearing_` alone. Readers are kept out meanwhile.
+template <class Body>
+void Table::with_all_shards(const Body& body) {
+  for (auto& shard : shards_) shard->lock.lock();
+  body();
+  for (int i = 0; i < kShards; ++i) {
+    views_[i] = shards_[i]->index.view();
+    ++shards_[i]->version;
+  }
+  for (auto& shard : shards_) shard->lock.unlock();
+  for (const auto& [_, touched] : touched_)
+    if (touched->all_changes()) touched->mark_all();
+}
+
+bool Table::clear() {
+  drop_inherited();
+  const CallScope scope;
+  const std::lock_guard alone(clearing_);
+  if (snapshot_.is_open()) return false;
+  with_all_shards([&] {
+    for (auto& shard : shards_) {
+      shard->index.clear();
+      shard->erased.clear();
+    }
+    arena_.clear();
+  });
+  return true;
+}
+
+bool Table::exchange(Table& other) {
+  if (this == &other) return true;
+  if (std::less<Table*>()(&other, this)) return other.exchange(*this);  // one order for all locks
+  drop_inherited();
+  other.drop_inherited();
+  const CallScope scope;
+  const std::lock_guard alone(clearing_), alone_there(other.clearing_);
+  if (snapshot_.is_open() || other.snapshot_.is_open()) return false;
+  with_all_shards([&] {
+    other.with_all_shards([&] {
+      for (int i = 0; i < kShards; ++i) {
+        std::swap(shards_[i]->index, other.shards_[i]->index);
+        std::swap(shards_[i]->erased, other.shards_[i]->erased);
+      }
+      arena_.swap(other.arena_);
+      newest_time_.store(other.newest_time_.exchange(newest_time_.load()));
+    });
+  });
+  return true;
+}
+
+}  // namespace hedgerow

@@ -1,0 +1,86 @@
+"""All tables at one instant: their rows, and what their filters have counted."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from contextlib import ExitStack
+from dataclasses import dataclass
+from typing import Protocol
+
+from torch import Tensor
+
+from ...core.shapes import Bool, Int64
+from ..config import TableConfig
+from ..expiry import Ttl, expired
+from ..host import HostTable
+from ..snapshot import Snapshot
+from ..store import Entries
+from .changes import Changes
+from .filter_blobs import filter_blobs
+
+
+class Saveable(Protocol):
+    """A table that can be saved."""
+
+    config: TableConfig
+
+    def scan(self, rows: int | None = None) -> Iterator[Entries]:
+        """All rows, in slices."""
+        ...
+
+    def size(self) -> int:
+        """Rows."""
+        ...
+
+    def max_ts(self) -> int:
+        """The newest time."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class FrozenTable:
+    """The rows of a table as they were, those left out that had expired by its rule."""
+
+    rows: Snapshot | Saveable
+    size: int
+    newest_s: int
+    rule: Ttl | None
+
+    def keep(self, ids: Int64[Tensor, "n"], ts: Int64[Tensor, "n"]) -> Bool[Tensor, "n"]:
+        """Which rows have not expired at the newest time."""
+        return ~expired(ids, ts, self.newest_s, self.rule)
+
+
+@dataclass(frozen=True, slots=True)
+class Frozen:
+    """All tables by name, and their filters as named bytes."""
+
+    tables: dict[str, FrozenTable]
+    blobs: dict[str, bytes]
+
+
+def freeze(tables: Mapping[str, Saveable], held: ExitStack, changes: Changes | None) -> Frozen:
+    """Holds the tables as they are now until `held` is closed; training goes on.
+
+    Keys that changed before are taken off `changes`: what it collects from now on is not in here.
+
+    Writers of other threads wait while the snapshots are opened, so that all are of one instant.
+    Tables that give no snapshots are read as they will be.
+    """
+    found: dict[str, FrozenTable] = {}
+    snapshots: list[Snapshot] = []
+    try:
+        for name, table in tables.items():
+            rule = table.config.evict if isinstance(table.config.evict, Ttl) else None
+            if isinstance(table, HostTable):
+                snapshot = held.enter_context(table.snapshot(paused=True))
+                snapshots.append(snapshot)
+                found[name] = FrozenTable(snapshot, snapshot.size, snapshot.max_ts, rule)
+            else:
+                found[name] = FrozenTable(table, table.size(), table.max_ts(), rule)
+        if changes is not None:
+            changes.take()
+        return Frozen(found, filter_blobs(tables.values()))
+    finally:
+        for snapshot in snapshots:
+            snapshot.resume()
