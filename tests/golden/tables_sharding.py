@@ -6,11 +6,11 @@ import torch
 
 from hedgerow.routing.router import Router
 from hedgerow.tables.config import Segment, TableConfig
-from hedgerow.tables.fused import fused_offsets
 from hedgerow.tables.initializers import Zeros
-from hedgerow.tables.merged import MergedMultiTypeTable
-from hedgerow.tables.merged_names import legacy_names, merged_name
-from hedgerow.tables.multi_type import MultiTypeTable
+from hedgerow.tables.multi.fused import fused_offsets
+from hedgerow.tables.multi.merged import MergedMultiTypeTable
+from hedgerow.tables.multi.merged_names import legacy_names, merged_name
+from hedgerow.tables.multi.multi_type import MultiTypeTable
 from hedgerow.tables.optimizers import Sgd
 
 from .runner import Case

@@ -8,17 +8,18 @@ from itertools import pairwise
 import torch
 from torch import Tensor
 
-from ..core.clock import Clock
-from ..core.errors import InputError
-from ..core.recycle import Recycler
-from ..core.shapes import Bool, Float32, Int8, Int64
-from . import arguments, parts
-from .config import TableConfig
-from .host import HostTable
+from ...core.clock import Clock
+from ...core.errors import InputError
+from ...core.recycle import Recycler
+from ...core.shapes import Bool, Float32, Int8, Int64
+from .. import arguments
+from ..config import TableConfig
+from ..host import HostTable
+from ..schedules import Rate
+from ..store import Applied, Entries, Lookup, Missing, TableKeys, as_keys
+from . import parts
 from .multi_config import MultiConfig
 from .parts import Part
-from .schedules import Rate
-from .store import Applied, Entries, Lookup, Missing, TableKeys, as_keys
 
 
 class HostTables:

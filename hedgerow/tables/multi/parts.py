@@ -9,12 +9,12 @@ from itertools import accumulate, pairwise
 import torch
 from torch import Tensor
 
-from ..core import checks
-from ..core.errors import InputError
-from ..core.shapes import Float32, Int64
-from .host import HostTable
-from .schedules import Rate
-from .store import Applied, Missing
+from ...core import checks
+from ...core.errors import InputError
+from ...core.shapes import Float32, Int64
+from ..host import HostTable
+from ..schedules import Rate
+from ..store import Applied, Missing
 
 
 @dataclass(frozen=True, slots=True, eq=False)

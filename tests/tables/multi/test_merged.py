@@ -8,9 +8,9 @@ import torch
 from hedgerow.core.errors import DtypeError, InputError, NotSupportedError, UnknownNameError
 from hedgerow.tables import initializers, optimizers
 from hedgerow.tables.host import HostTable
-from hedgerow.tables.merged import MergedMultiTypeTable
+from hedgerow.tables.multi.merged import MergedMultiTypeTable
 
-from ..support import everything, table_config
+from ...support import everything, table_config
 
 NARROW = table_config(init=initializers.Zeros(), dim=2, seed=None)
 WIDE = table_config(optimizers.Adagrad(lr=0.5), dim=3, seed=None)

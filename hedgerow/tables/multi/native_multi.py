@@ -7,14 +7,14 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from ..core import checks
-from ..core.errors import DtypeError, InputError
-from ..core.ids import Ragged
-from ..core.shapes import Float32, Int8, Int64
+from ...core import checks
+from ...core.errors import DtypeError, InputError
+from ...core.ids import Ragged
+from ...core.shapes import Float32, Int8, Int64
+from ..schedules import Rate
+from ..store import Applied
 from . import parts
-from .schedules import Rate
 from .slot_front import SlotFront, SlotIds, SlotRows, slot_items, slot_pairs
-from .store import Applied
 
 
 class NativeMultiTable(SlotFront):

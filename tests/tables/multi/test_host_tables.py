@@ -10,10 +10,10 @@ import torch
 from hedgerow.core.clock import ManualClock
 from hedgerow.core.errors import InputError
 from hedgerow.tables import initializers
-from hedgerow.tables.host_tables import HostTables
+from hedgerow.tables.multi.host_tables import HostTables
 from hedgerow.tables.store import RowStore, TableKeys
 
-from ..support import EXTREME_IDS, everything, make_table, table_config
+from ...support import EXTREME_IDS, everything, make_table, table_config
 from .many import CONFIGS, DIMS, NAMES, all_rows
 
 NO_IDS = torch.empty(0, dtype=torch.int64)

@@ -9,9 +9,9 @@ from itertools import accumulate
 import torch
 from torch import Tensor
 
-from ..core import checks
-from ..core.errors import InputError
-from ..core.shapes import Float32, Int64
+from ...core import checks
+from ...core.errors import InputError
+from ...core.shapes import Float32, Int64
 from .parts import float_offsets
 
 

@@ -20,13 +20,13 @@ from hedgerow.core.errors import (
 from hedgerow.core.ids import Ragged
 from hedgerow.tables import compressors, optimizers
 from hedgerow.tables.config import Segment, TableConfig
-from hedgerow.tables.host_tables import HostTables
-from hedgerow.tables.multi_type import MultiTypeTable
-from hedgerow.tables.native_multi import NativeMultiTable
+from hedgerow.tables.multi.host_tables import HostTables
+from hedgerow.tables.multi.multi_type import MultiTypeTable
+from hedgerow.tables.multi.native_multi import NativeMultiTable
 from hedgerow.tables.schedules import Polynomial
 from hedgerow.tables.store import TableKeys
 
-from ..support import table_config
+from ...support import table_config
 from .many import CONFIGS, all_rows
 
 IDS = torch.tensor([1, 2, 1])  # one key a table: item (1), user (3), Ü (3)

@@ -7,9 +7,9 @@ from typing import Any
 from hedgerow.tables import initializers, optimizers
 from hedgerow.tables.config import Segment, TableConfig
 from hedgerow.tables.host import HostTable
-from hedgerow.tables.host_tables import HostTables
+from hedgerow.tables.multi.host_tables import HostTables
 
-from ..support import everything, table_config
+from ...support import everything, table_config
 
 # Not in byte order, as users write them; dims 1, 3 and 1 + 2.
 CONFIGS: dict[str, TableConfig] = {

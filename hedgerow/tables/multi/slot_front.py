@@ -8,17 +8,18 @@ from typing import TypeVar
 import torch
 from torch import Tensor
 
-from ..core import checks
-from ..core.clock import Clock
-from ..core.errors import DtypeError, InputError
-from ..core.shapes import Float32, Int64
-from . import arguments, parts
-from .config import TableConfig
-from .host import HostTable
+from ...core import checks
+from ...core.clock import Clock
+from ...core.errors import DtypeError, InputError
+from ...core.shapes import Float32, Int64
+from .. import arguments
+from ..config import TableConfig
+from ..host import HostTable
+from ..schedules import Rate, check_rates
+from ..store import Applied, Missing
+from . import parts
 from .host_tables import HostTables
 from .parts import Part
-from .schedules import Rate, check_rates
-from .store import Applied, Missing
 
 V = TypeVar("V")
 SlotIds = Mapping[str, Int64[Tensor, "n"]]

@@ -7,13 +7,13 @@ from typing import NoReturn
 
 from torch import Tensor
 
-from ..core.errors import NotSupportedError
-from ..core.shapes import Float32, Int64
+from ...core.errors import NotSupportedError
+from ...core.shapes import Float32, Int64
+from ..schedules import Rate
+from ..store import Applied
 from . import parts
 from .fused import FusedLookup, checked_ids, fused_offsets
-from .schedules import Rate
 from .slot_front import SlotFront
-from .store import Applied
 
 
 class MultiTypeTable(SlotFront):

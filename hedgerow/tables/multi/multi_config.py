@@ -11,11 +11,11 @@ from dataclasses import dataclass, field
 from itertools import accumulate
 from typing import Any
 
-from ..core import checks
-from ..core.errors import ConfigError
-from ..core.records import Record
-from .config import TableConfig
-from .schedules import Rate, check_rates
+from ...core import checks
+from ...core.errors import ConfigError
+from ...core.records import Record
+from ..config import TableConfig
+from ..schedules import Rate, check_rates
 
 _KEPT = 64  # distinct sets of tables a process remembers; a trainer has a handful
 

@@ -6,8 +6,8 @@ import hashlib
 import re
 from collections.abc import Iterable
 
-from ..core.errors import InputError
-from .config import TableConfig
+from ...core.errors import InputError
+from ..config import TableConfig
 from .multi_config import canonical
 
 _FC_SLOT = re.compile(r"fc_slot_[0-9]+")

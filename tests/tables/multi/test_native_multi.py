@@ -8,9 +8,9 @@ import torch
 from hedgerow.core.clock import ManualClock
 from hedgerow.core.ids import Ragged
 from hedgerow.tables import initializers, optimizers
-from hedgerow.tables.native_multi import NativeMultiTable
+from hedgerow.tables.multi.native_multi import NativeMultiTable
 
-from ..support import everything, table_config
+from ...support import everything, table_config
 from .many import CONFIGS, NAMES, all_rows, apart
 
 

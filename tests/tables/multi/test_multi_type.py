@@ -7,9 +7,9 @@ import torch
 
 from hedgerow.core.errors import NotSupportedError
 from hedgerow.tables import initializers, optimizers
-from hedgerow.tables.multi_type import MultiTypeTable
+from hedgerow.tables.multi.multi_type import MultiTypeTable
 
-from ..support import everything, table_config
+from ...support import everything, table_config
 from .many import CONFIGS, DIMS, NAMES, all_rows, apart
 
 

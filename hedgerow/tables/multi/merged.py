@@ -9,18 +9,18 @@ from typing import NoReturn
 import torch
 from torch import Tensor
 
-from ..core import checks
-from ..core.clock import Clock
-from ..core.errors import InputError, NotSupportedError
-from ..core.shapes import Float32, Int64
-from . import arguments
-from .config import TableConfig
-from .host import HostTable
+from ...core import checks
+from ...core.clock import Clock
+from ...core.errors import InputError, NotSupportedError
+from ...core.shapes import Float32, Int64
+from .. import arguments
+from ..config import TableConfig
+from ..host import HostTable
+from ..schedules import Rate, check_rates
+from ..store import Applied, Missing
 from .merged_names import group_name, legacy_names, merged_name
 from .multi_config import MultiConfig
-from .schedules import Rate, check_rates
 from .slot_front import SlotFront, SlotIds, SlotRates, SlotRows, slot_items, slot_pairs
-from .store import Applied, Missing
 
 
 @dataclass(frozen=True, slots=True)

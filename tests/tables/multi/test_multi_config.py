@@ -8,13 +8,14 @@ from typing import Any
 import pytest
 
 from hedgerow.core.errors import ConfigError, UnknownNameError
-from hedgerow.tables import multi_config, optimizers
+from hedgerow.tables import optimizers
 from hedgerow.tables.config import TableConfig
-from hedgerow.tables.merged_names import group_name, legacy_names, merged_name
-from hedgerow.tables.multi_config import MultiConfig, canonical
+from hedgerow.tables.multi import multi_config
+from hedgerow.tables.multi.merged_names import group_name, legacy_names, merged_name
+from hedgerow.tables.multi.multi_config import MultiConfig, canonical
 from hedgerow.tables.schedules import Polynomial
 
-from ..support import OPTIMIZERS, table_config
+from ...support import OPTIMIZERS, table_config
 from .many import CONFIGS, DIMS, NAMES
 
 GROUP_NAME = "merged_e30e4a230c82f650"

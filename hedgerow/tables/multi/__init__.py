@@ -1,0 +1,1 @@
+"""Many tables of one process that act as one."""
