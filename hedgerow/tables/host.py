@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 
@@ -220,6 +221,19 @@ class HostTable(HostEvictions, HostReads, HostWatch):
         with _memory_errors():
             self._table.erase(ids.data_ptr(), len(ids), erased.data_ptr())
         return erased
+
+    def beside(self, rows: int) -> HostTable:
+        """An empty table to fill and then exchange rows with: same config, clock and filter.
+
+        It has room for `rows` from the start. Rows in the order of a scan come in the order of the
+        index; into an index that is smaller than theirs they would pile up at one place.
+        """
+        rows = min(checks.count("rows", rows), 2**32 - 1)
+        room = max(self.config.initial_capacity, rows)
+        roomy = dataclasses.replace(self.config, initial_capacity=room)
+        made = HostTable(roomy, rates=self._rates, clock=self._clock, filter=self._filter)
+        made.config = self.config
+        return made
 
     def exchange_rows(self, other: HostTable) -> None:
         """Swaps all rows with a table of the same config: readers see one or the other, whole.

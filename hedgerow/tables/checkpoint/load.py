@@ -17,6 +17,7 @@ from ...routing.router import Router
 from ..host import HostTable
 from .chain import Chain, Part
 from .fit import Fit, OnStateMismatch
+from .manifest import Manifest
 from .meter import Meter, Report
 from .save import by_name
 from .shard_file import Rows
@@ -77,7 +78,7 @@ def load_tables(
     chain.verify()
     blobs = chain.blobs()
     meter = Meter(sum(m.rows for m in chain.manifests), report)
-    staged = {name: HostTable(live[name].config) for name in common}
+    staged = {name: live[name].beside(owner.share(chain.base, name)) for name in common}
     rows = {name: _fill(staged[name], chain, fits[name], owner, meter) for name in common}
     for name in common:
         _take_over(live[name], staged[name], checks.flag("merge", merge))
@@ -119,6 +120,11 @@ class _Owner:
             raise InputError(f"shard is {shard}; the router has {router.shards}, from 0.")
         for manifest in chain.manifests:
             check_routing(manifest.routing.dist_type, router.dist_type, reroute=reroute)
+
+    def share(self, base: Manifest, table: str) -> int:
+        """About how many rows of the table are ours."""
+        rows = base.tables[table].rows if table in base.tables else 0
+        return rows if self._router is None else rows // self._router.shards
 
     def choose(self, rows: Rows) -> Rows:
         if self._router is None or self._router.shards == 1:
