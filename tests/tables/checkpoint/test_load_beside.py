@@ -1,4 +1,4 @@
-"""The table that a load fills beside the live one: what it shares, and what a load does not need."""
+"""The table that a load fills beside the live one: what it shares, what a load does without."""
 
 from __future__ import annotations
 
