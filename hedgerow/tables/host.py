@@ -189,10 +189,11 @@ class HostTable(HostEvictions, HostReads, HostWatch):
         ids, rows = self._keys_and_rows(entries.ids, entries.rows)
         checks.tensor("found", entries.found, torch.bool, (len(ids),))
         checks.tensor("ts", entries.ts, torch.int64, (len(ids),))
-        if not bool(entries.found.all()):
+        if not entries.found.numpy().all():
             raise InputError("entries holds ids that were not found; select those with found True.")
-        if len(ids) and int(entries.ts.min()) < 0:
-            raise InputError(f"ts holds {int(entries.ts.min())}; a time is at least 0.")
+        earliest = int(entries.ts.numpy().min(initial=0))
+        if earliest < 0:
+            raise InputError(f"ts holds {earliest}; a time is at least 0.")
         states: Sequence[Mapping[str, Tensor]] = entries.states
         if self.config.serving:
             states = [{} for _ in self.config.segments]
