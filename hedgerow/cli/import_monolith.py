@@ -1,13 +1,20 @@
-"""`hedgerow import-monolith`: reads the original's table files."""
+"""`hedgerow import-monolith`: the original's table files, checked or made a checkpoint."""
 
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from ..core.errors import InputError
+from ..routing.router import Router
+from .written import written
+
+if TYPE_CHECKING:
+    from ..monolith.source import Loaded
+
+_RULE = "hash_roundrobin"  # as `save_tables` has it
 
 
 def import_monolith(
@@ -30,18 +37,47 @@ def import_monolith(
             "--reset-states", help="Rows of another optimizer keep their values, not their states."
         ),
     ] = False,
+    out: Annotated[
+        Path | None,
+        typer.Option(help="Save the tables of --config as a checkpoint into this folder."),
+    ] = None,
+    shards: Annotated[int, typer.Option(help="Shards of the checkpoint.")] = 1,
+    dist_type: Annotated[
+        str, typer.Option(help="Its rule, roundrobin or hash_roundrobin.")
+    ] = _RULE,
+    overwrite: Annotated[
+        bool, typer.Option("--overwrite", help="Replace a checkpoint that is there.")
+    ] = False,
 ) -> None:
-    """Check and list table files of the original, or check that they fit configured tables.
+    """Check and list table files of the original, or bring them into configured tables.
 
     Every checksum, row and count is checked; the first damage ends the program with status 1 and
-    the name of the file. `--config` reads all rows into tables in memory.
+    the name of the file. `--config` reads all rows into tables in memory, so it needs room for
+    them; `--out` then saves those tables that the files had, rows, states and times.
     """
     if show_list == (config is not None):
         raise InputError("give either --list or --config FILE.")
+    router = Router(dist_type, shards)
+    if out is None:
+        if overwrite or router != Router(_RULE, 1):
+            raise InputError("--shards, --dist-type and --overwrite need --out DIR.")
+    elif config is None:
+        raise InputError("--out needs --config FILE: the tables that shall hold the rows.")
+    else:
+        _check_target(out, overwrite)
     if config is None:
         _list(source)
-    else:
-        _load(source, config, reset_states)
+        return
+    loaded = _load(source, config, reset_states)
+    if out is not None:
+        _save(loaded, out, router, overwrite)
+
+
+def _check_target(out: Path, overwrite: bool) -> None:
+    """Refuses before the long work what the save would refuse after it."""
+    from ..tables.checkpoint.save import complete_there
+
+    complete_there(out, overwrite)
 
 
 def _list(source: Path) -> None:
@@ -62,7 +98,7 @@ def _list(source: Path) -> None:
             )
 
 
-def _load(source: Path, config: Path, reset_states: bool) -> None:
+def _load(source: Path, config: Path, reset_states: bool) -> Loaded:
     from ..monolith.source import load_tables
     from .show import progress_bar
     from .table_configs import read_configs
@@ -84,3 +120,22 @@ def _load(source: Path, config: Path, reset_states: bool) -> None:
         typer.echo(f"{name}: skipped, not in {config.name}")
     for name in loaded.imported.only_in_config:
         typer.echo(f"{name}: not in the files")
+    return loaded
+
+
+def _save(loaded: Loaded, out: Path, router: Router, overwrite: bool) -> None:
+    from ..tables.checkpoint.meter import Progress
+    from ..tables.checkpoint.save import save_tables
+    from .show import progress_bar
+
+    # A table that the files do not have is left out: a load then leaves it as it is.
+    tables = [loaded.tables[name] for name in loaded.imported.tables]
+    if not tables:
+        raise InputError(f"the files have none of the configured tables; {out} was not written.")
+    with progress_bar() as bar:
+
+        def tell(now: Progress) -> None:
+            bar("saved rows", now.rows, now.rows_total)
+
+        done = save_tables(tables, out, router=router, overwrite=overwrite, report=tell)
+    typer.echo(written(out, done))

@@ -8,6 +8,8 @@ from typing import Annotated
 
 import typer
 
+from .written import written
+
 
 def reshard(
     source: Annotated[Path, typer.Argument(help="The folder of a checkpoint.")],
@@ -50,5 +52,4 @@ def reshard(
     if as_json:
         typer.echo(json.dumps(result, indent=1))
     else:
-        rows = f"{done.rows:,}".replace(",", " ")
-        typer.echo(f"wrote {target}   {shards} shards ({done.routing.dist_type})   {rows} rows")
+        typer.echo(written(target, done))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 
@@ -188,10 +189,11 @@ class HostTable(HostEvictions, HostReads, HostWatch):
         ids, rows = self._keys_and_rows(entries.ids, entries.rows)
         checks.tensor("found", entries.found, torch.bool, (len(ids),))
         checks.tensor("ts", entries.ts, torch.int64, (len(ids),))
-        if not bool(entries.found.all()):
+        if not entries.found.numpy().all():
             raise InputError("entries holds ids that were not found; select those with found True.")
-        if len(ids) and int(entries.ts.min()) < 0:
-            raise InputError(f"ts holds {int(entries.ts.min())}; a time is at least 0.")
+        earliest = int(entries.ts.numpy().min(initial=0))
+        if earliest < 0:
+            raise InputError(f"ts holds {earliest}; a time is at least 0.")
         states: Sequence[Mapping[str, Tensor]] = entries.states
         if self.config.serving:
             states = [{} for _ in self.config.segments]
@@ -220,6 +222,19 @@ class HostTable(HostEvictions, HostReads, HostWatch):
         with _memory_errors():
             self._table.erase(ids.data_ptr(), len(ids), erased.data_ptr())
         return erased
+
+    def beside(self, rows: int) -> HostTable:
+        """An empty table to fill and then exchange rows with: same config, clock and filter.
+
+        It has room for `rows` from the start. Rows in the order of a scan come in the order of the
+        index; into an index that is smaller than theirs they would pile up at one place.
+        """
+        rows = min(checks.count("rows", rows), 2**32 - 1)
+        room = max(self.config.initial_capacity, rows)
+        roomy = dataclasses.replace(self.config, initial_capacity=room)
+        made = HostTable(roomy, rates=self._rates, clock=self._clock, filter=self._filter)
+        made.config = self.config
+        return made
 
     def exchange_rows(self, other: HostTable) -> None:
         """Swaps all rows with a table of the same config: readers see one or the other, whole.

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Self
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -116,8 +117,7 @@ class HostReads:
                 room = needed
             if got:
                 states = self.layout.split(raw[:got])
-                found = torch.ones(got, dtype=torch.bool)
-                yield Entries(ids[:got], found, values[:got], states, ts[:got])
+                yield Entries(ids[:got], all_found(got), values[:got], states, ts[:got])
 
     def size(self) -> int:
         """Rows."""
@@ -174,6 +174,11 @@ def slice_rows(layout: RowLayout, rows: int | None) -> int:
         row_bytes = 4 * (layout.dim + layout.state_floats)
         rows = max(1, min(65536, _SLICE_BYTES // row_bytes))
     return checks.count("rows", rows, least=1)
+
+
+def all_found(n: int) -> Bool[Tensor, "n"]:
+    """True, n times; by numpy, since torch would wake its threads for so little."""
+    return torch.from_numpy(np.ones(n, np.bool_))
 
 
 def entry_room(layout: RowLayout, n: int) -> tuple[Tensor, Tensor, Tensor]:

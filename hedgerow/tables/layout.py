@@ -54,10 +54,13 @@ class RowLayout:
         self._segments = config.segments
 
     def split(self, raw: Float32[Tensor, "n state"]) -> States:
-        """Raw state floats as named tensors; copies, so that they outlive `raw`."""
+        """Raw state floats as named tensors; copies, unless one state is all of `raw`."""
         named: States = tuple({} for _ in self._segments)
         for place in self.places:
-            part = raw[:, place.start : place.stop].clone(memory_format=torch.contiguous_format)
+            # numpy: a saver's copies must not wake a team of torch's threads beside training.
+            whole = place.stop - place.start == self.state_floats and raw.is_contiguous()
+            columns = raw.numpy()[:, place.start : place.stop]
+            part = raw if whole else torch.from_numpy(columns.copy())
             if place.state.dtype == "int64":
                 part = part.view(torch.int64)
             named[place.segment][place.state.name] = (
@@ -75,7 +78,8 @@ class RowLayout:
         known = [set() for _ in self._segments]
         for place in self.places:
             known[place.segment].add(place.state.name)
-            raw[:, place.start : place.stop] = self._part(named[place.segment], place, rows)
+            part = self._part(named[place.segment], place, rows)
+            raw.numpy()[:, place.start : place.stop] = part.detach().cpu().numpy()
         for i, (given, names) in enumerate(zip(named, known, strict=True)):
             extra = set(given) - names
             if extra:
@@ -109,8 +113,9 @@ def _all_fit(value: Tensor, least: float | None) -> bool:
     """Whether all are finite and none is below `least`, in one pass over many rows."""
     if not value.numel():
         return True
-    low, high = (end.item() for end in value.aminmax())  # NaN if there is one: then nothing holds
-    return (low > -math.inf if least is None else low >= least) and high < math.inf
+    values = value.detach().cpu().numpy()
+    low, high = values.min(), values.max()  # NaN if there is one: then nothing holds
+    return bool((low > -math.inf if least is None else low >= least) and high < math.inf)
 
 
 def _places(segments: Sequence[Segment]) -> Iterator[StatePlace]:

@@ -11,7 +11,7 @@ import torch
 
 from .. import native
 from ..core.errors import StateError
-from .host_reads import entry_room, slice_rows
+from .host_reads import all_found, entry_room, slice_rows
 from .layout import RowLayout
 from .store import Entries
 
@@ -110,10 +110,8 @@ class Snapshot:
             if needed:
                 room = needed
             if got:
-                found = torch.ones(got, dtype=torch.bool)
-                yield Entries(
-                    ids[:got], found, values[:got], self._layout.split(raw[:got]), ts[:got]
-                )
+                states = self._layout.split(raw[:got])
+                yield Entries(ids[:got], all_found(got), values[:got], states, ts[:got])
 
     def _check_usable(self) -> None:
         if self._closed_with is not None:

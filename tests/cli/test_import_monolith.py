@@ -6,11 +6,20 @@ import json
 from pathlib import Path
 
 import pytest
+import torch
 from typer.testing import CliRunner, Result
 
+import hedgerow as hr
 from hedgerow.cli.app import app
-from hedgerow.core.errors import ConfigError, FileDamagedError, FileMissingError, InputError
+from hedgerow.core.errors import (
+    CheckpointExistsError,
+    ConfigError,
+    FileDamagedError,
+    FileMissingError,
+    InputError,
+)
 from hedgerow.monolith.exporter import export_table, export_tables
+from hedgerow.routing.router import Router
 from hedgerow.tables import original
 from hedgerow.tables.config import TableConfig
 from hedgerow.tables.host import HostTable
@@ -91,6 +100,88 @@ def test_states_of_another_optimizer_can_be_reset(tmp_path: Path) -> None:
     assert isinstance(_run(tmp_path / "any", "--config", other).exception, InputError)
     result = _run(tmp_path / "any", "--config", other, "--reset-states")
     assert result.output == "b: 2 rows read, 2 distinct, 2 with fresh states\n"
+
+
+def _content(table: HostTable) -> dict[int, tuple[object, ...]]:
+    """Rows, states and times by id."""
+    (part,) = table.scan()
+    states = [(name, s) for segment in part.states for name, s in sorted(segment.items())]
+    return {
+        key: (part.rows[i].tolist(), int(part.ts[i]), [(n, s[i].tolist()) for n, s in states])
+        for i, key in enumerate(part.ids.tolist())
+    }
+
+
+@pytest.mark.parametrize(
+    "options", [(), ("--shards", 3), ("--shards", 2, "--dist-type", "roundrobin")]
+)
+def test_the_files_become_a_checkpoint_with_rows_states_and_times(
+    options: tuple[object, ...], tmp_path: Path
+) -> None:
+    tables = {"a": trained(A, [0, -1, 2**63 - 1, 77]), "b:1": trained(B, list(range(-9, 50)))}
+    base = export_tables(tables, tmp_path / "all", files=2).base
+    configs, out = _configs(tmp_path, A, B, config("new")), tmp_path / "step-0"
+    result = _run(base, "--config", configs, "--out", out, *options)
+    assert result.exit_code == 0, result.output
+    rule = "roundrobin" if "roundrobin" in options else "hash_roundrobin"
+    shards = int(str(options[1])) if options else 1
+    last = result.output.splitlines()[-1]
+    assert last == f"wrote {out}   {shards} shards ({rule})   63 rows"
+    assert len(list(out.glob("*.arrow"))) == 2 * shards
+
+    fresh = {cfg.name: HostTable(cfg) for cfg in (A, B)}
+    new = trained(config("new"), [5])
+    loaded = hr.load_tables(out, [*fresh.values(), new])
+    assert loaded.rows == {"a": 4, "b:1": 59}
+    assert loaded.added == ("new",)  # the files do not have it: as it was
+    assert new.size() == 1
+    for name, table in tables.items():
+        assert _content(fresh[name]) == _content(table)
+        assert fresh[name].max_ts() == table.max_ts()
+
+    router = Router(rule, shards)
+    parts = [HostTable(B) for _ in range(shards)]
+    for shard, part in enumerate(parts):
+        hr.load_tables(out, [part], router=router, shard=shard)
+        assert set(router.owners(torch.tensor(list(_content(part)))).tolist()) <= {shard}
+    assert sum(part.size() for part in parts) == 59
+
+
+def test_a_checkpoint_is_replaced_only_when_told(several: Path, tmp_path: Path) -> None:
+    arguments = (several, "--config", _configs(tmp_path, A), "--out", tmp_path / "out")
+    assert _run(*arguments).exit_code == 0
+    before = (tmp_path / "out" / "manifest.json").read_bytes()
+    refused = _run(*arguments)
+    assert isinstance(refused.exception, CheckpointExistsError)
+    assert "rows read" not in refused.output  # before the long work
+    assert (tmp_path / "out" / "manifest.json").read_bytes() == before
+    assert _run(*arguments, "--overwrite").exit_code == 0
+
+
+def test_damaged_files_leave_no_checkpoint(several: Path, tmp_path: Path) -> None:
+    path = several.with_name("all-00001-of-00002")
+    path.write_bytes(path.read_bytes()[:-1])
+    result = _run(several, "--config", _configs(tmp_path, A), "--out", tmp_path / "out")
+    assert isinstance(result.exception, FileDamagedError)
+    assert not (tmp_path / "out").exists()
+
+
+def test_what_cannot_be_saved_is_refused(several: Path, tmp_path: Path) -> None:
+    tables, out = _configs(tmp_path, A), tmp_path / "out"
+    other = _configs(tmp_path, config("other"), name="other.json")
+    for arguments, error, what in (
+        (("--list", "--out", out), InputError, "--out needs --config"),
+        (("--config", tables, "--shards", 2), InputError, "need --out"),
+        (("--config", tables, "--dist-type", "roundrobin"), InputError, "need --out"),
+        (("--list", "--overwrite"), InputError, "need --out"),
+        (("--config", tables, "--out", out, "--shards", 0), ConfigError, "shards"),
+        (("--config", tables, "--out", out, "--dist-type", "odd"), ConfigError, "dist_type"),
+        (("--config", other, "--out", out), InputError, "none of the configured tables"),
+    ):
+        result = _run(several, *arguments)
+        assert isinstance(result.exception, error), arguments
+        assert what in str(result.exception)
+        assert not out.exists()
 
 
 def test_damage_is_named(several: Path) -> None:

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from ...core.errors import CheckpointError
 from ..config import TableConfig
+from ..host_reads import all_found
 from ..layout import RowLayout
 from ..store import Entries
 from .schema import ROW, TIME, TableSchema, state_column
@@ -52,7 +53,7 @@ class Fit:
             ts = torch.zeros_like(ts)
         return Entries(
             torch.from_numpy(rows.ids),
-            torch.ones(n, dtype=torch.bool),
+            all_found(n),
             torch.from_numpy(rows.columns[ROW]),
             states,
             ts,

@@ -19,6 +19,7 @@ from ..host import HostTable
 from .chain import Chain, Part
 from .filter_blobs import filters_to_restore, is_filter_blob
 from .fit import Fit, OnStateMismatch
+from .manifest import Manifest
 from .meter import Meter, Report
 from .save import by_name
 from .shard_file import Rows
@@ -82,7 +83,7 @@ def load_tables(
     reset = on_state_mismatch == "reset"
     filters = filters_to_restore(blobs, live, ignore_others=reset)
     meter = Meter(sum(m.rows for m in chain.manifests), report)
-    staged = {name: HostTable(live[name].config) for name in common}
+    staged = {name: live[name].beside(owner.share(chain.base, name)) for name in common}
     rows = {name: _fill(staged[name], chain, fits[name], owner, meter) for name in common}
     for filter_, state in [] if checks.flag("merge", merge) else filters:
         _restore(filter_, state, chain)
@@ -126,6 +127,11 @@ class _Owner:
             raise InputError(f"shard is {shard}; the router has {router.shards}, from 0.")
         for manifest in chain.manifests:
             check_routing(manifest.routing.dist_type, router.dist_type, reroute=reroute)
+
+    def share(self, base: Manifest, table: str) -> int:
+        """About how many rows of the table are ours."""
+        rows = base.tables[table].rows if table in base.tables else 0
+        return rows if self._router is None else rows // self._router.shards
 
     def choose(self, rows: Rows) -> Rows:
         if self._router is None or self._router.shards == 1:

@@ -135,11 +135,18 @@ def _rows(path: Path, batch: ArrowBatch, columns: Sequence[Column]) -> Rows:
         array: Any = batch.column(i)
         if array.null_count:
             raise CheckpointError(f"{path}: column {column.name!r} holds nulls; none may.")
-        plain = array.flatten() if column.width is not None else array
-        values = np.array(plain.to_numpy(zero_copy_only=True))
+        values = _values(array.flatten() if column.width is not None else array, column.dtype)
         width = column.width
         arrays[column.name] = values if width is None else values.reshape(-1, width)
     return Rows(arrays)
+
+
+def _values(plain: ArrowArray, dtype: str) -> np.ndarray:
+    """A copy of plain numbers; Arrow's own `to_numpy` would load pandas, which takes a second."""
+    if not len(plain):
+        return np.empty(0, dtype)
+    offset_bytes = plain.offset * np.dtype(dtype).itemsize
+    return np.frombuffer(plain.buffers()[1], dtype, len(plain), offset_bytes).copy()
 
 
 def _shown(schema: ArrowSchema) -> str:

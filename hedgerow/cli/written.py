@@ -1,0 +1,16 @@
+"""What a verb says of the checkpoint it has written."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from ..tables.checkpoint.manifest import Manifest
+
+
+def written(target: Path, done: Manifest) -> str:
+    """One line: where, over how many shards by which rule, how many rows."""
+    rows = f"{done.rows:,}".replace(",", " ")
+    routing = done.routing
+    return f"wrote {target}   {routing.shards} shards ({routing.dist_type})   {rows} rows"

@@ -1,0 +1,63 @@
+"""The table that a load fills beside the live one: what it shares, what a load does without."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+import hedgerow as hr
+from hedgerow.core.errors import DtypeError, InputError
+
+from .common import content, filled
+
+ROW = torch.ones(1, 2)
+
+
+def _counting(name: str = "t") -> hr.TableConfig:
+    admit = hr.Within(1000, 3)
+    return hr.TableConfig(name, (hr.Segment(2, hr.Zeros(), hr.Sgd(lr=1.0)),), admit=admit)
+
+
+def test_a_table_goes_on_counting_in_its_own_filter_after_a_load(tmp_path: Path) -> None:
+    table, seen = hr.HostTable(_counting()), torch.tensor([7])
+    other = hr.HostTable(_counting("other"), filter=table.filter)
+    hr.save_tables([table], tmp_path / "a")
+    assert table.apply_gradients(seen, ROW).refused == 1
+    hr.load_tables(tmp_path / "a", [table])
+    assert table.filter is other.filter
+    assert table.apply_gradients(seen, ROW).refused == 1
+    assert table.apply_gradients(seen, ROW).inserted == 1  # the third sighting, the load between
+
+
+def test_a_table_beside_is_empty_and_of_the_same_config() -> None:
+    table = filled(100)
+    beside = table.beside(1000)
+    assert beside.size() == 0
+    assert beside.config == table.config
+    rows = content(table)
+    beside.exchange_rows(table)
+    assert table.size() == 0
+    assert content(beside) == rows
+
+
+@pytest.mark.parametrize(("rows", "error"), [(-1, InputError), (1.5, DtypeError)])
+def test_room_is_a_count(rows: float, error: type[Exception]) -> None:
+    with pytest.raises(error, match="rows"):
+        filled(1).beside(rows)  # pyright: ignore[reportArgumentType]
+
+
+def test_save_and_load_do_without_pandas(tmp_path: Path) -> None:
+    program = f"""
+import sys, torch, hedgerow as hr
+table = hr.HostTable(hr.TableConfig("t", (hr.Segment(2, hr.Zeros(), hr.Adagrad()),)))
+table.assign(torch.tensor([7]), torch.ones(1, 2))
+hr.save_tables([table], {str(tmp_path / "a")!r})
+assert hr.load_tables({str(tmp_path / "a")!r}, [table]).rows == {{"t": 1}}
+assert "pandas" not in sys.modules, "pandas was loaded"
+"""
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
