@@ -197,10 +197,10 @@ class HostTable(HostEvictions, HostReads, HostWatch):
         states: Sequence[Mapping[str, Tensor]] = entries.states
         if self.config.serving:
             states = [{} for _ in self.config.segments]
-        raw = self.layout.join(states, len(ids))
+        raw, ts = self.layout.join(states, len(ids)), self._times(entries.ts)
         with _memory_errors():
             done = self._table.restore(
-                ids.data_ptr(), len(ids), rows.data_ptr(), raw.data_ptr(), entries.ts.data_ptr()
+                ids.data_ptr(), len(ids), rows.data_ptr(), raw.data_ptr(), ts.data_ptr()
             )
         return Applied.of(*done)
 

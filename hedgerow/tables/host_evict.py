@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -100,6 +101,15 @@ class HostEvictions:
             return ts
         self._events.add("clamped_ts")
         return now_s
+
+    def _times(self, ts: Int64[Tensor, "n"]) -> Int64[Tensor, "n"]:
+        """The times of restored rows, those of the future taken as now."""
+        now_s, times = self._clock.now_s(), ts.numpy()
+        beyond = times > now_s + _FUTURE_S
+        if not beyond.any():
+            return ts
+        self._events.add("clamped_ts", int(beyond.sum()))
+        return torch.from_numpy(np.where(beyond, now_s, times))
 
 
 def _in_slices(take: _Step, capture: bool) -> Evicted:

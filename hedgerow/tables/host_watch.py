@@ -56,6 +56,11 @@ class HostWatch:
             )
         return known
 
+    def consumer(self, name: str) -> TouchedKeys | None:
+        """The consumer of touched keys that is open under a name, if one is."""
+        with self._opening:
+            return self._consumers.get(name)
+
     def _forget(self, consumer: str) -> None:
         with self._opening:
             self._consumers.pop(consumer, None)

@@ -83,7 +83,8 @@ class Snapshot:
 
     def resume(self) -> None:
         """Lets writers go on that wait since the snapshot was opened `paused`."""
-        self._table.resume_writers()
+        if self._closed_with is None:  # else it might be another snapshot's pause
+            self._table.resume_writers()
 
     def scan(self, rows: int | None = None) -> Iterator[Entries]:
         """The rows, in slices of at most `rows` (about 16 MiB if None), in no particular order.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Literal, Protocol
@@ -102,6 +103,7 @@ class TouchedKeys:
         self.name = name
         self.settings = settings
         self.since: str | None = None  # the consumer's own mark of what it delivered last
+        self.delivering = threading.Lock()  # held by one who has taken keys and not yet delivered
         self._table = table
         self._forget_name = forget_name
         self._closed = False

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -20,9 +19,14 @@ from .manifest import MANIFEST, FileEntry, Manifest, TableEntry
 from .manifest_reader import read_manifest
 from .meter import Meter
 from .shard_file import Rows, read_shard
+from .workers import Workers
 from .writer import THREADS
 
 _NUMBER = re.compile(r"\d{8}\Z", re.ASCII)
+
+
+INCREMENTS = re.compile(r"increments-[0-9a-f]{12}")
+"""Names of folders of increments."""
 
 
 def increments_folder(folder: Path, base: Manifest) -> Path:
@@ -127,7 +131,7 @@ class Chain:
             if meter is not None:
                 meter.add(file[3], file[1])
 
-        with ThreadPoolExecutor(THREADS) as pool:
+        with Workers(THREADS) as pool:
             for _ in pool.map(prove, files):
                 continue
 

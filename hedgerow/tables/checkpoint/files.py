@@ -88,7 +88,10 @@ def sole_writer(folder: Path) -> Iterator[None]:
             raise SaveError(
                 f"{folder} is being saved to by another save; wait for it, or use another folder."
             ) from error
-        yield
+        try:
+            yield
+        finally:
+            fcntl.flock(fd, fcntl.LOCK_UN)  # a forked child has the descriptor, too
     finally:
         os.close(fd)
 

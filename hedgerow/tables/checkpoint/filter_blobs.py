@@ -17,13 +17,22 @@ _PREFIX = "hedgerow filter "
 _LENGTH_BYTES = 8
 
 
-def filter_blobs(tables: Iterable[object]) -> dict[str, bytes]:
-    """Every filter of the tables once, under the names of the tables that share it."""
+Dumped = list[tuple[FilterState, list[str]]]
+"""States of filters, with the names of the tables that share each."""
+
+
+def dump_filters(tables: Iterable[object]) -> Dumped:
+    """The state of every filter of the tables, once."""
     sharers: dict[int, tuple[SlidingFilter, list[str]]] = {}
     for table in tables:
         if isinstance(table, HostTable) and table.filter is not None:
             sharers.setdefault(id(table.filter), (table.filter, []))[1].append(table.config.name)
-    return {_PREFIX + names[0]: _pack(f.dump(), names) for f, names in sharers.values()}
+    return [(filter_.dump(), names) for filter_, names in sharers.values()]
+
+
+def filter_blobs(dumped: Dumped) -> dict[str, bytes]:
+    """The states as named bytes."""
+    return {_PREFIX + names[0]: _pack(state, names) for state, names in dumped}
 
 
 def is_filter_blob(name: str) -> bool:
@@ -42,7 +51,7 @@ def filters_to_restore(
 
     A table that has no filter now needs none, and one whose filter was not saved counts afresh.
     """
-    found = []
+    found: dict[int, tuple[SlidingFilter, FilterState]] = {}
     for name, data in blobs.items():
         if not is_filter_blob(name):
             continue
@@ -50,15 +59,20 @@ def filters_to_restore(
         live = {id(f): f for t in sharers if t in tables and (f := tables[t].filter) is not None}
         for filter_ in live.values():
             now, then = filter_.meta().settings(), state.meta.settings()
+            if id(filter_) in found:
+                raise CheckpointError(
+                    f"tables {', '.join(sharers)} share a filter now and did not when they were "
+                    f"saved; two sets of counts do not fit into one. Give each its own filter."
+                )
             if now == then:
-                found.append((filter_, state))
+                found[id(filter_)] = filter_, state
             elif not ignore_others:
                 raise CheckpointError(
                     f"the filter of tables {', '.join(sharers)} was saved with {then}, and is now "
                     f"{now}; make it with the same settings, or pass on_state_mismatch='reset' to "
                     f"let it count afresh."
                 )
-    return found
+    return list(found.values())
 
 
 def _pack(state: FilterState, names: list[str]) -> bytes:
@@ -73,10 +87,18 @@ def _unpack(name: str, data: bytes) -> tuple[FilterState, list[str]]:
         start = _LENGTH_BYTES + length
         head = json.loads(data[_LENGTH_BYTES:start])
         meta = FilterMeta.from_dict(head["meta"])
+        _check_numbers(meta)
         tables = [str(table) for table in head["tables"]]
         return FilterState(meta, tuple(_arrays(meta, data, start))), tables
     except (ValueError, KeyError, TypeError, ConfigError, InputError) as error:
         raise CheckpointError(f"blob {name!r} is not the state of a filter: {error}.") from error
+
+
+def _check_numbers(meta: FilterMeta) -> None:
+    numbers = [meta.head, meta.head_increment, meta.failures, *meta.settings().values()]
+    for value in [*numbers, *(number for array in meta.arrays for number in array)]:
+        if type(value) is not int or not 0 <= value < 2**64:
+            raise InputError(f"it holds {value!r} where a number from 0 to 2**64-1 belongs")
 
 
 def _arrays(meta: FilterMeta, data: bytes, start: int) -> list[Tensor]:

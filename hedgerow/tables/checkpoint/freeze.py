@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import Protocol
@@ -15,8 +15,7 @@ from ..expiry import Ttl, expired
 from ..host import HostTable
 from ..snapshot import Snapshot
 from ..store import Entries
-from .changes import Changes
-from .filter_blobs import filter_blobs
+from .filter_blobs import dump_filters, filter_blobs
 
 
 class Saveable(Protocol):
@@ -59,13 +58,15 @@ class Frozen:
     blobs: dict[str, bytes]
 
 
-def freeze(tables: Mapping[str, Saveable], held: ExitStack, changes: Changes | None) -> Frozen:
+def freeze(
+    tables: Mapping[str, Saveable],
+    held: ExitStack,
+    at_instant: Callable[[dict[str, FrozenTable]], None],
+) -> Frozen:
     """Holds the tables as they are now until `held` is closed; training goes on.
 
-    Keys that changed before are taken off `changes`: what it collects from now on is not in here.
-
-    Writers of other threads wait while the snapshots are opened, so that all are of one instant.
-    Tables that give no snapshots are read as they will be.
+    Writers of other threads wait while the snapshots are opened, filters copied and `at_instant`
+    runs, so that all are of one instant. Tables that give no snapshots are read as they will be.
     """
     found: dict[str, FrozenTable] = {}
     snapshots: list[Snapshot] = []
@@ -78,9 +79,9 @@ def freeze(tables: Mapping[str, Saveable], held: ExitStack, changes: Changes | N
                 found[name] = FrozenTable(snapshot, snapshot.size, snapshot.max_ts, rule)
             else:
                 found[name] = FrozenTable(table, table.size(), table.max_ts(), rule)
-        if changes is not None:
-            changes.take()
-        return Frozen(found, filter_blobs(tables.values()))
+        at_instant(found)
+        filters = dump_filters(tables.values())
     finally:
         for snapshot in snapshots:
             snapshot.resume()
+    return Frozen(found, filter_blobs(filters))

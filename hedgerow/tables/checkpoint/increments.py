@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
+from contextlib import ExitStack
 from os import PathLike
 from pathlib import Path
 from typing import Any, Protocol
@@ -19,7 +20,7 @@ from ..store import Entries
 from .chain import Chain, increments_folder
 from .changes import Changes
 from .files import make_folder, remove, sole_writer
-from .freeze import Saveable
+from .freeze import FrozenTable, Saveable, freeze
 from .manifest import MANIFEST, Manifest
 from .meter import Meter, Report
 from .save import (
@@ -61,8 +62,9 @@ def save_increment(
     """Adds an increment to the checkpoint in `path`: the rows of `changed` ids as they are now.
 
     In place of `changed`, a `consumer` of touched keys that the save before was given knows them;
-    they go back to it if the save fails. An id without a row, or one that `keep` gives up, is saved
-    as a deletion. The rule and number of shards are those of the base.
+    they go back to it if the save fails. An id without a row, or one that has expired or `keep`
+    gives up, is saved as a deletion. All rows are of one instant: other threads' writers wait while
+    they are copied. The rule and number of shards are those of the base.
 
     >>> import tempfile, torch, hedgerow as hr
     >>> table = hr.HostTable(hr.TableConfig("item", (hr.Segment(2, hr.Zeros(), hr.Sgd(lr=1.0)),)))
@@ -85,41 +87,58 @@ def save_increment(
     Chain.read(folder)  # so that a missing base is said before a folder is held
     with sole_writer(folder):
         chain = Chain.read(folder)
-        if consumer is None:
-            return _write(chain, named, changed or {}, asked, keep)
-        changes = Changes(named, consumer)
+        changes = None if consumer is None else Changes(named, consumer)
         try:
-            changes.take()
-            known = changes.since(chain.last.checksum, folder)
-            manifest = _write(chain, named, known, asked, keep)
+            frozen = _Instant(chain, named, changed, changes, keep)
+            manifest = _write(chain, frozen, asked)
         except BaseException:
-            changes.give_back()
+            if changes is not None:
+                changes.give_back()
             raise
-        changes.settle(manifest.checksum)
+        if changes is not None:
+            changes.settle(manifest.checksum)
         return manifest
 
 
-def _write(
-    chain: Chain,
-    named: Mapping[str, Saveable],
-    changed: Mapping[str, Int64[Tensor, "n"]],
-    asked: Header,
-    keep: Keep | None,
-) -> Manifest:
-    sources = [
-        _changes(table, changed[name], chain, keep)  # pyright: ignore[reportArgumentType]
-        for name, table in named.items()
-        if name in changed
-    ]
+class _Instant:
+    """The changed rows of all tables and their filters, as they were together."""
+
+    def __init__(
+        self,
+        chain: Chain,
+        named: Mapping[str, Saveable],
+        changed: Mapping[str, Int64[Tensor, "n"]] | None,
+        changes: Changes | None,
+        keep: Keep | None,
+    ) -> None:
+        self.sources: list[Source] = []
+        self.rows = 0
+
+        def read(frozen: dict[str, FrozenTable]) -> None:
+            known = changed or {}
+            if changes is not None:
+                changes.take()
+                known = changes.since(chain.last.checksum, chain.folder)
+            self.rows = sum(len(ids) for ids in known.values())
+            for name, ids in known.items():
+                wanted = keep or (frozen[name].keep if frozen[name].rule else None)
+                self.sources.append(_changes(named[name], ids, chain, wanted))  # pyright: ignore[reportArgumentType]
+
+        with ExitStack() as held:
+            self.blobs = freeze(named, held, read).blobs
+
+
+def _write(chain: Chain, instant: _Instant, asked: Header) -> Manifest:
     number = chain.last.number + 1
     target = increments_folder(chain.folder, chain.base) / f"{number:08d}"
     if target.exists():  # a save that was stopped
         remove([target])
     make_folder(target)
-    header = Header(asked.step, asked.metadata, asked.blobs, number, chain.last.checksum)
-    meter = Meter(sum(len(ids) for ids in changed.values()))
+    blobs = {**asked.blobs, **instant.blobs}
+    header = Header(asked.step, asked.metadata, blobs, number, chain.last.checksum)
+    meter = Meter(instant.rows)
     try:
-        return write_checkpoint(target, sources, router_of(chain.base), header, meter)
+        return write_checkpoint(target, instant.sources, router_of(chain.base), header, meter)
     except BaseException:
         if not (target / MANIFEST).exists():
             remove([target])

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from os import PathLike
 from pathlib import Path
@@ -14,7 +13,6 @@ import torch
 from ...core import checks
 from ...core.errors import CheckpointError, DtypeError, InputError
 from ...routing.router import Router
-from ..filters import FilterState, SlidingFilter
 from ..host import HostTable
 from .chain import Chain, Part
 from .filter_blobs import filters_to_restore, is_filter_blob
@@ -23,6 +21,8 @@ from .manifest import Manifest
 from .meter import Meter, Report
 from .save import by_name
 from .shard_file import Rows
+from .take_over import take_over
+from .workers import Workers
 from .writer import THREADS
 
 
@@ -80,15 +80,16 @@ def load_tables(
     }
     chain.verify()
     blobs = chain.blobs()
-    reset = on_state_mismatch == "reset"
-    filters = filters_to_restore(blobs, live, ignore_others=reset)
+    filters = filters_to_restore(blobs, live, ignore_others=on_state_mismatch == "reset")
     meter = Meter(sum(m.rows for m in chain.manifests), report)
     staged = {name: live[name].beside(owner.share(chain.base, name)) for name in common}
     rows = {name: _fill(staged[name], chain, fits[name], owner, meter) for name in common}
-    for filter_, state in [] if checks.flag("merge", merge) else filters:
-        _restore(filter_, state, chain)
-    for name in common:
-        _take_over(live[name], staged[name], merge)
+    if checks.flag("merge", merge):
+        _merge(live, staged)
+    else:
+        take_over([(live[name], staged[name]) for name in common], filters)
+    for table in staged.values():
+        table.clear()
     return Loaded(
         rows=rows,
         added=tuple(name for name in live if name not in chain.tables),
@@ -159,7 +160,7 @@ def _fill(staged: HostTable, chain: Chain, fit: Fit, owner: _Owner, meter: Meter
         return brought
 
     try:
-        with ThreadPoolExecutor(THREADS) as pool:
+        with Workers(THREADS) as pool:
             brought = sum(pool.map(bring, chain.parts(name)))
     except InputError as error:  # a time below 0, a value that is not finite
         raise CheckpointError(f"{chain.folder}: table {name!r}: {error}") from error
@@ -180,17 +181,7 @@ def _host_tables(tables: Iterable[HostTable]) -> dict[str, HostTable]:
     return live
 
 
-def _restore(filter_: SlidingFilter, state: FilterState, chain: Chain) -> None:
-    try:
-        filter_.restore(state)
-    except InputError as error:
-        raise CheckpointError(f"{chain.folder}: an admission filter: {error}") from error
-
-
-def _take_over(live: HostTable, staged: HostTable, merge: bool) -> None:
-    if merge:
-        for entries in staged.scan():
-            live.restore(entries)
-    else:
-        live.exchange_rows(staged)
-    staged.clear()
+def _merge(live: dict[str, HostTable], staged: dict[str, HostTable]) -> None:
+    for name, table in staged.items():
+        for entries in table.scan():
+            live[name].restore(entries)

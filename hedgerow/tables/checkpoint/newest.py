@@ -23,7 +23,10 @@ def newest(folder: str | PathLike[str]) -> Path:
     ...     newest(folder).name
     'step-10'
     """
-    found = [path for path in Path(folder).iterdir() if (path / MANIFEST).is_file()]
+    try:
+        found = [path for path in Path(folder).iterdir() if (path / MANIFEST).is_file()]
+    except OSError as error:
+        raise CheckpointMissingError(f"cannot look into {folder}: {error.strerror}.") from error
     if not found:
         raise CheckpointMissingError(f"{folder} has no folder with a complete checkpoint.")
     return max(found, key=lambda path: (Chain.read(path).last.step, path.name))

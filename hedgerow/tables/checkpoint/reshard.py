@@ -43,7 +43,7 @@ def reshard(
     rule = chain.base.routing.dist_type if dist_type is None else dist_type
     if dist_type is None and rule not in DIST_TYPES:
         raise CheckpointError(f"{here} was routed by {rule}; name the new rule with dist_type.")
-    router = Router(rule, shards)
+    router = Router(rule, shards, chain.base.routing.rank0_empty and dist_type is None)
     chain.verify()
     make_folder(there)
     with sole_writer(there):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
@@ -21,15 +22,17 @@ from ...core.errors import (
     ConfigError,
     DtypeError,
     InputError,
+    SaveCancelledError,
     SaveError,
 )
 from ...core.shapes import Bool, Int64
 from ...routing.router import Router
 from ..config import TableConfig
 from ..store import Entries
-from .chain import increments_folder
+from .chain import INCREMENTS, increments_folder
 from .changes import Changes
 from .files import PART, make_folder, remove, sole_writer
+from .filter_blobs import is_filter_blob
 from .freeze import FrozenTable, Saveable, freeze
 from .manifest import MANIFEST, Manifest
 from .manifest_reader import read_manifest
@@ -116,8 +119,10 @@ class SaveHandle:
     def _work(self) -> None:
         try:
             self._manifest = self._job.run()
-        except BaseException as error:  # it belongs to whoever waits
+        except BaseException as error:  # it belongs to whoever waits; perhaps nobody does
             self._error = error
+            if not isinstance(error, SaveCancelledError):
+                logging.getLogger("hedgerow").warning("a save failed: %s", error)
 
     def progress(self) -> Progress:
         """Rows and bytes so far."""
@@ -163,12 +168,12 @@ class _SaveJob:
         self.meter = Meter(sum(table.size() for table in named.values()), report)
         self._held = ExitStack()
         self._changes = None if consumer is None else Changes(named, consumer)
+        self._was_there = self._folder.exists()
         try:
-            self._was_there = self._folder.exists()
             make_folder(self._folder)
             self._held.enter_context(sole_writer(self._folder))
             self._old = complete_there(self._folder, checks.flag("overwrite", overwrite))
-            frozen = freeze(named, self._held, self._changes)
+            frozen = freeze(named, self._held, lambda _: self._take_changes())
             self._header = replace(header, blobs={**header.blobs, **frozen.blobs})
             self._sources = [
                 table_source(table.config, frozen.tables[name], keep)
@@ -194,8 +199,6 @@ class _SaveJob:
             return manifest
         except BaseException:
             self._failed()
-            if not self._was_there and not any(self._folder.iterdir()):
-                self._folder.rmdir()
             raise
         finally:
             self.close()
@@ -204,10 +207,16 @@ class _SaveJob:
         """Lets rows and folder go."""
         self._held.close()
 
+    def _take_changes(self) -> None:
+        if self._changes is not None:
+            self._changes.take()
+
     def _failed(self) -> None:
-        self.close()
         if self._changes is not None:
             self._changes.give_back()
+        if not self._was_there and self._folder.exists() and not any(self._folder.iterdir()):
+            self._folder.rmdir()  # while it is still held
+        self.close()
 
 
 def table_source(config: TableConfig, frozen: FrozenTable, keep: Keep | None) -> Source:
@@ -270,6 +279,8 @@ def checked_header(
             raise DtypeError(
                 f"blobs[{name!r}] is a {type(data).__name__}; blobs are bytes by non-empty name."
             )
+        if is_filter_blob(name):
+            raise InputError(f"blobs[{name!r}]: this name belongs to a filter; choose another.")
     if metadata is not None and not isinstance(metadata, Mapping):
         raise DtypeError(f"metadata is a {type(metadata).__name__}; pass a dict.")
     return Header(checks.count("step", step), dict(metadata or {}), dict(blobs or {}))
@@ -300,7 +311,8 @@ def clean_after(folder: Path, new: Manifest) -> None:
     """Removes what a new base has replaced, increments included."""
     clean_folder(folder, new.names())
     current = increments_folder(folder, new)
-    remove([path for path in folder.glob("increments-*") if path != current])
+    ours = [path for path in folder.iterdir() if INCREMENTS.fullmatch(path.name) and path.is_dir()]
+    remove([path for path in ours if path != current])
 
 
 def _plain_error(folder: Path, error: OSError) -> OSError:

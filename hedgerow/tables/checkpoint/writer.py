@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 import secrets
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -21,6 +21,7 @@ from .manifest import MANIFEST, BlobEntry, FileEntry, Manifest, Routing, TableEn
 from .meter import Meter
 from .schema import ID, TableSchema, deletion_columns
 from .shard_file import Rows, ShardWriter
+from .workers import Workers
 
 THREADS = 4  # tables, and again files, at a time
 _OURS = re.compile(r"(\d{3,}|blob)-[\w-]*-[0-9a-f]{12}\.(arrow|bin)(\.part)?\Z", re.ASCII)
@@ -57,12 +58,12 @@ def write_checkpoint(
     until the rename of the new manifest, and is the one that counts until then.
     """
     mark = secrets.token_hex(6)
-    with _no_remains(folder, mark), ThreadPoolExecutor(THREADS) as writers:
+    with _no_remains(folder, mark), Workers(THREADS) as writers:
         jobs = [
             _TableJob(folder, i, source, router, header.number == 0, mark, meter, writers)
             for i, source in enumerate(sources)
         ]
-        with ThreadPoolExecutor(min(THREADS, max(1, len(jobs)))) as tables:
+        with Workers(min(THREADS, max(1, len(jobs)))) as tables:
             files = [file for found in _all(tables, jobs, meter) for file in found]
         blobs = [
             _write_blob(folder, f"blob-{i:03d}-{_safe(name)}-{mark}.bin", name, data)
@@ -113,16 +114,19 @@ def _no_remains(folder: Path, mark: str) -> Iterator[None]:
         if not committed:
             remove([*folder.glob(f"*-{mark}.*"), folder / (MANIFEST + PART)])
         if isinstance(error, OSError) and not isinstance(error, HedgerowError):
+            became = (
+                "It is complete, and may not outlast a loss of power; save again."
+                if committed
+                else "Its files were removed and an earlier checkpoint is untouched; make room, or "
+                "save elsewhere."
+            )
             raise SaveError(
-                f"the save to {folder} failed: {error.strerror or error}. Its files were removed "
-                f"and an earlier checkpoint is untouched; make room, or save elsewhere."
+                f"the save to {folder} failed: {error.strerror or error}. {became}"
             ) from error
         raise
 
 
-def _all(
-    pool: ThreadPoolExecutor, jobs: Sequence[_TableJob], meter: Meter
-) -> list[list[FileEntry]]:
+def _all(pool: Workers, jobs: Sequence[_TableJob], meter: Meter) -> list[list[FileEntry]]:
     """The files of every table; the first error stops the other tables."""
 
     def run(job: _TableJob) -> list[FileEntry]:
@@ -151,7 +155,7 @@ class _TableJob:
         every_shard: bool,
         mark: str,
         meter: Meter,
-        writers: ThreadPoolExecutor,
+        writers: Workers,
     ) -> None:
         self._folder, self._source, self._router = folder, source, router
         self._every_shard, self._mark = every_shard, mark

@@ -22,15 +22,16 @@ def _counting(name: str = "t") -> hr.TableConfig:
     return hr.TableConfig(name, (hr.Segment(2, hr.Zeros(), hr.Sgd(lr=1.0)),), admit=admit)
 
 
-def test_a_table_goes_on_counting_in_its_own_filter_after_a_load(tmp_path: Path) -> None:
+def test_a_table_keeps_its_filter_in_a_load_and_gets_the_saved_counts(tmp_path: Path) -> None:
     table, seen = hr.HostTable(_counting()), torch.tensor([7])
     other = hr.HostTable(_counting("other"), filter=table.filter)
     hr.save_tables([table], tmp_path / "a")
     assert table.apply_gradients(seen, ROW).refused == 1
     hr.load_tables(tmp_path / "a", [table])
     assert table.filter is other.filter
-    assert table.apply_gradients(seen, ROW).refused == 1
-    assert table.apply_gradients(seen, ROW).inserted == 1  # the third sighting, the load between
+    for _ in range(2):
+        assert table.apply_gradients(seen, ROW).refused == 1
+    assert table.apply_gradients(seen, ROW).inserted == 1  # the third since the save
 
 
 def test_a_table_beside_is_empty_and_of_the_same_config() -> None:

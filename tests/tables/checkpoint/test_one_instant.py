@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
 import threading
 from pathlib import Path
 
@@ -9,7 +12,14 @@ import pytest
 import torch
 
 import hedgerow as hr
-from hedgerow.core.errors import CheckpointError, InputError, SaveError, StateError
+from hedgerow.core.errors import (
+    CheckpointError,
+    CheckpointExistsError,
+    InputError,
+    SaveError,
+    StateError,
+)
+from hedgerow.tables.checkpoint.changes import Changes
 from hedgerow.tables.filters import SlidingFilter
 
 from .common import content, filled, some_ids, step_of
@@ -166,6 +176,165 @@ def test_a_consumer_that_did_not_see_everything_is_refused(tmp_path: Path) -> No
         hr.save_increment(tmp_path, [table], consumer="saves")
     with pytest.raises(InputError, match="either changed= or consumer="):
         hr.save_increment(tmp_path, [table])
+
+
+def test_one_consumer_serves_one_save_at_a_time(tmp_path: Path) -> None:
+    table = filled(10)
+    hr.save_tables([table], tmp_path / "a", consumer="saves")
+    go = threading.Event()
+
+    def slow(ids: torch.Tensor, ts: torch.Tensor) -> torch.Tensor:
+        assert go.wait(60)
+        return torch.ones_like(ts, dtype=torch.bool)
+
+    step_of(table, torch.tensor([100]), 1)
+    handle = hr.save_tables_async([table], tmp_path / "b", consumer="saves", keep=slow)
+    with pytest.raises(StateError, match="a second snapshot"):
+        hr.save_increment(tmp_path / "a", [table], consumer="saves")
+    with pytest.raises(CheckpointError, match="another save takes the changed keys"):
+        Changes({"item": table}, "saves").take()
+    go.set()
+    handle.wait()
+    with pytest.raises(CheckpointError, match="has not collected"):
+        hr.save_increment(tmp_path / "a", [table], consumer="saves")
+    hr.save_increment(tmp_path / "b", [table], consumer="saves")
+
+
+def test_a_failed_save_closes_the_consumer_it_opened(tmp_path: Path) -> None:
+    table = filled(10)
+    hr.save_tables([table], tmp_path)
+    with pytest.raises(CheckpointExistsError):
+        hr.save_tables([table], tmp_path, consumer="typo")
+    assert table.consumer("typo") is None
+    table.touched("large", all_changes=True, capacity=10**7)
+    hr.save_tables([table], tmp_path, consumer="large", overwrite=True)
+    hr.save_increment(tmp_path, [table], consumer="large")
+    table.touched("learned")
+    with pytest.raises(InputError, match="does not see all changes"):
+        hr.save_increment(tmp_path, [table], consumer="learned")
+
+
+def test_increments_are_of_one_instant_with_filters_and_expiry(tmp_path: Path) -> None:
+    rule = hr.Ttl("1d")
+    first, second = _table("first", evict=rule), _table("second", admit=hr.Count(3))
+    ids = torch.arange(150_000)
+    first.assign(ids, torch.zeros(len(ids), 1), ts=100_000)
+    second.apply_gradients(ONE, torch.ones(1, 1))
+    hr.save_tables([first, second], tmp_path, consumer="saves")
+    second.apply_gradients(ONE, torch.ones(1, 1))
+    first.assign(torch.tensor([-5]), torch.zeros(1, 1), ts=5)  # expired already
+    stop = threading.Event()
+
+    def work() -> None:
+        value = 0.0
+        while not stop.is_set():
+            value += 1.0
+            first.assign(ids, torch.full((len(ids), 1), value), ts=100_000)
+
+    writer = threading.Thread(target=work)
+    writer.start()
+    try:
+        for _ in range(3):
+            hr.save_increment(tmp_path, [first, second], consumer="saves")
+    finally:
+        stop.set()
+        writer.join()
+    loaded = [_table("first", evict=rule), _table("second", admit=hr.Count(3))]
+    hr.load_tables(tmp_path, loaded)
+    assert len(loaded[0].lookup(ids).rows.unique()) == 1  # of one call
+    assert loaded[0].size() == len(ids)
+    assert loaded[1].apply_gradients(ONE, torch.ones(1, 1)).inserted == 1
+
+
+def test_a_load_that_fails_has_changed_nothing(tmp_path: Path) -> None:
+    def pair() -> list[hr.HostTable]:
+        return [_table("a", admit=hr.Count(2)), _table("b")]
+
+    saved = pair()
+    saved[0].apply_gradients(ONE, torch.ones(1, 1))
+    saved[1].assign(ONE, torch.ones(1, 1))
+    hr.save_tables(saved, tmp_path)
+    live = pair()
+    live[0].assign(torch.tensor([9, 9]), torch.ones(2, 1))
+    live[1].assign(torch.tensor([8]), torch.ones(1, 1))
+    with live[1].snapshot(), pytest.raises(StateError, match="while a snapshot is open"):
+        hr.load_tables(tmp_path, live)
+    assert list(content(live[1])) == [8]
+    assert live[0].filter is not None
+    assert live[0].filter.counts(torch.tensor([7, 9]), table="a").tolist() == [0, 2]
+
+
+def test_filters_that_became_one_and_names_of_filters_are_refused(tmp_path: Path) -> None:
+    def table(name: str, seen: SlidingFilter) -> hr.HostTable:
+        segments = (hr.Segment(1, hr.Zeros(), hr.Sgd(lr=1.0)),)
+        config = hr.TableConfig(name, segments, admit=hr.Within(600, 2))
+        return hr.HostTable(config, filter=seen)
+
+    def seen() -> SlidingFilter:
+        return SlidingFilter(capacity_ids=600)
+
+    hr.save_tables([table("a", seen()), table("b", seen())], tmp_path)
+    shared = seen()
+    with pytest.raises(CheckpointError, match="share a filter now"):
+        hr.load_tables(tmp_path, [table("a", shared), table("b", shared)])
+    with pytest.raises(InputError, match="belongs to a filter"):
+        hr.save_tables([_table()], tmp_path / "x", blobs={"hedgerow filter item": b""})
+
+
+def test_a_forked_child_does_not_hold_the_folder(tmp_path: Path) -> None:
+    table, go = filled(10), threading.Event()
+
+    def slow(ids: torch.Tensor, ts: torch.Tensor) -> torch.Tensor:
+        assert go.wait(60)
+        return torch.ones_like(ts, dtype=torch.bool)
+
+    handle = hr.save_tables_async([table], tmp_path / "a", keep=slow)
+    here, there = os.pipe()
+    child = os.fork()
+    if child == 0:  # a worker that outlives the save
+        os.read(here, 1)
+        os._exit(0)
+    try:
+        go.set()
+        handle.wait()
+        hr.save_tables([table], tmp_path / "a", overwrite=True)
+    finally:
+        os.write(there, b"x")
+        os.waitpid(child, 0)
+
+
+def test_a_save_at_the_end_of_a_program_is_finished(tmp_path: Path) -> None:
+    program = f"""
+import torch, hedgerow as hr
+table = hr.HostTable(hr.TableConfig("t", (hr.Segment(16, hr.Zeros(), hr.Adagrad()),)))
+table.assign(torch.arange(200_000), torch.ones(200_000, 16))
+hr.save_tables_async([table], {str(tmp_path / "a")!r})
+"""
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    loaded = hr.HostTable(hr.TableConfig("t", (hr.Segment(16, hr.Zeros(), hr.Adagrad()),)))
+    assert hr.load_tables(tmp_path / "a", [loaded]).rows == {"t": 200_000}
+
+
+def test_a_failed_save_is_told_even_if_nobody_waits(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    def broken(ids: torch.Tensor, ts: torch.Tensor) -> torch.Tensor:
+        raise RuntimeError("the rule is broken")
+
+    handle = hr.save_tables_async([filled(10)], tmp_path / "a", keep=broken)
+    with pytest.raises(RuntimeError, match="the rule is broken"):
+        handle.wait()
+    assert "a save failed: the rule is broken" in caplog.text
+    assert not (tmp_path / "a").exists()
+
+
+def test_what_is_not_ours_stays(tmp_path: Path) -> None:
+    table = filled(10)
+    hr.save_tables([table], tmp_path)
+    (tmp_path / "increments-backup").mkdir()
+    hr.save_tables([table], tmp_path, overwrite=True)
+    assert (tmp_path / "increments-backup").exists()
 
 
 def test_a_load_keeps_who_watches_the_table(tmp_path: Path) -> None:
