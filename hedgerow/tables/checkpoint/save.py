@@ -26,6 +26,7 @@ from ...core.shapes import Bool, Int64
 from ...routing.router import Router
 from ..config import TableConfig
 from ..store import Entries
+from .background import give_way
 from .chain import increments_folder
 from .files import PART, make_folder, remove, sole_writer
 from .manifest import MANIFEST, Manifest
@@ -99,7 +100,7 @@ def save_tables_async(
     keep: Keep | None = None,
     overwrite: bool = False,
 ) -> SaveHandle:
-    """As `save_tables`, in a thread of its own; training goes on.
+    """As `save_tables`, in threads of its own, of low priority (on Linux); training goes on.
 
     >>> import tempfile, torch, hedgerow as hr
     >>> table = hr.HostTable(hr.TableConfig("item", (hr.Segment(2, hr.Zeros(), hr.Sgd(lr=1.0)),)))
@@ -127,6 +128,7 @@ class SaveHandle:
 
     def _work(self) -> None:
         try:
+            give_way()
             self._manifest = self._job.run()
         except BaseException as error:  # it belongs to whoever waits
             self._error = error
