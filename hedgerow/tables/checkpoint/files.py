@@ -8,13 +8,16 @@ import os
 import shutil
 import stat
 from collections.abc import Iterator
+from concurrent.futures import Future
 from contextlib import contextmanager
 from pathlib import Path
 
 from ...core.errors import CheckpointError, SaveError
+from .workers import in_background
 
 PART = ".part"  # the end of the name of a file that is still being written
 _CHUNK_BYTES = 2**22
+_FLUSH_BYTES = 2**25  # written since the last flush: enough to keep a disk busy
 
 
 class HashedFile:
@@ -27,6 +30,8 @@ class HashedFile:
         self._part = path.with_name(path.name + PART)
         flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
         self._fd = os.open(self._part, flags, 0o644)
+        self._flushing: Future[None] | None = None
+        self._flushed_bytes = 0
 
     @property
     def closed(self) -> bool:
@@ -41,13 +46,33 @@ class HashedFile:
         while written < len(view):
             written += os.write(self._fd, view[written:])
         self.file_bytes += written
+        self._flush_ahead()
         return written
+
+    def _flush_ahead(self) -> None:
+        """Lets the disk work while more rows are read, so that little is left for the end."""
+        if self.file_bytes - self._flushed_bytes < _FLUSH_BYTES:
+            return
+        if self._flushing is not None and not self._flushing.done():
+            return
+        self._end_flush()
+        self._flushed_bytes = self.file_bytes
+        self._flushing = in_background(os.fsync, self._fd)
+
+    def _end_flush(self) -> None:
+        """Raises what went wrong: the system tells an error of the disk only once."""
+        # Forgotten first: Arrow holds this file where no collector sees it, so an error that the
+        # file held would stay for ever, and the table with it.
+        flushing, self._flushing = self._flushing, None
+        if flushing is not None:
+            flushing.result()
 
     def flush(self) -> None:
         """Nothing is held back."""
 
     def publish(self) -> str:
         """Flushes to the disk and gives the file its name; the checksum."""
+        self._end_flush()
         os.fsync(self._fd)
         self.close()
         self._part.rename(self.path)
@@ -55,7 +80,7 @@ class HashedFile:
 
     def close(self) -> None:
         """Leaves the file unfinished, unless it was published."""
-        if self._fd >= 0:
+        if self._fd >= 0:  # a flush under way needs the file
             os.close(self._fd)
             self._fd = -1
 

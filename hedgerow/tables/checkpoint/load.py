@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Iterable
+from concurrent.futures import Future
 from dataclasses import dataclass
 from os import PathLike
 from pathlib import Path
@@ -24,6 +26,8 @@ from .shard_file import Rows
 from .take_over import take_over
 from .workers import Workers
 from .writer import THREADS
+
+_AHEAD = 2  # batches of a file that wait to go into a table
 
 
 @dataclass(frozen=True, slots=True)
@@ -145,23 +149,29 @@ def _fill(staged: HostTable, chain: Chain, fit: Fit, owner: _Owner, meter: Meter
     """Brings the rows into an empty table, and proves that each came exactly once."""
     name = staged.config.name
 
+    def put(part: Part, rows: Rows) -> int:
+        own = owner.choose(rows)
+        done = staged.restore(fit.entries(own))
+        if done.refused or done.dropped:
+            raise CheckpointError(
+                f"{part.path}: table {name!r} did not take {done.refused + done.dropped} "
+                f"rows; they hold values that no row may have."
+            )
+        meter.add(len(rows), 0)
+        return len(own)
+
     def bring(part: Part) -> int:
         brought = 0
-        for rows in part.rows():
-            own = owner.choose(rows)
-            done = staged.restore(fit.entries(own))
-            if done.refused or done.dropped:
-                raise CheckpointError(
-                    f"{part.path}: table {name!r} did not take {done.refused + done.dropped} "
-                    f"rows; they hold values that no row may have."
-                )
-            brought += len(own)
-            meter.add(len(rows), 0)
-        return brought
+        running: deque[Future[int]] = deque()
+        for rows in part.rows():  # the next ones are read while these go into the table
+            running.append(putters.submit(put, part, rows))
+            if len(running) > _AHEAD:
+                brought += running.popleft().result()
+        return brought + sum(task.result() for task in running)
 
     try:
-        with Workers(THREADS) as pool:
-            brought = sum(pool.map(bring, chain.parts(name)))
+        with Workers(THREADS) as putters, Workers(THREADS) as readers:
+            brought = sum(readers.map(bring, chain.parts(name)))
     except InputError as error:  # a time below 0, a value that is not finite
         raise CheckpointError(f"{chain.folder}: table {name!r}: {error}") from error
     if staged.size() != brought and not staged.config.skip_zero_embedding:

@@ -29,6 +29,7 @@ from ...core.shapes import Bool, Int64
 from ...routing.router import Router
 from ..config import TableConfig
 from ..store import Entries
+from .background import give_way
 from .chain import INCREMENTS, increments_folder
 from .changes import Changes
 from .files import PART, make_folder, remove, sole_writer
@@ -90,7 +91,7 @@ def save_tables_async(
     consumer: str | None = None,
     overwrite: bool = False,
 ) -> SaveHandle:
-    """As `save_tables`, in a thread of its own: the state when this returns, beside training.
+    """As `save_tables`, in threads of low priority: the state when this returns, beside training.
 
     >>> import tempfile, torch, hedgerow as hr
     >>> table = hr.HostTable(hr.TableConfig("item", (hr.Segment(2, hr.Zeros(), hr.Sgd(lr=1.0)),)))
@@ -118,6 +119,7 @@ class SaveHandle:
 
     def _work(self) -> None:
         try:
+            give_way()
             self._manifest = self._job.run()
         except BaseException as error:  # it belongs to whoever waits; perhaps nobody does
             self._error = error

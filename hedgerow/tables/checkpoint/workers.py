@@ -57,8 +57,22 @@ class Workers:
 
     def _work(self) -> None:
         while (task := self._tasks.get()) is not None:
-            future, function, values = task
-            try:
-                future.set_result(function(*values))
-            except BaseException as error:  # it belongs to whoever asks for the result
-                future.set_exception(error)
+            _run(*task)
+
+
+def in_background(function: Callable[..., T], *values: Any) -> Future[T]:
+    """Runs a function in a thread of its own.
+
+    >>> in_background(abs, -1).result()
+    1
+    """
+    future: Future[T] = Future()
+    threading.Thread(target=_run, args=(future, function, values)).start()
+    return future
+
+
+def _run(future: Future[Any], function: Callable[..., Any], values: tuple[Any, ...]) -> None:
+    try:
+        future.set_result(function(*values))
+    except BaseException as error:  # it belongs to whoever asks for the result
+        future.set_exception(error)
