@@ -391,3 +391,26 @@ def test_a_mask_refuses_what_is_no_rule_and_rows_that_do_not_fit() -> None:
         GradientMask(3, name="user")  # pyright: ignore[reportArgumentType]
     with pytest.raises(InputError, match=r"rows is \(2, 2\) for 1 ids"):
         GradientMask(Count(2), name="user")(torch.ones(2, 2), ONE)
+
+
+@pytest.mark.parametrize("rule", [Count(2), Chance(0.5)], ids=["counting", "masking nothing"])
+@pytest.mark.parametrize(
+    ("ids", "error", "words"),
+    [
+        ([5], DtypeError, "list"),
+        (ONE.int(), DtypeError, "int32"),
+        (ONE.double(), DtypeError, "float64"),
+        (torch.arange(6)[::2], InputError, "not contiguous"),
+        (ONE.view(1, 1), InputError, "shape"),
+        (ONE.to("meta"), InputError, "on meta"),
+    ],
+    ids=["list", "int32", "float64", "strided", "2-d", "another device"],
+)
+def test_a_mask_asked_about_what_are_no_ids_counts_nothing(
+    rule: Admission, ids: Any, error: type[Exception], words: str
+) -> None:
+    mask = GradientMask(rule, name="user")
+    with pytest.raises(error, match=f"ids .*{words}"):
+        mask.admitted(ids)
+    if mask.filter is not None:
+        assert mask.filter.counts(ONE, table="user").tolist() == [0]

@@ -18,7 +18,7 @@ from ..config import TableConfig
 from ..host import HostTable
 from ..schedules import Rate, check_rates
 from ..store import Applied, Missing
-from .merged_names import group_name, legacy_names, merged_name
+from .merged_names import group_names, legacy_names, merged_name
 from .multi_config import MultiConfig
 from .slot_front import SlotFront, SlotIds, SlotRates, SlotRows, slot_items, slot_pairs
 
@@ -41,7 +41,8 @@ class MergedMultiTypeTable:
 
     Two configs are equal if they differ in nothing but their name. Ids of different slots should
     differ, for example by carrying their slot: equal ids share a row. A table's name follows from
-    its config, so slots may join and leave; `groups` says who is where, for the checkpoint.
+    the shape of its rows (`merged_names.group_names`), so slots may join and leave, and rates may
+    change; `groups` says who is where, for the checkpoint.
 
     >>> from hedgerow.tables.config import Segment
     >>> from hedgerow.tables.initializers import Zeros
@@ -59,8 +60,9 @@ class MergedMultiTypeTable:
         self.config = MultiConfig.of(configs)
         members: dict[str, list[str]] = {}
         shared: dict[str, TableConfig] = {}
-        for slot, config in zip(self.config.names, self.config.configs, strict=True):
-            name = group_name(config)
+        configs_in_order = self.config.configs
+        names = group_names(configs_in_order)
+        for slot, config, name in zip(self.config.names, configs_in_order, names, strict=True):
             members.setdefault(name, []).append(slot)
             shared.setdefault(name, config)
         self.groups = tuple(Group(name, tuple(members[name])) for name in sorted(members))

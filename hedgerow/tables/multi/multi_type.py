@@ -9,6 +9,7 @@ from torch import Tensor
 
 from ...core.errors import NotSupportedError
 from ...core.shapes import Float32, Int64
+from .. import arguments
 from ..schedules import Rate
 from ..store import Applied
 from . import parts
@@ -60,17 +61,20 @@ class MultiTypeTable(SlotFront):
         rates: Sequence[Rate] | None = None,
         step: int | None = None,
         ts: int = 0,
+        counts: Int64[Tensor, "n"] | None = None,
         per_occurrence: bool = False,
     ) -> Applied:
         """Each cell is a step of its own, in the order of the source shards.
 
-        `rates` holds one rate a segment, tables in order.
+        `rates` holds one rate a segment, tables in order. `counts` says how often each id occurred
+        where the workers have removed duplicates; admission rules read it.
         """
         at = fused_offsets(slot_sizes, self.dims, shards)
         offsets = checked_ids(ids, at)
         flat = parts.flat_rows("grads", grads, int(at.emb_offsets[-1]))
         by_table = self.store.config.rates_of(rates)
-        cells = parts.cut(self.store.tables, ids, offsets, flat, by_table)
+        arguments.occurrences(counts, len(ids))
+        cells = parts.cut(self.store.tables, ids, offsets, flat, by_table, counts)
         return parts.apply_gradients(cells, step=step, ts=ts, per_occurrence=per_occurrence)
 
     def reinitialize(self, slot: str, ids: Int64[Tensor, "n"]) -> NoReturn:

@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 import torch
 
 from hedgerow.core.errors import DtypeError, InputError, NotSupportedError, UnknownNameError
 from hedgerow.tables import initializers, optimizers
+from hedgerow.tables.admission import Count
+from hedgerow.tables.checkpoint.load import Loaded, load_tables
+from hedgerow.tables.checkpoint.save import save_tables
+from hedgerow.tables.expiry import Lru
 from hedgerow.tables.host import HostTable
 from hedgerow.tables.multi.merged import MergedMultiTypeTable
 
@@ -47,6 +53,38 @@ def test_a_slot_that_joins_or_leaves_renames_nothing_and_moves_no_row() -> None:
         rows.append((table.groups[0].name, table.table("b").config, everything(table.table("b"))))
     assert rows[0] == rows[1] == rows[2]
     assert rows[0][0] == rows[0][1].name
+
+
+def _loaded(path: Path, table: MergedMultiTypeTable) -> Loaded:
+    return load_tables(path, [table.table(group.slots[0]) for group in table.groups])
+
+
+def test_a_checkpoint_is_found_after_changes_that_it_tolerates(
+    table: MergedMultiTypeTable, tmp_path: Path
+) -> None:
+    rows = torch.arange(6.0).view(2, 3)
+    table.assign({"a": (_ids(1, 2), rows), "b": (_ids(3), torch.ones(1, 2))})
+    save_tables([table.table("a"), table.table("b")], tmp_path / "saved")
+    changed = table_config(
+        optimizers.Adagrad(lr=0.1), 3, initializers.Zeros(), seed=5, evict=Lru(9), admit=Count(2)
+    )
+    later = MergedMultiTypeTable({"d": changed, "new": changed, "b": NARROW})
+    loaded = _loaded(tmp_path / "saved", later)
+    assert (sum(loaded.rows.values()), loaded.added, loaded.removed) == (3, (), ())
+    assert later.lookup({"new": _ids(1, 2)})["new"].tolist() == rows.tolist()
+
+
+def test_a_second_table_of_one_shape_renames_the_first_and_the_load_says_so(
+    table: MergedMultiTypeTable, tmp_path: Path
+) -> None:
+    table.assign({"a": (_ids(1), torch.ones(1, 3)), "b": (_ids(3), torch.ones(1, 2))})
+    save_tables([table.table("a"), table.table("b")], tmp_path / "saved")
+    faster = table_config(optimizers.Adagrad(lr=2.0), dim=3, seed=None)
+    later = MergedMultiTypeTable({**CONFIGS, "fast": faster})
+    loaded = _loaded(tmp_path / "saved", later)
+    assert set(loaded.added) == {later.table("a").config.name, later.table("fast").config.name}
+    assert loaded.removed == (table.table("a").config.name,)
+    assert (later.size(), loaded.rows) == (1, {table.table("b").config.name: 1})
 
 
 def test_equal_ids_of_merged_slots_share_a_row(table: MergedMultiTypeTable) -> None:

@@ -230,6 +230,23 @@ def test_gradients_of_a_fused_call(grads: torch.Tensor) -> None:
     _refused(table.store, lambda: table.fused_apply(IDS, sizes, 1, grads), HedgerowError, "grads")
 
 
+@pytest.mark.parametrize(
+    ("counts", "words"),
+    [
+        ([1, 1, 1], "list"),
+        (torch.ones(3), "float32"),
+        (torch.ones(2).long(), "shape"),
+        (torch.arange(1, 7)[::2], "not contiguous"),
+        (torch.tensor([1, 1, 0]), "has 0"),
+    ],
+    ids=["list", "float", "too few", "strided", "a last count of 0"],
+)
+def test_counts_of_a_fused_call(counts: Any, words: str) -> None:
+    table, sizes = MultiTypeTable(CONFIGS), torch.ones(3, dtype=torch.int64)
+    update = lambda: table.fused_apply(IDS, sizes, 1, ROWS, counts=counts)  # noqa: E731
+    _refused(table.store, update, HedgerowError, f"counts .*{words}")
+
+
 RAGGED = Ragged(IDS, torch.tensor(SPLITS))
 BAD_RAW: dict[str, tuple[Any, Any, type[HedgerowError]]] = {
     "no ragged": (IDS, ROWS, DtypeError),

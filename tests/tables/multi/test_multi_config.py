@@ -6,19 +6,23 @@ import hashlib
 from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from hedgerow.core.errors import ConfigError, UnknownNameError
-from hedgerow.tables import optimizers
+from hedgerow.tables import compressors, initializers, optimizers
+from hedgerow.tables.admission import Count
 from hedgerow.tables.config import TableConfig
+from hedgerow.tables.expiry import Lru
 from hedgerow.tables.multi import multi_config
-from hedgerow.tables.multi.merged_names import group_name, legacy_names, merged_name
+from hedgerow.tables.multi.merged_names import group_names, legacy_names, merged_name
 from hedgerow.tables.multi.multi_config import MultiConfig, canonical
 from hedgerow.tables.schedules import Polynomial
 
 from ...support import OPTIMIZERS, table_config
 from .many import CONFIGS, DIMS, NAMES
 
-GROUP_NAME = "merged_e30e4a230c82f650"
+GROUP_NAME = "merged_c0bc20262b472355"
 
 
 def test_names_configs_and_dims_stand_in_byte_order() -> None:
@@ -106,24 +110,65 @@ def test_settings_at_their_defaults_do_not_show_so_that_new_ones_rename_nothing(
 def test_a_function_has_no_text() -> None:
     config = table_config(optimizers.Sgd(lr=lambda step: 0.1))
     with pytest.raises(ConfigError, match="use a number or a schedule"):
-        group_name(config)
+        group_names([config])
 
 
-def test_a_group_name_is_the_configs_and_fixed_for_ever() -> None:
-    config = table_config(optimizers.Adagrad(lr=0.1), dim=8, name="user", seed=None)
-    assert group_name(config) == GROUP_NAME  # in files: a change here orphans their rows
-    assert group_name(table_config(optimizers.Adagrad(lr=0.1), dim=8, name="x", seed=None)) == (
-        GROUP_NAME
-    )
-    others = [
-        table_config(optimizers.Adagrad(lr=0.2), dim=8, seed=None),
-        table_config(optimizers.Adagrad(lr=0.1), dim=9, seed=None),
-        table_config(optimizers.Adagrad(lr=0.1), dim=8, seed=1),
-        table_config(optimizers.Adagrad(lr=0.1), dim=8, seed=None, not_finite="drop"),
-    ]
-    names = {group_name(other) for other in others}
-    assert len(names) == 4
-    assert GROUP_NAME not in names
+def _adagrad(lr: Any = 0.1, dim: int = 8, **settings: Any) -> TableConfig:
+    return table_config(optimizers.Adagrad(lr=lr), dim, **{"seed": None, **settings})
+
+
+SAME_SHAPE = {
+    "another name": _adagrad(name="x"),
+    "another rate": _adagrad(0.2),
+    "a schedule": _adagrad(Polynomial(0.1, 10)),
+    "a seed": _adagrad(seed=1),
+    "another initializer": _adagrad(init=initializers.Zeros()),
+    "an admission rule": _adagrad(admit=Count(2)),
+    "an eviction rule": _adagrad(evict=Lru(5)),
+    "a compressor": _adagrad(compressor=compressors.Fp16()),
+    "serving": _adagrad(compressor=compressors.Fp16(), serving=True),
+    "rounding": _adagrad(stochastic_rounding_float16=True),
+    "room": _adagrad(initial_capacity=100),
+    "another rule for what is not finite": _adagrad(not_finite="drop"),
+}
+OTHER_SHAPES = {
+    "dim": _adagrad(dim=9),
+    "optimizer": table_config(optimizers.Sgd(), dim=8),
+    "segments": TableConfig("test", _adagrad(dim=4).segments * 2),
+}
+
+
+@pytest.mark.parametrize("config", SAME_SHAPE.values(), ids=SAME_SHAPE)
+def test_a_merged_table_keeps_its_name_whatever_a_checkpoint_tolerates(config: TableConfig) -> None:
+    assert group_names([config]) == [GROUP_NAME]  # in files: a change here orphans their rows
+    assert group_names([*OTHER_SHAPES.values(), config])[-1] == GROUP_NAME
+
+
+@pytest.mark.parametrize("config", OTHER_SHAPES.values(), ids=OTHER_SHAPES)
+def test_rows_of_another_shape_have_another_name(config: TableConfig) -> None:
+    assert group_names([config]) != [GROUP_NAME]
+    assert group_names([config, _adagrad()]) == [*group_names([config]), GROUP_NAME]
+
+
+def test_two_groups_of_one_shape_are_named_by_what_differs() -> None:
+    slow, fast = "merged_04538b90a5098737", "merged_399c47245f93bcc9"
+    assert group_names([_adagrad(), _adagrad(0.2)]) == [slow, fast]  # in files, as above
+    assert group_names([_adagrad(0.2), _adagrad(name="x"), _adagrad(0.2)]) == [fast, slow, fast]
+    assert group_names([_adagrad(seed=3), _adagrad(0.2, seed=3)]) == [slow, fast]
+    assert group_names([*OTHER_SHAPES.values(), _adagrad(), _adagrad(0.2)])[3:] == [slow, fast]
+
+
+@given(st.lists(st.sampled_from([*SAME_SHAPE.values(), *OTHER_SHAPES.values()]), max_size=6))
+def test_configs_share_a_name_exactly_where_they_differ_in_their_name_alone(
+    configs: list[TableConfig],
+) -> None:
+    names = group_names(configs)
+    contents = [canonical(config, without=("name",)) for config in configs]
+    assert len(set(zip(names, contents, strict=True))) == len(set(names)) == len(set(contents))
+    alone = {canonical(c, without=("name",)) for c in configs if c in SAME_SHAPE.values()}
+    assert (GROUP_NAME in names) == (len(alone) == 1)
+    assert group_names(configs[::-1]) == names[::-1]
+    assert group_names(configs * 2) == names * 2
 
 
 def test_the_originals_names_do_not_depend_on_the_order_given() -> None:

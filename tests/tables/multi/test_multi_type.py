@@ -7,6 +7,7 @@ import torch
 
 from hedgerow.core.errors import NotSupportedError
 from hedgerow.tables import initializers, optimizers
+from hedgerow.tables.admission import Count
 from hedgerow.tables.multi.multi_type import MultiTypeTable
 
 from ...support import everything, table_config
@@ -118,3 +119,17 @@ def test_fused_rates_follow_the_order_of_the_tables(table: MultiTypeTable) -> No
     sizes = _ids(1, 0, 0)
     table.fused_apply(_ids(1), sizes, 1, torch.ones(1), rates=[3.0, 0.1, 0.1, 0.1])
     assert table.lookup({"item": _ids(1)})["item"].tolist() == [[-3.0]]
+
+
+def test_counts_of_a_fused_call_reach_the_admission_rule_of_their_own_cell() -> None:
+    rule = table_config(optimizers.Sgd(lr=1.0), init=initializers.Zeros(), dim=1, admit=Count(3))
+    table = MultiTypeTable({"a": rule, "b": rule})
+    ids, sizes, grads = _ids(1, 2, 1, 1, 2), _ids(2, 1, 1, 1), torch.ones(5)
+    done = table.fused_apply(ids, sizes, 2, grads, counts=_ids(2, 3, 2, 1, 1))
+    assert (done.inserted, done.refused) == (
+        1,
+        4,
+    )  # in: 1 of a, by its second shard
+    assert list(everything(table.table("a"))) == [1]
+    assert table.fused_apply(ids[2:3], _ids(0, 1), 1, grads[:1]).inserted == 1  # b has counted 2
+    assert MultiTypeTable({"a": rule, "b": rule}).fused_apply(ids, sizes, 2, grads).inserted == 0
