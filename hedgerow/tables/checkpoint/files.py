@@ -80,7 +80,9 @@ class HashedFile:
 
     def close(self) -> None:
         """Leaves the file unfinished, unless it was published."""
-        if self._fd >= 0:  # a flush under way needs the file
+        if self._fd >= 0:
+            if self._flushing is not None:
+                self._flushing.exception()  # a flush under way needs the file; what it says is moot
             os.close(self._fd)
             self._fd = -1
 
