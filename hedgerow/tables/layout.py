@@ -58,9 +58,10 @@ class RowLayout:
         named: States = tuple({} for _ in self._segments)
         for place in self.places:
             # numpy: a saver's copies must not wake a team of torch's threads beside training.
-            whole = place.stop - place.start == self.state_floats and raw.is_contiguous()
-            columns = raw.numpy()[:, place.start : place.stop]
-            part = raw if whole else torch.from_numpy(columns.copy())
+            part = raw
+            if place.stop - place.start != self.state_floats or not raw.is_contiguous():
+                part = torch.empty(len(raw), place.stop - place.start)
+                part.numpy()[:] = raw.numpy()[:, place.start : place.stop]
             if place.state.dtype == "int64":
                 part = part.view(torch.int64)
             named[place.segment][place.state.name] = (

@@ -62,3 +62,11 @@ assert "pandas" not in sys.modules, "pandas was loaded"
 """
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
+
+
+def test_no_rows_have_states_of_every_form_and_no_length() -> None:
+    entries = filled(5).entries(torch.empty(0, dtype=torch.int64))
+    assert [sorted(states) for states in entries.states] == [
+        sorted(states) for states in filled(5).entries(torch.tensor([0])).states
+    ]
+    assert all(len(value) == 0 for states in entries.states for value in states.values())
