@@ -30,6 +30,9 @@ class _Watched:
         self.config, self._table = table.config, table
         self.seen: list[int] = []
 
+    def max_ts(self) -> int:
+        return self._table.max_ts()
+
     def size(self) -> int:
         return self._table.size()
 
