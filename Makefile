@@ -45,7 +45,7 @@ format: env ## rewrites sources in the house style
 	$(BIN)/clang-format -i $(CPP)
 
 api: env ## records the public surface after a change that is meant
-	$(BIN)/python -m tools.api > build/api.json && mv build/api.json tests/golden/api.json
+	mkdir -p build && $(BIN)/python -m tools.api > build/api.json && mv build/api.json tests/golden/api.json
 
 sanitize: env ## the C++ tests under address+undefined and thread sanitizers
 	for kind in address,undefined thread; do \
