@@ -8,6 +8,8 @@ from typing import Annotated, Any
 
 import typer
 
+from .options import AsJson
+
 app = typer.Typer(
     help="Measure Hedgerow and its peers in the same run, on the same work, with equal results.",
     no_args_is_help=True,
@@ -15,7 +17,6 @@ app = typer.Typer(
 )
 
 
-_Json = Annotated[bool, typer.Option("--json", help="Print one JSON object instead of tables.")]
 _Threads = Annotated[int, typer.Option(help="Threads of every contestant, ours and peers.")]
 _Rounds = Annotated[
     int,
@@ -28,7 +29,7 @@ _Quick = Annotated[
 
 @app.command()
 def table(
-    as_json: _Json = False,
+    as_json: AsJson = False,
     threads: _Threads = 2,
     rounds: _Rounds = 5,
     cases: Annotated[
@@ -64,7 +65,7 @@ def table(
 
 @app.command()
 def checkpoint(
-    as_json: _Json = False,
+    as_json: AsJson = False,
     threads: _Threads = 2,
     rounds: _Rounds = 5,
     folder: Annotated[

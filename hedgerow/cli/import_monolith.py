@@ -9,6 +9,7 @@ import typer
 
 from ..core.errors import InputError
 from ..routing.router import Router
+from .options import Overwrite
 from .written import written
 
 if TYPE_CHECKING:
@@ -45,9 +46,7 @@ def import_monolith(
     dist_type: Annotated[
         str, typer.Option(help="Its rule, roundrobin or hash_roundrobin.")
     ] = _RULE,
-    overwrite: Annotated[
-        bool, typer.Option("--overwrite", help="Replace a checkpoint that is there.")
-    ] = False,
+    overwrite: Overwrite = False,
 ) -> None:
     """Check and list table files of the original, or bring them into configured tables.
 

@@ -16,6 +16,7 @@ from rich.table import Table
 from ..core.checks import unknown
 from ..core.errors import InputError
 from ..core.units import format_bytes
+from .options import AsJson
 
 if TYPE_CHECKING:
     from ..tables.checkpoint.chain import Chain
@@ -35,9 +36,7 @@ def inspect(
     verify: Annotated[
         bool, typer.Option("--verify", help="Prove the checksum of every file.")
     ] = False,
-    as_json: Annotated[
-        bool, typer.Option("--json", help="Print one JSON object instead of text.")
-    ] = False,
+    as_json: AsJson = False,
 ) -> None:
     """Show what a checkpoint holds, increments included.
 

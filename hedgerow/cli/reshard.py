@@ -8,6 +8,7 @@ from typing import Annotated
 
 import typer
 
+from .options import AsJson, Overwrite
 from .written import written
 
 
@@ -19,12 +20,8 @@ def reshard(
         str,
         typer.Option(help="The new rule, roundrobin or hash_roundrobin; the old one if absent."),
     ] = "",
-    overwrite: Annotated[
-        bool, typer.Option("--overwrite", help="Replace a checkpoint that is there.")
-    ] = False,
-    as_json: Annotated[
-        bool, typer.Option("--json", help="Print one JSON object instead of text.")
-    ] = False,
+    overwrite: Overwrite = False,
+    as_json: AsJson = False,
 ) -> None:
     """Copy a checkpoint to any number of shards, increments folded in.
 

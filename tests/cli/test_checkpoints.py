@@ -17,6 +17,7 @@ from hedgerow.core.errors import (
     CheckpointExistsError,
     CheckpointMissingError,
     InputError,
+    SaveError,
     UnknownNameError,
 )
 from hedgerow.routing.router import Router
@@ -107,3 +108,21 @@ def test_reshard_moves_every_row_to_its_owner(folder: Path, tmp_path: Path) -> N
         _run("reshard", folder, tmp_path / "b", "--shards", 2, "--overwrite", "--json")
     )
     assert (told["dist_type"], told["shards"], told["rows"]) == ("hash_roundrobin", 2, 1209)
+
+
+def test_a_target_that_is_no_folder_is_refused(folder: Path, tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("mine")
+    for target in (tmp_path / "file", tmp_path / "file" / "below", Path("/proc/nowhere")):
+        with pytest.raises(SaveError, match="cannot save to"):
+            _run("reshard", folder, target, "--shards", 2)
+    assert (tmp_path / "file").read_text() == "mine"
+
+
+def test_reshard_keeps_rank_0_empty(tmp_path: Path) -> None:
+    table = filled(50)
+    router = Router("roundrobin", 4, rank0_empty=True)
+    hr.save_tables([table], tmp_path / "a", router=router)
+    _run("reshard", tmp_path / "a", tmp_path / "b", "--shards", 8)
+    first = hr.HostTable(config())
+    new = Router("roundrobin", 8, rank0_empty=True)
+    assert hr.load_tables(tmp_path / "b", [first], router=new).rows == {"item": 0}

@@ -98,10 +98,13 @@ def sync_folder(folder: Path) -> None:
 
 def make_folder(folder: Path) -> None:
     """The folder and its parents, with names that last."""
-    missing = [p for p in (folder, *folder.parents) if not p.exists()]
-    folder.mkdir(parents=True, exist_ok=True)
-    for made in missing:
-        sync_folder(made.parent)
+    try:
+        missing = [p for p in (folder, *folder.parents) if not p.exists()]
+        folder.mkdir(parents=True, exist_ok=True)
+        for made in missing:
+            sync_folder(made.parent)
+    except OSError as error:
+        raise SaveError(f"cannot save to {folder}: {error.strerror or error}.") from error
 
 
 @contextmanager

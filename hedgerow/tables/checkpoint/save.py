@@ -181,9 +181,6 @@ class _SaveJob:
                 table_source(table.config, frozen.tables[name], keep)
                 for name, table in named.items()
             ]
-        except OSError as error:
-            self._failed()
-            raise _plain_error(self._folder, error) from error
         except BaseException:
             self._failed()
             raise
@@ -315,9 +312,3 @@ def clean_after(folder: Path, new: Manifest) -> None:
     current = increments_folder(folder, new)
     ours = [path for path in folder.iterdir() if INCREMENTS.fullmatch(path.name) and path.is_dir()]
     remove([path for path in ours if path != current])
-
-
-def _plain_error(folder: Path, error: OSError) -> OSError:
-    if isinstance(error, SaveError | CheckpointExistsError):
-        return error
-    return SaveError(f"cannot save to {folder}: {error.strerror or error}.")
