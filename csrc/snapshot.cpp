@@ -38,7 +38,7 @@ void Snapshot::Aside::push(const Entry& entry, const u8* row, u64 row_bytes) {
 }
 
 void Snapshot::open(u64 rows, u64 aside_bytes, bool pause) {
-  bits_ = Block((rows + 63) / 64 * 8 + 8, PageSize::small);
+  marks_ = Block(rows + 1, PageSize::small);
   rows_ = rows;
   shard = 0;
   position = 0;
@@ -55,7 +55,7 @@ void Snapshot::open(u64 rows, u64 aside_bytes, bool pause) {
 void Snapshot::close() {
   std::fill_n(watched_, kShards, false);
   for (Aside& aside : asides_) aside = Aside();
-  bits_ = Block();
+  marks_ = Block();
   rows_ = 0;
   paused_ = false;
   open_ = false;
@@ -90,19 +90,6 @@ void Snapshot::wait() {
     throw;
   }
   count();
-}
-
-// Rows of all shards share words of bits; a row itself is one shard's at any time.
-bool Snapshot::needs(u32 row) const {
-  if (row >= rows_) return false;
-  const u64* word = reinterpret_cast<const u64*>(bits_.data()) + row / 64;
-  return (__atomic_load_n(word, __ATOMIC_RELAXED) >> (row % 64) & 1) == 0;
-}
-
-void Snapshot::settle(u32 row) {
-  if (row >= rows_) return;
-  u64* word = reinterpret_cast<u64*>(bits_.data()) + row / 64;
-  __atomic_fetch_or(word, u64(1) << (row % 64), __ATOMIC_RELAXED);
 }
 
 void Snapshot::copy_aside(int shard, u64 key, i64 time, u32 row, const u8* data) {

@@ -1,9 +1,10 @@
 // One consistent view of a table's rows, read while writers go on.
 //
-// A bit a row says that the view needs the live row no more: it was read, copied aside, or born
+// A mark a row says that the view needs the live row no more: it was read, copied aside, or born
 // later. A writer that is the first to change or erase a row the view still needs copies it aside;
-// a key born meanwhile sets the bit of its row. So readers of the view give the live rows whose bit
-// is not set, and what lies aside.
+// a key born meanwhile marks its row. So readers of the view give the live rows without a mark, and
+// what lies aside. A mark takes a byte: bits of rows of several shards would share words, and their
+// atomic change takes longer than the copy of a row.
 #pragma once
 
 #include <algorithm>
@@ -66,8 +67,10 @@ class Snapshot {
 
   // The rest is called with the shard's `writing` held.
   bool watches(int shard) const { return watched_[shard]; }
-  bool needs(u32 row) const;
-  void settle(u32 row);  // the live row is needed no more
+  bool needs(u32 row) const { return row < rows_ && marks_.data()[row] == 0; }
+  void settle(u32 row) {  // the live row is needed no more
+    if (row < rows_) marks_.data()[row] = 1;
+  }
   void keep(int shard, u64 key, i64 time, u32 row, const u8* data) {
     if (needs(row)) copy_aside(shard, key, time, row, data);
   }
@@ -96,8 +99,8 @@ class Snapshot {
   std::atomic<u64> held_bytes_{0}, aside_rows_{0}, waited_ns_{0};
   std::atomic<u64> ticket_{0}, aside_bytes_{0};
   std::atomic<int> process_{0};
-  Block bits_;
-  u64 rows_ = 0;  // that have a bit; later ones are not needed
+  Block marks_;
+  u64 rows_ = 0;  // that have a mark; later ones are not needed
   bool watched_[kShards] = {};
   Aside asides_[kShards];
 };

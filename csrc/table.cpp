@@ -191,8 +191,7 @@ void Table::fetch_batch(const Plan& plan, std::span<const Group> groups, const O
   for (const Group& group : groups.first(std::min(kBatch, groups.size()))) {
     op.fetch(plan.occurrences(group));
     if (group.row == kNoRow) continue;
-    fetch_bytes(arena_.row(group.row), u64(layout_.row_bytes));
-    fetch_line(arena_.time(group.row));
+    fetch_row(group.row);
   }
 }
 

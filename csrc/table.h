@@ -220,6 +220,12 @@ class Table {
   void check_order(LeaveBy order) const;
 
   void read_row(const u8* row, i64 step, float* out) const;
+  HR_INLINE void fetch_row(u32 row) const {  // and its time
+    fetch_bytes(arena_.row(row), u64(layout_.row_bytes));
+    fetch_line(arena_.time(row));
+  }
+  template <class Use>
+  void each_fetched(std::span<const KeyRow> entries, const Use& use) const;
   void copy_row(const u8* row, float* values, float* states) const;
   void copy_entry(u32 row, float* rows, float* states, i64* time) const;
   void start_state(float* row) const;
@@ -245,5 +251,16 @@ class Table {
   std::atomic<i64> newest_time_{0};
   std::atomic<i64> inserted_{0}, refused_{0}, dropped_{0}, erased_{0};
 };
+
+// Shows entries in their order while the rows of later ones are on their way: an index knows no
+// order of rows, so each would be waited for.
+template <class Use>
+void Table::each_fetched(std::span<const KeyRow> entries, const Use& use) const {
+  constexpr u64 kAhead = 16;
+  for (u64 i = 0; i < entries.size() + kAhead; ++i) {
+    if (i < entries.size()) fetch_row(entries[i].row);
+    if (i >= kAhead) use(entries[i - kAhead]);
+  }
+}
 
 }  // namespace hedgerow

@@ -192,9 +192,7 @@ void Table::entries(const i64* ids, u64 n, u8* found, float* rows, float* states
     i64* times;
 
     void fetch(const u8* data, u32 row) const {
-      if (data == nullptr) return;
-      fetch_bytes(data, u64(table.layout_.row_bytes));
-      fetch_line(table.arena_.time(row));
+      if (data != nullptr) table.fetch_row(row);
     }
     void visit(u64 from, const u8* const*, const u32* rows, u64 count) const {
       for (u64 i = 0; i < count; ++i) visit_one(from + i, rows[i]);
@@ -265,12 +263,12 @@ ScanStep Table::scan(u64 cursor, u64 room, i64* ids, float* rows, float* states,
       if (step.rows == 0) step.needed = found.size();
       return step;
     }
-    for (const KeyRow& entry : found) {
+    each_fetched(found, [&](const KeyRow& entry) {
       ids[step.rows] = i64(entry.key);
       copy_entry(entry.row, rows + step.rows * u64(layout_.dim),
                  states + step.rows * u64(layout_.state_floats), times + step.rows);
       ++step.rows;
-    }
+    });
     step.done = !at.move_to(next, shard_done);
     if (step.done) return step;
     step.cursor = at.number();

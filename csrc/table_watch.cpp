@@ -156,11 +156,11 @@ bool Table::read_live(u64 room, SnapshotStep& step, const auto& emit) {
     if (step.rows == 0) step.needed = found.size();
     return false;
   }
-  for (const KeyRow& entry : found) {
-    if (!snapshot_.needs(entry.row)) continue;
+  each_fetched(found, [&](const KeyRow& entry) {
+    if (!snapshot_.needs(entry.row)) return;
     emit(entry.key, *arena_.time(entry.row), arena_.row(entry.row));
     snapshot_.settle(entry.row);
-  }
+  });
   snapshot_.position = next;
   if (!shard_done) return true;
   snapshot_.finish(number);

@@ -1,4 +1,4 @@
-"""Lets the thread of a save give way to training."""
+"""Lets a save give way to training."""
 
 from __future__ import annotations
 
@@ -6,7 +6,9 @@ import os
 import sys
 import threading
 
-_NICE = 10  # about a tenth of a processor that training wants too; all of one it does not want
+from ... import native
+
+_NICE = 19  # next to nothing of a processor that training wants too; all of one it does not want
 
 
 def give_way() -> None:
@@ -18,3 +20,12 @@ def give_way() -> None:
         thread = threading.get_native_id()
         now = os.getpriority(os.PRIO_PROCESS, thread)
         os.setpriority(os.PRIO_PROCESS, thread, max(now, _NICE))
+
+
+def threads_beside(most: int) -> int:
+    """Threads for a save beside training: a quarter of those of the tables.
+
+    Where that is none, the save runs in its own thread alone: each thread more, whatever its
+    priority, makes training wait for a turn of the scheduler more often.
+    """
+    return min(most, native.threads() // 4)

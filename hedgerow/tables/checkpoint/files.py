@@ -13,6 +13,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from ...core.errors import CheckpointError, SaveError
+from .sha256 import Sha256Behind
 from .workers import in_background
 
 PART = ".part"  # the end of the name of a file that is still being written
@@ -21,12 +22,15 @@ _FLUSH_BYTES = 2**25  # written since the last flush: enough to keep a disk busy
 
 
 class HashedFile:
-    """A new file that knows its checksum; what Arrow writes into. Single-owner."""
+    """A new file that knows its checksum; what Arrow writes into. Single-owner.
 
-    def __init__(self, path: Path) -> None:
+    With `behind` the checksum is computed in another thread while the file is written.
+    """
+
+    def __init__(self, path: Path, *, behind: bool = False) -> None:
         self.path = path
         self.file_bytes = 0
-        self._sha256 = hashlib.sha256()
+        self._sha256 = Sha256Behind() if behind else hashlib.sha256()
         self._part = path.with_name(path.name + PART)
         flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
         self._fd = os.open(self._part, flags, 0o644)
@@ -39,7 +43,7 @@ class HashedFile:
         return self._fd < 0
 
     def write(self, data: bytes) -> int:
-        """Appends all of `data`."""
+        """Appends all of `data`, which must not change later."""
         view = memoryview(data).cast("B")
         self._sha256.update(view)
         written = 0
@@ -75,8 +79,9 @@ class HashedFile:
         self._end_flush()
         os.fsync(self._fd)
         self.close()
+        checksum = self._sha256.hexdigest()
         self._part.rename(self.path)
-        return self._sha256.hexdigest()
+        return checksum
 
     def close(self) -> None:
         """Leaves the file unfinished, unless it was published."""

@@ -29,7 +29,7 @@ from ...core.shapes import Bool, Int64
 from ...routing.router import Router
 from ..config import TableConfig
 from ..store import Entries
-from .background import give_way
+from .background import give_way, threads_beside
 from .chain import INCREMENTS, increments_folder
 from .changes import Changes
 from .files import PART, make_folder, remove, sole_writer
@@ -40,7 +40,7 @@ from .manifest_reader import read_manifest
 from .meter import Meter, Progress, Report
 from .schema import ID, ROW, TIME, TableSchema, state_column
 from .shard_file import Rows
-from .writer import Header, Source, clean_folder, write_checkpoint
+from .writer import THREADS, Header, Source, clean_folder, write_checkpoint
 
 Keep = Callable[[Int64[Tensor, "n"], Int64[Tensor, "n"]], Bool[Tensor, "n"]]
 """Of ids and their times: which rows to save. The others have expired."""
@@ -120,7 +120,7 @@ class SaveHandle:
     def _work(self) -> None:
         try:
             give_way()
-            self._manifest = self._job.run()
+            self._manifest = self._job.run(threads_beside(THREADS))
         except BaseException as error:  # it belongs to whoever waits; perhaps nobody does
             self._error = error
             if not isinstance(error, SaveCancelledError):
@@ -185,12 +185,12 @@ class _SaveJob:
             self._failed()
             raise
 
-    def run(self) -> Manifest:
+    def run(self, threads: int = THREADS) -> Manifest:
         """Writes, and cleans up what is no longer needed."""
         try:
             clean_before(self._folder, self._old)
             manifest = write_checkpoint(
-                self._folder, self._sources, self._router, self._header, self.meter
+                self._folder, self._sources, self._router, self._header, self.meter, threads
             )
             if self._changes is not None:
                 self._changes.settle(manifest.checksum)

@@ -50,16 +50,16 @@ def arrow_schema(columns: Sequence[Column]) -> ArrowSchema:
 
 
 class ShardWriter:
-    """Writes one file, batch after batch. Single-owner."""
+    """Writes one file, batch after batch; `behind` as in `HashedFile`. Single-owner."""
 
-    def __init__(self, path: Path, columns: Sequence[Column]) -> None:
+    def __init__(self, path: Path, columns: Sequence[Column], *, behind: bool = False) -> None:
         import pyarrow as pa
 
         self.rows = 0
         self.sha256 = ""
         self._columns = tuple(columns)
         self._schema = arrow_schema(columns)
-        self._file = HashedFile(path)
+        self._file = HashedFile(path, behind=behind)
         self._writer: Any = pa.ipc.new_file(pa.PythonFile(self._file, "w"), self._schema)
 
     @property

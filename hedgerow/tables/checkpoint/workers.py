@@ -16,6 +16,7 @@ _Task = tuple[Future[Any], Callable[..., Any], tuple[Any, ...]]
 class Workers:
     """A few threads that run tasks in order; leaving the `with` waits for all of them.
 
+    With 0 threads a task runs at once, in the thread that submits it.
     An executor of the standard library takes no tasks once the main thread has ended; a save that
     was started before must still be able to finish.
 
@@ -26,6 +27,7 @@ class Workers:
 
     def __init__(self, threads: int) -> None:
         self._tasks: queue.SimpleQueue[_Task | None] = queue.SimpleQueue()
+        self.threads = threads
         self._threads = [threading.Thread(target=self._work) for _ in range(threads)]
 
     def __enter__(self) -> Workers:
@@ -47,7 +49,10 @@ class Workers:
     def submit(self, function: Callable[..., T], *values: Any) -> Future[T]:
         """Runs a function when a thread is free."""
         future: Future[T] = Future()
-        self._tasks.put((future, function, values))
+        if self.threads:
+            self._tasks.put((future, function, values))
+        else:
+            _run(future, function, values)
         return future
 
     def map(self, function: Callable[[Any], T], items: Iterable[Any]) -> list[T]:

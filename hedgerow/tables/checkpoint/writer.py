@@ -50,7 +50,12 @@ class Header:
 
 
 def write_checkpoint(
-    folder: Path, sources: Sequence[Source], router: Router, header: Header, meter: Meter
+    folder: Path,
+    sources: Sequence[Source],
+    router: Router,
+    header: Header,
+    meter: Meter,
+    threads: int = THREADS,
 ) -> Manifest:
     """Writes all files, then the manifest. What fails leaves no file behind.
 
@@ -58,12 +63,12 @@ def write_checkpoint(
     until the rename of the new manifest, and is the one that counts until then.
     """
     mark = secrets.token_hex(6)
-    with _no_remains(folder, mark), Workers(THREADS) as writers:
+    with _no_remains(folder, mark), Workers(threads) as writers:
         jobs = [
             _TableJob(folder, i, source, router, header.number == 0, mark, meter, writers)
             for i, source in enumerate(sources)
         ]
-        with Workers(min(THREADS, max(1, len(jobs)))) as tables:
+        with Workers(min(threads, len(jobs))) as tables:
             files = [file for found in _all(tables, jobs, meter) for file in found]
         blobs = [
             _write_blob(folder, f"blob-{i:03d}-{_safe(name)}-{mark}.bin", name, data)
@@ -198,7 +203,9 @@ class _TableJob:
     def _shard(self, shard: int) -> ShardWriter:
         if shard not in self._open:
             name = f"{self._start}-{shard:05d}-of-{self._router.shards:05d}-{self._mark}.arrow"
-            self._open[shard] = ShardWriter(self._folder / name, self._source.schema.columns())
+            self._open[shard] = ShardWriter(
+                self._folder / name, self._source.schema.columns(), behind=self._pool.threads > 0
+            )
         return self._open[shard]
 
     def _row_files(self) -> Iterator[FileEntry]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import os
 import sys
 import threading
@@ -10,10 +11,17 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 import hedgerow as hr
+from hedgerow import native
 from hedgerow.core.errors import SaveError
+from hedgerow.routing.router import Router
 from hedgerow.tables.checkpoint import files
+from hedgerow.tables.checkpoint.background import threads_beside
+from hedgerow.tables.checkpoint.sha256 import Sha256Behind
+from hedgerow.tables.checkpoint.workers import Workers
 from hedgerow.tables.store import Entries
 
 from .common import content, filled
@@ -46,10 +54,43 @@ def test_a_save_beside_training_gives_way_and_others_keep_their_priority(tmp_pat
     table, before = _Watched(filled(50)), _priority()
     hr.save_tables_async([table], tmp_path / "a").wait()
     hr.save_tables([table], tmp_path / "b")
-    assert table.seen == [max(before, 10), before]
+    assert table.seen == [max(before, 19), before]
     assert _priority() == before
     with ThreadPoolExecutor(1) as pool:
         assert pool.submit(_priority).result() == before
+
+
+@pytest.mark.parametrize("threads", [1, 2, 8])
+def test_a_save_beside_training_takes_a_quarter_of_the_threads_of_tables(
+    tmp_path: Path, threads: int
+) -> None:
+    before = native.threads()
+    try:
+        native.set_threads(threads)
+        assert threads_beside(1) == min(1, threads // 4)
+        table, fresh = filled(2000), filled(3)
+        hr.save_tables_async([table], tmp_path / "a", router=Router("roundrobin", 3)).wait()
+        hr.load_tables(tmp_path / "a", [fresh], router=Router("roundrobin", 1))
+        assert content(fresh) == content(table)
+    finally:
+        native.set_threads(before)
+
+
+@given(st.lists(st.integers(0, 3 << 19), max_size=30))
+@settings(max_examples=20, deadline=None)
+def test_a_checksum_behind_is_that_of_all_pieces_in_order(sizes: list[int]) -> None:
+    behind, together = Sha256Behind(), hashlib.sha256()
+    for number, size in enumerate(sizes):
+        piece = bytes([number]) * size
+        behind.update(memoryview(piece))
+        together.update(piece)
+    assert behind.hexdigest() == together.hexdigest()
+
+
+def test_tasks_without_threads_run_at_once_and_keep_their_errors() -> None:
+    with Workers(0) as workers:
+        assert workers.submit(threading.current_thread).result() is threading.current_thread()
+        assert isinstance(workers.submit(int, "x").exception(), ValueError)
 
 
 def test_a_file_that_was_flushed_on_the_way_is_whole(

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import resource
+import shutil
 import signal
+import subprocess
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -293,6 +295,47 @@ def test_a_full_disk_is_said_and_changes_nothing(tmp_path: Path, limit: int) -> 
     assert not (tmp_path / "b").exists()
     fresh = hr.HostTable(config())
     hr.load_tables(tmp_path / "a", [fresh])
+    assert content(fresh) == content(old)
+
+
+@pytest.fixture
+def small_disk(tmp_path: Path) -> Iterator[Path]:
+    """A real file system of 256 KiB."""
+    folder = tmp_path / "disk"
+    folder.mkdir()
+    mount = subprocess.run(
+        ["mount", "-t", "tmpfs", "-o", "size=256k", "tmpfs", str(folder)],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    if mount.returncode:
+        pytest.skip(f"no right to mount a small disk: {mount.stderr.strip()}")
+    try:
+        yield folder
+    finally:
+        subprocess.run(["umount", str(folder)], check=True)
+
+
+@pytest.mark.skipif(shutil.which("mount") is None, reason="no mount command")
+@pytest.mark.parametrize(
+    "save", [hr.save_tables, lambda *args, **how: hr.save_tables_async(*args, **how).wait()]
+)
+def test_a_disk_without_room_keeps_the_old_checkpoint(
+    small_disk: Path, save: Callable[..., object]
+) -> None:
+    old, large = filled(500), filled(9000)
+    hr.save_tables([old], small_disk / "a")
+    files = {p.name: p.read_bytes() for p in (small_disk / "a").iterdir()}
+    for folder in ("a", "b"):
+        with pytest.raises(SaveError, match=r"No space left.*untouched"):
+            save([large], small_disk / folder, overwrite=True)
+    assert {p.name: p.read_bytes() for p in (small_disk / "a").iterdir()} == files
+    assert not (small_disk / "b").exists()
+    with pytest.raises(SaveError, match="No space left"):
+        hr.save_increment(small_disk / "a", [large], {"item": some_ids(9000)})
+    fresh = hr.HostTable(config())
+    hr.load_tables(small_disk / "a", [fresh])
     assert content(fresh) == content(old)
 
 
