@@ -165,5 +165,6 @@ NB_MODULE(_native, m) {
   bind_codecs(m);
   bind_segment(m);
   bind_admission(m);
+  bind_ops(m);
   bind_table(m);
 }

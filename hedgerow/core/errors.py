@@ -19,7 +19,7 @@ class InputError(HedgerowError, ValueError):
     """An argument with a value or shape the call cannot take."""
 
 
-class DtypeError(HedgerowError, TypeError):
+class DtypeError(HedgerowError, TypeError, ValueError):
     """An argument of the wrong type or element type."""
 
 

@@ -107,7 +107,7 @@ class Area:
         for index, element in elements:
             if self.later_cases(file, section, element):
                 continue
-            label = element.get("id", index) if isinstance(element, dict) else index
+            label = _label(element, index)
             label = section if label is None else str(label)
             yield Case(file, section, label, element, document, handler)
 
@@ -116,3 +116,10 @@ class Area:
             raise AssertionError(why)
 
         return Case(file or self.name, section or "folder", "unknown", None, {}, fail)
+
+
+def _label(element: Any, index: int | None) -> object:
+    """What a case calls itself, or its place."""
+    if not isinstance(element, dict):
+        return index
+    return element.get("id", element["name"] if "origin" in element else index)

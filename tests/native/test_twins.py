@@ -28,6 +28,8 @@ OF_THE_PROCESS = {
     "memory_used",
     "memory_limit",
     "set_memory_limit",
+    "scratch_bytes",
+    "reset_scratch_bytes",
 }
 OF_THE_MEMORY = {"load", "memory"}
 FLOATS = st.floats(width=32, allow_subnormal=True)

@@ -1,0 +1,12 @@
+// The ops on batches of ids and vectors.
+#include "bind.h"
+#include "scratch.h"
+
+namespace hedgerow {
+
+void bind_ops(nb::module_& m) {
+  m.def("scratch_bytes", &scratch_bytes);
+  m.def("reset_scratch_bytes", &reset_scratch_bytes);
+}
+
+}  // namespace hedgerow

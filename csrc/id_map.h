@@ -1,0 +1,74 @@
+// A map from 64-bit ids to 32-bit numbers for the ids of one batch: open addressing, no removal.
+//
+// Every bit pattern is an id: a slot is in use when its round is the map's, so emptying the map for
+// the next table or feature of a batch costs nothing.
+#pragma once
+
+#include <bit>
+#include <stdexcept>
+
+#include "scratch.h"
+
+namespace hedgerow {
+
+class IdMap {
+ public:
+  static constexpr u32 kAbsent = ~u32(0);
+
+  // Empties it and makes room for `most` ids; memory that suffices is kept.
+  void start(u64 most) {
+    if (most >= (u64(1) << 31)) throw std::length_error("more than 2^31 ids in one batch");
+    const u64 wanted = std::bit_ceil(most < 8 ? 16 : 2 * most);
+    if (wanted > slots_.size()) {
+      slots_ = Scratch<Slot>(wanted);
+      for (Slot& slot : slots_) slot.round = 0;
+      round_ = 0;
+    }
+    // The part that is used fits this batch, so that few ids stay within few lines.
+    shift_ = 64 - std::countr_zero(wanted);
+    if (++round_ == 0) {
+      for (Slot& slot : slots_) slot.round = 0;
+      round_ = 1;
+    }
+  }
+
+  HR_INLINE void fetch(u64 id) const { fetch_line(&slots_[home(id)]); }
+
+  // The number of an id that is there already, else `number`, which it has from now on.
+  HR_INLINE u32 insert(u64 id, u32 number) {
+    for (u64 at = home(id);; at = (at + 1) & mask()) {
+      Slot& slot = slots_[at];
+      if (slot.round != round_) {
+        slot = {id, number, round_};
+        return number;
+      }
+      if (slot.id == id) return slot.number;
+    }
+  }
+
+  // The number of an id, or kAbsent.
+  HR_INLINE u32 find(u64 id) const {
+    for (u64 at = home(id);; at = (at + 1) & mask()) {
+      const Slot& slot = slots_[at];
+      if (slot.round != round_) return kAbsent;
+      if (slot.id == id) return slot.number;
+    }
+  }
+
+ private:
+  struct Slot {
+    u64 id;
+    u32 number;
+    u32 round;
+  };
+
+  // Ids may be chosen by whoever writes logs: two rounds of mixing, as in the tables.
+  HR_INLINE u64 home(u64 id) const { return slot_hash(id) >> shift_; }
+  HR_INLINE u64 mask() const { return (u64(1) << (64 - shift_)) - 1; }
+
+  Scratch<Slot> slots_;
+  u32 round_ = 0;
+  int shift_ = 60;
+};
+
+}  // namespace hedgerow

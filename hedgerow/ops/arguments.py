@@ -1,0 +1,88 @@
+"""Checks of the ops' arguments. All raise ValueError, before any output is written.
+
+Checks that need the contents of a tensor are made on the CPU always, and on a device only with
+`validate=True`: there they wait for it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from ..core.errors import DtypeError, InputError
+from ..core.shapes import Int64
+
+WHOLE = (torch.int64, torch.int32)
+FLOATS = (torch.float32, torch.float64, torch.bfloat16, torch.float16)
+
+
+def looks_inside(tensor: Tensor, validate: bool) -> bool:
+    """Whether the contents are checked."""
+    return validate or tensor.device.type == "cpu"
+
+
+def typed(
+    name: str, value: Tensor, dtypes: Sequence[torch.dtype], shape: tuple[int | None, ...]
+) -> Tensor:
+    """`value`, contiguous, if it has one of `dtypes` and fits `shape`; None fits any size.
+
+    >>> typed("ids", torch.tensor([1, 2]), WHOLE, (None,)).tolist()
+    [1, 2]
+    """
+    if not isinstance(value, Tensor):
+        raise DtypeError(f"{name} is a {type(value).__name__}; pass a torch.Tensor.")
+    if value.dtype not in dtypes:
+        allowed = " or ".join(str(dtype) for dtype in dtypes)
+        raise DtypeError(f"{name} has dtype {value.dtype}; it must be {allowed}.")
+    fits = value.dim() == len(shape) and all(
+        want is None or have == want for have, want in zip(value.shape, shape, strict=True)
+    )
+    if not fits:
+        wanted = ", ".join("any" if size is None else str(size) for size in shape)
+        raise InputError(f"{name} has shape {tuple(value.shape)}; it must be ({wanted}).")
+    return value.contiguous()
+
+
+def together(first: str, one: Tensor, second: str, other: Tensor) -> None:
+    """Both are on one device; nothing is moved."""
+    if one.device != other.device:
+        raise InputError(
+            f"{second} is on {other.device}, {first} on {one.device}; move one of them first."
+        )
+
+
+def in_range(name: str, values: Tensor, limit: int, validate: bool = False) -> None:
+    """All values are in [0, limit).
+
+    >>> in_range("shard_ids", torch.tensor([0, 4]), 3)
+    Traceback (most recent call last):
+    hedgerow.core.errors.InputError: shard_ids holds 4; values must be in [0, 3).
+    """
+    if not looks_inside(values, validate) or not values.numel():
+        return
+    least, most = torch.aminmax(values)
+    if int(least) < 0 or int(most) >= limit:
+        wrong = int(least) if int(least) < 0 else int(most)
+        raise InputError(f"{name} holds {wrong}; values must be in [0, {limit}).")
+
+
+def row_splits(
+    name: str, splits: Int64[Tensor, "rows+1"], values: int, validate: bool = False
+) -> None:
+    """`splits` cut so many values into rows: from 0, never falling, to the end."""
+    typed(name, splits, (torch.int64,), (None,))
+    if splits.shape[0] == 0:
+        raise InputError(f"{name} is empty; rows are cut by [0, ..., {values}], [0] if none.")
+    if not looks_inside(splits, validate):
+        return
+    first, last = int(splits[0]), int(splits[-1])
+    if first != 0 or last != values:
+        raise InputError(f"{name} goes from {first} to {last}; it must go from 0 to {values}.")
+    if bool((splits[1:] < splits[:-1]).any()):
+        at = int((splits[1:] < splits[:-1]).nonzero()[0])
+        raise InputError(
+            f"{name} falls from {int(splits[at])} to {int(splits[at + 1])} at {at + 1}; "
+            f"borders of rows never fall."
+        )
