@@ -1,12 +1,20 @@
-"""Kernels run in Triton's interpreter where there is no GPU: said before Triton is imported."""
+"""What holds for all tests: no limit on time, and Triton's interpreter where there is no GPU."""
 
 from __future__ import annotations
 
 import os
+from importlib.util import find_spec
 
 import pytest
 import torch
 
+if find_spec("hypothesis") is not None:  # a GPU machine may lack it; its tests do without
+    from hypothesis import settings
+
+    settings.register_profile("hedgerow", deadline=None)
+    settings.load_profile("hedgerow")
+
+# Said before Triton is imported.
 if not torch.cuda.is_available():
     os.environ["TRITON_INTERPRET"] = "1"
 

@@ -61,7 +61,7 @@ def test_rows_states_and_times_of_every_optimizer_come_back(
     assert copy.max_ts() == table.max_ts()
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=25)
 @given(
     st.dictionaries(
         st.sampled_from(["a", "b", "ü", "B", "slot:1/x"]),

@@ -9,7 +9,7 @@ from unittest import mock
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from hedgerow.monolith import protobuf as pb
@@ -53,7 +53,6 @@ def _row(key: int, values: list[float], norm: list[float], ts: int, form: str) -
     return whole
 
 
-@settings(deadline=None)
 @given(
     st.lists(
         st.tuples(

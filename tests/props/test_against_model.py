@@ -124,7 +124,7 @@ def _one_operation(pair: _Pair, data: st.DataObject, step: int) -> None:
 
 
 @pytest.mark.parametrize("config", _configs(), ids=lambda c: c.name)
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=25)
 @given(data=st.data())
 def test_any_sequence_of_operations_gives_the_rows_of_the_model(
     config: TableConfig, data: st.DataObject

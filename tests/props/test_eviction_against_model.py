@@ -85,7 +85,7 @@ def _write(table: HostTable, verb: str, ids: list[int], ts: int) -> None:
 
 
 @pytest.mark.parametrize("rule", RULES, ids=repr)
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(data=st.data())
 def test_the_rows_of_the_model_leave(rule: Eviction, data: st.DataObject) -> None:
     config, clock = table_config(dim=2, evict=rule), ManualClock(10**9)

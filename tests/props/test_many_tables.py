@@ -85,7 +85,7 @@ class _Model:
         return found
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(st.data())
 def test_every_front_does_what_separate_tables_do(data: st.DataObject) -> None:
     dims = data.draw(st.lists(st.integers(1, 4), min_size=1, max_size=4))
@@ -122,7 +122,7 @@ def test_every_front_does_what_separate_tables_do(data: st.DataObject) -> None:
 SLOTS = ["a", "b", "c", "fc_slot_1", "Ü"]
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(st.data())
 def test_merged_slots_do_what_a_dict_a_config_does(data: st.DataObject) -> None:
     dims = {slot: data.draw(st.integers(1, 2)) for slot in SLOTS}

@@ -62,7 +62,7 @@ def _collect(parts: list[Entries]) -> dict[int, tuple[Any, ...]]:
 
 @pytest.mark.parametrize("config", CONFIGS, ids=lambda c: c.name)
 @pytest.mark.parametrize("make", [HostTable, twin_of], ids=["core", "twin"])
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(
     before=WRITES,
     filled=st.integers(0, 300),
@@ -94,7 +94,7 @@ def test_a_snapshot_read_in_steps_is_the_table_at_its_start(
         assert (view.size, view.max_ts) == (len(expected), newest)
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=30)
 @given(between=st.lists(WRITES, max_size=8), rows=st.integers(1, 60))
 def test_the_table_itself_is_the_same_with_and_without_a_snapshot(
     between: list[list[tuple[str, list[int]]]], rows: int

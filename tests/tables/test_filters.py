@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given, reject, settings
 from hypothesis import strategies as st
 
 from hedgerow import native
@@ -62,7 +62,12 @@ def test_the_window_slides_as_the_twins(seed: int, parts: int, spread: int, max_
             before = torch.empty(200, dtype=torch.uint8)
             core.add_many(5, ids.data_ptr(), 0, 200, before.data_ptr())
             answers.append(before.tolist())
-        assert answers[0] == answers[1]
+        if answers[0] != answers[1]:
+            first = next(i for i in range(200) if answers[0][i] != answers[1][i])
+            # Two ids of one label count as one: about one in 200,000 here. Were it more, too many
+            # examples would be rejected, which is a failure; a count that is too low is one always.
+            assert answers[0][first] > answers[1][first]
+            reject()
         head, advances, failures, shapes = ours.dump(0, 0)
         twin_head, twin_advances, _, twin_shapes = twin.dump(0, 0)
         assert (head, advances, failures) == (twin_head, twin_advances, 0)

@@ -61,7 +61,7 @@ def _pairs() -> dict[str, st.SearchStrategy[tuple[optimizers.Optimizer, Callable
 
 
 @pytest.mark.parametrize("name", ["sgd", "momentum", "adagrad", "adam", "rmsprop"])
-@settings(max_examples=15, deadline=None)
+@settings(max_examples=15)
 @given(data=st.data(), seed=st.integers(0, 1000), dim=st.sampled_from([1, 7, 16, 33]))
 def test_a_row_follows_torchs_own_optimizer(
     name: str, data: st.DataObject, seed: int, dim: int

@@ -281,6 +281,15 @@ def test_the_thread_that_reads_never_waits_for_itself(table: HostTable) -> None:
     assert _same(_all(iter(parts)), expected)
 
 
+@pytest.fixture
+def interrupts() -> Iterator[None]:
+    """Ctrl-C raises, also where a shell that started us in the background has switched it off."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
+@pytest.mark.usefixtures("interrupts")
 def test_a_waiting_writer_can_be_interrupted(table: HostTable) -> None:
     opened: list[Snapshot] = []
     opener = threading.Thread(target=lambda: opened.append(table.snapshot(aside_bytes=0)))

@@ -242,7 +242,7 @@ def _operate(table: HostTable, verb: str, keys: list[int], consumers: list[Touch
     return repr(getattr(table, verb)(ids, rows))
 
 
-@settings(max_examples=80, deadline=None)
+@settings(max_examples=80)
 @given(operations=OPERATIONS, capacity=st.integers(1, 9))
 def test_any_sequence_gives_the_keys_of_the_model(
     operations: list[tuple[str, list[int]]], capacity: int

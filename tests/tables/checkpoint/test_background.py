@@ -77,7 +77,7 @@ def test_a_save_beside_training_takes_a_quarter_of_the_threads_of_tables(
 
 
 @given(st.lists(st.integers(0, 3 << 19), max_size=30))
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=20)
 def test_a_checksum_behind_is_that_of_all_pieces_in_order(sizes: list[int]) -> None:
     behind, together = Sha256Behind(), hashlib.sha256()
     for number, size in enumerate(sizes):

@@ -37,7 +37,7 @@ def _fresh(folder: Path, **options: int) -> dict:
     return content(table)
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=25)
 @given(st.lists(_STEPS, min_size=1, max_size=5), st.integers(1, 4))
 def test_a_chain_is_the_table_at_every_increment(rounds: list[list], shards: int) -> None:
     table, states = hr.HostTable(config()), []
