@@ -118,7 +118,7 @@ class _Instant:
             known = changed or {}
             if changes is not None:
                 changes.take()
-                known = changes.since(chain.last.checksum, chain.folder)
+                known = changes.since(chain.last.saved_as(), chain.folder)
             self.rows = sum(len(ids) for ids in known.values())
             for name, ids in known.items():
                 wanted = keep or (frozen[name].keep if frozen[name].rule else None)
@@ -164,12 +164,14 @@ def compact(path: str | PathLike[str], *, report: Report | None = None) -> Manif
         chain = Chain.read(folder)
         chain.verify()
         clean_before(folder, chain.base)
-        manifest = copy_rows(chain, folder, router_of(chain.base), report)
+        manifest = copy_rows(chain, folder, router_of(chain.base), report, chain.last.saved_as())
         clean_after(folder, manifest)
         return manifest
 
 
-def copy_rows(chain: Chain, folder: Path, router: Router, report: Report | None) -> Manifest:
+def copy_rows(
+    chain: Chain, folder: Path, router: Router, report: Report | None, repeats: str | None = None
+) -> Manifest:
     """Writes the newest rows of a verified chain as one base into `folder`."""
 
     def source(name: str) -> Source:
@@ -177,7 +179,7 @@ def copy_rows(chain: Chain, folder: Path, router: Router, report: Report | None)
         return Source(name, entry.schema, lambda: chain.rows(name), config=entry.config)
 
     last = chain.last
-    header = Header(last.step, last.metadata, chain.blobs())
+    header = Header(last.step, last.metadata, chain.blobs(), parent=repeats)
     meter = Meter(sum(m.rows for m in chain.manifests), report)
     sources = [source(name) for name in chain.tables]
     return write_checkpoint(folder, sources, router, header, meter)

@@ -70,7 +70,8 @@ class Manifest:
     """Everything about one checkpoint or increment but its rows.
 
     `number` is 0 for a base and counts increments from 1; `parent` is the checksum of the manifest
-    before. `checksum` is that of this manifest as it stands in its file.
+    before an increment, or of the one whose rows a compacted base repeats. `checksum` is that of
+    this manifest as it stands in its file.
     """
 
     routing: Routing
@@ -97,6 +98,10 @@ class Manifest:
     def data_bytes(self) -> int:
         """Bytes of all files but the manifest."""
         return sum(f.file_bytes for f in self.files) + sum(b.file_bytes for b in self.blobs)
+
+    def saved_as(self) -> str:
+        """The checksum under which these rows were saved from tables: a compacted base repeats."""
+        return self.parent if self.kind == "base" and self.parent else self.checksum
 
     def names(self) -> set[str]:
         """The files it needs."""

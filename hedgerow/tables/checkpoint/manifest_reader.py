@@ -130,9 +130,9 @@ class _Reader:
         doc = self.fields("manifest", values, needed + " checksum")
         kind = self.one_of("kind", doc["kind"], ["base", "increment"])
         number = self.count("number", doc["number"], 1 if kind == "increment" else 0)
-        if kind == "base" and (number or doc["parent"] is not None):
-            self.fail("number" if number else "parent", number or doc["parent"], "a base has none")
-        if kind == "increment":
+        if kind == "base" and number:
+            self.fail("number", number, "a base has none")
+        if kind == "increment" or doc["parent"] is not None:
             self.sha256("parent", doc["parent"])
         if not isinstance(doc["metadata"], dict):
             self.fail("metadata", doc["metadata"], "it must be an object")

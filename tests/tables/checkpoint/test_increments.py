@@ -63,6 +63,22 @@ def test_a_chain_is_the_table_at_every_increment(rounds: list[list], shards: int
         assert _fresh(folder) == _fresh(Path(name) / "b") == states[-1]
 
 
+def test_a_consumer_goes_on_after_a_chain_was_compacted(tmp_path: Path) -> None:
+    table, folder = filled(50), tmp_path / "a"
+    ids = next(iter(table.scan())).ids
+    hr.save_tables([table], folder, consumer="saver")
+    step_of(table, ids[:9].clone(), seed=1)
+    hr.save_increment(folder, [table], consumer="saver")
+    step_of(table, ids[9:12].clone(), seed=2)
+    compact(folder)
+    compact(folder)  # of a base alone, too
+    with pytest.raises(CheckpointError, match="has not collected"):
+        hr.save_increment(folder, [table], consumer="other")
+    done = hr.save_increment(folder, [table], consumer="saver")
+    assert (done.number, done.rows) == (1, 3)
+    assert _fresh(folder) == content(table)
+
+
 @pytest.fixture
 def chain(tmp_path: Path) -> tuple[Path, Path]:
     """A base with three increments: the folder of the base, that of the increments."""
