@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
+from itertools import pairwise
 
 import torch
 from torch import Tensor
 
 from . import checks
-from .errors import InputError
+from .errors import DtypeError, InputError
 from .shapes import Float32, Int64
 
 
@@ -24,9 +26,11 @@ def _check_splits(name: str, splits: Tensor, values: int) -> None:
         raise InputError(f"{name} ends at {int(splits[-1])}, but there are {values} values.")
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@dataclass(frozen=True, eq=False)
 class Ragged:
     """Rows of different lengths: row i is `values[row_splits[i]:row_splits[i + 1]]`.
+
+    The contents of `row_splits` are checked where that waits for no device.
 
     >>> ragged = Ragged.from_lists([[7, 8], [], [9]])
     >>> ragged.row_splits.tolist(), ragged.lengths().tolist()
@@ -37,20 +41,48 @@ class Ragged:
     row_splits: Int64[Tensor, "rows + 1"]
 
     def __post_init__(self) -> None:
-        _check_splits("row_splits", self.row_splits, len(self.values))
+        if not isinstance(self.values, Tensor) or self.values.dim() == 0:
+            raise DtypeError(
+                f"Ragged.values is {self.values!r}; it must be a torch.Tensor of one or more "
+                f"dimensions, the rows one after the other."
+            )
+        if torch.compiler.is_compiling():  # no values yet: whoever uses the rows checks them
+            return
+        if self.values.device == checks.CPU:
+            _check_splits("row_splits", self.row_splits, len(self.values))
+        else:
+            checks.tensor("row_splits", self.row_splits, torch.int64, (None,), self.values.device)
 
     @staticmethod
-    def from_lists(rows: Iterable[Sequence[int]]) -> Ragged:
+    def from_lists(rows: Iterable[Sequence[int]], dtype: torch.dtype = torch.int64) -> Ragged:
         """From one list of ids a row."""
         lists = [list(row) for row in rows]
-        values = torch.tensor([v for row in lists for v in row], dtype=torch.int64)
+        values = torch.tensor([v for row in lists for v in row], dtype=dtype)
         lengths = torch.tensor([0] + [len(row) for row in lists], dtype=torch.int64)
         return Ragged(values, lengths.cumsum(0))
+
+    @staticmethod
+    def trusted(values: Tensor, row_splits: Int64[Tensor, "rows + 1"]) -> Ragged:
+        """Without a look at the contents: for rows that were cut by code of ours."""
+        ragged = object.__new__(Ragged)
+        object.__setattr__(ragged, "values", values)
+        object.__setattr__(ragged, "row_splits", row_splits)
+        return ragged
 
     @property
     def rows(self) -> int:
         """How many rows there are."""
-        return len(self.row_splits) - 1
+        return self.row_splits.shape[0] - 1
+
+    @cached_property
+    def row_ids(self) -> Int64[Tensor, "n"]:
+        """The row of each value; the same tensor every time.
+
+        >>> Ragged.from_lists([[], [7], [8, 9]]).row_ids.tolist()
+        [1, 2, 2]
+        """
+        rows = torch.arange(self.rows, device=self.row_splits.device)
+        return torch.repeat_interleave(rows, self.lengths(), output_size=self.values.shape[0])
 
     def lengths(self) -> Int64[Tensor, "rows"]:
         """Values of each row."""
@@ -64,7 +96,8 @@ class Ragged:
 
     def to_lists(self) -> list[list[int]]:
         """One list a row."""
-        return [self.row(i).tolist() for i in range(self.rows)]
+        values, borders = self.values.tolist(), self.row_splits.tolist()
+        return [values[start:stop] for start, stop in pairwise(borders)]
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from hedgerow.ops.ragged import Ragged
+from hedgerow.core.ids import Ragged
 
 from .runner import Area, Case, take
 
