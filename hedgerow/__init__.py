@@ -12,8 +12,10 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from .core.errors import HedgerowError as HedgerowError
     from .core.hashing import id64 as id64
-    from .core.ids import IdBatch as IdBatch
+    from .core.id_batch import IdBatch as IdBatch
     from .core.ids import Ragged as Ragged
+    from .nn.bags import EmbeddingBags as EmbeddingBags
+    from .nn.clip import ClipRow as ClipRow
     from .tables.admission import Chance as Chance
     from .tables.admission import Count as Count
     from .tables.admission import Within as Within
@@ -49,13 +51,17 @@ if TYPE_CHECKING:
     from .tables.optimizers import Sgd as Sgd
     from .tables.schedules import Polynomial as Polynomial
     from .tables.stats import stats as stats
+    from .tables.table import Table as Table
 
 __version__ = "0.1.0"
 
 _NAMES = {
     "core.errors": ("HedgerowError",),
     "core.hashing": ("id64",),
-    "core.ids": ("IdBatch", "Ragged"),
+    "core.id_batch": ("IdBatch",),
+    "core.ids": ("Ragged",),
+    "nn.bags": ("EmbeddingBags",),
+    "nn.clip": ("ClipRow",),
     "tables.admission": ("Chance", "Count", "Within"),
     "tables.checkpoint.increments": ("save_increment",),
     "tables.checkpoint.load": ("load_tables",),
@@ -78,6 +84,7 @@ _NAMES = {
     ),
     "tables.schedules": ("Polynomial",),
     "tables.stats": ("stats",),
+    "tables.table": ("Table",),
 }
 _PLACES = {name: place for place, names in _NAMES.items() for name in names}
 

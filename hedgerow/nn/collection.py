@@ -1,0 +1,89 @@
+"""What `EmbeddingBags` and `Embeddings` share: tables, features, reading and updating."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from ..core.clock import Clock, SystemClock
+from ..core.errors import ConfigError
+from ..core.id_batch import IdBatch
+from ..tables.admission import Admission
+from ..tables.expiry import Eviction
+from ..tables.initializers import Initializer
+from ..tables.multi.host_tables import HostTables
+from ..tables.optimizer_base import Optimizer
+from ..tables.table import Table
+from .clip import ClipRow
+from .reading import Feature, Reading, RowsOf
+from .updates import RowUpdates
+
+
+class Collection(nn.Module):
+    """Tables and the features whose ids own their rows.
+
+    Rows are no Parameters: `parameters()` and `state_dict()` hold nothing of them. In training an
+    id without a row gives its first value, zeros while an admission rule has not let it in; in eval
+    it gives zeros. Rows are born and change at the end of `backward()`.
+    """
+
+    def __init__(
+        self,
+        tables: Sequence[Table],
+        *,
+        init: Initializer | None = None,
+        optimizer: Optimizer | None = None,
+        admit: Admission | None = None,
+        evict: Eviction | None = None,
+        clip: ClipRow | None = None,
+        seed: int | None = None,
+        clock: Clock | None = None,
+    ) -> None:
+        super().__init__()
+        clock = clock or SystemClock()
+        defaults = {"init": init, "optimizer": optimizer, "admit": admit, "evict": evict}
+        self.tables = tuple(table.with_defaults(**defaults) for table in tables)
+        self._check_names()
+        configs = {table.name: table.resolve(seed) for table in self.tables}
+        self.store = HostTables(configs, clock=clock)
+        number = {name: k for k, name in enumerate(self.store.names)}
+        self._declared = tuple(f for table in self.tables for f in table.features)
+        self._features = tuple(
+            Feature(feature, number[table.name], table.pooling)
+            for table in sorted(self.tables, key=lambda table: number[table.name])
+            for feature in table.features
+        )
+        self.updates = RowUpdates(self.store, len(number), clip, clock)
+        self._anchor = torch.empty(0, requires_grad=True)
+
+    def _check_names(self) -> None:
+        if not self.tables:
+            raise ConfigError(f"{type(self).__name__} without tables; give at least one.")
+        for what, names in (
+            ("tables", [table.name for table in self.tables]),
+            ("features", [f for table in self.tables for f in table.features]),
+        ):
+            twice = [name for name in names if names.count(name) > 1]
+            if twice:
+                raise ConfigError(f"two {what} are named {twice[0]!r}; names must differ.")
+
+    def rows(self, batch: IdBatch) -> tuple[Reading, tuple[Tensor, ...]]:
+        """The rows of every feature's ids, in the order of `Reading.features`."""
+        reading = Reading.of(batch, self._features, len(self.store.names))
+        missing = "initializer" if self.training else "zeros"
+        found = self.store.lookup(reading.keys, missing=missing, step=self.updates.step)
+        if not (self.training and torch.is_grad_enabled()):
+            return reading, reading.rows(found)
+        outputs: Any = RowsOf.apply(self._anchor, reading, found, self.updates.collect)
+        return reading, outputs
+
+    def extra_repr(self) -> str:
+        """One line a table."""
+        return "\n".join(
+            f"{t.name}: dim {t.dim}, {t.pooling}, features {', '.join(t.features)}, "
+            f"{self.store.table(self.store.names.index(t.name)).size()} rows"
+            for t in self.tables
+        )
