@@ -13,6 +13,7 @@ from torch import Tensor
 from hedgerow import native
 from hedgerow.ops.fill import (
     SharedBuffer,
+    _check_plain,
     fill_with_offset_map,
     fill_with_offset_map_gradient,
     fill_with_offset_map_gradient_plain,
@@ -109,6 +110,20 @@ def test_a_part_written_over_by_another_map_gets_no_gradient() -> None:
         fill_with_offset_map(FIRST, value, where, buffer, DIMS)
     finalize_shared_tensor([buffer], torch.float32).sum().backward()
     assert [v.grad.tolist() for v in values if v.grad is not None] == [[0, 0], [0, 0], [1, 1]]
+
+
+def test_parts_of_other_keys_hand_the_gradient_on_without_a_copy() -> None:
+    one, other = _values(1, 2), _values(3, 4, 5, 6, 7)
+    buffer = SharedBuffer.zeros(SIZE)
+    fill_with_offset_map(FIRST, one, WHERE, buffer, DIMS)
+    early = buffer.tensor.grad_fn
+    fill_with_offset_map(SECOND, other, WHERE, buffer, DIMS)
+    seen = []
+    assert early is not None
+    early.register_prehook(lambda grads: seen.append(grads[0].data_ptr()))
+    grad = torch.arange(9.0)
+    finalize_shared_tensor([buffer], torch.float32).backward(grad)
+    assert seen == [grad.data_ptr()]
 
 
 def test_what_is_read_between_two_parts_has_its_gradient() -> None:
@@ -391,6 +406,24 @@ def test_bad_buffers_are_refused() -> None:
 def test_bad_gradients_are_refused(grad: Tensor, message: str) -> None:
     with pytest.raises(ValueError, match=message):
         fill_with_offset_map_gradient(FIRST, grad, WHERE, DIMS)
+
+
+@pytest.mark.parametrize(
+    ("pos", "where", "floats", "message"),
+    [
+        (Ragged.of([[1], [3]]), WHERE, SIZE, "pos.values holds 3"),
+        (Ragged.of([[-1], []]), WHERE, SIZE, "pos.values holds -1"),
+        (SECOND, _where([0, 4, 2, 6], [0, 3, 2, 4]), SIZE, "falls from 3 to 2"),
+        (SECOND, WHERE, SIZE - 1, "values must be in"),
+        (SECOND, _where([0, -4, 2, 6], [0, 2, 3, 4]), SIZE, "holds -4"),
+    ],
+)
+def test_torch_finds_the_same_faults_where_there_is_no_core(
+    pos: Ragged, where: ValueOffset, floats: int, message: str
+) -> None:
+    with pytest.raises(ValueError, match=message):
+        _check_plain(_flat(pos, where), "value_buffer", floats, DIMS)
+    _check_plain(_flat(SECOND), "value_buffer", SIZE, DIMS)
 
 
 def test_a_million_ids_take_scratch_for_rows_and_tasks_alone() -> None:
