@@ -41,6 +41,94 @@ def round_to_half(
 def crc32c(data_at: int, n: int, seed: int, /) -> int: ...
 def first_not_finite(values_at: int, n: int, /) -> int: ...
 def gather(rows_at: int, numbers_at: int, n: int, dim: int, out_at: int, /) -> None: ...
+def plan_split(
+    indices_at: int, n: int, splits: int, blocks: int, starts_at: int, sizes_at: int, /
+) -> int: ...
+def split_rows(
+    indices_at: int,
+    n: int,
+    splits: int,
+    blocks: int,
+    starts_at: int,
+    rows_at: int,
+    row_bytes: int,
+    parts_at: Sequence[int],
+    /,
+) -> None: ...
+def join_rows(
+    indices_at: int,
+    n: int,
+    splits: int,
+    blocks: int,
+    starts_at: int,
+    parts_at: Sequence[int],
+    row_bytes: int,
+    rows_at: int,
+    /,
+) -> None: ...
+def split_ragged(
+    indices_at: int,
+    n: int,
+    splits: int,
+    blocks: int,
+    starts_at: int,
+    values_at: int,
+    row_splits_at: int,
+    rows: int,
+    value_parts_at: Sequence[int],
+    position_parts_at: Sequence[int],
+    part_splits_at: int,
+    /,
+) -> None: ...
+def unique_with_offsets(
+    keys_at: int,
+    row_splits_at: int,
+    dims: Sequence[int],
+    distinct_at: int,
+    distinct_splits_at: int,
+    offsets_at: int,
+    inner_splits_at: int,
+    /,
+) -> int: ...
+def check_part(
+    keys_at: int,
+    row_splits_at: int,
+    dims: Sequence[int],
+    offsets_at: int,
+    n: int,
+    inner_splits_at: int,
+    known: int,
+    floats: int,
+    /,
+) -> tuple[int, int]: ...
+def mark_keys(keys_at: int, n: int, seen_at: int, /) -> bool: ...
+def fill_windows(
+    keys_at: int,
+    row_splits_at: int,
+    dims: Sequence[int],
+    offsets_at: int,
+    n: int,
+    inner_splits_at: int,
+    known: int,
+    values_at: int,
+    value_bytes: int,
+    buffer_at: int,
+    in_order: bool,
+    /,
+) -> None: ...
+def sum_windows(
+    keys_at: int,
+    row_splits_at: int,
+    dims: Sequence[int],
+    offsets_at: int,
+    n: int,
+    inner_splits_at: int,
+    known: int,
+    grad_at: int,
+    wide: bool,
+    out_at: int,
+    /,
+) -> None: ...
 
 class Codec:
     def __init__(

@@ -17,6 +17,17 @@ from .reference_admission import (
 from .reference_bytes import crc32c
 from .reference_rows import Row, Rows, Segment
 from .reference_rules import RULES, Floats
+from .reference_split import (
+    check_part,
+    fill_windows,
+    join_rows,
+    mark_keys,
+    plan_split,
+    split_ragged,
+    split_rows,
+    sum_windows,
+    unique_with_offsets,
+)
 from .reference_values import (
     Codec,
     at,
@@ -38,14 +49,23 @@ __all__ = [
     "SlidingFilter",
     "Table",
     "admission_probability",
+    "check_part",
     "crc32c",
+    "fill_windows",
     "first_not_finite",
     "first_values",
     "gather",
     "half_neighbours",
+    "join_rows",
+    "mark_keys",
     "philox",
+    "plan_split",
     "round_to_half",
     "rule_names",
+    "split_ragged",
+    "split_rows",
+    "sum_windows",
+    "unique_with_offsets",
 ]
 
 

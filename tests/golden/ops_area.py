@@ -16,7 +16,6 @@ from .runner import Area, Case, take
 LATER = {
     "embedding_combiners",
     "fid_codec",
-    "fill_with_offset_map",
     "fused_embedding_to_layout",
     "fused_embedding_to_layout_requests",
     "fused_gather_embeddings_by_input",
@@ -29,16 +28,12 @@ LATER = {
     "map_id_to_embedding",
     "normalize_merged_split",
     "pipeline_all_to_all",
-    "pipeline_parameter_server",
-    "ragged_split_by_indices",
     "reduce_mean",
     "reduce_sqrtn",
     "reduce_sum",
     "reorder_by_indices",
     "shard_fids",
     "shard_of",
-    "split_by_indices",
-    "unique_key_with_value_and_offset",
 }
 
 

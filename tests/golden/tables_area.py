@@ -47,7 +47,6 @@ AREA = Area(
     },
     later_sections={
         ("sharding", "fused_reorder"),  # distribution
-        ("sharding", "unique_with_offsets"),
     },
     later_cases=_later,
 )

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import torch
 
+from hedgerow.core.ids import Ragged
+from hedgerow.ops.unique import unique_key_with_value_and_offset
 from hedgerow.routing.router import Router
 from hedgerow.tables.config import Segment, TableConfig
 from hedgerow.tables.initializers import Zeros
@@ -48,6 +50,16 @@ def offsets(case: Case) -> None:
         assert at.id_offsets.tolist() == c["id_offsets"]
         assert at.emb_offsets.tolist() == c["emb_offsets"]
         assert at.emb_splits.tolist() == c["emb_splits"]
+
+
+@AREA.handles("sharding", "unique_with_offsets")
+def distinct_keys_and_offsets(case: Case) -> None:
+    c = case.take(("key", "dims", "unique", "value_offsets", "buffer_len"))
+    found = unique_key_with_value_and_offset(Ragged.from_lists(c["key"]), c["dims"])
+    assert found.unique_key.to_lists() == c["unique"]
+    assert found.value_offset.to_lists() == c["value_offsets"]
+    assert found.value_buffer is not None
+    assert found.value_buffer.tensor.shape == (c["buffer_len"],)
 
 
 @AREA.handles("sharding", "merged_names")
