@@ -15,6 +15,7 @@ from .. import native
 from .checkpoint_cases import OnRound, compared, in_turns
 
 CHAIN, ONE_THREAD = "torch chain", "one thread"
+_ENOUGH_MS, _MOST_CALLS = 20.0, 20  # of one round; short calls are repeated
 
 Maker = Callable[["Sizes"], "Duel"]
 
@@ -72,6 +73,7 @@ class Duel:
     ours: Callable[[bool], Any]
     peer: Callable[[], Any]
     work: dict[str, Any] = field(default_factory=dict)  # its sizes, for the report
+    wanted: Any = None  # what both must give, where that is known
 
 
 @contextmanager
@@ -90,12 +92,13 @@ def threads(count: int) -> Iterator[None]:
 def against_chain(case: str, duel: Duel, rounds: int, on_round: OnRound) -> dict[str, Any]:
     """One thread each. The first round warms up and compares the results."""
     with threads(1):
-        equal = same(duel.ours(False), duel.peer())
+        equal = agreed(duel, duel.ours(False), duel.peer())
+        ours, peer = _repeated(lambda: duel.ours(False)), _repeated(duel.peer)
         on_round(case)
         times = []
         for number in range(rounds):
-            ours_first = number % 2 == 0
-            times.append(in_turns(lambda: duel.ours(False), duel.peer, ours_first=ours_first))
+            spent = in_turns(ours.run, peer.run, ours_first=number % 2 == 0)
+            times.append((spent[0] / ours.calls, spent[1] / peer.calls))
             on_round(case)
     return _result(case, CHAIN, times, equal, 1, duel)
 
@@ -104,19 +107,41 @@ def against_one_thread(
     case: str, duel: Duel, count: int, rounds: int, on_round: OnRound
 ) -> dict[str, Any]:
     """The same op with `count` threads and with one: a ratio of 0.95 is 1.05 times as slow."""
-    equal = same(_threaded(duel, count), _threaded(duel, 1))
+    equal = agreed(duel, _threaded(duel, count), _threaded(duel, 1))
     on_round(case)
     times = []
     for number in range(rounds):
         spent: dict[int, float] = {}
         for use in (count, 1) if number % 2 == 0 else (1, count):
             with threads(use):
-                start = time.perf_counter()
-                duel.ours(use > 1)
-                spent[use] = 1e3 * (time.perf_counter() - start)
+                spent[use] = _ms(_repeated(lambda many=use > 1: duel.ours(many)))
         times.append((spent[count], spent[1]))
         on_round(case)
-    return _result(f"{case}, {count} threads", ONE_THREAD, times, equal, count, duel)
+    return _result(case, ONE_THREAD, times, equal, count, duel)
+
+
+@dataclass(frozen=True, slots=True)
+class _Calls:
+    """A call, as often as makes it long enough for the clock and for a machine with other work."""
+
+    call: Callable[[], Any]
+    calls: int
+
+    def run(self) -> None:
+        for _ in range(self.calls):
+            self.call()
+
+
+def _repeated(call: Callable[[], Any]) -> _Calls:
+    """Counted by a call that wakes threads and warms caches."""
+    return _Calls(call, 1 + int(_ENOUGH_MS / max(_ms(_Calls(call, 1)), _ENOUGH_MS / _MOST_CALLS)))
+
+
+def _ms(calls: _Calls) -> float:
+    """Milliseconds of one."""
+    start = time.perf_counter()
+    calls.run()
+    return 1e3 * (time.perf_counter() - start) / calls.calls
 
 
 def _threaded(duel: Duel, count: int) -> Any:
@@ -134,6 +159,11 @@ def _result(
 ) -> dict[str, Any]:
     found = compared(case, peer, times)
     return {**found, "output": "fresh", "threads": count, "equal": equal, **duel.work}
+
+
+def agreed(duel: Duel, ours: Any, other: Any) -> bool:
+    """Both are the same, and what they must be."""
+    return same(ours, other) and (duel.wanted is None or same(ours, duel.wanted))
 
 
 def same(one: Any, other: Any) -> bool:
