@@ -4,7 +4,11 @@ from __future__ import annotations
 
 import pytest
 
-from . import ops_ids, ops_split  # noqa: F401  (they register handlers)
+from . import (  # noqa: F401  (they register handlers)
+    ops_ids,
+    ops_reduce,
+    ops_split,
+)
 from .ops_area import AREA
 from .runner import Case
 

@@ -1,0 +1,126 @@
+"""Cases of the ops benchmark: vectors split by shard, and found again by their ids."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from .ops_duel import Duel, Maker, Sizes
+
+_SHARDS, _DIM = 10, 16
+
+
+def _ids_and_vectors(sizes: Sizes, shuffled: bool) -> tuple[Tensor, Tensor, Tensor]:
+    """Ids 0, 1, 2, ..., the vector of each, and its shard."""
+    random = torch.Generator().manual_seed(7)
+    ids = torch.randperm(sizes.ids, generator=random) if shuffled else torch.arange(sizes.ids)
+    return ids, torch.randn(sizes.ids, _DIM, generator=random), ids % _SHARDS
+
+
+def _split_chain(shards: Tensor, ids: Tensor, vectors: Tensor) -> list[tuple[Tensor, ...]]:
+    """One sort for both; the parts are views."""
+    order = shards.argsort(stable=True)
+    counts = torch.bincount(shards, minlength=_SHARDS).tolist()
+    return [ids[order].split(counts), vectors[order].split(counts)]
+
+
+def split(sizes: Sizes) -> Duel:
+    """Ids and their vectors into ten shards."""
+    from ..ops.split import split_by_indices
+
+    ids, vectors, shards = _ids_and_vectors(sizes, shuffled=False)
+
+    def ours(many: bool) -> list[list[Tensor]]:
+        return [split_by_indices(shards, one, _SHARDS) for one in (ids, vectors)]
+
+    return Duel(ours=ours, peer=lambda: _split_chain(shards, ids, vectors), work=_work(sizes))
+
+
+def _map_back(shuffled: bool, whole: bool) -> Maker:
+    """Vectors split by shard, then found again by id: the result is the input.
+
+    The original's benchmark times the two splits too (`whole`).
+    """
+
+    def make(sizes: Sizes) -> Duel:
+        from ..ops.gather import map_id_to_embedding, map_id_to_embedding_plain
+        from ..ops.split import split_by_indices
+
+        ids, vectors, shards = _ids_and_vectors(sizes, shuffled)
+        lists, parts = (split_by_indices(shards, one, _SHARDS) for one in (ids, vectors))
+
+        def ours(many: bool) -> Tensor:
+            if not whole:
+                return map_id_to_embedding(lists, parts, ids, many)
+            id_lists, id_parts = (split_by_indices(shards, one, _SHARDS) for one in (ids, vectors))
+            return map_id_to_embedding(id_lists, id_parts, ids, many)
+
+        def peer() -> Tensor:
+            cut = _split_chain(shards, ids, vectors) if whole else (lists, parts)
+            return map_id_to_embedding_plain(list(cut[0]), list(cut[1]), ids, False, False)[0]
+
+        return Duel(ours=ours, peer=peer, work=_work(sizes), wanted=vectors)
+
+    return make
+
+
+def _work(sizes: Sizes) -> dict[str, int]:
+    return {"ids": sizes.ids, "dim": _DIM, "shards": _SHARDS}
+
+
+def _queries(sizes: Sizes, columns: int, shuffled: bool) -> tuple[Tensor, Tensor]:
+    """Ids of a table, and input whose entry (x, y) is (x + y) mod N, of ids as they come."""
+    count = sizes.gather_ids
+    random = torch.Generator().manual_seed(8)
+    ids = torch.randperm(count, generator=random) if shuffled else torch.arange(count)
+    place = (torch.arange(count)[:, None] + torch.arange(columns)) % count
+    return ids, ids[place]
+
+
+def _gather(dim: int, columns: int) -> Maker:
+    def make(sizes: Sizes) -> Duel:
+        from ..ops.gather import find_rows_plain, gather_embeddings_by_input
+
+        ids, queries = _queries(sizes, columns, shuffled=False)
+        vectors = torch.randn(len(ids), dim, generator=torch.Generator().manual_seed(9))
+
+        def peer() -> tuple[Tensor, Tensor]:
+            rows = find_rows_plain([ids], queries, False, False)
+            found = vectors.index_select(0, rows.flatten())
+            return found.view(*rows.shape, dim), rows
+
+        return Duel(
+            ours=lambda many: gather_embeddings_by_input(ids, vectors, queries, many),
+            peer=peer,
+            work={"ids": len(ids), "queries": queries.numel(), "dim": dim},
+        )
+
+    return make
+
+
+def _lookup(shuffled: bool) -> Maker:
+    """The part of a gather that finds rows."""
+
+    def make(sizes: Sizes) -> Duel:
+        from ..ops.gather import find_rows, find_rows_plain
+
+        ids, queries = _queries(sizes, 4, shuffled)
+        return Duel(
+            ours=lambda many: find_rows([ids], queries, many),
+            peer=lambda: find_rows_plain([ids], queries, False, False),
+            work={"ids": len(ids), "queries": queries.numel()},
+        )
+
+    return make
+
+
+CASES: dict[str, Maker] = {
+    "split": split,
+    "map_id_to_embedding in order": _map_back(shuffled=False, whole=False),
+    "map_id_to_embedding shuffled": _map_back(shuffled=True, whole=False),
+    "two splits and map_id_to_embedding": _map_back(shuffled=False, whole=True),
+    "gather lookup in order": _lookup(shuffled=False),
+    "gather lookup shuffled": _lookup(shuffled=True),
+    "gather dim 32": _gather(32, 4),
+    "gather dim 256": _gather(256, 2),
+}
