@@ -15,6 +15,7 @@ from .reference_admission import (
     admission_probability,
 )
 from .reference_bytes import crc32c
+from .reference_layout import LayoutBatch, LayoutPlan, number_fids, place_fids
 from .reference_rows import Row, Rows, Segment
 from .reference_rules import RULES, Floats
 from .reference_values import (
@@ -34,6 +35,8 @@ __all__ = [
     "ChanceAdmission",
     "Codec",
     "CountAdmission",
+    "LayoutBatch",
+    "LayoutPlan",
     "Segment",
     "SlidingFilter",
     "Table",
@@ -43,7 +46,9 @@ __all__ = [
     "first_values",
     "gather",
     "half_neighbours",
+    "number_fids",
     "philox",
+    "place_fids",
     "round_to_half",
     "rule_names",
 ]
