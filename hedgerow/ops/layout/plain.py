@@ -27,14 +27,22 @@ class _Feature:
     shared: bool
     entries: int
     counts: Tensor  # ids of each entry
-    entry: Tensor  # of each id
-    place: Tensor | None  # of each id in its entry, where positions matter
+    slots: Tensor  # of each id among the [entries, length] vectors that the ids make
     positions: Tensor
 
     @property
     def reach(self) -> int:
         """Columns that are read."""
         return max(task.start + task.width for task in self.tasks)
+
+    @property
+    def length(self) -> int:
+        """Vectors an entry makes."""
+        return self.tasks[0].length
+
+    def is_pooled(self, pooling: int) -> bool:
+        """Whether its ids are pooled so."""
+        return self.tasks[0].pooling == pooling
 
 
 def embedding_to_layout_plain(indices: Indices, embeddings: Sequence[Tensor]) -> list[Tensor]:
@@ -56,23 +64,18 @@ def embedding_to_layout_backward_plain(
     """The gradients of the lists of vectors, which have `sizes` values."""
     flat = grads[0].new_zeros(sum(sizes))
     for feature in _features(indices, _starts(sizes)):
-        length = feature.tasks[0].length
-        received = flat.new_zeros(feature.entries, length, feature.reach)
+        received = flat.new_zeros(feature.entries, feature.length, feature.reach)
         for task in feature.tasks:
             grad = _view(grads, task, feature.request)
             if feature.shared:
                 grad = grad.sum(0, keepdim=True)
             received[:, :, task.start : task.start + task.width] += grad
-        if feature.tasks[0].pooling == _MEAN:
+        if feature.is_pooled(_MEAN):
             received /= feature.counts.clamp(min=1)[:, None, None]
-        entry, place, positions = feature.entry, feature.place, feature.positions
-        if place is None:
-            given = received.squeeze(1).index_select(0, entry)
-        else:
-            kept = place < length
-            given, positions = received[entry[kept], place[kept]], positions[kept]
+        given = received.view(-1, feature.reach).index_select(0, feature.slots)
         columns = torch.arange(feature.reach, device=flat.device)
-        flat.index_add_(0, (positions[:, None] + columns).reshape(-1), given.reshape(-1))
+        values = (feature.positions[:, None] + columns).reshape(-1)
+        flat.scatter_add_(0, values, given.reshape(-1))
     return [part.clone() for part in flat.split(list(sizes))] if len(sizes) > 1 else [flat]
 
 
@@ -90,18 +93,15 @@ def _view(tensors: Sequence[Tensor], task: Task, request: Request) -> Tensor:
 
 
 def _pooled(feature: _Feature, flat: Tensor) -> Tensor:
-    vectors = flat.unfold(0, feature.reach, 1)[feature.positions]
-    length = feature.tasks[0].length
-    if feature.place is not None:
-        kept = feature.place < length
-        pooled = flat.new_zeros(feature.entries, length, feature.reach)
-        pooled[feature.entry[kept], feature.place[kept]] = vectors[kept]
-        return pooled
-    pooled = flat.new_zeros(feature.entries, feature.reach)
-    pooled.index_add_(0, feature.entry, vectors)
-    if feature.tasks[0].pooling == _MEAN:
+    vectors = flat.unfold(0, feature.reach, 1).index_select(0, feature.positions)
+    pooled = flat.new_zeros(feature.entries * feature.length, feature.reach)
+    if feature.is_pooled(_FIRSTN):
+        pooled.index_copy_(0, feature.slots, vectors)
+    else:
+        pooled.index_add_(0, feature.slots, vectors)
+    if feature.is_pooled(_MEAN):
         pooled /= feature.counts.clamp(min=1)[:, None]
-    return pooled[:, None]
+    return pooled.view(feature.entries, feature.length, feature.reach)
 
 
 def _features(indices: Indices, starts: Sequence[int]) -> Iterator[_Feature]:
@@ -123,21 +123,15 @@ def _features(indices: Indices, starts: Sequence[int]) -> Iterator[_Feature]:
             if begin == end or ids.start == ids.stop or not request.rows:
                 continue
             cut = ends[begin : end + 1].to(torch.int64)
-            entry = torch.repeat_interleave(
+            counts, mine_at = cut.diff(), positions[ids]
+            slots = torch.repeat_interleave(
                 torch.arange(end - begin, device=cut.device),
-                cut.diff(),
+                counts,
                 output_size=ids.stop - ids.start,
             )
-            place = None
             if mine[0].pooling == _FIRSTN:
-                place = torch.arange(len(entry), device=cut.device) - (cut[:-1] - cut[0])[entry]
-            yield _Feature(
-                request=request,
-                tasks=mine,
-                shared=bool(host[1][q]),
-                entries=end - begin,
-                counts=cut.diff(),
-                entry=entry,
-                place=place,
-                positions=positions[ids],
-            )
+                place = torch.arange(len(slots), device=cut.device) - (cut[:-1] - cut[0])[slots]
+                kept = place < mine[0].length
+                slots = (slots * mine[0].length + place)[kept]
+                mine_at = mine_at[kept]
+            yield _Feature(request, mine, bool(host[1][q]), end - begin, counts, slots, mine_at)
