@@ -8,6 +8,7 @@ void bind_ops(nb::module_& m) {
   m.def("scratch_bytes", &scratch_bytes);
   m.def("reset_scratch_bytes", &reset_scratch_bytes);
   bind_split(m);
+  bind_layout(m);
 }
 
 }  // namespace hedgerow

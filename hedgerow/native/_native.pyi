@@ -13,6 +13,62 @@ def set_memory_limit(limit_bytes: int) -> None: ...
 def scratch_bytes() -> int: ...
 def reset_scratch_bytes() -> None: ...
 def rule_names() -> list[str]: ...
+def number_fids(
+    features: Sequence[int],
+    shards: int,
+    unique: bool,
+    words_at: int,
+    offsets_at: int,
+    counts_at: int,
+    /,
+) -> int: ...
+def place_fids(
+    features: Sequence[int],
+    tables: Sequence[int],
+    widths: Sequence[int],
+    shards: int,
+    rows_at: int,
+    values_at: int,
+    words_at: int,
+    fids_at: int,
+    /,
+) -> None: ...
+
+class LayoutPlan:
+    def __init__(self, features: int, numbers: Sequence[int]) -> None: ...
+    def features(self) -> int: ...
+    def outputs(self) -> int: ...
+
+class LayoutBatch:
+    def __init__(
+        self,
+        lists: int,
+        requests: Sequence[int],
+        lengths: Sequence[int],
+        nfl_at: int,
+        offsets_at: int,
+        wide: bool,
+        ids_at: int,
+    ) -> None: ...
+    def check(self, plan: LayoutPlan, /) -> tuple[int, int, int, int, int]: ...
+    def forward(
+        self,
+        plan: LayoutPlan,
+        is_double: bool,
+        lists: Sequence[int],
+        outputs: Sequence[int],
+        /,
+    ) -> None: ...
+    def backward(
+        self,
+        plan: LayoutPlan,
+        is_double: bool,
+        grads: Sequence[int],
+        scale: float,
+        lists: Sequence[int],
+        /,
+    ) -> None: ...
+
 def philox(counter: Sequence[int], key: Sequence[int]) -> Sequence[int]: ...
 def first_values(
     kind: str,

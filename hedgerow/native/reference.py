@@ -15,6 +15,7 @@ from .reference_admission import (
     admission_probability,
 )
 from .reference_bytes import crc32c
+from .reference_layout import LayoutBatch, LayoutPlan, number_fids, place_fids
 from .reference_rows import Row, Rows, Segment
 from .reference_rules import RULES, Floats
 from .reference_split import (
@@ -45,6 +46,8 @@ __all__ = [
     "ChanceAdmission",
     "Codec",
     "CountAdmission",
+    "LayoutBatch",
+    "LayoutPlan",
     "Segment",
     "SlidingFilter",
     "Table",
@@ -58,7 +61,9 @@ __all__ = [
     "half_neighbours",
     "join_rows",
     "mark_keys",
+    "number_fids",
     "philox",
+    "place_fids",
     "plan_split",
     "round_to_half",
     "rule_names",

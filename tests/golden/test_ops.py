@@ -6,6 +6,7 @@ import pytest
 
 from . import (  # noqa: F401  (they register handlers)
     ops_ids,
+    ops_layout,
     ops_reduce,
     ops_split,
 )
