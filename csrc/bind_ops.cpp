@@ -7,6 +7,7 @@ namespace hedgerow {
 void bind_ops(nb::module_& m) {
   m.def("scratch_bytes", &scratch_bytes);
   m.def("reset_scratch_bytes", &reset_scratch_bytes);
+  bind_gather(m);
 }
 
 }  // namespace hedgerow

@@ -15,6 +15,15 @@ from .reference_admission import (
     admission_probability,
 )
 from .reference_bytes import crc32c
+from .reference_gather import (
+    add_rows,
+    add_windows,
+    copy_rows,
+    copy_windows,
+    find_rows,
+    fused_reorder,
+    reorder,
+)
 from .reference_rows import Row, Rows, Segment
 from .reference_rules import RULES, Floats
 from .reference_values import (
@@ -37,13 +46,20 @@ __all__ = [
     "Segment",
     "SlidingFilter",
     "Table",
+    "add_rows",
+    "add_windows",
     "admission_probability",
+    "copy_rows",
+    "copy_windows",
     "crc32c",
+    "find_rows",
     "first_not_finite",
     "first_values",
+    "fused_reorder",
     "gather",
     "half_neighbours",
     "philox",
+    "reorder",
     "round_to_half",
     "rule_names",
 ]

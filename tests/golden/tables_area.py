@@ -46,8 +46,7 @@ AREA = Area(
         "benchmarks",
     },
     later_sections={
-        ("sharding", "fused_reorder"),  # distribution
-        ("sharding", "unique_with_offsets"),
+        ("sharding", "unique_with_offsets"),  # distribution
     },
     later_cases=_later,
 )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from . import ops_ids  # noqa: F401  (it registers handlers)
+from . import ops_gather, ops_ids  # noqa: F401  (they register handlers)
 from .ops_area import AREA
 from .runner import Case
 
