@@ -12,7 +12,7 @@ from .. import native
 from ..core import checks
 from ..core.errors import DtypeError, InputError
 from ..core.shapes import Float
-from .arguments import FLOATS, WHOLE, looks_inside, together, typed
+from .arguments import FLOATS, WHOLE, looks_inside, tensor, tensors, together, typed
 from .library import register
 
 _SUMMED = (torch.float32, torch.float64)  # by the core; other types by torch's ops
@@ -32,7 +32,8 @@ def fused_gather_embeddings_by_input(
     [[[3.0, 4.0], [0.0, 1.0]], [[2.0, 3.0, 4.0]]]
     """
     dims = [checks.count("embedding_dims", dim) for dim in embedding_dims]
-    return _gather(fused_embeddings, list(fused_embedding_offsets), dims, validate)
+    offsets = tensors("fused_embedding_offsets", fused_embedding_offsets)
+    return _gather(tensor("fused_embeddings", fused_embeddings), offsets, dims, validate)
 
 
 def fused_gather_embeddings_by_input_gradient(
@@ -53,7 +54,8 @@ def fused_gather_embeddings_by_input_gradient(
     size = checks.count("fused_embeddings_size", fused_embeddings_size)
     dims = [checks.count("embedding_dims", dim) for dim in embedding_dims]
     factor = scale if isinstance(scale, Tensor) else torch.tensor(float(scale), dtype=torch.float64)
-    return _gradient(size, list(grads), list(embedding_offsets), dims, factor, validate)
+    offsets = tensors("embedding_offsets", embedding_offsets)
+    return _gradient(size, tensors("grads", grads), offsets, dims, factor, validate)
 
 
 def _offsets(offsets: Sequence[Tensor], dims: Sequence[int]) -> list[Tensor]:

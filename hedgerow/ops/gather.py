@@ -11,7 +11,7 @@ from torch import Tensor
 from .. import native
 from ..core.errors import InputError
 from ..core.shapes import Float, Int64
-from .arguments import FLOATS, in_range, looks_inside, together, typed
+from .arguments import FLOATS, in_range, looks_inside, tensor, tensors, together, typed
 from .library import register
 
 _SUMMED = (torch.float32, torch.float64)  # by the core; other types by torch's ops
@@ -34,7 +34,8 @@ def map_id_to_embedding(
     >>> map_id_to_embedding(ids, embeddings, torch.tensor([[5], [7]])).tolist()
     [[[3.0]], [[1.0]]]
     """
-    return _map(list(ids), list(embeddings), input, use_multi_threads, validate)[0]
+    lists, tables = tensors("ids", ids), tensors("embeddings", embeddings)
+    return _map(lists, tables, tensor("input", input), use_multi_threads, validate)[0]
 
 
 def map_id_to_embedding_gradient_back_prop(
@@ -51,7 +52,7 @@ def map_id_to_embedding_gradient_back_prop(
     [[[1.0]], [[0.0], [2.0]]]
     """
     numbers = find_rows(ids, input, validate=validate)
-    return _add(grads, numbers, [len(one) for one in ids], True, validate)
+    return _add(tensor("grads", grads), numbers, [len(one) for one in ids], True, validate)
 
 
 def gather_embeddings_by_input(
@@ -71,7 +72,8 @@ def gather_embeddings_by_input(
     >>> output.flatten().tolist(), rows.tolist()
     ([0.5, 2.5, 1.5, 2.5], [0, 2, 1, 2])
     """
-    return _map([ids], [embeddings], input, use_multi_threads, validate)
+    lists, tables = tensors("ids", [ids]), tensors("embeddings", [embeddings])
+    return _map(lists, tables, tensor("input", input), use_multi_threads, validate)
 
 
 def gather_embeddings_by_ids_gradient_back_prop(
@@ -88,7 +90,8 @@ def gather_embeddings_by_ids_gradient_back_prop(
     [1.0, 1.0, 2.0]
     """
     typed("ids", ids, (torch.int64,), (None,))
-    return _add(grads, index_mapping, [len(ids)], True, validate)[0]
+    numbers = tensor("index_mapping", index_mapping)
+    return _add(tensor("grads", grads), numbers, [len(ids)], True, validate)[0]
 
 
 def find_rows(
@@ -103,7 +106,7 @@ def find_rows(
     >>> find_rows([torch.tensor([7]), torch.tensor([-2, 5])], torch.tensor([5, 7])).tolist()
     [2, 0]
     """
-    return _find(list(ids), input, use_multi_threads, validate)
+    return _find(tensors("ids", ids), tensor("input", input), use_multi_threads, validate)
 
 
 # ---- finding

@@ -13,7 +13,7 @@ from ..core import checks
 from ..core.errors import InputError
 from ..core.shapes import Int64
 from ..routing.router import Router
-from .arguments import FLOATS, WHOLE, in_range, together, typed
+from .arguments import FLOATS, WHOLE, in_range, tensor, tensors, together, typed
 from .ids import shard_of
 from .library import register, unknown_size
 
@@ -45,7 +45,7 @@ def reorder_by_indices(
     ([3, 0, 1, 5, 2], [2, 1, 2])
     """
     shards = checks.count("num_of_shards", num_of_shards, least=1)
-    return _reorder(input, shard_ids, shards, validate)
+    return _reorder(tensor("input", input), tensor("shard_ids", shard_ids), shards, validate)
 
 
 def _rows(
@@ -152,7 +152,7 @@ def fused_reorder_by_indices(
         raise InputError("inputs is empty; pass the ids of one slot at least.")
     dims = [checks.count("dim_sizes", dim) for dim in dim_sizes]
     shards = checks.count("num_of_shards", num_of_shards, least=1)
-    return Reordered(*_fused_reorder(list(inputs), shards, dims, rank0_empty))
+    return Reordered(*_fused_reorder(tensors("inputs", inputs), shards, dims, rank0_empty))
 
 
 def _slots(
