@@ -9,6 +9,10 @@ namespace hedgerow {
 
 inline constexpr u64 kBlockRows = 2048;
 
+// Bytes written, from which a second thread is sure to save more than its waking costs: on a busy
+// machine that can be the better part of a millisecond.
+inline constexpr u64 kWorthThreads = u64(4) << 20;
+
 // Runs body(from, to) over [0, n), a block at a time; on this thread alone unless `many`.
 template <class Body>
 void for_blocks(u64 n, bool many, Body&& body) {
@@ -23,12 +27,10 @@ void for_blocks(u64 n, bool many, Body&& body) {
 
 // Cuts [0, n) into parts for threads that all read the whole input and each write what lies in
 // their part: where every sum is made by one thread, its order does not depend on how many there
-// are. Runs body(from, to) for each; `input_bytes` tells whether threads are worth their waking.
+// are. Runs body(from, to) for each; on this thread alone unless `many`.
 template <class Body>
-void for_parts(u64 n, u64 input_bytes, bool many, Body&& body) {
-  constexpr u64 kWorthAThread = u64(256) << 10;
-  const u64 useful = std::min(n, input_bytes / kWorthAThread);
-  const u64 parts = many ? std::clamp<u64>(useful, 1, u64(thread_count())) : 1;
+void for_parts(u64 n, bool many, Body&& body) {
+  const u64 parts = many ? std::clamp<u64>(n, 1, u64(thread_count())) : 1;
   parallel_for(i64(parts),
                [&](i64 part) { body(n * u64(part) / parts, n * u64(part + 1) / parts); });
 }

@@ -13,6 +13,7 @@ namespace hedgerow {
 namespace {
 
 constexpr u64 kTooMany = u64(1) << 31;
+constexpr u64 kWorthThreads = u64(1) << 16;  // ids: a millisecond or more
 
 // The router's rule, id modulo shards; the first `skipped` of them own nothing.
 struct AnyShards {
@@ -54,7 +55,8 @@ class Work {
   void each_slot(Body&& body) {
     const u64 slots = args_.slots.size();
     std::atomic<u64> next{0};
-    parallel_for(i64(std::min(slots, u64(thread_count()))), [&](i64) {
+    const u64 threads = starts_[slots] < kWorthThreads ? 1 : u64(thread_count());
+    parallel_for(i64(std::min(slots, threads)), [&](i64) {
       IdMap map;
       const Scratch<u32> of_shards(args_.shard_count);
       for (u64 m; (m = next.fetch_add(1, std::memory_order_relaxed)) < slots;)

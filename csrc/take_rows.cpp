@@ -66,7 +66,7 @@ i64 find_rows(std::span<const IdList> lists, const u64* queries, u64 n, bool man
   ask_for_huge_pages(out, n * sizeof(i64));
   const IdRows rows(lists);
   std::atomic<u64> missing{n};
-  for_blocks(n, many, [&](u64 from, u64 to) {
+  for_blocks(n, many && n * sizeof(i64) >= kWorthThreads, [&](u64 from, u64 to) {
     const u64 absent = from + rows.find(queries + from, to - from, out + from);
     if (absent != to) keep_least(missing, absent);
   });
@@ -78,7 +78,7 @@ void copy_rows(std::span<const RowList> lists, u64 row_bytes, const i64* numbers
   const CallScope scope;
   ask_for_huge_pages(out, n * row_bytes);
   const RowLists rows(lists, row_bytes);
-  for_blocks(n, many, [&](u64 from, u64 to) {
+  for_blocks(n, many && n * row_bytes >= kWorthThreads, [&](u64 from, u64 to) {
     with_bytes(row_bytes, [&](auto bytes) {
       const auto fetch = [&](u64 i) { fetch_bytes(rows.row(u64(numbers[i])), bytes); };
       for (u64 i = from; i < std::min(to, from + kAhead); ++i) fetch(i);
@@ -97,7 +97,7 @@ void add_rows(std::span<const RowList> lists, u64 dim, const i64* numbers, u64 n
   for (const RowList& list : lists) ask_for_huge_pages(list.rows, list.n * dim * sizeof(Value));
   const RowLists rows(lists, dim * sizeof(Value));
   const Adding<Value> adding{rows, dim, numbers, grads};
-  for_parts(rows.rows(), n * dim * sizeof(Value), many,
+  for_parts(rows.rows(), many && n * dim * sizeof(Value) >= kWorthThreads,
             [&](u64 from, u64 to) { adding.add_part(n, from, to); });
 }
 

@@ -30,6 +30,13 @@ i64 first_outside(std::span<const Windows<Offset>> tables, u64 size) {
 }
 
 template <class Offset>
+u64 total_bytes(std::span<const Windows<Offset>> tables, u64 value_bytes) {
+  u64 bytes = 0;
+  for (const Windows<Offset>& table : tables) bytes += table.n * table.dim * value_bytes;
+  return bytes;
+}
+
+template <class Offset>
 void copy_some(const Windows<Offset>& table, u64 from, u64 to, u64 value_bytes, const u8* values) {
   with_bytes(table.dim * value_bytes, [&](auto bytes) {
     const auto window = [&](u64 i) { return values + u64(table.offsets[i]) * value_bytes; };
@@ -64,18 +71,24 @@ i64 copy_windows(std::span<const Windows<Offset>> tables, u64 value_bytes, const
                  u64 size) {
   const CallScope scope;
   if (const i64 outside = first_outside(tables, size); outside >= 0) return outside;
+  // Blocks of all tables, numbered through, so that one large table is shared too.
   Scratch<u64> first_block(tables.size() + 1);
   first_block[0] = 0;
   for (u64 t = 0; t < tables.size(); ++t) {
     ask_for_huge_pages(tables[t].rows, tables[t].n * tables[t].dim * value_bytes);
     first_block[t + 1] = first_block[t] + (tables[t].n + kBlockRows - 1) / kBlockRows;
   }
-  parallel_for(i64(first_block[tables.size()]), [&](i64 task) {
-    const u64 t = u64(std::upper_bound(first_block.begin(), first_block.end(), u64(task)) - 1 -
-                      first_block.begin());
-    const u64 from = (u64(task) - first_block[t]) * kBlockRows;
+  const auto copy_block = [&](u64 block) {
+    const u64* const next = std::upper_bound(first_block.begin(), first_block.end(), block);
+    const u64 t = u64(next - first_block.begin()) - 1;
+    const u64 from = (block - first_block[t]) * kBlockRows;
     copy_some(tables[t], from, std::min(tables[t].n, from + kBlockRows), value_bytes, values);
-  });
+  };
+  const u64 blocks = first_block[tables.size()];
+  if (total_bytes(tables, value_bytes) >= kWorthThreads)
+    parallel_for(i64(blocks), [&](i64 block) { copy_block(u64(block)); });
+  else
+    for (u64 block = 0; block < blocks; ++block) copy_block(block);
   return -1;
 }
 
@@ -84,9 +97,8 @@ i64 add_windows(std::span<const Windows<Offset>> tables, Value scale, Value* sum
   const CallScope scope;
   if (const i64 outside = first_outside(tables, size); outside >= 0) return outside;
   ask_for_huge_pages(sums, size * sizeof(Value));
-  u64 bytes = 0;
-  for (const Windows<Offset>& table : tables) bytes += table.n * table.dim * sizeof(Value);
-  for_parts(size, bytes, true, [&](u64 from, u64 to) { add_part(tables, scale, sums, from, to); });
+  for_parts(size, total_bytes(tables, sizeof(Value)) >= kWorthThreads,
+            [&](u64 from, u64 to) { add_part(tables, scale, sums, from, to); });
   return -1;
 }
 

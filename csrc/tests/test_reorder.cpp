@@ -17,12 +17,12 @@ std::vector<u64> some_ids(std::mt19937_64& random, u64 n) {
   return ids;
 }
 
-void fused(u64 slots, u64 shards, bool rank0_empty) {
+void fused(u64 slots, u64 shards, bool rank0_empty, u64 growth = 50) {
   std::mt19937_64 random(slots * 1000 + shards);
   std::vector<std::vector<u64>> ids;
   std::vector<SlotIds> args;
   u64 total = 0;
-  for (u64 m = 0; m < slots; ++m) ids.push_back(some_ids(random, m % 3 == 2 ? 0 : 50 * m + 7));
+  for (u64 m = 0; m < slots; ++m) ids.push_back(some_ids(random, m % 3 == 2 ? 0 : growth * m + 7));
   for (u64 m = 0; m < slots; ++m) {
     args.push_back({ids[m].data(), ids[m].size(), m % 5});
     total += ids[m].size();
@@ -95,6 +95,7 @@ int main() {
   for (const u64 shards : {1, 2, 3, 8, 300})
     for (const u64 slots : {1, 2, 9}) fused(slots, shards, false);
   for (const u64 shards : {2, 3, 9}) fused(5, shards, true);
+  fused(9, 37, false, 5000);  // enough for several threads
   too_many_values();
   for (const u64 n : {0, 1, 15, 17, 5000}) rows_keep_their_first_shard(n, 7);
   return 0;

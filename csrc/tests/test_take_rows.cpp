@@ -91,6 +91,8 @@ int main() {
     for (const u64 lists : {1, 3, 40})
       for (const u64 dim : {1, 3, 16})
         for (const u64 n : {0, 1, 2047, 9000}) agrees(lists, dim, n, scattered);
+  // Enough for several threads: of the copy and the sums, then of the search.
   agrees(40, 64, 30000, true);
+  agrees(3, 1, 600000, true);
   return 0;
 }

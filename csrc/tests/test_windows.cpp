@@ -51,6 +51,6 @@ void agree(u64 size, std::vector<u64> lengths, std::vector<u64> dims) {
 int main() {
   set_thread_count(3);
   agree<i64>(200, {10, 7}, {3, 200});
-  agree<std::int32_t>(40000, {30000, 5000, 0}, {2, 31, 4});
+  agree<std::int32_t>(40000, {30000, 20000, 0}, {2, 31, 4});  // for several threads
   return 0;
 }

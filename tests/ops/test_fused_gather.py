@@ -95,8 +95,8 @@ def test_d7_the_scale_counts_on_the_cpu() -> None:
 def test_d7_overlapping_windows_of_all_tables_add_up_with_any_threads(dtype: torch.dtype) -> None:
     generator = torch.Generator().manual_seed(1)
     dims = [5, 64, 3, 16]
-    offsets = [torch.randint(0, 3000, (9000,), generator=generator) for _ in dims]
-    grads = [torch.rand(9000, d, generator=generator, dtype=dtype) for d in dims]
+    offsets = [torch.randint(0, 3000, (13_000,), generator=generator) for _ in dims]
+    grads = [torch.rand(13_000, d, generator=generator, dtype=dtype) for d in dims]
     found = []
     for count in (1, 2, 4):
         with threads(count):

@@ -225,8 +225,8 @@ def test_threads_change_nothing(dtype: torch.dtype) -> None:
     generator = torch.Generator().manual_seed(2)
     lists = list(torch.randperm(30_000, generator=generator).split([9000, 20_000, 1000]))
     tables = [torch.rand(len(one), 8, generator=generator, dtype=dtype) for one in lists]
-    queries = torch.randint(0, 30_000, (90_000,), generator=generator)
-    grads = torch.rand(90_000, 8, generator=generator, dtype=dtype)
+    queries = torch.randint(0, 30_000, (150_000,), generator=generator)
+    grads = torch.rand(150_000, 8, generator=generator, dtype=dtype)
     found = []
     for count in (1, 2, 4):
         with threads(count):

@@ -215,7 +215,7 @@ def test_threads_change_nothing() -> None:
     generator = torch.Generator().manual_seed(3)
     slots = [
         torch.randint(-(2**62), 2**62, (size,), generator=generator).repeat(2)
-        for size in (5000, 0, 1, 3000, 800)
+        for size in (25_000, 0, 1, 15_000, 4000)
     ]
     found = []
     for count in (1, 2, 4):
