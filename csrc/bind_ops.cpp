@@ -9,6 +9,7 @@ void bind_ops(nb::module_& m) {
   m.def("reset_scratch_bytes", &reset_scratch_bytes);
   bind_split(m);
   bind_layout(m);
+  bind_gather(m);
 }
 
 }  // namespace hedgerow

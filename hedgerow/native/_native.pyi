@@ -185,6 +185,84 @@ def sum_windows(
     out_at: int,
     /,
 ) -> None: ...
+def add_rows(
+    rows_at: Sequence[int],
+    lengths: Sequence[int],
+    dim: int,
+    value_bytes: int,
+    numbers_at: int,
+    n: int,
+    many: bool,
+    grads_at: int,
+    /,
+) -> None: ...
+def add_windows(
+    offsets_at: Sequence[int],
+    lengths: Sequence[int],
+    dims: Sequence[int],
+    offset_bytes: int,
+    value_bytes: int,
+    grads_at: Sequence[int],
+    scale: float,
+    sums_at: int,
+    size: int,
+    /,
+) -> int: ...
+def copy_rows(
+    rows_at: Sequence[int],
+    lengths: Sequence[int],
+    row_bytes: int,
+    numbers_at: int,
+    n: int,
+    many: bool,
+    out_at: int,
+    /,
+) -> None: ...
+def copy_windows(
+    offsets_at: Sequence[int],
+    lengths: Sequence[int],
+    dims: Sequence[int],
+    offset_bytes: int,
+    value_bytes: int,
+    values_at: int,
+    size: int,
+    rows_at: Sequence[int],
+    /,
+) -> int: ...
+def find_rows(
+    ids_at: Sequence[int],
+    lengths: Sequence[int],
+    queries_at: int,
+    n: int,
+    many: bool,
+    out_at: int,
+    /,
+) -> int: ...
+def fused_reorder(
+    ids_at: Sequence[int],
+    lengths: Sequence[int],
+    dims: Sequence[int],
+    shard_count: int,
+    rank0_empty: bool,
+    out_at: int,
+    shard_sizes_at: int,
+    slot_sizes_at: int,
+    offsets_at: int,
+    /,
+) -> tuple[int, int]: ...
+def reorder(
+    keys_at: int,
+    kind: int,
+    key_stride: int,
+    rows_at: int,
+    row_bytes: int,
+    n: int,
+    shards_at: int,
+    shard_count: int,
+    out_at: int,
+    sizes_at: int,
+    /,
+) -> int: ...
 
 class Codec:
     def __init__(

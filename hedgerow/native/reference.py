@@ -15,6 +15,15 @@ from .reference_admission import (
     admission_probability,
 )
 from .reference_bytes import crc32c
+from .reference_gather import (
+    add_rows,
+    add_windows,
+    copy_rows,
+    copy_windows,
+    find_rows,
+    fused_reorder,
+    reorder,
+)
 from .reference_layout import LayoutBatch, LayoutPlan, number_fids, place_fids
 from .reference_rows import Row, Rows, Segment
 from .reference_rules import RULES, Floats
@@ -51,12 +60,18 @@ __all__ = [
     "Segment",
     "SlidingFilter",
     "Table",
+    "add_rows",
+    "add_windows",
     "admission_probability",
     "check_part",
+    "copy_rows",
+    "copy_windows",
     "crc32c",
     "fill_windows",
+    "find_rows",
     "first_not_finite",
     "first_values",
+    "fused_reorder",
     "gather",
     "half_neighbours",
     "join_rows",
@@ -65,6 +80,7 @@ __all__ = [
     "philox",
     "place_fids",
     "plan_split",
+    "reorder",
     "round_to_half",
     "rule_names",
     "split_ragged",

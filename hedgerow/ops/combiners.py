@@ -81,7 +81,8 @@ class ReduceMean(Combiner):
 class FirstN(Combiner):
     """The first `seq_length` vectors of each row, with zeros behind a shorter one.
 
-    >>> FirstN(2).combine(Ragged.from_lists([[5], [6, 7, 8]]), [[1.0], [2.0], [3.0], [4.0]]).tolist()
+    >>> key = Ragged.from_lists([[5], [6, 7, 8]])
+    >>> FirstN(2).combine(key, [[1.0], [2.0], [3.0], [4.0]]).tolist()
     [[[1.0], [0.0]], [[2.0], [3.0]]]
     """
 

@@ -45,9 +45,6 @@ AREA = Area(
         "factory",
         "benchmarks",
     },
-    later_sections={
-        ("sharding", "fused_reorder"),  # distribution
-    },
     later_cases=_later,
 )
 

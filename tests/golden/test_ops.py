@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from . import (  # noqa: F401  (they register handlers)
+    ops_gather,
     ops_ids,
     ops_layout,
     ops_reduce,

@@ -38,7 +38,8 @@ def fused_embedding_to_layout(
     >>> config = FeatureConfigs(
     ...     {"f": Feature("t", "SUM", (2,))}, {"out": OutConfig("NONE", (Slice("f", 0, 2),))}
     ... )
-    >>> ids = shard_fids({"f": (False, Ragged.from_lists([[7, 8], [7]]))}, 2, 1, config, unique=True)
+    >>> rows = Ragged.from_lists([[7, 8], [7]])
+    >>> ids = shard_fids({"f": (False, rows)}, 2, 1, config, unique=True)
     >>> vectors = torch.tensor([1.0, 2.0, 10.0, 20.0])  # of 7 and 8
     >>> fused_embedding_to_layout(
     ...     [vectors], config, fid_offset=ids.fid_offset, feature_offset=ids.feature_offset,

@@ -58,7 +58,8 @@ def shard_fids(
 
     >>> from hedgerow.ops.layout import Feature
     >>> config = FeatureConfigs({"f": Feature("t", "SUM", (4,))}, {})
-    >>> found = shard_fids({"f": (False, Ragged.from_lists([[4, 7], [4]]))}, 2, 2, config, unique=True)
+    >>> rows = Ragged.from_lists([[4, 7], [4]])
+    >>> found = shard_fids({"f": (False, rows)}, 2, 2, config, unique=True)
     >>> [ids.tolist() for ids in found.fid_list], found.fid_offset.tolist()
     ([[4], [7]], [0, 4294967296, 0])
     """
