@@ -59,8 +59,8 @@ def ragged_split_by_indices(
     )
     rows = borders.unbind(0)
     return (
-        [Ragged(part, cut) for part, cut in zip(values, rows, strict=True)],
-        [Ragged(part, cut) for part, cut in zip(positions, rows, strict=True)],
+        [Ragged.trusted(part, cut) for part, cut in zip(values, rows, strict=True)],
+        [Ragged.trusted(part, cut) for part, cut in zip(positions, rows, strict=True)],
     )
 
 

@@ -49,7 +49,7 @@ def unique_key_with_value_and_offset(
     buffer = None
     if generate_buffer:
         buffer = SharedBuffer.zeros(total_values(key.row_splits, dims), device=keys.device)
-    return UniqueKeys(Ragged(keys, splits), ValueOffset(offsets, splits, inner), buffer)
+    return UniqueKeys(Ragged.trusted(keys, splits), ValueOffset(offsets, splits, inner), buffer)
 
 
 def _check(

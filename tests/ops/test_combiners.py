@@ -116,7 +116,7 @@ def test_d8_the_mean_of_an_empty_row_is_zero() -> None:
         ),
         (Ragged.from_lists([[1]]), torch.zeros(1), "embedding has shape"),
         (Ragged.from_lists([[1]]), torch.zeros(1, 1, dtype=torch.int64), "embedding has dtype"),
-        (Ragged(torch.arange(2), torch.tensor([0, 2, 1, 2])), torch.zeros(2, 1), "falls"),
+        (Ragged.trusted(torch.arange(2), torch.tensor([0, 2, 1, 2])), torch.zeros(2, 1), "falls"),
         ([[1]], torch.zeros(1, 1), "key is a list; pass a Ragged"),
     ],
 )

@@ -380,7 +380,7 @@ def test_offsets_outside_the_buffer_are_refused(where: ValueOffset, message: str
         (FIRST, torch.zeros(1, 2), DIMS, "shape"),
         (FIRST, [1.0, 2.0], DIMS, "value is a list"),
         (torch.tensor([1]), torch.zeros(2), DIMS, "pos must be a Ragged"),
-        (Ragged(torch.tensor([1]), torch.tensor([0, 2, 1])), torch.zeros(2), DIMS, "falls"),
+        (Ragged.trusted(torch.tensor([1]), torch.tensor([0, 2, 1])), torch.zeros(2), DIMS, "falls"),
         (Ragged(torch.tensor([1.0]), torch.tensor([0, 1, 1])), torch.zeros(2), DIMS, "float32"),
     ],
 )

@@ -294,8 +294,8 @@ def test_d19_minus_one_is_listed_once() -> None:
 def test_the_producer_refuses_rows_that_do_not_fit() -> None:
     config = FeatureConfigs({"f": F}, {})
     right = Ragged.from_lists([[1], [2]])
-    falling = Ragged(torch.tensor([1, 2]), torch.tensor([0, 3, 2]))
-    short = Ragged(torch.tensor([1, 2]), torch.tensor([0, 1, 1]))
+    falling = Ragged.trusted(torch.tensor([1, 2]), torch.tensor([0, 3, 2]))
+    short = Ragged.trusted(torch.tensor([1, 2]), torch.tensor([0, 1, 1]))
     for given, rows, shards, message in (
         ({"f": (False, right)}, 3, 1, "has 2 rows; it must have 3"),
         ({"f": (True, right)}, 2, 1, "it must have 1: one, since it is shared"),

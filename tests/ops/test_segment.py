@@ -241,7 +241,7 @@ def test_rowids_of_what_is_not_ragged_are_refused() -> None:
         with pytest.raises(ValueError, match="pass a Ragged"):
             segment.fused_value_rowids(value)  # type: ignore[arg-type]
     with pytest.raises(ValueError, match="goes from 0 to 3"):
-        segment.fused_value_rowids(Ragged(torch.arange(2), torch.tensor([0, 3])))
+        segment.fused_value_rowids(Ragged.trusted(torch.arange(2), torch.tensor([0, 3])))
 
 
 def _examples() -> dict[str, tuple[object, ...]]:

@@ -209,11 +209,11 @@ def test_bad_splits_are_refused(arguments: tuple, message: str) -> None:
         (INDICES, torch.zeros(2), 2, "num is a Tensor"),
         (INDICES, NUM, 0, "num_splits is 0"),
         ([0, 1], NUM, 2, "indices is a list"),
-        (INDICES, Ragged(NUM.values, torch.tensor([0, 2, 1, 2])), 2, "falls from 2 to 1"),
-        (INDICES, Ragged(NUM.values, torch.tensor([0, 1, 3])), 2, "from 0 to 3"),
-        (INDICES, Ragged(NUM.values, torch.tensor([1, 2])), 2, "from 1 to 2"),
+        (INDICES, Ragged.trusted(NUM.values, torch.tensor([0, 2, 1, 2])), 2, "falls from 2 to 1"),
+        (INDICES, Ragged.trusted(NUM.values, torch.tensor([0, 1, 3])), 2, "from 0 to 3"),
+        (INDICES, Ragged.trusted(NUM.values, torch.tensor([1, 2])), 2, "from 1 to 2"),
         (INDICES, Ragged(NUM.values.float(), NUM.row_splits), 2, "float32"),
-        (INDICES, Ragged(NUM.values, torch.empty(0, dtype=torch.int64)), 2, "is empty"),
+        (INDICES, Ragged.trusted(NUM.values, torch.empty(0, dtype=torch.int64)), 2, "is empty"),
     ],
 )
 def test_bad_ragged_splits_are_refused(

@@ -96,8 +96,8 @@ def test_opcheck_and_compiled() -> None:
         (Ragged.from_lists([[1]]), [2**31], "dims holds 2147483648"),
         (torch.tensor([1]), [1], "key is a Tensor"),
         (Ragged(torch.tensor([1.0]), torch.tensor([0, 1])), [1], "float32"),
-        (Ragged(torch.tensor([1]), torch.tensor([0, 2])), [1], "from 0 to 2"),
-        (Ragged(torch.tensor([1]), torch.tensor([0, 1, 0, 1])), [1, 1, 1], "falls"),
+        (Ragged.trusted(torch.tensor([1]), torch.tensor([0, 2])), [1], "from 0 to 2"),
+        (Ragged.trusted(torch.tensor([1]), torch.tensor([0, 1, 0, 1])), [1, 1, 1], "falls"),
     ],
 )
 def test_bad_keys_are_refused(key: Ragged, dims: list[int], message: str) -> None:
