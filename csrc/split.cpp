@@ -4,7 +4,12 @@
 #include <algorithm>
 #include <cstring>
 
+#if defined(__x86_64__)
+#include <emmintrin.h>
+#endif
+
 #include "pool.h"
+#include "row_copy.h"
 #include "scratch.h"
 
 namespace hedgerow {
@@ -44,6 +49,7 @@ template <u64 kBytes>
 struct Fixed {
   u64 bytes() const { return kBytes; }
   HR_INLINE void copy(u8* to, const u8* from) const { std::memcpy(to, from, kBytes); }
+  void finish() const {}
 };
 
 struct Chunks {
@@ -55,10 +61,33 @@ struct Chunks {
     for (; done + 4 <= width; done += 4) std::memcpy(to + done, from + done, 4);
     for (; done < width; ++done) to[done] = from[done];
   }
+  void finish() const {}
 };
 
+#if defined(__x86_64__)
+// Whole lines past the caches: an ordinary store would first read the line that it overwrites.
+struct Streamed {
+  u64 width;
+  u64 bytes() const { return width; }
+  HR_INLINE void copy(u8* to, const u8* from) const {
+    for (u64 done = 0; done < width; done += 16)
+      _mm_stream_si128(reinterpret_cast<__m128i*>(to + done),
+                       _mm_loadu_si128(reinterpret_cast<const __m128i*>(from + done)));
+  }
+  void finish() const { finish_streaming(); }
+};
+#endif
+
+constexpr u64 kLine = 64;
+constexpr u64 kFreshFrom = u64(32) << 20;
+constexpr u64 kStreamFrom = u64(8) << 20;  // bytes of output, about what the caches of a core hold
+
 template <class Body>
-void with_width(u64 row_bytes, Body&& body) {
+void with_width(u64 row_bytes, bool stream, Body&& body) {
+#if defined(__x86_64__)
+  if (stream) return body(Streamed{row_bytes});
+#endif
+  (void)stream;
   switch (row_bytes) {
     case 4:
       return body(Fixed<4>());
@@ -86,6 +115,15 @@ Scratch<Byte*> cursors(const SplitPlan& plan, i64 block, Byte* const* parts, u64
   return next;
 }
 
+// Not into memory that was never written: there the system has just zeroed the line in the cache.
+// The C library takes blocks from 32 MiB on anew from the system each time.
+bool streams(const SplitPlan& plan, u64 row_bytes, const void* const* outputs, u64 count) {
+  const u64 total = plan.n * row_bytes;
+  const auto whole = [](const void* output) { return u64(output) % kLine == 0; };
+  return row_bytes % kLine == 0 && total >= kStreamFrom && total / count < kFreshFrom &&
+         std::all_of(outputs, outputs + count, whole);
+}
+
 }  // namespace
 
 i64 plan_split(const SplitPlan& plan, i64* sizes) {
@@ -109,7 +147,9 @@ i64 plan_split(const SplitPlan& plan, i64* sizes) {
 
 void split_rows(const SplitPlan& plan, const u8* rows, u64 row_bytes, u8* const* parts) {
   const CallScope scope;
-  with_width(row_bytes, [&](auto width) {
+  const bool stream =
+      streams(plan, row_bytes, reinterpret_cast<const void* const*>(parts), plan.splits);
+  with_width(row_bytes, stream, [&](auto width) {
     parallel_for(i64(plan.blocks), [&](i64 task) {
       const Scratch<u8*> next = cursors(plan, task, parts, row_bytes);
       const Block block = block_of(plan, task);
@@ -118,13 +158,15 @@ void split_rows(const SplitPlan& plan, const u8* rows, u64 row_bytes, u8* const*
         width.copy(to, rows + i * width.bytes());
         to += width.bytes();
       }
+      width.finish();
     });
   });
 }
 
 void join_rows(const SplitPlan& plan, const u8* const* parts, u64 row_bytes, u8* rows) {
   const CallScope scope;
-  with_width(row_bytes, [&](auto width) {
+  const void* const output = rows;
+  with_width(row_bytes, streams(plan, row_bytes, &output, 1), [&](auto width) {
     parallel_for(i64(plan.blocks), [&](i64 task) {
       const Scratch<const u8*> next = cursors(plan, task, parts, row_bytes);
       const Block block = block_of(plan, task);
@@ -133,6 +175,7 @@ void join_rows(const SplitPlan& plan, const u8* const* parts, u64 row_bytes, u8*
         width.copy(rows + i * width.bytes(), from);
         from += width.bytes();
       }
+      width.finish();
     });
   });
 }

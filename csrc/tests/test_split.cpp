@@ -16,6 +16,10 @@ namespace {
 
 using Ints = std::vector<i64>;
 
+struct alignas(64) Line {
+  u8 bytes[64];
+};
+
 Ints random_borders(std::mt19937_64& random, u64 n, u64 rows) {
   Ints borders(rows + 1);
   for (i64& border : borders) border = i64(random() % (n + 1));
@@ -29,23 +33,25 @@ void splits_join_again(u64 n, u64 splits, u64 blocks, u64 bytes) {
   std::mt19937_64 random(n + splits);
   Ints indices(n), starts(blocks * splits), sizes(splits);
   for (i64& index : indices) index = i64(random() % splits);
-  std::vector<u8> rows(n * bytes), again(n * bytes);
+  std::vector<u8> rows(n * bytes);
   for (u8& byte : rows) byte = u8(random());
+  std::vector<Line> again((n * bytes + 63) / 64);
+  u8* const back = again.empty() ? nullptr : again.front().bytes;
   const SplitPlan plan{indices.data(), n, splits, blocks, starts.data()};
   CHECK(plan_split(plan, sizes.data()) == -1);
-  std::vector<std::vector<u8>> parts;
+  std::vector<std::vector<Line>> parts;  // as tensors are: their memory begins with a line
   std::vector<u8*> at;
-  for (const i64 size : sizes) parts.emplace_back(u64(size) * bytes);
-  for (auto& part : parts) at.push_back(part.data());
+  for (const i64 size : sizes) parts.emplace_back((u64(size) * bytes + 63) / 64);
+  for (auto& part : parts) at.push_back(part.empty() ? nullptr : part.front().bytes);
   split_rows(plan, rows.data(), bytes, at.data());
   std::vector<u64> next(splits);
   for (u64 i = 0; i < n; ++i) {
     const u64 k = u64(indices[i]);
     CHECK(std::equal(rows.begin() + i64(i * bytes), rows.begin() + i64((i + 1) * bytes),
-                     parts[k].begin() + i64(next[k]++ * bytes)));
+                     at[k] + next[k]++ * bytes));
   }
-  join_rows(plan, at.data(), bytes, again.data());
-  CHECK(again == rows);
+  join_rows(plan, at.data(), bytes, back);
+  CHECK(std::equal(rows.begin(), rows.end(), back));
 }
 
 void bad_indices_are_found() {
@@ -129,6 +135,7 @@ int main() {
     set_thread_count(threads);
     for (const u64 bytes : {0, 1, 4, 8, 12, 16, 32, 64, 65, 128})
       splits_join_again(5000, 10, 7, bytes);
+    splits_join_again(140'000, 10, 7, 64);  // so large that it is written past the caches
     splits_join_again(0, 3, 1, 8);
     splits_join_again(40, 300, 4, 8);
     bad_indices_are_found();

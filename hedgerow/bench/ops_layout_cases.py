@@ -5,19 +5,18 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from ..ops.layout import (
+    Feature,
+    FeatureConfigs,
+    OutConfig,
+    Slice,
+    fused_embedding_to_layout,
+)
 from .ops_duel import Duel, Maker, Sizes
 from .ops_layout_work import LENGTH, WIDTHS, LayoutWork, chain, make_work
 
 
 def _duel(work: LayoutWork) -> Duel:
-    from ..ops.layout import (
-        Feature,
-        FeatureConfigs,
-        OutConfig,
-        Slice,
-        fused_embedding_to_layout,
-    )
-
     kinds: dict[str, list[Slice]] = {"FIRSTN": [], "MEAN": [], "SUM": []}
     features = {}
     for one in work.features:
@@ -75,6 +74,6 @@ def layout_gradient(sizes: Sizes) -> Duel:
 
 
 CASES: dict[str, Maker] = {
-    "fused_embedding_to_layout": layout,
-    "fused_embedding_to_layout small": layout_gradient,
+    "layout": layout,
+    "layout gradient": layout_gradient,
 }

@@ -49,4 +49,4 @@ def reduce_and_split(sizes: Sizes) -> Duel:
     )
 
 
-CASES: dict[str, Maker] = {"fused_reduce_and_split": reduce_and_split}
+CASES: dict[str, Maker] = {"reduce and split": reduce_and_split}

@@ -5,12 +5,15 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from ..ops.fused_gather import (
+    fused_gather_embeddings_by_input,
+    fused_gather_embeddings_by_input_plain,
+)
+from ..ops.reorder import fused_reorder_by_indices, fused_reorder_by_indices_plain
 from .ops_duel import Duel, Maker, Sizes
 
 
 def _reorder(slots: list[Tensor], shards: int, dim: int) -> Duel:
-    from ..ops.reorder import fused_reorder_by_indices, fused_reorder_by_indices_plain
-
     dims = [dim] * len(slots)
 
     def ours(many: bool) -> list[Tensor]:
@@ -51,11 +54,6 @@ def reorder_many(sizes: Sizes) -> Duel:
 
 def windows(sizes: Sizes) -> Duel:
     """Windows of width 3 and 2 of one flat tensor."""
-    from ..ops.fused_gather import (
-        fused_gather_embeddings_by_input,
-        fused_gather_embeddings_by_input_plain,
-    )
-
     random = torch.Generator().manual_seed(13)
     dims = [3, 2]
     length = sum(count * dim for count, dim in zip(sizes.windows, dims, strict=True))
@@ -72,7 +70,7 @@ def windows(sizes: Sizes) -> Duel:
 
 
 CASES: dict[str, Maker] = {
-    "fused_reorder 30 slots": reorder_wide,
-    "fused_reorder 128 slots": reorder_many,
-    "fused_gather windows": windows,
+    "reorder 256": reorder_wide,
+    "reorder 8": reorder_many,
+    "windows": windows,
 }

@@ -22,13 +22,10 @@ _BLOCK_ROWS = 16384  # fewer in a block are copied sooner than a thread wakes up
 _MOST_BLOCKS = 64
 
 
-def split_by_indices(
-    indices: Int64[Tensor, "n"], tensor: Tensor, num_splits: int, *, validate: bool = False
-) -> list[Tensor]:
+def split_by_indices(indices: Int64[Tensor, "n"], tensor: Tensor, num_splits: int) -> list[Tensor]:
     """Result k holds the rows of `tensor` whose index is k, in input order.
 
-    The indices are checked on every device, with or without `validate`: the sizes of the results
-    wait for it anyway.
+    The indices are checked on every device: the sizes of the results wait for it anyway.
 
     >>> parts = split_by_indices(torch.tensor([0, 1, 0]), torch.tensor([7.0, 8.0, 9.0]), 2)
     >>> [part.tolist() for part in parts]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -19,8 +19,7 @@ from .shared_buffer import SharedBuffer
 _Found = tuple[Tensor, Tensor, Tensor, Tensor]  # keys, their row_splits, offsets, inner splits
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class UniqueKeys:
+class UniqueKeys(NamedTuple):
     """Distinct keys, where their vectors go, and the buffer for those if one was asked for."""
 
     unique_key: Ragged

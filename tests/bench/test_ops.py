@@ -43,7 +43,7 @@ def test_the_full_sizes_are_those_of_the_specification() -> None:
 
 def test_the_reduced_tables_are_those_of_the_specification() -> None:
     seen: list[Any] = []
-    duel = CASES["fused_reduce_and_split"](replace(FULL, tables=3))
+    duel = CASES["reduce and split"](replace(FULL, tables=3))
     out = duel.ours(False)
     seen = [tuple(part.shape) for part in out]
     assert seen == [(256, 1)] + [(256, 1)] * 3 + [(256, 1)] * 3 + [(256, 2)]

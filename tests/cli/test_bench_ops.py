@@ -34,22 +34,22 @@ def test_a_run_prints_one_json_object_with_equal_results() -> None:
         assert result["ratio_range"][0] <= result["ratio_range"][1]
         assert "trace" not in result
     names = [(r["case"], r["peer"]) for r in report["results"]]
-    assert ("fused_reduce_and_split", "torch chain") in names
-    assert ("fused_reduce_and_split", "one thread") in names
+    assert ("reduce and split", "torch chain") in names
+    assert ("reduce and split", "one thread") in names
     assert len(names) == 2 * len(ops.CASES)
 
 
 def test_a_run_without_json_is_a_table() -> None:
-    shown = _run("--rounds", 1, "--cases", "fused_reduce*", "--threads", 1)
-    for text in ("fused_reduce_and_split", "torch chain", "fresh", "yes"):
+    shown = _run("--rounds", 1, "--cases", "reduce*", "--threads", 1)
+    for text in ("reduce and split", "torch chain", "fresh", "yes"):
         assert text in shown
 
 
 def test_a_profile_goes_to_the_folder_that_is_named(tmp_path: Path) -> None:
     folder = tmp_path / "traces"
-    _run("--rounds", 1, "--cases", "fused_reduce*", "--profile", folder, "--json")
+    _run("--rounds", 1, "--cases", "reduce*", "--profile", folder, "--json")
     (path,) = folder.iterdir()
-    assert path.name == "fused_reduce_and_split.trace.json"
+    assert path.name == "reduce_and_split.trace.json"
     assert any(event.get("name") == "hedgerow::fused_reduce_and_split" for event in _events(path))
 
 
@@ -58,7 +58,7 @@ def test_a_profile_without_a_folder_goes_to_that_for_temporary_files(
 ) -> None:
     monkeypatch.setattr(ops_profile.tempfile, "gettempdir", lambda: str(tmp_path))
     for _ in range(2):
-        report = json.loads(_run("--rounds", 1, "--cases", "fused_reduce*", "--json", "--profile"))
+        report = json.loads(_run("--rounds", 1, "--cases", "reduce*", "--json", "--profile"))
         (path,) = (tmp_path / "distribution_ops_benchmark").iterdir()
         assert report["results"][-1]["trace"] == str(path)
 

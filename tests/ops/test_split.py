@@ -258,12 +258,15 @@ def test_input_that_is_not_contiguous_is_taken() -> None:
 @pytest.mark.parametrize("count", [1, 2])
 def test_a_million_rows_take_a_few_counters_and_no_copy(count: int) -> None:
     n, splits, blocks = 1_000_000, 10, 61
-    indices, rows = torch.arange(n) % splits, torch.zeros(n, 16)
+    indices, rows = torch.arange(n) % splits, torch.arange(16 * n).float().view(n, 16)
     native.reset_scratch_bytes()
     with threads(count):
-        split_by_indices(indices, rows, splits)
-    # For each block: counters and cursors of every split, and the first bad place.
-    assert 0 < native.scratch_bytes() <= blocks * (2 * splits + 1) * 8
+        parts = split_by_indices(indices, rows, splits)
+        # For each block: counters and cursors of every split, and the first bad place.
+        assert 0 < native.scratch_bytes() <= blocks * (2 * splits + 1) * 8
+        assert torch.equal(OPS.split_by_indices_backward(indices, parts), rows)
+    for ours, plain in zip(parts, split_by_indices_plain(indices, rows, splits), strict=True):
+        assert torch.equal(ours, plain)
     assert indices.is_contiguous()
     assert rows.contiguous().data_ptr() == rows.data_ptr()
 
