@@ -216,8 +216,7 @@ def fused_reorder_by_indices_plain(
     total = sum(len(ids) for ids, _, _ in found)
     dims = zip(found, dim_sizes, strict=True)
     _check_values(total, sum(len(ids) * dim for (ids, _, _), dim in dims))
-    # The router works on the host; ids of a device go there for it.
-    owners = [shard_of(ids.cpu(), num_of_shards, rank0_empty).to(device) for ids, _, _ in found]
+    owners = [shard_of(ids, num_of_shards, rank0_empty) for ids, _, _ in found]
     sizes = torch.stack([torch.bincount(own, minlength=num_of_shards) for own in owners], 1)
     id_starts = _starts(sizes)
     value_starts = _starts(sizes * torch.tensor(dim_sizes, device=device))
