@@ -30,21 +30,11 @@ template <class T, class Vectors>
 HR_INLINE void give(const LayoutTask& task, const Vectors& vectors, u64 first, u64 count,
                     const T* grad, u64 rows, T scale, T divisor) {
   each_run<false>(task.width, [&](auto columns, u64 c) HR_INLINE_LAMBDA {
-    constexpr int kColumns = decltype(columns)::value;
-    T sum[kColumns];
-    const T* from = grad + c;
-    for (int i = 0; i < kColumns; ++i) sum[i] = from[i];
-    for (u64 r = 1; r < rows; ++r) {
-      from += task.row_stride;
-      for (int i = 0; i < kColumns; ++i) sum[i] += from[i];
-    }
-    for (int i = 0; i < kColumns; ++i) sum[i] *= scale;
-    if (divisor != 1)
-      for (int i = 0; i < kColumns; ++i) sum[i] /= divisor;
-    for (u64 k = first; k < first + count; ++k) {
-      T* to = vectors[k] + task.start + c;
-      for (int i = 0; i < kColumns; ++i) to[i] += sum[i];
-    }
+    Values<T, decltype(columns)::value> sum(grad + c);
+    for (u64 r = 1; r < rows; ++r) sum.add(grad + r * task.row_stride + c);
+    sum.multiply(scale);
+    if (divisor != 1) sum.divide(divisor);
+    for (u64 k = first; k < first + count; ++k) sum.add_to(vectors[k] + task.start + c);
   });
 }
 

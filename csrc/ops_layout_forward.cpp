@@ -27,24 +27,20 @@ HR_INLINE void pool_row(const LayoutTask& task, const Vectors& vectors, u64 coun
   const bool mean = task.pooling == Pooling::mean && count > 1;
   const T divisor = T(count);
   each_run<!kAdds>(task.width, [&](auto columns, u64 c) HR_INLINE_LAMBDA {
-    constexpr int kColumns = decltype(columns)::value;
-    T sum[kColumns];
-    const T* first = vectors[0] + task.start + c;
-    for (int i = 0; i < kColumns; ++i) sum[i] = first[i];
-    for (u64 k = 1; k < count; ++k) {
-      const T* next = vectors[k] + task.start + c;
-      for (int i = 0; i < kColumns; ++i) sum[i] += next[i];
-    }
-    if (mean)
-      for (int i = 0; i < kColumns; ++i) sum[i] /= divisor;
-    for (int i = 0; i < kColumns; ++i) out[c + i] = kAdds ? out[c + i] + sum[i] : sum[i];
+    Values<T, decltype(columns)::value> sum(vectors[0] + task.start + c);
+    for (u64 k = 1; k < count; ++k) sum.add(vectors[k] + task.start + c);
+    if (mean) sum.divide(divisor);
+    if (kAdds)
+      sum.add_to(out + c);
+    else
+      sum.set(out + c);
   });
 }
 
 template <class T>
 HR_INLINE void copy(const T* from, u64 width, T* out) {
   each_run<true>(width, [&](auto columns, u64 c) HR_INLINE_LAMBDA {
-    for (int i = 0; i < decltype(columns)::value; ++i) out[c + i] = from[c + i];
+    Values<T, decltype(columns)::value>(from + c).set(out + c);
   });
 }
 

@@ -1,6 +1,7 @@
 // What the two directions of a layout share: vectors of a row of ids, and columns in short runs.
 #pragma once
 
+#include <cstring>
 #include <type_traits>
 
 #include "ops_layout.h"
@@ -29,6 +30,36 @@ struct FoundVectors {
   T* const* lists;
 
   HR_INLINE T* operator[](u64 k) const { return lists[list_of(words[k])] + offset_of(words[k]); }
+};
+
+// A few values in registers. Vectors of 16 bytes, written out: sums over a loop of vectors are not
+// found by the compiler, and wider ones would be cut up before the loops are compiled for wider
+// registers.
+template <class T, int kColumns>
+class Values {
+  typedef T Vector __attribute__((vector_size(kColumns == 1 ? sizeof(T) : 16)));
+  static constexpr int kVectors = kColumns * sizeof(T) / sizeof(Vector);
+  Vector part_[kVectors];
+
+ public:
+  HR_INLINE explicit Values(const T* from) { std::memcpy(part_, from, sizeof(part_)); }
+  HR_INLINE void add(const T* from) {
+    Vector more[kVectors];
+    std::memcpy(more, from, sizeof(more));
+    for (int i = 0; i < kVectors; ++i) part_[i] += more[i];
+  }
+  HR_INLINE void multiply(T factor) {
+    for (int i = 0; i < kVectors; ++i) part_[i] *= factor;
+  }
+  HR_INLINE void divide(T divisor) {
+    for (int i = 0; i < kVectors; ++i) part_[i] /= divisor;
+  }
+  HR_INLINE void set(T* to) const { std::memcpy(to, part_, sizeof(part_)); }
+  HR_INLINE void add_to(T* to) const {
+    Values sum(to);
+    for (int i = 0; i < kVectors; ++i) sum.part_[i] += part_[i];
+    sum.set(to);
+  }
 };
 
 template <int kColumns>
