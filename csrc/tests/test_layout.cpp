@@ -61,13 +61,29 @@ struct Outcome {
   std::vector<std::vector<float>> grads;
 };
 
+// Sums go to the first output, lists of two to the second, each feature behind the one before.
+std::vector<i64> tasks_of(const std::vector<u64>& widths, i64 sum_columns, i64 list_columns) {
+  std::vector<i64> tasks;
+  i64 at[2] = {0, 0};
+  for (u64 q = 0; q < widths.size(); ++q) {
+    const bool list = q % 2;
+    const i64 w = i64(widths[q]), columns = list ? list_columns : sum_columns;
+    const i64 row = list ? 2 * columns : columns;
+    for (const i64 number : {i64(q), i64(list), i64(list ? 3 : 0), i64(1 + list), i64(0), w, row,
+                             at[list], columns, i64(0)})
+      tasks.push_back(number);
+    at[list] += w;
+  }
+  return tasks;
+}
+
 // Even features are sums, odd ones the first two of a row; all but every fifth have an id or more.
 Outcome whole_way(int threads, bool overlap) {
   set_thread_count(threads);
   std::mt19937_64 random(7);
   std::vector<std::vector<i64>> ids(kFeatures), cut(kFeatures);
   std::vector<u64> widths;
-  std::vector<i64> tasks, nfl;
+  std::vector<i64> nfl;
   i64 sum_columns = 0, list_columns = 0, entry = 0;
   for (u64 q = 0; q < kFeatures; ++q) {
     const bool shared = q % 4 == 3;
@@ -82,22 +98,7 @@ Outcome whole_way(int threads, bool overlap) {
     }
   }
   nfl.push_back(entry + 1);
-  i64 at[2] = {0, 0};
-  for (u64 q = 0; q < kFeatures; ++q) {
-    const i64 w = i64(widths[q]), row = q % 2 ? 2 * list_columns : sum_columns;
-    const i64 numbers[] = {i64(q),
-                           i64(q % 2),
-                           q % 2 ? 3 : 0,
-                           1 + i64(q % 2),
-                           0,
-                           w,
-                           row,
-                           at[q % 2],
-                           q % 2 ? list_columns : sum_columns,
-                           0};
-    tasks.insert(tasks.end(), std::begin(numbers), std::end(numbers));
-    at[q % 2] += w;
-  }
+  const std::vector<i64> tasks = tasks_of(widths, sum_columns, list_columns);
   std::vector<i64> lengths;
   Produced found = produce(ids, cut, widths, &lengths);
   if (overlap)
