@@ -61,76 +61,77 @@ struct Outcome {
   std::vector<std::vector<float>> grads;
 };
 
-// Sums go to the first output, lists of two to the second, each feature behind the one before.
-std::vector<i64> tasks_of(const std::vector<u64>& widths, i64 sum_columns, i64 list_columns) {
-  std::vector<i64> tasks;
-  i64 at[2] = {0, 0};
-  for (u64 q = 0; q < widths.size(); ++q) {
-    const bool list = q % 2;
-    const i64 w = i64(widths[q]), columns = list ? list_columns : sum_columns;
-    const i64 row = list ? 2 * columns : columns;
-    for (const i64 number : {i64(q), i64(list), i64(list ? 3 : 0), i64(1 + list), i64(0), w, row,
-                             at[list], columns, i64(0)})
-      tasks.push_back(number);
-    at[list] += w;
-  }
-  return tasks;
-}
+// A batch: even features are sums in one output, odd ones the first two of a row in another; every
+// fifth has no ids, every fourth one row for all.
+struct Batch {
+  std::vector<std::vector<i64>> ids = std::vector<std::vector<i64>>(kFeatures), cut = ids;
+  std::vector<u64> widths;
+  std::vector<i64> tasks, nfl;
+  i64 columns[2] = {0, 0};
+  i64 entries = 0;
 
-// Even features are sums, odd ones the first two of a row; all but every fifth have an id or more.
+  explicit Batch(std::mt19937_64& random) {
+    for (u64 q = 0; q < kFeatures; ++q) {
+      const bool shared = q % 4 == 3;
+      widths.push_back(1 + q);
+      columns[q % 2] += i64(1 + q);
+      nfl.push_back(entries | (shared ? i64(1) << 31 : 0));
+      cut[q].push_back(0);
+      for (u64 r = 0; r < (shared ? 1 : kRows); ++r, ++entries) {
+        const u64 count = random() % 5 * (q % 5 != 4);
+        for (u64 k = 0; k < count; ++k) ids[q].push_back(i64(random() % 9999) - 5000);
+        cut[q].push_back(i64(ids[q].size()));
+      }
+    }
+    nfl.push_back(entries + 1);
+    i64 column[2] = {0, 0};
+    for (u64 q = 0; q < kFeatures; ++q) {
+      const i64 w = i64(widths[q]), kind = i64(q % 2), across = columns[kind];
+      const i64 numbers[] = {i64(q),       kind,   3 * kind, 1 + kind, 0, w, (1 + kind) * across,
+                             column[kind], across, 0};
+      tasks.insert(tasks.end(), std::begin(numbers), std::end(numbers));
+      column[kind] += w;
+    }
+  }
+};
+
 Outcome whole_way(int threads, bool overlap) {
   set_thread_count(threads);
   std::mt19937_64 random(7);
-  std::vector<std::vector<i64>> ids(kFeatures), cut(kFeatures);
-  std::vector<u64> widths;
-  std::vector<i64> nfl;
-  i64 sum_columns = 0, list_columns = 0, entry = 0;
-  for (u64 q = 0; q < kFeatures; ++q) {
-    const bool shared = q % 4 == 3;
-    widths.push_back(1 + q);
-    (q % 2 ? list_columns : sum_columns) += i64(1 + q);
-    nfl.push_back(entry | (shared ? i64(1) << 31 : 0));
-    cut[q].push_back(0);
-    for (u64 r = 0; r < (shared ? 1 : kRows); ++r, ++entry) {
-      const u64 count = random() % 5 * (q % 5 != 4);
-      for (u64 k = 0; k < count; ++k) ids[q].push_back(i64(random() % 9999) - 5000);
-      cut[q].push_back(i64(ids[q].size()));
-    }
-  }
-  nfl.push_back(entry + 1);
-  const std::vector<i64> tasks = tasks_of(widths, sum_columns, list_columns);
+  const Batch given(random);
   std::vector<i64> lengths;
-  Produced found = produce(ids, cut, widths, &lengths);
+  Produced found = produce(given.ids, given.cut, given.widths, &lengths);
   if (overlap)
     for (i64& word : found.words) word &= ~i64(0xffffffff);
-  const LayoutPlan plan(kFeatures, tasks);
-  const i64 request[] = {0, 0, entry, 0, i64(found.words.size()), 0, i64(kRows)};
-  const LayoutBatch batch(kShards, {std::begin(request), std::end(request)}, lengths, nfl.data(),
-                          found.offsets.data(), false, found.words.data());
+  const LayoutPlan plan(kFeatures, given.tasks);
+  const i64 request[] = {0, 0, given.entries, 0, i64(found.words.size()), 0, i64(kRows)};
+  const LayoutBatch batch(kShards, {std::begin(request), std::end(request)}, lengths,
+                          given.nfl.data(), found.offsets.data(), false, found.words.data());
   CHECK(check_layout(plan, batch).kind == LayoutFault::none);
 
-  Outcome out{std::vector<float>(kRows * u64(sum_columns)),
-              std::vector<float>(2 * kRows * u64(list_columns)),
+  const u64 columns = u64(given.columns[0]);
+  Outcome out{std::vector<float>(kRows * columns),
+              std::vector<float>(2 * kRows * u64(given.columns[1])),
               {}};
   std::vector<std::vector<float>> vectors;
-  std::vector<const float*> from;
-  std::vector<float*> to;
   for (const i64 length : lengths) {
     vectors.emplace_back(u64(length));
     for (float& value : vectors.back()) value = float(random() % 32) / 8;
     out.grads.emplace_back(u64(length), 9.0f);
   }
+  std::vector<const float*> from;
+  std::vector<float*> to;
   for (auto& one : vectors) from.push_back(one.data());
   for (auto& one : out.grads) to.push_back(one.data());
   layout_forward<float>(plan, batch, from, {out.first.data(), out.second.data()});
   layout_backward<float>(plan, batch, {out.first.data(), out.second.data()}, 2.0f, to);
 
-  // Feature 0: one column, summed; its first value stands in column 0 of the first output.
+  // Feature 0: one column, summed; it is column 0 of the first output.
   for (u64 r = 0; r < kRows; ++r) {
     float sum = 0;
-    for (i64 i = cut[0][r]; i < cut[0][r + 1]; ++i)
+    for (i64 i = given.cut[0][r]; i < given.cut[0][r + 1]; ++i)
       sum += vectors[list_of(found.words[u64(i)])][offset_of(found.words[u64(i)])];
-    CHECK(out.first[r * u64(sum_columns)] == sum);
+    CHECK(out.first[r * columns] == sum);
   }
   return out;
 }

@@ -20,7 +20,12 @@ from hedgerow.ops.layout import (
     shard_fids,
 )
 from hedgerow.ops.layout.inputs import indices, vectors
-from hedgerow.ops.layout.registered import embedding_to_layout, embedding_to_layout_backward
+from hedgerow.ops.layout.registered import (
+    _backward_plain,
+    _forward_plain,
+    embedding_to_layout,
+    embedding_to_layout_backward,
+)
 
 from .layout_cases import Batch, batch_of, grads_like
 from .layout_model import by_shard
@@ -186,3 +191,19 @@ def test_contiguous_inputs_are_read_in_place() -> None:
     found = indices([one.shape[0] for one in lists], *given[:-1])
     places = (found.fid_offset, found.feature_offset, found.nfl_offset)
     assert [one.data_ptr() for one in places] == [one.data_ptr() for one in given[:3]]
+
+
+@pytest.mark.parametrize("form", [0, 1, 2])
+def test_what_other_devices_run_equals_the_core(form: int) -> None:
+    lists, given = _forms(_batch())[form]
+    outputs = embedding_to_layout(lists, *given)
+    torch.testing.assert_close(_forward_plain(lists, *given), outputs)
+    grads, sizes = grads_like(outputs), [one.shape[0] for one in lists]
+    for scale in (None, torch.tensor(0.5)):
+        wanted = embedding_to_layout_backward(grads, scale, sizes, *given)
+        torch.testing.assert_close(_backward_plain(grads, scale, sizes, *given), wanted)
+    bad = (given[0] | 9 << 32, *given[1:-1], True)
+    with pytest.raises(ValueError, match="names list"):
+        _forward_plain(lists, *bad)
+    with pytest.raises(ValueError, match="names list"):
+        _backward_plain(grads, None, sizes, *bad)

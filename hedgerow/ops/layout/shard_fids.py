@@ -164,10 +164,14 @@ class _Lists:
         shape = (counts.shape[1], len(config.tables))
         rows, values = np.zeros_like(counts), np.zeros_like(counts)
         by_shard, floats = np.zeros(shape, np.int64), np.zeros(shape, np.int64)
-        for q, (table, width) in enumerate(zip(tables, widths, strict=True)):
-            rows[q], values[q] = by_shard[:, table], floats[:, table]
-            by_shard[:, table] += counts[q]
-            floats[:, table] += counts[q] * width
+        for table in range(len(config.tables)):
+            mine = np.flatnonzero(tables == table)
+            for parts, sizes, totals in (
+                (rows, counts[mine], by_shard),
+                (values, counts[mine] * widths[mine, None], floats),
+            ):
+                ends = np.cumsum(sizes, axis=0)
+                parts[mine], totals[:, table] = ends - sizes, ends[-1]
         if floats.size and floats.max() > _INT32:
             raise InputError(
                 f"a shard's vectors of one table take {floats.max()} values; at most 2^31 - 1 can "
