@@ -34,9 +34,24 @@ class IdMap {
 
   HR_INLINE void fetch(u64 id) const { fetch_line(&slots_[home(id)]); }
 
+  // Runs body(i, home of id(i)) for i in [0, n), with the slots of the next ids on their way.
+  template <class Id, class Body>
+  HR_INLINE void each(u64 n, Id&& id, Body&& body) const {
+    constexpr u64 kAhead = 16;
+    u64 homes[kAhead];
+    const auto fetch_home = [&](u64 i) { fetch_line(&slots_[homes[i % kAhead] = home(id(i))]); };
+    for (u64 i = 0; i < (n < kAhead ? n : kAhead); ++i) fetch_home(i);
+    for (u64 i = 0; i < n; ++i) {
+      const u64 from = homes[i % kAhead];
+      if (i + kAhead < n) fetch_home(i + kAhead);
+      body(i, from);
+    }
+  }
+
   // The number of an id that is there already, else `number`, which it has from now on.
-  HR_INLINE u32 insert(u64 id, u32 number) {
-    for (u64 at = home(id);; at = (at + 1) & mask()) {
+  HR_INLINE u32 insert(u64 id, u32 number) { return insert(id, number, home(id)); }
+  HR_INLINE u32 insert(u64 id, u32 number, u64 from) {
+    for (u64 at = from;; at = (at + 1) & mask()) {
       Slot& slot = slots_[at];
       if (slot.round != round_) {
         slot = {id, number, round_};
@@ -47,8 +62,9 @@ class IdMap {
   }
 
   // The number of an id, or kAbsent.
-  HR_INLINE u32 find(u64 id) const {
-    for (u64 at = home(id);; at = (at + 1) & mask()) {
+  HR_INLINE u32 find(u64 id) const { return find(id, home(id)); }
+  HR_INLINE u32 find(u64 id, u64 from) const {
+    for (u64 at = from;; at = (at + 1) & mask()) {
       const Slot& slot = slots_[at];
       if (slot.round != round_) return kAbsent;
       if (slot.id == id) return slot.number;

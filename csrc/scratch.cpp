@@ -3,6 +3,8 @@
 
 #include <atomic>
 
+#include "memory.h"
+
 namespace hedgerow {
 namespace {
 
@@ -14,6 +16,9 @@ u64 scratch_bytes() { return taken; }
 
 void reset_scratch_bytes() { taken = 0; }
 
-void count_scratch(u64 bytes) { taken.fetch_add(bytes, std::memory_order_relaxed); }
+void note_scratch(void* from, u64 bytes) {
+  taken.fetch_add(bytes, std::memory_order_relaxed);
+  ask_for_huge_pages(from, bytes);
+}
 
 }  // namespace hedgerow

@@ -9,7 +9,7 @@ namespace hedgerow {
 
 u64 scratch_bytes();  // taken since the last reset, by all threads
 void reset_scratch_bytes();
-void count_scratch(u64 bytes);
+void note_scratch(void* from, u64 bytes);  // counts it, and asks for huge pages
 
 // An array whose values are not set. Throws std::bad_alloc.
 template <class T>
@@ -17,7 +17,7 @@ class Scratch {
  public:
   Scratch() = default;
   explicit Scratch(u64 size) : data_(std::make_unique_for_overwrite<T[]>(size)), size_(size) {
-    count_scratch(sizeof(T) * size);
+    note_scratch(data_.get(), sizeof(T) * size);
   }
 
   T* data() const { return data_.get(); }

@@ -42,7 +42,7 @@ def save_case(work: CheckpointWork, folder: Path, rounds: int, on_round: OnRound
         return times
 
     one(0)  # to warm up
-    result = _compared("save", "write + fsync", [one(number) for number in range(rounds)])
+    result = compared("save", "write + fsync", [one(number) for number in range(rounds)])
     file_bytes = sum(map(len, files))
     for who in ("ours", "peer"):
         result[f"{who}_mb_per_s"] = round(file_bytes / 1e3 / result[f"{who}_ms"], 1)
@@ -69,7 +69,7 @@ def load_case(work: CheckpointWork, folder: Path, rounds: int, on_round: OnRound
         return times
 
     one(0)
-    result = _compared("load", "assign", [one(number) for number in range(rounds)])
+    result = compared("load", "assign", [one(number) for number in range(rounds)])
     for who in ("ours", "peer"):
         result[f"{who}_rows_per_s"] = round(1e3 * work.sizes.rows / result[f"{who}_ms"])
     shutil.rmtree(path)
@@ -97,7 +97,7 @@ def lookups_case(
             (float(np.percentile(beside, share)), float(np.percentile(alone, share)))
             for beside, alone in found[1:]  # the first was to warm up
         ]
-        results.append({**_compared(case, "without a save", times), "equal": equal})
+        results.append({**compared(case, "without a save", times), "equal": equal})
     results[0]["start_ms"] = round(statistics.median(lookups.starts_ms), 4)
     results[0]["batches"] = sum(len(beside) for beside, _ in found[1:])
     return results
@@ -167,7 +167,7 @@ def in_turns(
     return spent[True], spent[False]
 
 
-def _compared(case: str, peer: str, times: list[tuple[float, float]]) -> dict[str, Any]:
+def compared(case: str, peer: str, times: list[tuple[float, float]]) -> dict[str, Any]:
     """Medians of the rounds, and how far their ratios lie apart."""
     ours_ms, peer_ms = (statistics.median(side) for side in zip(*times, strict=True))
     ratios = sorted(theirs / own for own, theirs in times)

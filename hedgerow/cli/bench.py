@@ -22,6 +22,9 @@ _Rounds = Annotated[
     int,
     typer.Option(help="Rounds of every case. In each, we and the peer take turns; medians count."),
 ]
+_Cases = Annotated[
+    str, typer.Option(help="Only these cases: names or patterns, as in 'W1 lookup,W2*'.")
+]
 _Quick = Annotated[
     bool, typer.Option("--quick", help="Small works: a check of the tool, not a measurement.")
 ]
@@ -32,9 +35,7 @@ def table(
     as_json: AsJson = False,
     threads: _Threads = 2,
     rounds: _Rounds = 5,
-    cases: Annotated[
-        str, typer.Option(help="Only these cases: names or patterns, as in 'W1 lookup,W2*'.")
-    ] = "",
+    cases: _Cases = "",
     peers: Annotated[
         str, typer.Option(help="Only these peers: names or patterns, as in 'TBE,nn.*'.")
     ] = "",
@@ -89,6 +90,49 @@ def checkpoint(
     settings = Settings(threads=threads, rounds=rounds, quick=quick)
     with progress_bar() as progress:
         report = run(settings, progress, folder)
+    _finish(report, as_json)
+
+
+@app.command()
+def ops(
+    folder: Annotated[
+        Path | None,
+        typer.Argument(help="Where traces go, with --profile.", show_default=False),
+    ] = None,
+    as_json: AsJson = False,
+    threads: _Threads = 2,
+    rounds: _Rounds = 5,
+    cases: _Cases = "",
+    profile: Annotated[
+        bool,
+        typer.Option(
+            "--profile",
+            help="Write a trace of torch's profiler for each case, to FOLDER or else to "
+            "distribution_ops_benchmark in the folder for temporary files.",
+        ),
+    ] = False,
+    quick: _Quick = False,
+) -> None:
+    """Measure the ops that move ids and vectors between a batch and its shards.
+
+    Each is compared with a straightforward chain of torch's ops, one thread each, and with itself:
+    `--threads` threads against one. Outputs are fresh on both sides. `ratio` is the time of the
+    peer over ours. Every result is checked to be equal; the exit status is 1 if one is not.
+
+    A trace holds one call of our side of its case, and no round that warms up or is timed. Traces
+    of an earlier run are replaced.
+    """
+    from ..bench.ops import run
+    from ..bench.ops_profile import default_folder
+    from ..bench.settings import Settings
+    from ..core.errors import InputError
+    from .show import progress_bar
+
+    if folder is not None and not profile:
+        raise InputError(f"FOLDER is {folder}, but nothing is written without --profile; add it.")
+    settings = Settings(threads=threads, rounds=rounds, cases=_names(cases), quick=quick)
+    with progress_bar() as progress:
+        report = run(settings, progress, (folder or default_folder()) if profile else None)
     _finish(report, as_json)
 
 

@@ -64,6 +64,17 @@ class Reader:
         value = self.varint()
         return value - 2**64 if value >= 2**63 else value
 
+    def int64s(self) -> list[int]:
+        """Signed numbers to the end, as a packed field has them.
+
+        >>> Reader(varint(3) + varint(-1)).int64s()
+        [3, -1]
+        """
+        found = []
+        while self._at < self._end:
+            found.append(self.int64())
+        return found
+
     def sfixed64(self) -> int:
         """A signed number of 8 bytes."""
         (value,) = struct.unpack("<q", self._take(8))

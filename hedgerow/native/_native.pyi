@@ -13,6 +13,62 @@ def set_memory_limit(limit_bytes: int) -> None: ...
 def scratch_bytes() -> int: ...
 def reset_scratch_bytes() -> None: ...
 def rule_names() -> list[str]: ...
+def number_fids(
+    features: Sequence[int],
+    shards: int,
+    unique: bool,
+    words_at: int,
+    offsets_at: int,
+    counts_at: int,
+    /,
+) -> int: ...
+def place_fids(
+    features: Sequence[int],
+    tables: Sequence[int],
+    widths: Sequence[int],
+    shards: int,
+    rows_at: int,
+    values_at: int,
+    words_at: int,
+    fids_at: int,
+    /,
+) -> None: ...
+
+class LayoutPlan:
+    def __init__(self, features: int, numbers: Sequence[int]) -> None: ...
+    def features(self) -> int: ...
+    def outputs(self) -> int: ...
+
+class LayoutBatch:
+    def __init__(
+        self,
+        lists: int,
+        requests: Sequence[int],
+        lengths: Sequence[int],
+        nfl_at: int,
+        offsets_at: int,
+        wide: bool,
+        ids_at: int,
+    ) -> None: ...
+    def check(self, plan: LayoutPlan, /) -> tuple[int, int, int, int, int]: ...
+    def forward(
+        self,
+        plan: LayoutPlan,
+        is_double: bool,
+        lists: Sequence[int],
+        outputs: Sequence[int],
+        /,
+    ) -> None: ...
+    def backward(
+        self,
+        plan: LayoutPlan,
+        is_double: bool,
+        grads: Sequence[int],
+        scale: float,
+        lists: Sequence[int],
+        /,
+    ) -> None: ...
+
 def philox(counter: Sequence[int], key: Sequence[int]) -> Sequence[int]: ...
 def first_values(
     kind: str,
@@ -41,6 +97,172 @@ def round_to_half(
 def crc32c(data_at: int, n: int, seed: int, /) -> int: ...
 def first_not_finite(values_at: int, n: int, /) -> int: ...
 def gather(rows_at: int, numbers_at: int, n: int, dim: int, out_at: int, /) -> None: ...
+def plan_split(
+    indices_at: int, n: int, splits: int, blocks: int, starts_at: int, sizes_at: int, /
+) -> int: ...
+def split_rows(
+    indices_at: int,
+    n: int,
+    splits: int,
+    blocks: int,
+    starts_at: int,
+    rows_at: int,
+    row_bytes: int,
+    parts_at: Sequence[int],
+    /,
+) -> None: ...
+def join_rows(
+    indices_at: int,
+    n: int,
+    splits: int,
+    blocks: int,
+    starts_at: int,
+    parts_at: Sequence[int],
+    row_bytes: int,
+    rows_at: int,
+    /,
+) -> None: ...
+def split_ragged(
+    indices_at: int,
+    n: int,
+    splits: int,
+    blocks: int,
+    starts_at: int,
+    values_at: int,
+    row_splits_at: int,
+    rows: int,
+    value_parts_at: Sequence[int],
+    position_parts_at: Sequence[int],
+    part_splits_at: int,
+    /,
+) -> None: ...
+def unique_with_offsets(
+    keys_at: int,
+    row_splits_at: int,
+    dims: Sequence[int],
+    distinct_at: int,
+    distinct_splits_at: int,
+    offsets_at: int,
+    inner_splits_at: int,
+    /,
+) -> int: ...
+def check_part(
+    keys_at: int,
+    row_splits_at: int,
+    dims: Sequence[int],
+    offsets_at: int,
+    n: int,
+    inner_splits_at: int,
+    known: int,
+    floats: int,
+    /,
+) -> tuple[int, int]: ...
+def mark_keys(keys_at: int, n: int, seen_at: int, /) -> bool: ...
+def fill_windows(
+    keys_at: int,
+    row_splits_at: int,
+    dims: Sequence[int],
+    offsets_at: int,
+    n: int,
+    inner_splits_at: int,
+    known: int,
+    values_at: int,
+    value_bytes: int,
+    buffer_at: int,
+    in_order: bool,
+    /,
+) -> None: ...
+def sum_windows(
+    keys_at: int,
+    row_splits_at: int,
+    dims: Sequence[int],
+    offsets_at: int,
+    n: int,
+    inner_splits_at: int,
+    known: int,
+    grad_at: int,
+    wide: bool,
+    out_at: int,
+    /,
+) -> None: ...
+def add_rows(
+    rows_at: Sequence[int],
+    lengths: Sequence[int],
+    dim: int,
+    value_bytes: int,
+    numbers_at: int,
+    n: int,
+    many: bool,
+    grads_at: int,
+    /,
+) -> None: ...
+def add_windows(
+    offsets_at: Sequence[int],
+    lengths: Sequence[int],
+    dims: Sequence[int],
+    offset_bytes: int,
+    value_bytes: int,
+    grads_at: Sequence[int],
+    scale: float,
+    sums_at: int,
+    size: int,
+    /,
+) -> int: ...
+def copy_rows(
+    rows_at: Sequence[int],
+    lengths: Sequence[int],
+    row_bytes: int,
+    numbers_at: int,
+    n: int,
+    many: bool,
+    out_at: int,
+    /,
+) -> None: ...
+def copy_windows(
+    offsets_at: Sequence[int],
+    lengths: Sequence[int],
+    dims: Sequence[int],
+    offset_bytes: int,
+    value_bytes: int,
+    values_at: int,
+    size: int,
+    rows_at: Sequence[int],
+    /,
+) -> int: ...
+def find_rows(
+    ids_at: Sequence[int],
+    lengths: Sequence[int],
+    queries_at: int,
+    n: int,
+    many: bool,
+    out_at: int,
+    /,
+) -> int: ...
+def fused_reorder(
+    ids_at: Sequence[int],
+    lengths: Sequence[int],
+    dims: Sequence[int],
+    shard_count: int,
+    rank0_empty: bool,
+    out_at: int,
+    shard_sizes_at: int,
+    slot_sizes_at: int,
+    offsets_at: int,
+    /,
+) -> tuple[int, int]: ...
+def reorder(
+    keys_at: int,
+    kind: int,
+    key_stride: int,
+    rows_at: int,
+    row_bytes: int,
+    n: int,
+    shards_at: int,
+    shard_count: int,
+    out_at: int,
+    sizes_at: int,
+    /,
+) -> int: ...
 
 class Codec:
     def __init__(

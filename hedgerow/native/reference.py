@@ -15,8 +15,29 @@ from .reference_admission import (
     admission_probability,
 )
 from .reference_bytes import crc32c
+from .reference_gather import (
+    add_rows,
+    add_windows,
+    copy_rows,
+    copy_windows,
+    find_rows,
+    fused_reorder,
+    reorder,
+)
+from .reference_layout import LayoutBatch, LayoutPlan, number_fids, place_fids
 from .reference_rows import Row, Rows, Segment
 from .reference_rules import RULES, Floats
+from .reference_split import (
+    check_part,
+    fill_windows,
+    join_rows,
+    mark_keys,
+    plan_split,
+    split_ragged,
+    split_rows,
+    sum_windows,
+    unique_with_offsets,
+)
 from .reference_values import (
     Codec,
     at,
@@ -34,18 +55,38 @@ __all__ = [
     "ChanceAdmission",
     "Codec",
     "CountAdmission",
+    "LayoutBatch",
+    "LayoutPlan",
     "Segment",
     "SlidingFilter",
     "Table",
+    "add_rows",
+    "add_windows",
     "admission_probability",
+    "check_part",
+    "copy_rows",
+    "copy_windows",
     "crc32c",
+    "fill_windows",
+    "find_rows",
     "first_not_finite",
     "first_values",
+    "fused_reorder",
     "gather",
     "half_neighbours",
+    "join_rows",
+    "mark_keys",
+    "number_fids",
     "philox",
+    "place_fids",
+    "plan_split",
+    "reorder",
     "round_to_half",
     "rule_names",
+    "split_ragged",
+    "split_rows",
+    "sum_windows",
+    "unique_with_offsets",
 ]
 
 

@@ -23,6 +23,18 @@ def looks_inside(tensor: Tensor, validate: bool) -> bool:
     return validate or tensor.device.type == "cpu"
 
 
+def tensor(name: str, value: Tensor) -> Tensor:
+    """`value`, if it is a tensor: what torch says of an argument that is none is no ValueError."""
+    if not isinstance(value, Tensor):
+        raise DtypeError(f"{name} is a {type(value).__name__}; pass a torch.Tensor.")
+    return value
+
+
+def tensors(name: str, values: Sequence[Tensor]) -> list[Tensor]:
+    """`values` as a list, if every one is a tensor."""
+    return [tensor(f"{name}[{i}]", value) for i, value in enumerate(values)]
+
+
 def typed(
     name: str, value: Tensor, dtypes: Sequence[torch.dtype], shape: tuple[int | None, ...]
 ) -> Tensor:
@@ -31,8 +43,7 @@ def typed(
     >>> typed("ids", torch.tensor([1, 2]), WHOLE, (None,)).tolist()
     [1, 2]
     """
-    if not isinstance(value, Tensor):
-        raise DtypeError(f"{name} is a {type(value).__name__}; pass a torch.Tensor.")
+    tensor(name, value)
     if value.dtype not in dtypes:
         allowed = " or ".join(str(dtype) for dtype in dtypes)
         raise DtypeError(f"{name} has dtype {value.dtype}; it must be {allowed}.")

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from ..core import checks
-from ..core.errors import ConfigError
+from ..core.errors import ConfigError, DtypeError
 from ..core.hashing import mix64
 from ..core.records import Record
 from ..core.shapes import Int64
@@ -45,10 +45,28 @@ class Router(Record):
             )
 
     def owners(self, ids: Int64[Tensor, "n"]) -> Int64[Tensor, "n"]:
-        """The shard of each key."""
+        """The shard of each key, on the device of the keys."""
+        if isinstance(ids, Tensor) and (torch.compiler.is_compiling() or ids.device.type != "cpu"):
+            return self._owners_by_torch(ids)
         checks.tensor("ids", ids, torch.int64, (None,))
         hashed = self.dist_type == "hash_roundrobin"
         keys = (mix64(ids) if hashed else ids).numpy().view(np.uint64)
         first = int(self.rank0_empty)
         owners = keys % np.uint64(self.shards - first) + np.uint64(first)
         return torch.from_numpy(owners.view(np.int64))
+
+    def _owners_by_torch(self, ids: Int64[Tensor, "n"]) -> Int64[Tensor, "n"]:
+        """The same by torch's signed arithmetic: on every device, and without a value."""
+        if ids.dtype != torch.int64 or ids.dim() != 1:
+            raise DtypeError(
+                f"ids has dtype {ids.dtype} and shape {tuple(ids.shape)}; it must be int64 and "
+                f"one-dimensional."
+            )
+        keys = mix64(ids) if self.dist_type == "hash_roundrobin" else ids
+        first = int(self.rank0_empty)
+        shards = self.shards - first
+        rest = keys.remainder(shards)  # of the signed number: 2^64 is missing below 0
+        # Below 0 the sum may pass 2^63; the difference of the same remainder cannot.
+        wrapped = rest - (shards - 2**64 % shards)
+        unsigned = torch.where(wrapped < 0, wrapped + shards, wrapped)
+        return torch.where(keys < 0, unsigned, rest) + first

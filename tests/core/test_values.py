@@ -149,3 +149,10 @@ def test_id_batches_hold_features_of_equal_length() -> None:
         IdBatch(("a", "b"), torch.arange(2), torch.tensor([0, 2]))
     with pytest.raises(InputError, match="weights"):
         IdBatch(("a",), torch.arange(2), torch.tensor([0, 2]), torch.ones(3))
+
+
+@pytest.mark.parametrize(("version", "bits"), [(1, 54), (2, 48)])
+def test_d22_no_bit_of_a_signature_reaches_the_slot(version: int, bits: int) -> None:
+    for signature in (2**bits, 2**bits + 5, -1, 2**63):
+        fid = make_fid(version, 6, signature)
+        assert (slot_of(fid, version), signature_of(fid, version)) == (6, signature % 2**bits)

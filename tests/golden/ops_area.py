@@ -13,34 +13,6 @@ from hedgerow.core.ids import Ragged
 
 from .runner import Area, Case, take
 
-LATER = {
-    "embedding_combiners",
-    "fid_codec",
-    "fill_with_offset_map",
-    "fused_embedding_to_layout",
-    "fused_embedding_to_layout_requests",
-    "fused_gather_embeddings_by_input",
-    "fused_reduce_and_split",
-    "fused_reduce_sum_and_split",
-    "fused_reorder_by_indices",
-    "fused_sorted_segment_sum",
-    "fused_value_rowids",
-    "gather_embeddings_by_input",
-    "map_id_to_embedding",
-    "normalize_merged_split",
-    "pipeline_all_to_all",
-    "pipeline_parameter_server",
-    "ragged_split_by_indices",
-    "reduce_mean",
-    "reduce_sqrtn",
-    "reduce_sum",
-    "reorder_by_indices",
-    "shard_fids",
-    "shard_of",
-    "split_by_indices",
-    "unique_key_with_value_and_offset",
-}
-
 
 class _Files(dict[str, set[str]]):
     """Every file has a schema and the name of its op."""
@@ -49,7 +21,7 @@ class _Files(dict[str, set[str]]):
         return {"schema", "op"}
 
 
-AREA = Area("ops", file_values=_Files(), later_files=LATER)
+AREA = Area("ops", file_values=_Files())
 
 _DTYPES = {"int64": torch.int64, "int32": torch.int32, "float32": torch.float32}
 
@@ -130,7 +102,6 @@ def handles(op: str) -> Callable[[Callable[..., Mapping[str, Any]]], object]:
             if leaves:
                 _check_grad(outputs, leaves, grad, rtol, atol)
 
-        LATER.discard(op)
         return AREA.handles(op, "cases")(handler)
 
     return register

@@ -45,10 +45,6 @@ AREA = Area(
         "factory",
         "benchmarks",
     },
-    later_sections={
-        ("sharding", "fused_reorder"),  # distribution
-        ("sharding", "unique_with_offsets"),
-    },
     later_cases=_later,
 )
 

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import torch
 
+from hedgerow.core.ids import Ragged
+from hedgerow.ops.reorder import fused_reorder_by_indices
+from hedgerow.ops.unique import unique_key_with_value_and_offset
 from hedgerow.routing.router import Router
 from hedgerow.tables.config import Segment, TableConfig
 from hedgerow.tables.initializers import Zeros
@@ -48,6 +51,33 @@ def offsets(case: Case) -> None:
         assert at.id_offsets.tolist() == c["id_offsets"]
         assert at.emb_offsets.tolist() == c["emb_offsets"]
         assert at.emb_splits.tolist() == c["emb_splits"]
+
+
+@AREA.handles("sharding", "unique_with_offsets")
+def distinct_keys_and_offsets(case: Case) -> None:
+    c = case.take(("key", "dims", "unique", "value_offsets", "buffer_len"))
+    found = unique_key_with_value_and_offset(Ragged.from_lists(c["key"]), c["dims"])
+    assert found.unique_key.to_lists() == c["unique"]
+    assert found.value_offset.to_lists() == c["value_offsets"]
+    assert found.value_buffer is not None
+    assert found.value_buffer.tensor.shape == (c["buffer_len"],)
+
+
+@AREA.handles("sharding", "fused_reorder")
+def reordered_by_shard(case: Case) -> None:
+    c = case.take(
+        (
+            *("tables", "dims", "shards", "rank0_empty"),
+            *("ids", "shard_sizes", "slot_sizes_shard_major", "emb_offset_sizes", "emb_offsets"),
+        )
+    )
+    tables = [torch.tensor(ids, dtype=torch.int64) for ids in c["tables"]]
+    made = fused_reorder_by_indices(tables, c["shards"], c["dims"], c["rank0_empty"])
+    assert made.output.tolist() == c["ids"]
+    assert made.shard_sizes.tolist() == c["shard_sizes"]
+    assert made.sharded_slot_sizes.tolist() == c["slot_sizes_shard_major"]
+    assert made.emb_offset_sizes.tolist() == c["emb_offset_sizes"]
+    assert made.fused_embedding_offsets.tolist() == c["emb_offsets"]
 
 
 @AREA.handles("sharding", "merged_names")

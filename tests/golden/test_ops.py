@@ -4,7 +4,13 @@ from __future__ import annotations
 
 import pytest
 
-from . import ops_ids  # noqa: F401  (it registers handlers)
+from . import (  # noqa: F401  (they register handlers)
+    ops_gather,
+    ops_ids,
+    ops_layout,
+    ops_reduce,
+    ops_split,
+)
 from .ops_area import AREA
 from .runner import Case
 

@@ -1,0 +1,231 @@
+"""The original's `distribution_ops`, by its names and in its order of arguments.
+
+`name` and `parallel_flag` are accepted and have no effect. What each function does is told where it
+is made, in `hedgerow.ops`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from ..core.ids import Ragged
+from ..core.shapes import Float, Int64
+from ..ops import arguments, fill, fused_gather, gather, reduce, reorder, segment, split, unique
+from ..ops.fill import SharedBuffer, ValueOffset
+from ..ops.reorder import Reordered
+from ..ops.segment import fused_value_rowids
+from ..ops.unique import UniqueKeys
+from .layout_door import fused_embedding_to_layout, fused_embedding_to_layout_grad
+
+__all__ = [
+    "fill_with_offset_map",
+    "fill_with_offset_map_gradient",
+    "finalize_shared_tensor",
+    "fused_embedding_to_layout",
+    "fused_embedding_to_layout_grad",
+    "fused_gather_embeddings_by_input",
+    "fused_gather_embeddings_by_input_gradient",
+    "fused_reduce_and_split_gpu",
+    "fused_reduce_sum_and_split",
+    "fused_reorder_by_indices",
+    "fused_sorted_segment_sum",
+    "fused_value_rowids",
+    "gather_embeddings_by_input",
+    "map_id_to_embedding",
+    "map_id_to_embedding_gradient_back_prop",
+    "normalize_merged_split",
+    "ragged_split_by_indices",
+    "reduce_mean",
+    "reduce_sqrtn",
+    "reduce_sum",
+    "reorder_by_indices",
+    "split_by_indices",
+    "unique_key_with_value_and_offset",
+]
+
+
+def split_by_indices(indices: Int64[Tensor, "n"], tensor: Tensor, num_splits: int) -> list[Tensor]:
+    """`hedgerow.ops.split.split_by_indices`."""
+    return split.split_by_indices(indices, tensor, num_splits)
+
+
+def ragged_split_by_indices(
+    indices: Int64[Tensor, "n"], num: Ragged, num_splits: int
+) -> tuple[list[Ragged], list[Ragged]]:
+    """`hedgerow.ops.split.ragged_split_by_indices`."""
+    return split.ragged_split_by_indices(indices, num, num_splits)
+
+
+def unique_key_with_value_and_offset(
+    key: Ragged, dims: Sequence[int], generate_buffer: bool = True
+) -> UniqueKeys:
+    """`hedgerow.ops.unique.unique_key_with_value_and_offset`."""
+    return unique.unique_key_with_value_and_offset(key, dims, generate_buffer)
+
+
+def fill_with_offset_map(
+    pos: Ragged,
+    value: Float[Tensor, "floats"],
+    value_offset_map: ValueOffset,
+    value_buffer: SharedBuffer | None,
+    dims: Sequence[int],
+) -> SharedBuffer:
+    """`hedgerow.ops.fill.fill_with_offset_map`."""
+    return fill.fill_with_offset_map(pos, value, value_offset_map, value_buffer, dims)
+
+
+def fill_with_offset_map_gradient(
+    pos: Ragged,
+    grad: Float[Tensor, "buffer"],
+    value_offset_map: ValueOffset,
+    dims: Sequence[int],
+) -> Float[Tensor, "floats"]:
+    """`hedgerow.ops.fill.fill_with_offset_map_gradient`."""
+    return fill.fill_with_offset_map_gradient(pos, grad, value_offset_map, dims)
+
+
+def finalize_shared_tensor(
+    shared_tensor_handles: Sequence[SharedBuffer],
+    dtype: torch.dtype,
+    shape: Sequence[int | None] | None,
+) -> Tensor:
+    """`hedgerow.ops.fill.finalize_shared_tensor`."""
+    return fill.finalize_shared_tensor(shared_tensor_handles, dtype, shape)
+
+
+def reorder_by_indices(
+    input: Tensor, shard_ids: Tensor, num_of_shards: int
+) -> tuple[Tensor, Tensor]:
+    """`hedgerow.ops.reorder.reorder_by_indices`."""
+    return reorder.reorder_by_indices(input, shard_ids, num_of_shards)
+
+
+def fused_reorder_by_indices(
+    inputs: Sequence[Int64[Tensor, "n"]], num_of_shards: int, dim_sizes: Sequence[int]
+) -> Reordered:
+    """`hedgerow.ops.reorder.fused_reorder_by_indices`; shard 0 owns ids as all others do (D2)."""
+    return reorder.fused_reorder_by_indices(inputs, num_of_shards, dim_sizes)
+
+
+def map_id_to_embedding(
+    ids: Sequence[Int64[Tensor, "k"]],
+    embeddings: Sequence[Float[Tensor, "k dim"]],
+    input: Int64[Tensor, "..."],
+    use_multi_threads: bool = True,
+) -> Float[Tensor, "... dim"]:
+    """`hedgerow.ops.gather.map_id_to_embedding`."""
+    return gather.map_id_to_embedding(ids, embeddings, input, use_multi_threads)
+
+
+def map_id_to_embedding_gradient_back_prop(
+    ids: Sequence[Int64[Tensor, "k"]],
+    input: Int64[Tensor, "..."],
+    grads: Float[Tensor, "... dim"],
+) -> list[Float[Tensor, "k dim"]]:
+    """`hedgerow.ops.gather.map_id_to_embedding_gradient_back_prop`."""
+    return gather.map_id_to_embedding_gradient_back_prop(ids, input, grads)
+
+
+def gather_embeddings_by_input(
+    ids: Int64[Tensor, "k"],
+    embeddings: Float[Tensor, "k dim"],
+    input: Int64[Tensor, "..."],
+    use_multi_threads: bool = False,
+) -> tuple[Float[Tensor, "... dim"], Int64[Tensor, "..."]]:
+    """`hedgerow.ops.gather.gather_embeddings_by_input`."""
+    return gather.gather_embeddings_by_input(ids, embeddings, input, use_multi_threads)
+
+
+def fused_gather_embeddings_by_input(
+    fused_embeddings: Float[Tensor, "floats"],
+    fused_embedding_offsets: Sequence[Tensor],
+    embedding_dims: Sequence[int],
+) -> list[Float[Tensor, "n dim"]]:
+    """`hedgerow.ops.fused_gather.fused_gather_embeddings_by_input`."""
+    return fused_gather.fused_gather_embeddings_by_input(
+        fused_embeddings, fused_embedding_offsets, embedding_dims
+    )
+
+
+def fused_gather_embeddings_by_input_gradient(
+    fused_embeddings: Float[Tensor, "floats"],
+    grads: Sequence[Float[Tensor, "n dim"]],
+    embedding_offsets: Sequence[Tensor],
+    embedding_dims: Sequence[int],
+    scale: float | Tensor = 1,
+) -> Float[Tensor, "floats"]:
+    """`hedgerow.ops.fused_gather.fused_gather_embeddings_by_input_gradient`, which takes the
+    length of `fused_embeddings`: nothing else of them is needed.
+    """
+    flat = arguments.typed("fused_embeddings", fused_embeddings, arguments.FLOATS, (None,))
+    return fused_gather.fused_gather_embeddings_by_input_gradient(
+        flat.shape[0], grads, embedding_offsets, embedding_dims, scale
+    )
+
+
+def reduce_mean(
+    id_indices: Int64[Tensor, "n columns"],
+    id_values: Float[Tensor, "n dim"],
+    id_length: Int64[Tensor, "any"] | int,
+    name: str | None = None,
+) -> Float[Tensor, "rows dim"]:
+    """`hedgerow.ops.reduce.reduce_mean`."""
+    return reduce.reduce_mean(id_indices, id_values, id_length)
+
+
+def reduce_sum(
+    id_indices: Int64[Tensor, "n columns"],
+    id_values: Float[Tensor, "n dim"],
+    id_length: Int64[Tensor, "any"] | int,
+    name: str | None = None,
+) -> Float[Tensor, "rows dim"]:
+    """`hedgerow.ops.reduce.reduce_sum`."""
+    return reduce.reduce_sum(id_indices, id_values, id_length)
+
+
+def reduce_sqrtn(
+    id_indices: Int64[Tensor, "n columns"],
+    id_values: Float[Tensor, "n dim"],
+    id_length: Int64[Tensor, "any"] | int,
+    name: str | None = None,
+) -> Float[Tensor, "rows dim"]:
+    """`hedgerow.ops.reduce.reduce_sqrtn`: a norm of each column, whatever its name says."""
+    return reduce.reduce_sqrtn(id_indices, id_values, id_length)
+
+
+def fused_sorted_segment_sum(
+    indices: Sequence[Int64[Tensor, "n"]],
+    values: Sequence[Float[Tensor, "n ..."]],
+    shapes: Sequence[Sequence[int] | Tensor],
+) -> list[Tensor]:
+    """`hedgerow.ops.segment.fused_sorted_segment_sum`."""
+    return segment.fused_sorted_segment_sum(indices, values, shapes)
+
+
+def fused_reduce_sum_and_split(
+    id_indices: Int64[Tensor, "n"],
+    id_values: Float[Tensor, "n dim"],
+    id_length: Int64[Tensor, "any"] | int,
+    split_dims: Sequence[int],
+    name: str | None = None,
+) -> list[Tensor]:
+    """`hedgerow.ops.reduce.fused_reduce_sum_and_split`."""
+    return reduce.fused_reduce_sum_and_split(id_indices, id_values, id_length, split_dims)
+
+
+def fused_reduce_and_split_gpu(
+    splits: Sequence[Int64[Tensor, "rows+1"]],
+    embeddings: Sequence[Float[Tensor, "n dim"]],
+    slice_dims: Sequence[Sequence[int]],
+    name: str | None = None,
+) -> list[Tensor]:
+    """`hedgerow.ops.segment.fused_reduce_and_split`, on any device."""
+    return segment.fused_reduce_and_split(splits, embeddings, slice_dims)
+
+
+def normalize_merged_split(row_split: Int64[Tensor, "n"], size: Tensor) -> Int64[Tensor, "rows+1"]:
+    """`hedgerow.ops.segment.normalize_merged_split`."""
+    return segment.normalize_merged_split(row_split, size)

@@ -1,0 +1,7 @@
+"""The original's `embedding_combiners`, by its names."""
+
+from __future__ import annotations
+
+from ..ops.combiners import Combiner, FirstN, ReduceMean, ReduceSum
+
+__all__ = ["Combiner", "FirstN", "ReduceMean", "ReduceSum"]

@@ -1,0 +1,198 @@
+"""Combiners: the vectors of a row's ids made one vector, or the first n of them."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ..core import checks
+from ..core.ids import Ragged
+from ..core.shapes import Float
+from . import arguments
+from .library import register
+from .reduce import wide
+from .segment import check_ragged, ragged_rows, ragged_sum
+
+Nested = list[Any]  # of numbers, in lists of equal length
+
+
+class Combiner(ABC):
+    """Makes the vectors of each row of a ragged key one tensor; of the key only its rows matter.
+
+    `max_seq_length` is how many vectors of a row are kept apart; 0 if they are made one.
+
+    >>> isinstance(ReduceSum(), Combiner)
+    True
+    """
+
+    def __init__(self, max_seq_length: int) -> None:
+        self._max_seq_length = max_seq_length
+
+    @property
+    def max_seq_length(self) -> int:
+        """Vectors of a row that stay apart; 0 for a combiner that makes them one."""
+        return self._max_seq_length
+
+    @abstractmethod
+    def combine(
+        self, key: Ragged, embedding: Float[Tensor, "n dim"] | Nested, name: str | None = None
+    ) -> Tensor:
+        """Combines on the device of `embedding`, where `key` must be too; `name` has no effect."""
+
+
+class ReduceSum(Combiner):
+    """The sum of each row's vectors.
+
+    >>> ReduceSum().combine(Ragged.from_lists([[5, 6], []]), [[1.0], [2.0]]).tolist()
+    [[3.0], [0.0]]
+    """
+
+    def __init__(self) -> None:
+        super().__init__(0)
+
+    def combine(
+        self, key: Ragged, embedding: Float[Tensor, "n dim"] | Nested, name: str | None = None
+    ) -> Float[Tensor, "rows dim"]:
+        """One vector a row; zeros for an empty one."""
+        return _SUM(*_ready(key, embedding))
+
+
+class ReduceMean(Combiner):
+    """The mean of each row's vectors; zeros for an empty row.
+
+    >>> ReduceMean().combine(Ragged.from_lists([[5, 6], []]), [[1.0], [2.0]]).tolist()
+    [[1.5], [0.0]]
+    """
+
+    def __init__(self) -> None:
+        super().__init__(0)
+
+    def combine(
+        self, key: Ragged, embedding: Float[Tensor, "n dim"] | Nested, name: str | None = None
+    ) -> Float[Tensor, "rows dim"]:
+        """One vector a row; zeros for an empty one."""
+        return _MEAN(*_ready(key, embedding))
+
+
+class FirstN(Combiner):
+    """The first `seq_length` vectors of each row, with zeros behind a shorter one.
+
+    >>> key = Ragged.from_lists([[5], [6, 7, 8]])
+    >>> FirstN(2).combine(key, [[1.0], [2.0], [3.0], [4.0]]).tolist()
+    [[[1.0], [0.0]], [[2.0], [3.0]]]
+    """
+
+    def __init__(self, seq_length: int) -> None:
+        super().__init__(checks.count("seq_length", seq_length, least=1))
+
+    def combine(
+        self, key: Ragged, embedding: Float[Tensor, "n dim"] | Nested, name: str | None = None
+    ) -> Float[Tensor, "rows seq_length dim"]:
+        """`seq_length` vectors a row."""
+        return _FIRST(*_ready(key, embedding), self.max_seq_length)
+
+
+def _ready(key: Ragged, embedding: Tensor | Nested) -> tuple[Tensor, Tensor, int]:
+    """Borders and vectors as tensors, and their width; a list goes where the key is.
+
+    The ops take the width as a number, so that it stays one where the batch is a symbol.
+    """
+    check_ragged("key", key)
+    if not isinstance(embedding, Tensor):
+        embedding = torch.tensor(embedding, dtype=torch.float32, device=key.row_splits.device)
+    arguments.together("embedding", embedding, "key", key.row_splits)
+    return key.row_splits, embedding, embedding.shape[-1] if embedding.dim() else 0
+
+
+def _check(row_splits: Tensor, embedding: Tensor, dim: int) -> None:
+    arguments.together("embedding", embedding, "key", row_splits)
+    arguments.typed("embedding", embedding, arguments.FLOATS, (None, dim))
+    arguments.row_splits("key.row_splits", row_splits, embedding.shape[0])
+
+
+def _lengths(row_splits: Tensor, like: Tensor) -> Float[Tensor, "rows 1"]:
+    """Values of each row, at least 1, so that an empty row divides to 0."""
+    return row_splits.diff().clamp_min(1).to(like.dtype).unsqueeze(1)
+
+
+def _sum(row_splits: Tensor, embedding: Tensor, dim: int) -> Tensor:
+    _check(row_splits, embedding, dim)
+    return ragged_sum(row_splits, embedding)
+
+
+def _mean(row_splits: Tensor, embedding: Tensor, dim: int) -> Tensor:
+    _check(row_splits, embedding, dim)
+    vectors = wide(embedding)
+    return (ragged_sum(row_splits, vectors) / _lengths(row_splits, vectors)).to(embedding.dtype)
+
+
+def _pooled_shape(row_splits: Tensor, embedding: Tensor, dim: int) -> Tensor:
+    return embedding.new_empty((row_splits.shape[0] - 1, dim))
+
+
+def _keep(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
+    ctx.save_for_backward(inputs[0])
+    ctx.count = inputs[1].shape[0]
+    ctx.kept = inputs[3] if len(inputs) > 3 else 0
+
+
+def _sum_backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+    (row_splits,) = ctx.saved_tensors
+    return None, ragged_rows(row_splits, grad, ctx.count), None
+
+
+def _mean_backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+    (row_splits,) = ctx.saved_tensors
+    share = (wide(grad) / _lengths(row_splits, wide(grad))).to(grad.dtype)
+    return None, ragged_rows(row_splits, share, ctx.count), None
+
+
+def _first(row_splits: Tensor, embedding: Tensor, dim: int, seq_length: int) -> Tensor:
+    _check(row_splits, embedding, dim)
+    rows = row_splits.shape[0] - 1
+    if embedding.shape[0] == 0:
+        return embedding.new_zeros((rows, seq_length, dim))
+    places = row_splits[:-1, None] + torch.arange(seq_length, device=row_splits.device)
+    there = places < row_splits[1:, None]
+    taken = embedding[places.clamp_max(embedding.shape[0] - 1)]
+    return taken.masked_fill_(~there.unsqueeze(2), 0)
+
+
+def _first_shape(row_splits: Tensor, embedding: Tensor, dim: int, seq_length: int) -> Tensor:
+    return embedding.new_empty((row_splits.shape[0] - 1, seq_length, dim))
+
+
+def _first_backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+    (row_splits,) = ctx.saved_tensors
+    rows = torch.arange(grad.shape[0], device=grad.device)
+    rows = ragged_rows(row_splits, rows, ctx.count)
+    place = torch.arange(ctx.count, device=grad.device) - row_splits.index_select(0, rows)
+    taken = grad.flatten(0, 1).index_select(0, rows * ctx.kept + place.clamp_max(ctx.kept - 1))
+    return None, taken.masked_fill((place >= ctx.kept).unsqueeze(1), 0), None, None
+
+
+def _pooling(name: str, forward: Callable[..., Any], backward: Callable[..., Any]) -> Any:
+    return register(
+        f"{name}(Tensor row_splits, Tensor embedding, int dim) -> Tensor",
+        cpu=forward,
+        plain=forward,
+        shapes=_pooled_shape,
+        backward=backward,
+        keep=_keep,
+    )
+
+
+_SUM = _pooling("combine_sum", _sum, _sum_backward)
+_MEAN = _pooling("combine_mean", _mean, _mean_backward)
+_FIRST = register(
+    "combine_first(Tensor row_splits, Tensor embedding, int dim, int seq_length) -> Tensor",
+    cpu=_first,
+    plain=_first,
+    shapes=_first_shape,
+    backward=_first_backward,
+    keep=_keep,
+)

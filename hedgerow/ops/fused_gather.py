@@ -1,0 +1,258 @@
+"""Windows of one flat tensor as rows of several tables; and gradients back to the flat tensor."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from .. import native
+from ..core import checks
+from ..core.errors import DtypeError, InputError
+from ..core.shapes import Float
+from .arguments import FLOATS, WHOLE, looks_inside, tensor, tensors, together, typed
+from .library import register
+
+_SUMMED = (torch.float32, torch.float64)  # by the core; other types by torch's ops
+
+
+def fused_gather_embeddings_by_input(
+    fused_embeddings: Float[Tensor, "e"],
+    fused_embedding_offsets: Sequence[Tensor],
+    embedding_dims: Sequence[int],
+    *,
+    validate: bool = False,
+) -> list[Float[Tensor, "n d"]]:
+    """For each table the windows `fused_embeddings[o : o + dim]`, one for each of its offsets.
+
+    >>> offsets = [torch.tensor([3, 0]), torch.tensor([2])]
+    >>> [t.tolist() for t in fused_gather_embeddings_by_input(torch.arange(6.0), offsets, [2, 3])]
+    [[[3.0, 4.0], [0.0, 1.0]], [[2.0, 3.0, 4.0]]]
+    """
+    dims = [checks.count("embedding_dims", dim) for dim in embedding_dims]
+    offsets = tensors("fused_embedding_offsets", fused_embedding_offsets)
+    return _gather(tensor("fused_embeddings", fused_embeddings), offsets, dims, validate)
+
+
+def fused_gather_embeddings_by_input_gradient(
+    fused_embeddings_size: int,
+    grads: Sequence[Float[Tensor, "n d"]],
+    embedding_offsets: Sequence[Tensor],
+    embedding_dims: Sequence[int],
+    scale: float | Tensor = 1,
+    *,
+    validate: bool = False,
+) -> Float[Tensor, "e"]:
+    """`grads * scale` added into the windows of all tables: the gradient of the flat tensor.
+
+    >>> grads, offsets = [torch.ones(2, 2)], [torch.tensor([1, 2])]
+    >>> fused_gather_embeddings_by_input_gradient(4, grads, offsets, [2], scale=0.5).tolist()
+    [0.0, 0.5, 1.0, 0.5]
+    """
+    size = checks.count("fused_embeddings_size", fused_embeddings_size)
+    dims = [checks.count("embedding_dims", dim) for dim in embedding_dims]
+    factor = scale if isinstance(scale, Tensor) else torch.tensor(float(scale), dtype=torch.float64)
+    offsets = tensors("embedding_offsets", embedding_offsets)
+    return _gradient(size, tensors("grads", grads), offsets, dims, factor, validate)
+
+
+def _offsets(offsets: Sequence[Tensor], dims: Sequence[int]) -> list[Tensor]:
+    if len(offsets) != len(dims):
+        raise InputError(
+            f"{len(offsets)} lists of offsets for {len(dims)} embedding_dims; pass as many."
+        )
+    for dim in dims:
+        checks.count("embedding_dims", dim)
+    tables = [typed(f"offsets[{i}]", one, WHOLE, (None,)) for i, one in enumerate(offsets)]
+    same = all(one.dtype == torch.int32 for one in tables)
+    return tables if same else [one.long() for one in tables]
+
+
+def _outside(offsets: Sequence[Tensor], dims: Sequence[int], size: int, number: int) -> InputError:
+    """The error for the window `number`, counted over all tables."""
+    table = 0
+    while number >= len(offsets[table]):
+        number -= len(offsets[table])
+        table += 1
+    return InputError(
+        f"offsets[{table}] holds {int(offsets[table][number])}; a window of {dims[table]} values "
+        f"must lie within the {size} of the flat tensor."
+    )
+
+
+def _check_plain(offsets: Sequence[Tensor], dims: Sequence[int], size: int, validate: bool) -> None:
+    before = 0
+    for one, dim in zip(offsets, dims, strict=True):
+        if looks_inside(one, validate):
+            wrong = ((one < 0) | (one > size - dim)).nonzero()
+            if len(wrong):
+                raise _outside(offsets, dims, size, before + int(wrong[0]))
+        before += len(one)
+
+
+# ---- forward
+
+
+def _values(fused: Tensor, offsets: Sequence[Tensor]) -> Tensor:
+    values = typed("fused_embeddings", fused, FLOATS, (None,))
+    for i, one in enumerate(offsets):
+        together("fused_embeddings", values, f"offsets[{i}]", one)
+    return values
+
+
+def _gather_cpu(
+    fused: Tensor, offsets: Sequence[Tensor], dims: Sequence[int], validate: bool
+) -> list[Tensor]:
+    tables = _offsets(offsets, dims)
+    values = _values(fused, tables)
+    size = values.shape[0]
+    rows = [values.new_empty((len(one), dim)) for one, dim in zip(tables, dims, strict=True)]
+    outside = native.copy_windows(
+        [one.data_ptr() for one in tables],
+        [len(one) for one in tables],
+        dims,
+        tables[0].element_size() if tables else 4,
+        values.element_size(),
+        values.data_ptr(),
+        size,
+        [one.data_ptr() for one in rows],
+    )
+    if outside >= 0:
+        raise _outside(tables, dims, size, outside)
+    return rows
+
+
+def fused_gather_embeddings_by_input_plain(
+    fused: Tensor, offsets: Sequence[Tensor], dims: Sequence[int], validate: bool
+) -> list[Tensor]:
+    """`fused_gather_embeddings_by_input` in torch's ops: rows of a view of all windows."""
+    tables = _offsets(offsets, dims)
+    values = _values(fused, tables)
+    _check_plain(tables, dims, values.shape[0], validate)
+    return [
+        values.unfold(0, dim, 1)[one.long()] if len(one) else values.new_empty((0, dim))
+        for one, dim in zip(tables, dims, strict=True)
+    ]
+
+
+def _gather_shapes(
+    fused: Tensor, offsets: Sequence[Tensor], dims: Sequence[int], validate: bool
+) -> list[Tensor]:
+    return [fused.new_empty((one.shape[0], dim)) for one, dim in zip(offsets, dims, strict=True)]
+
+
+def _keep(ctx: Any, inputs: tuple[Any, ...], output: list[Tensor]) -> None:
+    fused, offsets, ctx.dims, _ = inputs
+    ctx.size = fused.shape[0]
+    ctx.save_for_backward(*offsets)
+
+
+def _gather_backward(ctx: Any, grads: Sequence[Tensor]) -> tuple[Any, ...]:
+    offsets = list(ctx.saved_tensors)
+    one = torch.ones((), dtype=torch.float64)
+    grad = _gradient(ctx.size, list(grads), offsets, ctx.dims, one, False)
+    return grad, [None] * len(offsets), None, None
+
+
+_gather = register(
+    "fused_gather_embeddings_by_input(Tensor fused_embeddings, Tensor[] offsets, int[] dims, "
+    "bool validate) -> Tensor[]",
+    cpu=_gather_cpu,
+    plain=fused_gather_embeddings_by_input_plain,
+    shapes=_gather_shapes,
+    backward=_gather_backward,
+    keep=_keep,
+)
+
+
+# ---- gradient
+
+
+def _grads(
+    grads: Sequence[Tensor], offsets: Sequence[Tensor], dims: Sequence[int], scale: Tensor
+) -> tuple[list[Tensor], list[Tensor]]:
+    if len(grads) != len(offsets):
+        raise InputError(
+            f"{len(grads)} grads for {len(offsets)} lists of offsets; pass one for each."
+        )
+    tables = _offsets(offsets, dims)
+    if scale.dim() or not scale.is_floating_point():
+        raise DtypeError(
+            f"scale is a tensor of {scale.dtype} and shape {tuple(scale.shape)}; pass a number or "
+            f"a float tensor of shape ()."
+        )
+    rows: list[Tensor] = []
+    for i, (grad, one, dim) in enumerate(zip(grads, tables, dims, strict=True)):
+        dtypes = (rows[0].dtype,) if rows else FLOATS
+        rows.append(typed(f"grads[{i}]", grad, dtypes, (one.shape[0], dim)))
+        together("grads[0]", rows[0], f"grads[{i}]", grad)
+        together("grads[0]", rows[0], f"offsets[{i}]", one)
+    return rows, tables
+
+
+def _gradient_cpu(
+    size: int,
+    grads: Sequence[Tensor],
+    offsets: Sequence[Tensor],
+    dims: Sequence[int],
+    scale: Tensor,
+    validate: bool,
+) -> Tensor:
+    rows, tables = _grads(grads, offsets, dims, scale)
+    if not rows or rows[0].dtype not in _SUMMED:
+        return fused_gather_gradient_plain(size, rows, tables, dims, scale, validate)
+    sums = rows[0].new_empty(size)
+    outside = native.add_windows(
+        [one.data_ptr() for one in tables],
+        [len(one) for one in tables],
+        dims,
+        tables[0].element_size(),
+        sums.element_size(),
+        [one.data_ptr() for one in rows],
+        float(scale),
+        sums.data_ptr(),
+        size,
+    )
+    if outside >= 0:
+        raise _outside(tables, dims, size, outside)
+    return sums
+
+
+def fused_gather_gradient_plain(
+    size: int,
+    grads: Sequence[Tensor],
+    offsets: Sequence[Tensor],
+    dims: Sequence[int],
+    scale: Tensor,
+    validate: bool,
+) -> Tensor:
+    """The gradient of the flat tensor in torch's ops: one sum by value for each table."""
+    rows, tables = _grads(grads, offsets, dims, scale)
+    _check_plain(tables, dims, size, validate)
+    sums = rows[0].new_zeros(size) if rows else torch.zeros(size, device=scale.device)
+    for grad, one, dim in zip(rows, tables, dims, strict=True):
+        at = one.long()[:, None] + torch.arange(dim, device=one.device)
+        sums.index_add_(0, at.flatten(), (grad * scale.to(grad.dtype)).flatten())
+    return sums
+
+
+def _gradient_shapes(
+    size: int,
+    grads: Sequence[Tensor],
+    offsets: Sequence[Tensor],
+    dims: Sequence[int],
+    scale: Tensor,
+    validate: bool,
+) -> Tensor:
+    return grads[0].new_empty(size) if grads else scale.new_empty(size, dtype=torch.float32)
+
+
+_gradient = register(
+    "fused_gather_embeddings_by_input_gradient(SymInt size, Tensor[] grads, Tensor[] offsets, "
+    "int[] dims, Tensor scale, bool validate) -> Tensor",
+    cpu=_gradient_cpu,
+    plain=fused_gather_gradient_plain,
+    shapes=_gradient_shapes,
+)

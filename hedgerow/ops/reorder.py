@@ -1,0 +1,269 @@
+"""Drops duplicate ids and orders the rest by shard, for an exchange between all ranks."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from .. import native
+from ..core import checks
+from ..core.errors import InputError
+from ..core.shapes import Int64
+from ..routing.router import Router
+from .arguments import FLOATS, WHOLE, in_range, tensor, tensors, together, typed
+from .ids import shard_of
+from .library import register, unknown_size
+
+_LIMIT = 2**31  # offsets and positions are 32-bit
+_KINDS = {torch.int64: 0, torch.float32: 1, torch.float64: 2}  # of keys, as the core numbers them
+
+
+class Reordered(NamedTuple):
+    """What `fused_reorder_by_indices` makes of M slots for S shards."""
+
+    output: Tensor  # int64 [U]: by shard, then by slot, as first seen
+    shard_sizes: Tensor  # int32 [S]: ids of each shard
+    sharded_slot_sizes: Tensor  # int32 [S*M]: ids of each slot of each shard
+    emb_offset_sizes: Tensor  # int32 [M]: lengths of the inputs
+    fused_embedding_offsets: Tensor  # int32 [sum of lengths]: where the vector of each id starts
+
+
+def reorder_by_indices(
+    input: Tensor, shard_ids: Tensor, num_of_shards: int, *, validate: bool = False
+) -> tuple[Tensor, Tensor]:
+    """The rows without duplicates, shard after shard, and how many each shard has (int32).
+
+    `input` is int64 [n], or float [n, d] whose first column is the key. The first of equal keys
+    stays, with its shard; inside a shard the last seen comes first. -0 equals 0, NaN nothing.
+
+    >>> ids, shards = torch.tensor([0, 1, 2, 2, 3, 5]), torch.tensor([0, 1, 2, 2, 0, 2])
+    >>> output, sizes = reorder_by_indices(ids, shards, 3)
+    >>> output.tolist(), sizes.tolist()
+    ([3, 0, 1, 5, 2], [2, 1, 2])
+    """
+    shards = checks.count("num_of_shards", num_of_shards, least=1)
+    return _reorder(tensor("input", input), tensor("shard_ids", shard_ids), shards, validate)
+
+
+def _rows(
+    input: Tensor, shard_ids: Tensor, num_of_shards: int, validate: bool
+) -> tuple[Tensor, Tensor]:
+    shape = (None,) if input.dtype == torch.int64 else (None, None)
+    rows = typed("input", input, (torch.int64, *FLOATS), shape)
+    shards = typed("shard_ids", shard_ids, WHOLE, (rows.shape[0],))
+    together("input", rows, "shard_ids", shards)
+    checks.count("num_of_shards", num_of_shards, least=1)
+    if rows.dim() == 2 and rows.shape[1] == 0:
+        raise InputError("input has rows without a column; the first column is their key.")
+    if rows.shape[0] >= _LIMIT:
+        raise InputError(f"input has {rows.shape[0]} rows; pass fewer than {_LIMIT} at a time.")
+    in_range("shard_ids", shards, num_of_shards, validate)
+    return rows, shards.to(torch.int32)
+
+
+def _reorder_cpu(
+    input: Tensor, shard_ids: Tensor, num_of_shards: int, validate: bool
+) -> tuple[Tensor, Tensor]:
+    rows, shards = _rows(input, shard_ids, num_of_shards, validate)
+    n = rows.shape[0]
+    # Half types compare as float32, which holds all their values.
+    keys = rows if rows.dtype in _KINDS else rows[:, 0].float()
+    # Room for all rows: of memory that nothing was written to, the system gives none.
+    output = torch.empty_like(rows)
+    sizes = torch.empty(num_of_shards, dtype=torch.int32)
+    kept = native.reorder(
+        keys.data_ptr(),
+        _KINDS[keys.dtype],
+        keys.stride(0) * keys.element_size(),
+        rows.data_ptr(),
+        rows.stride(0) * rows.element_size(),
+        n,
+        shards.data_ptr(),
+        num_of_shards,
+        output.data_ptr(),
+        sizes.data_ptr(),
+    )
+    return output.resize_(kept, *rows.shape[1:]), sizes
+
+
+def reorder_by_indices_plain(
+    input: Tensor, shard_ids: Tensor, num_of_shards: int, validate: bool
+) -> tuple[Tensor, Tensor]:
+    """`reorder_by_indices` in torch's ops: sorted by key, then by shard."""
+    rows, shards = _rows(input, shard_ids, num_of_shards, validate)
+    keys = rows if rows.dim() == 1 else rows[:, 0] + 0.0  # -0 becomes 0
+    _, first, _ = _distinct(keys)
+    shard = shards[first].long()
+    n = rows.shape[0]
+    order = first[(shard * n + (n - 1 - first)).argsort()]
+    sizes = torch.bincount(shard, minlength=num_of_shards)
+    return rows[order], sizes.to(torch.int32)
+
+
+def _distinct(keys: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Distinct keys, the place of the first of each, and the number of each key among them."""
+    ordered, order = keys.sort(stable=True)
+    new = torch.ones_like(ordered, dtype=torch.bool)
+    torch.ne(ordered[1:], ordered[:-1], out=new[1:])
+    number = torch.empty_like(order)
+    number[order] = new.cumsum(0) - 1
+    return ordered[new], order[new], number
+
+
+def _reorder_shapes(
+    input: Tensor, shard_ids: Tensor, num_of_shards: int, validate: bool
+) -> tuple[Tensor, Tensor]:
+    output = input.new_empty((unknown_size(), *input.shape[1:]))
+    return output, input.new_empty(num_of_shards, dtype=torch.int32)
+
+
+_reorder = register(
+    "reorder_by_indices(Tensor input, Tensor shard_ids, int num_of_shards, bool validate)"
+    " -> (Tensor, Tensor)",
+    cpu=_reorder_cpu,
+    plain=reorder_by_indices_plain,
+    shapes=_reorder_shapes,
+)
+
+
+def fused_reorder_by_indices(
+    inputs: Sequence[Int64[Tensor, "n"]],
+    num_of_shards: int,
+    dim_sizes: Sequence[int],
+    rank0_empty: bool = False,
+) -> Reordered:
+    """The different ids of each slot, shard after shard, and where the vector of each id will lie.
+
+    Shards are those of `shard_of`. Offsets are into the flat tensor that holds one vector for every
+    entry of `output`, of the width of its slot. On a device it waits for the data: the number of
+    different ids is the size of a result.
+
+    >>> inputs = [torch.tensor([0, 1, 0]), torch.tensor([3, 2, 3]), torch.tensor([5, 6, 7])]
+    >>> made = fused_reorder_by_indices(inputs, 2, [1, 2, 3])
+    >>> made.output.tolist(), made.shard_sizes.tolist(), made.sharded_slot_sizes.tolist()
+    ([0, 2, 6, 1, 3, 5, 7], [3, 4], [1, 1, 1, 1, 1, 2])
+    >>> made.fused_embedding_offsets.tolist()
+    [0, 6, 0, 7, 1, 7, 9, 3, 12]
+    """
+    if not inputs:
+        raise InputError("inputs is empty; pass the ids of one slot at least.")
+    dims = [checks.count("dim_sizes", dim) for dim in dim_sizes]
+    shards = checks.count("num_of_shards", num_of_shards, least=1)
+    return Reordered(*_fused_reorder(tensors("inputs", inputs), shards, dims, rank0_empty))
+
+
+def _slots(
+    inputs: Sequence[Tensor], num_of_shards: int, dim_sizes: Sequence[int], rank0_empty: bool
+) -> list[Tensor]:
+    Router("roundrobin", num_of_shards, rank0_empty)
+    if len(dim_sizes) != len(inputs):
+        raise InputError(f"{len(dim_sizes)} dim_sizes for {len(inputs)} inputs; pass one for each.")
+    for dim in dim_sizes:
+        checks.count("dim_sizes", dim)
+    slots = [typed(f"inputs[{m}]", ids, (torch.int64,), (None,)) for m, ids in enumerate(inputs)]
+    for m, ids in enumerate(slots):
+        together("inputs[0]", slots[0], f"inputs[{m}]", ids)
+    if sum(len(ids) for ids in slots) >= _LIMIT:
+        raise InputError(f"inputs hold {_LIMIT} ids or more; pass fewer at a time.")
+    return slots
+
+
+def _check_values(ids: int, values: int) -> None:
+    if values >= _LIMIT:
+        many = str(values) if values < 2**63 else "2**63 or more"
+        raise InputError(
+            f"the vectors of {ids} ids have {many} values; 32-bit offsets reach fewer than "
+            f"{_LIMIT}: pass fewer ids at a time or smaller dim_sizes."
+        )
+
+
+def _fused_reorder_cpu(
+    inputs: Sequence[Tensor], num_of_shards: int, dim_sizes: Sequence[int], rank0_empty: bool
+) -> tuple[Tensor, ...]:
+    slots = _slots(inputs, num_of_shards, dim_sizes, rank0_empty)
+    lengths = [len(ids) for ids in slots]
+    # Room for all ids: of memory that nothing was written to, the system gives none.
+    output = torch.empty(sum(lengths), dtype=torch.int64)
+    shard_sizes = torch.empty(num_of_shards, dtype=torch.int32)
+    slot_sizes = torch.empty(num_of_shards * len(slots), dtype=torch.int32)
+    offsets = torch.empty(sum(lengths), dtype=torch.int32)
+    ids, values = native.fused_reorder(
+        [ids.data_ptr() for ids in slots],
+        lengths,
+        dim_sizes,
+        num_of_shards,
+        rank0_empty,
+        output.data_ptr(),
+        shard_sizes.data_ptr(),
+        slot_sizes.data_ptr(),
+        offsets.data_ptr(),
+    )
+    _check_values(ids, values)
+    sizes = torch.tensor(lengths, dtype=torch.int32)
+    return output.resize_(ids), shard_sizes, slot_sizes, sizes, offsets
+
+
+def fused_reorder_by_indices_plain(
+    inputs: Sequence[Tensor], num_of_shards: int, dim_sizes: Sequence[int], rank0_empty: bool
+) -> tuple[Tensor, ...]:
+    """`fused_reorder_by_indices` in torch's ops: every slot sorted by id, then by shard."""
+    slots = _slots(inputs, num_of_shards, dim_sizes, rank0_empty)
+    device = slots[0].device
+    found = [_distinct(ids) for ids in slots]
+    total = sum(len(ids) for ids, _, _ in found)
+    dims = zip(found, dim_sizes, strict=True)
+    _check_values(total, sum(len(ids) * dim for (ids, _, _), dim in dims))
+    owners = [shard_of(ids, num_of_shards, rank0_empty) for ids, _, _ in found]
+    sizes = torch.stack([torch.bincount(own, minlength=num_of_shards) for own in owners], 1)
+    id_starts = _starts(sizes)
+    value_starts = _starts(sizes * torch.tensor(dim_sizes, device=device))
+    output = torch.empty(total, dtype=torch.int64, device=device)
+    offsets = []
+    for m, ((ids, first, number), own) in enumerate(zip(found, owners, strict=True)):
+        order = (own * len(slots[m]) + first).argsort()  # by shard, as first seen
+        shard = own[order]
+        in_shard = torch.arange(len(ids), device=device) - _starts(sizes[:, m])[shard]
+        output[id_starts[shard, m] + in_shard] = ids[order]
+        offset = torch.empty_like(own)
+        offset[order] = value_starts[shard, m] + in_shard * dim_sizes[m]
+        offsets.append(offset[number])
+    return (
+        output,
+        sizes.sum(1, dtype=torch.int32),
+        sizes.flatten().to(torch.int32),
+        torch.tensor([len(ids) for ids in slots], dtype=torch.int32, device=device),
+        torch.cat(offsets).to(torch.int32),
+    )
+
+
+def _starts(sizes: Tensor) -> Tensor:
+    """Where each part starts if they lie one after the other."""
+    flat = sizes.flatten()
+    return (flat.cumsum(0) - flat).view_as(sizes)
+
+
+def _fused_reorder_shapes(
+    inputs: Sequence[Tensor], num_of_shards: int, dim_sizes: Sequence[int], rank0_empty: bool
+) -> tuple[Tensor, ...]:
+    def whole(size: int) -> Tensor:
+        return inputs[0].new_empty(size, dtype=torch.int32)
+
+    return (
+        inputs[0].new_empty(unknown_size()),
+        whole(num_of_shards),
+        whole(num_of_shards * len(inputs)),
+        whole(len(inputs)),
+        whole(sum(ids.shape[0] for ids in inputs)),
+    )
+
+
+_fused_reorder = register(
+    "fused_reorder_by_indices(Tensor[] inputs, int num_of_shards, int[] dim_sizes, "
+    "bool rank0_empty) -> (Tensor, Tensor, Tensor, Tensor, Tensor)",
+    cpu=_fused_reorder_cpu,
+    plain=fused_reorder_by_indices_plain,
+    shapes=_fused_reorder_shapes,
+)
