@@ -16,6 +16,12 @@ if TYPE_CHECKING:
     from .core.ids import Ragged as Ragged
     from .nn.bags import EmbeddingBags as EmbeddingBags
     from .nn.clip import ClipRow as ClipRow
+    from .nn.embeddings import Embeddings as Embeddings
+    from .nn.hold import hold_updates as hold_updates
+    from .nn.saving import load as load
+    from .nn.saving import save as save
+    from .nn.summary import stats as stats
+    from .nn.summary import summary as summary
     from .tables.admission import Chance as Chance
     from .tables.admission import Count as Count
     from .tables.admission import Within as Within
@@ -50,7 +56,6 @@ if TYPE_CHECKING:
     from .tables.optimizers import RowAdagrad as RowAdagrad
     from .tables.optimizers import Sgd as Sgd
     from .tables.schedules import Polynomial as Polynomial
-    from .tables.stats import stats as stats
     from .tables.table import Table as Table
 
 __version__ = "0.1.0"
@@ -62,6 +67,10 @@ _NAMES = {
     "core.ids": ("Ragged",),
     "nn.bags": ("EmbeddingBags",),
     "nn.clip": ("ClipRow",),
+    "nn.embeddings": ("Embeddings",),
+    "nn.hold": ("hold_updates",),
+    "nn.saving": ("load", "save"),
+    "nn.summary": ("stats", "summary"),
     "tables.admission": ("Chance", "Count", "Within"),
     "tables.checkpoint.increments": ("save_increment",),
     "tables.checkpoint.load": ("load_tables",),
@@ -83,7 +92,6 @@ _NAMES = {
         "Sgd",
     ),
     "tables.schedules": ("Polynomial",),
-    "tables.stats": ("stats",),
     "tables.table": ("Table",),
 }
 _PLACES = {name: place for place, names in _NAMES.items() for name in names}

@@ -1,24 +1,27 @@
-"""Limits on what one update may do to one row."""
+"""A limit on what one update may do to one row."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
 
 import torch
-from torch import Tensor
 
 from ..core import checks
-from ..core.shapes import Float32, Int64
+
+if TYPE_CHECKING:
+    from .updates import RowGradients
 
 
 @dataclass(frozen=True, slots=True)
 class ClipRow:
     """Scales the summed gradient of a row down to this norm, if it is longer.
 
-    >>> ids, grads = torch.tensor([7, 7, 8]), torch.tensor([[3.0], [1.0], [0.5]])
-    >>> ClipRow(2.0).summed(ids, grads)
-    (tensor([7, 8]), tensor([[2.0000],
-            [0.5000]]), tensor([2, 1]))
+    >>> from hedgerow.nn.updates import RowGradients
+    >>> one = RowGradients(torch.tensor([7, 8]), torch.tensor([[3.0, 4.0], [0.6, 0.8]]))
+    >>> ClipRow(2.5)(one).grads
+    tensor([[1.5000, 2.0000],
+            [0.6000, 0.8000]])
     """
 
     norm: float
@@ -26,11 +29,8 @@ class ClipRow:
     def __post_init__(self) -> None:
         checks.setting("ClipRow", "norm", self.norm, above=0)
 
-    def summed(
-        self, ids: Int64[Tensor, "n"], grads: Float32[Tensor, "n dim"]
-    ) -> tuple[Int64[Tensor, "u"], Float32[Tensor, "u dim"], Int64[Tensor, "u"]]:
-        """Each id once, its gradient, and how often it occurred."""
-        unique, inverse, counts = ids.unique(return_inverse=True, return_counts=True)
-        total = grads.new_zeros(len(unique), grads.shape[1]).index_add_(0, inverse, grads)
-        length = torch.linalg.vector_norm(total, dim=1, keepdim=True)
-        return unique, total * (self.norm / length.clamp(min=self.norm)), counts
+    def __call__(self, gradients: RowGradients) -> RowGradients:
+        """The same rows, none longer than the limit."""
+        length = torch.linalg.vector_norm(gradients.grads, dim=1, keepdim=True)
+        factor = self.norm / length.clamp(min=self.norm)
+        return replace(gradients, grads=gradients.grads * factor)

@@ -56,7 +56,7 @@ class Collection(nn.Module):
             for table in sorted(self.tables, key=lambda table: number[table.name])
             for feature in table.features
         )
-        self.updates = RowUpdates(self.store, len(number), clip, clock)
+        self.updates = RowUpdates(self.store, self.store.dims, clip, clock)
         self._anchor = torch.empty(0, requires_grad=True)
 
     def _check_names(self) -> None:
@@ -73,7 +73,7 @@ class Collection(nn.Module):
     def rows(self, batch: IdBatch) -> tuple[Reading, tuple[Tensor, ...]]:
         """The rows of every feature's ids, in the order of `Reading.features`."""
         reading = Reading.of(batch, self._features, len(self.store.names))
-        missing = "initializer" if self.training else "zeros"
+        missing = "training" if self.training else "zeros"
         found = self.store.lookup(reading.keys, missing=missing, step=self.updates.step)
         if not (self.training and torch.is_grad_enabled()):
             return reading, reading.rows(found)
@@ -87,3 +87,8 @@ class Collection(nn.Module):
             f"{self.store.table(self.store.names.index(t.name)).size()} rows"
             for t in self.tables
         )
+
+
+def collections_of(model: nn.Module) -> list[Collection]:
+    """The modules of a model that have rows, in the order of its modules."""
+    return [module for module in model.modules() if isinstance(module, Collection)]

@@ -3,35 +3,43 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import accumulate
 
 import torch
 from torch import Tensor
 
 from ..core.clock import Clock
-from ..core.shapes import Float32
+from ..core.shapes import Float32, Int64
 from ..tables.store import RowStore, TableKeys
 from .clip import ClipRow
 from .reading import Reading
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Collected:
-    """Gradients of one reading: those of features that took part in the loss."""
+class RowGradients:
+    """Gradients of some rows of one table; `counts` says how often an id that stands once occurred.
 
-    reading: Reading
-    grads: tuple[Tensor | None, ...]
+    Without counts every occurrence stands for itself.
+    """
 
+    ids: Int64[Tensor, "n"]
+    grads: Float32[Tensor, "n dim"]
+    counts: Int64[Tensor, "n"] | None = None
 
-@dataclass(frozen=True, slots=True, eq=False)
-class _Gradients:
-    ids: Tensor
-    grads: Tensor
-    counts: Tensor
+    def summed(self) -> RowGradients:
+        """Each id once, with the sum of its gradients.
 
-
-_NOTHING = torch.empty(0, dtype=torch.int64)
+        >>> two = RowGradients(torch.tensor([7, 7, 8]), torch.tensor([[3.0], [1.0], [0.5]]))
+        >>> two.summed()
+        RowGradients(ids=tensor([7, 8]), grads=tensor([[4.0000],
+                [0.5000]]), counts=tensor([2, 1]))
+        """
+        if self.counts is not None:
+            return self
+        unique, inverse, counts = self.ids.unique(return_inverse=True, return_counts=True)
+        total = self.grads.new_zeros(len(unique), self.grads.shape[1])
+        return RowGradients(unique, total.index_add_(0, inverse, self.grads), counts)
 
 
 class RowUpdates:
@@ -41,65 +49,93 @@ class RowUpdates:
     `step` counts updates; schedules follow it.
     """
 
-    def __init__(self, store: RowStore, tables: int, clip: ClipRow | None, clock: Clock) -> None:
+    def __init__(
+        self, store: RowStore, dims: Sequence[int], clip: ClipRow | None, clock: Clock
+    ) -> None:
         self.held = 0
         self.step = 0
-        self._store, self._tables, self._clip, self._clock = store, tables, clip, clock
-        self._waiting: list[Collected] = []
+        self._store, self._dims, self._clip, self._clock = store, tuple(dims), clip, clock
+        self._waiting: list[tuple[Reading, tuple[Tensor | None, ...]]] = []
+        self._merged: list[RowGradients] | None = None
         self._of_task: int | None = None
 
     def collect(self, reading: Reading, grads: Sequence[Tensor | None]) -> None:
         """Called by autograd, once for every lookup that took part in the loss."""
         task = torch._C._current_graph_task_id()
         if not self.held and task != self._of_task:
-            self._waiting.clear()  # of a backward that failed before its end
+            self.drop()  # of a backward that failed before its end
             self._of_task = task
             torch.autograd.Variable._execution_engine.queue_callback(self._end_of_backward)
-        self._waiting.append(Collected(reading, tuple(grads)))
+        self._waiting.append((reading, tuple(grads)))
 
     def _end_of_backward(self) -> None:
         self._of_task = None
         if not self.held:
             self.apply()
 
-    def waiting(self) -> list[Float32[Tensor, "n dim"]]:
-        """The gradients that wait; they may be changed in place, to scale or clip them."""
-        return [grad for one in self._waiting for grad in one.grads if grad is not None]
+    def gradients(self) -> list[RowGradients]:
+        """What waits, of each table: every id once. Changing the gradients changes the update."""
+        waiting = [one.summed() for one in self._of_tables()]
+        self._waiting, self._merged = [], waiting
+        return waiting
 
     def drop(self) -> None:
         """Forgets what waits."""
-        self._waiting.clear()
+        self._waiting, self._merged = [], None
 
     def apply(self) -> None:
         """One optimizer step for every row that has a gradient."""
-        collected, self._waiting = self._waiting, []
-        if not collected:
-            return
-        by_table = [self._of_table(k, collected) for k in range(self._tables)]
+        by_table = self._of_tables()
+        self.drop()
+        if self._clip is not None:
+            by_table = [self._clip(one.summed()) for one in by_table]
         splits = tuple(accumulate((len(one.ids) for one in by_table), initial=0))
-        if splits[-1]:
-            keys = TableKeys(_joined([one.ids for one in by_table]), splits)
-            grads = _joined([one.grads.view(-1) for one in by_table])
-            counts = None if self._clip is None else _joined([one.counts for one in by_table])
-            now = self._clock.now_s()
-            self._store.apply_gradients(keys, grads, step=self.step, ts=now, counts=counts)
+        if not splits[-1]:
+            return
+        counted = [one.counts for one in by_table if one.counts is not None]
+        self._store.apply_gradients(
+            TableKeys(_joined([one.ids for one in by_table]), splits),
+            _joined([one.grads.reshape(-1) for one in by_table]),
+            step=self.step,
+            ts=self._clock.now_s(),
+            counts=_joined(counted) if counted else None,
+        )
         self.step += 1
 
-    def _of_table(self, table: int, collected: Sequence[Collected]) -> _Gradients:
-        """The gradients of one table, in the order of lookups and features."""
+    def _of_tables(self) -> list[RowGradients]:
+        return [self._of_table(k, dim) for k, dim in enumerate(self._dims)]
+
+    def _of_table(self, table: int, dim: int) -> RowGradients:
+        """All that waits for one table, in the order of lookups and features."""
         ids: list[Tensor] = []
         grads: list[Tensor] = []
-        for one in collected:
-            for i, grad in enumerate(one.grads):
-                if grad is not None and one.reading.features[i].table == table and len(grad):
-                    ids.append(one.reading.ids_of(i))
+        for reading, given in self._waiting:
+            for i, grad in enumerate(given):
+                if grad is not None and reading.features[i].table == table:
+                    ids.append(reading.ids_of(i))
                     grads.append(grad.float())
+        if self._merged is not None:
+            merged = self._merged[table]
+            if not ids:
+                return merged
+            later = RowGradients(_joined(ids), _joined(grads)).summed()
+            return _added(merged, later)
         if not ids:
-            return _Gradients(_NOTHING, torch.empty(0), _NOTHING)
-        found = _joined(ids), _joined(grads)
-        if self._clip is None:
-            return _Gradients(*found, _NOTHING)
-        return _Gradients(*self._clip.summed(*found))
+            empty = torch.empty(0, dtype=torch.int64)
+            return RowGradients(empty, torch.empty(0, dim), empty if self._merged else None)
+        return RowGradients(_joined(ids), _joined(grads))
+
+
+def _added(one: RowGradients, other: RowGradients) -> RowGradients:
+    both = RowGradients(torch.cat([one.ids, other.ids]), torch.cat([one.grads, other.grads]))
+    counts = torch.cat([_counts(one), _counts(other)])
+    unique, inverse = both.ids.unique(return_inverse=True)
+    total = torch.zeros(len(unique), dtype=torch.int64).index_add_(0, inverse, counts)
+    return replace(both.summed(), counts=total)
+
+
+def _counts(gradients: RowGradients) -> Tensor:
+    return torch.ones_like(gradients.ids) if gradients.counts is None else gradients.counts
 
 
 def _joined(parts: Sequence[Tensor]) -> Tensor:

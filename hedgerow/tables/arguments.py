@@ -23,8 +23,10 @@ def keys_of_one_table(
 
 def missing_rule(missing: str) -> None:
     """Refuses what a lookup cannot do with an absent id."""
-    if missing not in ("zeros", "initializer"):
-        raise InputError(f"missing is {missing!r}; it must be 'zeros' or 'initializer'.")
+    if missing not in ("zeros", "initializer", "training"):
+        raise InputError(
+            f"missing is {missing!r}; it must be 'zeros', 'initializer' or 'training'."
+        )
 
 
 def output(out: Tensor, n: int, dim: int, device: torch.device = checks.CPU) -> Tensor:

@@ -104,7 +104,7 @@ class DeviceTable:
             out = torch.empty(n, self.config.dim, device=self.device)
         else:
             out = arguments.output(out, n, self.config.dim, self.device)
-        first = self._first if missing == "initializer" else None
+        first = None if missing == "zeros" else self._first
         with self._here():
             slots = lookup.lookup(self._table, keys.ids, out, first, keys.used)
         return Lookup(keys, out.view(-1), (self.config.dim,), slots, self._epoch)

@@ -64,6 +64,8 @@ class HostReads:
         keys = self._keys(keys)
         n = len(keys.ids)
         arguments.missing_rule(missing)
+        if missing == "training":
+            missing = "initializer" if self.config.admit is None else "zeros"
         if missing == "initializer" and self.config.serving:
             raise ServingTableError(
                 f"table {self.config.name!r} is a serving table and has no initializer; "

@@ -8,22 +8,14 @@ from .host import HostTable
 TableStats = dict[str, str | int | float]
 
 
-def stats(table: HostTable) -> TableStats:
+def table_stats(table: HostTable) -> TableStats:
     """Name, rows, bytes, load and counts of a table, ready for a log or for JSON.
 
     Bytes are those of the index, of live rows with their time stamps, of slack (room kept for new
     ids, and padding), of outputs that nobody holds, kept for the next lookup, and of all together.
     `uncompressed_bytes` is what the rows would take as fp32 without optimizer state. `load_factor`
     is the filled part of the index, `longest_search` the most buckets a search visits. Counts are
-    since the table was made. The statistics of several tables are a dict of such dicts by name.
-
-    >>> import torch
-    >>> import hedgerow as hr
-    >>> table = hr.HostTable(hr.TableConfig("user", (hr.Segment(4, hr.Zeros(), hr.Sgd()),)))
-    >>> _ = table.assign(torch.tensor([1, 2, 3]), torch.ones(3, 4))
-    >>> seen = hr.stats(table)
-    >>> seen["name"], seen["rows"], seen["inserted"], seen["row_bytes"]
-    ('user', 3, 3, 72)
+    since the table was made.
     """
     if not isinstance(table, HostTable):
         raise DtypeError(f"stats of a {type(table).__name__}; pass a HostTable.")

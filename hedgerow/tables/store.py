@@ -15,7 +15,9 @@ from ..core.errors import DtypeError, InputError
 from ..core.shapes import Bool, Float32, Int8, Int64
 from .schedules import Rate
 
-Missing = Literal["zeros", "initializer"]
+Missing = Literal["zeros", "initializer", "training"]
+"""What an absent id gives: zeros, the first value it would be born with, or what a model sees in
+training: that first value where every id is admitted, zeros where a rule has not let it in yet."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)

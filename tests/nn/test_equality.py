@@ -9,6 +9,7 @@ import torch
 from torch import nn
 
 import hedgerow as hr
+from hedgerow.tables.store import TableKeys
 
 IDS, DIM, STEPS, SAMPLES = 40, 5, 100, 16
 
@@ -33,6 +34,10 @@ def _batch(generator: torch.Generator, *, every_id: bool) -> dict[str, list[list
     return features
 
 
+def _loss(vectors: list[torch.Tensor], goal: torch.Tensor) -> torch.Tensor:
+    return torch.stack([(v * goal).sum() for v in vectors]).sum() / 16
+
+
 @pytest.mark.parametrize("name", OPTIMIZERS)
 @pytest.mark.parametrize("pooling", ["sum", "mean", "weighted"])
 def test_bags_equal_torch(name: str, pooling: str) -> None:
@@ -41,7 +46,11 @@ def test_bags_equal_torch(name: str, pooling: str) -> None:
     mode = "mean" if pooling == "mean" else "sum"
     table = hr.Table("item", DIM, features=["item", "history"], pooling=mode)
     bags = hr.EmbeddingBags([table], init=hr.Uniform(0.3), optimizer=ours_rule())
-    first = bags.store.lookup(hr_keys(torch.arange(IDS)), missing="initializer").rows_of().clone()
+    first = (
+        bags.store.lookup(TableKeys.of_one(torch.arange(IDS)), missing="initializer")
+        .rows_of()
+        .clone()
+    )
     if name == "sgd":  # multiples of 1/64: sums are exact, so are results
         first = (first * 64).round() / 64
         bags.store.table(0).assign(torch.arange(IDS), first)
@@ -61,25 +70,19 @@ def test_bags_equal_torch(name: str, pooling: str) -> None:
         batch = hr.IdBatch.from_lists(features, weights)
         goal = torch.randint(-2, 3, (SAMPLES, DIM), generator=generator).float()
         ours = bags(batch)
-        (sum((v * goal).sum() for v in ours.values()) / 16).backward()
+        _loss(list(ours.values()), goal).backward()
 
         optimizer.zero_grad()
         theirs = []
         for feature in ("item", "history"):
             ragged = batch.feature(feature)
             theirs.append(dense(ragged.values, ragged.row_splits[:-1], batch.weights_of(feature)))
-        (sum((v * goal).sum() for v in theirs) / 16).backward()
+        _loss(theirs, goal).backward()
         optimizer.step()
         for one, other in zip(ours.values(), theirs, strict=True):
             torch.testing.assert_close(one, other, rtol=1e-5, atol=1e-6)
-    rows = bags.store.lookup(hr_keys(torch.arange(IDS))).rows_of()
+    rows = bags.store.lookup(TableKeys.of_one(torch.arange(IDS))).rows_of()
     exact = name == "sgd" and pooling != "mean"
     torch.testing.assert_close(
         rows, dense.weight.detach(), rtol=0 if exact else 1e-5, atol=0 if exact else 1e-6
     )
-
-
-def hr_keys(ids: torch.Tensor):
-    from hedgerow.tables.store import TableKeys
-
-    return TableKeys.of_one(ids)

@@ -1,0 +1,32 @@
+"""Ids in, one vector an id out: for sequence models."""
+
+from __future__ import annotations
+
+from torch import Tensor
+
+from ..core.id_batch import IdBatch
+from ..core.ids import Ragged
+from ..core.shapes import Float
+from .collection import Collection
+
+
+class Embeddings(Collection):
+    """The vector of every id of every feature, unpooled.
+
+    >>> import hedgerow as hr
+    >>> rows = hr.Embeddings([hr.Table("item", 3, features=["history"])])
+    >>> found = rows(hr.IdBatch.from_lists({"history": [[1, 2], [], [1]]}))["history"]
+    >>> tuple(found.values.shape), found.row_splits.tolist()
+    ((3, 3), [0, 2, 2, 3])
+    """
+
+    def forward(self, batch: IdBatch) -> dict[str, Ragged]:
+        """Ragged rows of vectors by feature, in the order in which features were declared."""
+        reading, rows = self.rows(batch)
+        found: dict[str, Float[Tensor, "n dim"]] = {
+            feature.name: part for feature, part in zip(reading.features, rows, strict=True)
+        }
+        return {
+            name: Ragged.trusted(found[name], batch.feature(name).row_splits)
+            for name in self._declared
+        }

@@ -1,0 +1,96 @@
+"""Several backwards, one update of the rows."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import torch
+from torch import Tensor, nn
+
+from ..core import checks
+from ..core.errors import InputError
+from .collection import Collection, collections_of
+
+
+class HeldUpdates:
+    """Row updates of a model that wait: for clipping by the norm of all gradients."""
+
+    def __init__(self, model: nn.Module) -> None:
+        self._model = model
+        self._collections = collections_of(model)
+
+    def row_gradients(self) -> list[Tensor]:
+        """The summed gradients of the rows of every table; changing them changes the update."""
+        return [one.grads for c in self._collections for one in c.updates.gradients()]
+
+    def clip_grad_norm_(self, max_norm: float) -> Tensor:
+        """Scales all gradients, dense ones and those of rows, so that their norm is at most this.
+
+        Returns the norm before. Call it once, after the last backward.
+        """
+        checks.setting("clip_grad_norm_", "max_norm", max_norm, least=0)
+        dense = [p.grad for p in self._model.parameters() if p.grad is not None]
+        every = [*dense, *self.row_gradients()]
+        if not every:
+            return torch.zeros(())
+        norm = torch.linalg.vector_norm(
+            torch.stack([torch.linalg.vector_norm(grad) for grad in every])
+        )
+        factor = (max_norm / norm.clamp(min=1e-30)).clamp(max=1.0)
+        for grad in every:
+            grad.mul_(factor)
+        return norm
+
+    def unscale_(self, scaler: torch.amp.GradScaler) -> bool:
+        """Divides row gradients by the scale; whether all gradients of the model are finite."""
+        rows = self.row_gradients()
+        for grad in rows:
+            grad.div_(scaler.get_scale())
+        dense = [p.grad for p in self._model.parameters() if p.grad is not None]
+        return all(bool(torch.isfinite(grad).all()) for grad in [*dense, *rows])
+
+
+@contextmanager
+def hold_updates(
+    model: nn.Module, scaler: torch.amp.GradScaler | None = None
+) -> Iterator[HeldUpdates]:
+    """Gathers the row gradients of all backwards in the block; leaving it applies them once.
+
+    With a `scaler` they are unscaled first, and dropped where any gradient of the model is not
+    finite: there the scaler skips the dense step, too. What an error leaves is dropped.
+
+    >>> import hedgerow as hr
+    >>> bags = hr.EmbeddingBags([hr.Table("user", 1)], init=hr.Zeros(), optimizer=hr.Sgd(lr=1.0))
+    >>> batch = hr.IdBatch.from_lists({"user": [[7]]})
+    >>> with hr.hold_updates(bags):
+    ...     for _ in range(2):
+    ...         bags(batch)["user"].sum().backward()
+    >>> bags.eval()(batch)["user"].tolist(), bags.updates.step
+    ([[-2.0]], 1)
+    """
+    collections = collections_of(model)
+    if not collections:
+        raise InputError("hold_updates of a model without EmbeddingBags or Embeddings.")
+    held = HeldUpdates(model)
+    _change(collections, 1)
+    try:
+        yield held
+    except BaseException:
+        _change(collections, -1)
+        for one in collections:
+            one.updates.drop()
+        raise
+    _change(collections, -1)
+    if any(one.updates.held for one in collections):  # a block around this one applies
+        return
+    if scaler is not None and scaler.is_enabled() and not held.unscale_(scaler):
+        for one in collections:
+            one.updates.drop()
+    for one in collections:
+        one.updates.apply()
+
+
+def _change(collections: list[Collection], by: int) -> None:
+    for one in collections:
+        one.updates.held += by

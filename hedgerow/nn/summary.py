@@ -1,0 +1,86 @@
+"""What a model holds, in words and in numbers."""
+
+from __future__ import annotations
+
+from torch import nn
+
+from ..core.errors import DtypeError
+from ..tables.host import HostTable
+from ..tables.stats import TableStats, table_stats
+from .collection import Collection, collections_of
+
+
+def stats(thing: HostTable | nn.Module) -> TableStats | dict[str, TableStats]:
+    """Rows, bytes, load and counts of a table, or of every table of a model by name.
+
+    >>> import torch, hedgerow as hr
+    >>> table = hr.HostTable(hr.TableConfig("user", (hr.Segment(4, hr.Zeros(), hr.Sgd()),)))
+    >>> _ = table.assign(torch.tensor([1, 2, 3]), torch.ones(3, 4))
+    >>> seen = hr.stats(table)
+    >>> seen["name"], seen["rows"], seen["inserted"], seen["row_bytes"]
+    ('user', 3, 3, 72)
+    >>> hr.stats(hr.EmbeddingBags([hr.Table("item", 2)]))["item"]["rows"]
+    0
+    """
+    if isinstance(thing, nn.Module):
+        return {table.config.name: table_stats(table) for table in tables_of(thing).values()}
+    if isinstance(thing, HostTable):
+        return table_stats(thing)
+    raise DtypeError(f"stats of a {type(thing).__name__}; pass a HostTable or a model.")
+
+
+def summary(model: nn.Module) -> str:
+    """One line a table and one for the dense rest.
+
+    >>> import hedgerow as hr
+    >>> print(hr.summary(hr.EmbeddingBags([hr.Table("item", 2)])))
+    table  dim  rows  bytes  optimizer  features
+    item     2     0      0  Adagrad    item
+    0 rows, 0 dense parameters
+    """
+    lines = [("table", "dim", "rows", "bytes", "optimizer", "features")]
+    rows = 0
+    for collection in collections_of(model):
+        for declared in collection.tables:
+            table = table_of(collection, declared.name)
+            rules = dict.fromkeys(type(s.optimizer).__name__ for s in table.config.segments)
+            rows += table.size()
+            lines.append(
+                (
+                    declared.name,
+                    str(declared.dim),
+                    str(table.size()),
+                    str(table.memory().total_bytes),
+                    ", ".join(rules),
+                    ", ".join(declared.features),
+                )
+            )
+    widths = [max(len(line[i]) for line in lines) for i in range(len(lines[0]))]
+    left = (True, False, False, False, True, True)
+    shown = [
+        "  ".join(
+            cell.ljust(width) if is_left else cell.rjust(width)
+            for cell, width, is_left in zip(line, widths, left, strict=True)
+        ).rstrip()
+        for line in lines
+    ]
+    dense = sum(p.numel() for p in model.parameters())
+    return "\n".join([*shown, f"{rows} rows, {dense} dense parameters"])
+
+
+def table_of(collection: Collection, name: str) -> HostTable:
+    """A table of a module."""
+    return collection.store.table(collection.store.names.index(name))
+
+
+def tables_of(model: nn.Module) -> dict[str, HostTable]:
+    """Every table of a model by name; two modules with tables of one name are refused."""
+    found: dict[str, HostTable] = {}
+    for collection in collections_of(model):
+        for name in collection.store.names:
+            if name in found:
+                raise DtypeError(
+                    f"two tables of the model are named {name!r}; names must differ in a model."
+                )
+            found[name] = table_of(collection, name)
+    return found

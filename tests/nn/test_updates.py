@@ -1,0 +1,243 @@
+"""When rows change, by how much, and when not."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+import hedgerow as hr
+from hedgerow.core.errors import CheckpointError, ConfigError, InputError, UnknownNameError
+
+
+def _bags(**options: object) -> hr.EmbeddingBags:
+    tables = [hr.Table("user", 2), hr.Table("item", 2, features=["item", "history"])]
+    defaults = {"init": hr.Zeros(), "optimizer": hr.Sgd(lr=1.0), **options}
+    return hr.EmbeddingBags(tables, **defaults)
+
+
+BATCH = hr.IdBatch.from_lists(
+    {"history": [[1, 2], [], [1]], "user": [[7], [8], [7]], "item": [[1], [3], [-1]]}
+)
+
+
+def _rows(bags: hr.EmbeddingBags, table: str, ids: list[int]) -> list[list[float]]:
+    number = bags.store.names.index(table)
+    return bags.store.table(number).lookup(torch.tensor(ids)).rows_of().tolist()
+
+
+def test_rows_of_shared_tables_change_once_at_the_end_of_backward() -> None:
+    bags = _bags()
+    found = bags(BATCH)
+    assert list(found) == ["user", "item", "history"]
+    assert bags.store.size() == 0
+    (found["user"].sum() + 2 * found["item"].sum() + found["history"].sum()).backward()
+    assert _rows(bags, "user", [7, 8, 9]) == [[-2, -2], [-1, -1], [0, 0]]
+    assert _rows(bags, "item", [1, 2, 3, -1]) == [[-4, -4], [-1, -1], [-2, -2], [-2, -2]]
+    assert bags.updates.step == 1
+    assert not list(bags.parameters())
+    assert not bags.state_dict()
+
+
+def test_a_feature_without_part_in_the_loss_changes_no_row() -> None:
+    bags = _bags()
+    bags(BATCH)["user"].sum().backward()
+    assert bags.store.table(0).size() == 0
+    assert bags.store.table(1).size() == 2
+
+
+def test_eval_and_no_grad_insert_nothing_and_give_zeros_to_the_unknown() -> None:
+    bags = _bags(init=hr.Ones())
+    with torch.no_grad():
+        assert bags(BATCH)["user"].tolist() == [[1, 1]] * 3
+    found = bags.eval()(BATCH)["user"]
+    assert not found.requires_grad
+    assert found.tolist() == [[0, 0]] * 3
+    assert bags.store.size() == 0
+
+
+def test_an_id_that_is_not_admitted_yet_gives_zeros_in_training() -> None:
+    bags = _bags(init=hr.Ones(), admit=hr.Count(2))
+    batch = hr.IdBatch.from_lists({"user": [[7]], "item": [[1]], "history": [[]]})
+    seen = []
+    for _ in range(3):
+        user = bags(batch)["user"]
+        seen.append(user.tolist())
+        user.sum().backward()
+    assert seen == [[[0, 0]], [[0, 0]], [[0, 0]]]  # born at 1, moved by -1 in the second step
+    assert bags.store.table(1).size() == 1
+    assert bags(batch)["user"].tolist() == [[-1, -1]]
+
+
+def test_a_backward_that_fails_leaves_nothing_for_the_next() -> None:
+    bags = _bags()
+
+    class Fails(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx: Any, x: torch.Tensor) -> torch.Tensor:
+            return x.clone()
+
+        @staticmethod
+        def backward(ctx: Any, *grads: torch.Tensor) -> torch.Tensor:
+            raise RuntimeError("no gradient today")
+
+    once = bags(BATCH)
+    weight = nn.Parameter(torch.ones(()))
+    loss = once["user"].sum() + Fails.apply(weight * 1) * bags(BATCH)["item"].sum()
+    with pytest.raises(RuntimeError, match="no gradient today"):
+        loss.backward()
+    assert bags.store.size() == 0
+    bags(BATCH)["user"].sum().backward()
+    assert _rows(bags, "user", [7]) == [[-2, -2]]
+
+
+def test_a_graph_that_is_kept_updates_again() -> None:
+    bags = _bags()
+    loss = bags(BATCH)["user"].sum()
+    loss.backward(retain_graph=True)
+    loss.backward()
+    assert (_rows(bags, "user", [8]), bags.updates.step) == ([[-2, -2]], 2)
+
+
+def test_two_modules_in_one_loss_are_both_updated() -> None:
+    first, second = _bags(), _bags()
+    (first(BATCH)["user"].sum() + second(BATCH)["user"].sum()).backward()
+    assert _rows(first, "user", [8]) == _rows(second, "user", [8]) == [[-1, -1]]
+
+
+def test_held_updates_add_up_and_are_applied_once() -> None:
+    one, two = _bags(optimizer=hr.Adagrad(lr=1.0)), _bags(optimizer=hr.Adagrad(lr=1.0))
+    with hr.hold_updates(one):
+        for _ in range(3):
+            one(BATCH)["history"].sum().backward()
+        assert one.store.size() == 0
+    (3 * two(BATCH)["history"].sum()).backward()
+    assert _rows(one, "item", [1, 2]) == _rows(two, "item", [1, 2])
+    assert one.updates.step == 1
+
+
+def test_an_error_in_the_block_drops_what_was_held() -> None:
+    bags = _bags()
+
+    def interrupted() -> None:
+        with hr.hold_updates(bags):
+            bags(BATCH)["user"].sum().backward()
+            raise ZeroDivisionError
+
+    with pytest.raises(ZeroDivisionError):
+        interrupted()
+    assert bags.store.size() == 0
+    bags(BATCH)["user"].sum().backward()
+    assert _rows(bags, "user", [8]) == [[-1, -1]]
+
+
+def _grad(parameter: torch.Tensor) -> torch.Tensor:
+    assert parameter.grad is not None
+    return parameter.grad.flatten()
+
+
+def test_the_norm_of_all_gradients_counts_a_row_once() -> None:
+    bags = _bags()
+    dense = nn.Linear(2, 1, bias=False)
+    model = nn.ModuleList([bags, dense])
+    with hr.hold_updates(model) as held:
+        dense(bags(BATCH)["user"]).sum().backward()
+        rows = torch.cat(held.row_gradients())
+        wanted = torch.cat([rows.flatten(), _grad(dense.weight)]).norm()
+        assert torch.isclose(held.clip_grad_norm_(0.5), wanted)
+    step = torch.tensor(_rows(bags, "user", [7, 8]))
+    clipped = torch.cat([step.flatten(), _grad(dense.weight)]).norm()
+    assert torch.isclose(clipped, torch.tensor(0.5))
+
+
+@pytest.mark.parametrize("finite", [True, False])
+def test_a_scaler_is_unscaled_and_its_skip_is_ours(finite: bool) -> None:
+    bags = _bags()
+    scaler = torch.amp.GradScaler("cpu", init_scale=8.0)
+    with hr.hold_updates(bags, scaler):
+        factor = 1.0 if finite else float("inf")
+        scaler.scale(factor * bags(BATCH)["user"].sum()).backward()
+    assert _rows(bags, "user", [7]) == ([[-2, -2]] if finite else [[0, 0]])
+
+
+def test_a_row_s_gradient_is_clipped_after_it_was_summed() -> None:
+    bags = _bags(clip=hr.ClipRow(2.0**0.5))
+    (3 * bags(BATCH)["user"].sum()).backward()
+    torch.testing.assert_close(_rows(bags, "user", [7, 8]), [[-1.0, -1.0]] * 2)
+
+
+def test_what_cannot_be_is_refused() -> None:
+    bags = _bags()
+    with pytest.raises(UnknownNameError, match="history"):
+        bags(hr.IdBatch.from_lists({"user": [[1]], "item": [[1]]}))
+    with pytest.raises(ConfigError, match="two tables are named 'a'"):
+        hr.EmbeddingBags([hr.Table("a", 1), hr.Table("a", 1, features=["b"])])
+    with pytest.raises(ConfigError, match="two features are named 'b'"):
+        hr.EmbeddingBags([hr.Table("a", 1, features=["b"]), hr.Table("b", 1)])
+    with pytest.raises(ConfigError, match="without tables"):
+        hr.EmbeddingBags([])
+    with pytest.raises(ConfigError, match=r"use hr\.Embeddings"):
+        hr.EmbeddingBags([hr.Table("a", 1, pooling="none")])
+    with pytest.raises(InputError, match="without EmbeddingBags"), hr.hold_updates(nn.Linear(1, 1)):
+        pass
+
+
+class _Model(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.sparse = _bags(init=hr.Uniform(0.1), optimizer=hr.Adam(lr=0.1))
+        self.top = nn.Linear(6, 1)
+
+    def forward(self, batch: hr.IdBatch) -> torch.Tensor:
+        return self.top(torch.cat(list(self.sparse(batch).values()), 1))
+
+
+def _train(model: _Model, optimizer: torch.optim.Optimizer, steps: int) -> float:
+    loss = torch.zeros(())
+    for _ in range(steps):
+        loss = (model(BATCH) - 1).square().sum()
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+    return loss.item()
+
+
+def test_a_model_that_was_saved_goes_on_with_the_same_bits(tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    model = _Model()
+    optimizer = torch.optim.Adam(model.parameters(), lr=0.01)
+    _train(model, optimizer, 3)
+    hr.save(model, tmp_path / "a", optimizer=optimizer, step=3, metadata={"epoch": 1})
+    went_on = _train(model, optimizer, 4)
+
+    fresh = _Model()
+    fresh_optimizer = torch.optim.Adam(fresh.parameters(), lr=0.01)
+    _train(fresh, fresh_optimizer, 1)  # so that the optimizer has a state to load into
+    loaded = hr.load(fresh, tmp_path / "a", optimizer=fresh_optimizer)
+    assert (loaded.step, fresh.sparse.updates.step) == (3, 3)
+    assert _train(fresh, fresh_optimizer, 4) == went_on
+    hr.save(fresh, tmp_path / "a", overwrite=True)
+    assert len(list((tmp_path / "a").glob("dense-*"))) == 1
+
+
+def test_a_damaged_or_foreign_checkpoint_changes_nothing(tmp_path: Path) -> None:
+    model = _Model()
+    hr.save(model, tmp_path / "a")
+    (dense,) = (tmp_path / "a").glob("dense-*")
+    before = model.top.weight.detach().clone()
+
+    class Wider(_Model):
+        def __init__(self) -> None:
+            super().__init__()
+            self.top = nn.Linear(6, 2)
+
+    with pytest.raises(CheckpointError, match="does not fit"):
+        hr.load(Wider(), tmp_path / "a")
+    part = max(dense.iterdir(), key=lambda path: path.stat().st_size)
+    part.write_bytes(part.read_bytes()[:-1] + b"x")
+    with pytest.raises(CheckpointError, match="damaged"):
+        hr.load(model, tmp_path / "a")
+    assert torch.equal(model.top.weight, before)
