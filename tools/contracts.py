@@ -137,7 +137,8 @@ def _size_breaches(path: Path, text: str, tree: ast.Module) -> Iterator[str]:
                 yield f"{at}: {node.name} has {lines} lines; at most {MAX_FUNCTION_LINES}"
         elif isinstance(node, ast.ClassDef):
             is_data = any("dataclass" in ast.unparse(d) for d in node.decorator_list)
-            fields = sum(isinstance(item, ast.AnnAssign) for item in node.body)
+            annotated = [item for item in node.body if isinstance(item, ast.AnnAssign)]
+            fields = sum(ast.unparse(item.annotation) != "KW_ONLY" for item in annotated)
             if is_data and fields > MAX_FIELDS:
                 yield f"{path}:{node.lineno}: {node.name} has {fields} fields; at most {MAX_FIELDS}"
         elif isinstance(node, ast.ExceptHandler) and all(
