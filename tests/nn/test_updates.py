@@ -142,6 +142,7 @@ def _grad(parameter: torch.Tensor) -> torch.Tensor:
 def test_the_norm_of_all_gradients_counts_a_row_once() -> None:
     bags = _bags()
     dense = nn.Linear(2, 1, bias=False)
+    nn.init.ones_(dense.weight)
     model = nn.ModuleList([bags, dense])
     with hr.hold_updates(model) as held:
         dense(bags(BATCH)["user"]).sum().backward()
