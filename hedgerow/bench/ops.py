@@ -57,8 +57,8 @@ def run(settings: Settings, progress: Progress, profile: Path | None = None) -> 
 def _chosen(patterns: tuple[str, ...]) -> list[str]:
     """Names that fit a pattern, in order; all if there is none.
 
-    >>> _chosen(("fused_reduce*",))
-    ['fused_reduce_and_split']
+    >>> _chosen(("reduce*",))
+    ['reduce and split']
     """
     for pattern in patterns:
         if not any(fnmatchcase(name, pattern) for name in CASES):

@@ -16,6 +16,8 @@ from ..core.shapes import Int64
 
 WHOLE = (torch.int64, torch.int32)
 FLOATS = (torch.float32, torch.float64, torch.bfloat16, torch.float16)
+ADDED_BY_CORE = (torch.float32, torch.float64)
+"""Floats that the C++ core adds up; the others go through torch's ops."""
 
 
 def looks_inside(tensor: Tensor, validate: bool) -> bool:
@@ -32,6 +34,8 @@ def tensor(name: str, value: Tensor) -> Tensor:
 
 def tensors(name: str, values: Sequence[Tensor]) -> list[Tensor]:
     """`values` as a list, if every one is a tensor."""
+    if isinstance(values, Tensor | str) or not isinstance(values, Sequence):
+        raise DtypeError(f"{name} is a {type(values).__name__}; pass a list of tensors.")
     return [tensor(f"{name}[{i}]", value) for i, value in enumerate(values)]
 
 
@@ -53,7 +57,28 @@ def typed(
     if not fits:
         wanted = ", ".join("any" if size is None else str(size) for size in shape)
         raise InputError(f"{name} has shape {tuple(value.shape)}; it must be ({wanted}).")
-    return value.contiguous()
+    return value.resolve_neg().contiguous()
+
+
+def widened(values: Tensor) -> Tensor:
+    """Half types as float32: so they are added up, and rounded once.
+
+    >>> widened(torch.ones(1, dtype=torch.bfloat16)).dtype
+    torch.float32
+    """
+    return values if values.dtype in ADDED_BY_CORE else values.float()
+
+
+def one_place(**given: Tensor | Sequence[Tensor]) -> None:
+    """All are on one device. Asked before an op is called: with one of them on "meta" torch would
+    tell sizes and check nothing.
+    """
+    first: tuple[str, Tensor] | None = None
+    for name, value in given.items():
+        for one in [value] if isinstance(value, Tensor) else value:
+            if first is None:
+                first = name, one
+            together(*first, name, one)
 
 
 def together(first: str, one: Tensor, second: str, other: Tensor) -> None:

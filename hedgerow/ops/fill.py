@@ -21,7 +21,6 @@ from .library import register, unknown_size
 from .offsets import ValueOffset, total_values, widths
 from .shared_buffer import SharedBuffer
 
-_NATIVE = (torch.float32, torch.float64)
 _Flat = tuple[Tensor, Tensor, Tensor, Tensor]  # keys, their row_splits, offsets, inner splits
 
 
@@ -217,7 +216,7 @@ def _write(buffer: Tensor, value: Tensor, flat: _Flat, dims: list[int], in_order
 
 
 def _sum(grad: Tensor, flat: _Flat, dims: list[int]) -> Tensor:
-    if grad.device.type != "cpu" or grad.dtype not in _NATIVE:
+    if grad.device.type != "cpu" or grad.dtype not in arguments.ADDED_BY_CORE:
         return _sum_plain(grad, flat, dims)
     grad = grad.contiguous()
     out = grad.new_empty(total_values(flat[1], dims))
@@ -261,8 +260,9 @@ def fill_with_offset_map_plain(buffer: Tensor, value: Tensor, flat: _Flat, dims:
 
 def _sum_plain(grad: Tensor, flat: _Flat, dims: list[int]) -> Tensor:
     to, source = _windows(flat, dims)
-    out = grad.new_zeros(total_values(flat[1], dims))
-    return out.index_add_(0, source, grad.index_select(0, to))
+    wide = arguments.widened(grad)
+    out = wide.new_zeros(total_values(flat[1], dims))
+    return out.index_add_(0, source, wide.index_select(0, to)).to(grad.dtype)
 
 
 def _check_plain(flat: _Flat, name: str, floats: int, dims: list[int]) -> None:

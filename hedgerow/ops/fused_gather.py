@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import numbers
 from collections.abc import Sequence
 from typing import Any
 
@@ -12,10 +13,19 @@ from .. import native
 from ..core import checks
 from ..core.errors import DtypeError, InputError
 from ..core.shapes import Float
-from .arguments import FLOATS, WHOLE, looks_inside, tensor, tensors, together, typed
+from .arguments import (
+    ADDED_BY_CORE,
+    FLOATS,
+    WHOLE,
+    looks_inside,
+    one_place,
+    tensor,
+    tensors,
+    together,
+    typed,
+    widened,
+)
 from .library import register
-
-_SUMMED = (torch.float32, torch.float64)  # by the core; other types by torch's ops
 
 
 def fused_gather_embeddings_by_input(
@@ -33,7 +43,8 @@ def fused_gather_embeddings_by_input(
     """
     dims = [checks.count("embedding_dims", dim) for dim in embedding_dims]
     offsets = tensors("fused_embedding_offsets", fused_embedding_offsets)
-    return _gather(tensor("fused_embeddings", fused_embeddings), offsets, dims, validate)
+    one_place(fused_embeddings=tensor("fused_embeddings", fused_embeddings), offsets=offsets)
+    return _gather(fused_embeddings, offsets, dims, validate)
 
 
 def fused_gather_embeddings_by_input_gradient(
@@ -53,9 +64,17 @@ def fused_gather_embeddings_by_input_gradient(
     """
     size = checks.count("fused_embeddings_size", fused_embeddings_size)
     dims = [checks.count("embedding_dims", dim) for dim in embedding_dims]
-    factor = scale if isinstance(scale, Tensor) else torch.tensor(float(scale), dtype=torch.float64)
-    offsets = tensors("embedding_offsets", embedding_offsets)
-    return _gradient(size, tensors("grads", grads), offsets, dims, factor, validate)
+    rows, offsets = tensors("grads", grads), tensors("embedding_offsets", embedding_offsets)
+    one_place(grads=rows, offsets=offsets)
+    return _gradient(size, rows, offsets, dims, _factor(scale), validate)
+
+
+def _factor(scale: float | Tensor) -> Float[Tensor, ""]:
+    if isinstance(scale, Tensor):
+        return scale
+    if isinstance(scale, bool) or not isinstance(scale, numbers.Real):
+        raise DtypeError(f"scale is {scale!r}; pass a number or a float tensor of shape ().")
+    return torch.tensor(float(scale), dtype=torch.float64)
 
 
 def _offsets(offsets: Sequence[Tensor], dims: Sequence[int]) -> list[Tensor]:
@@ -68,6 +87,16 @@ def _offsets(offsets: Sequence[Tensor], dims: Sequence[int]) -> list[Tensor]:
     tables = [typed(f"offsets[{i}]", one, WHOLE, (None,)) for i, one in enumerate(offsets)]
     same = all(one.dtype == torch.int32 for one in tables)
     return tables if same else [one.long() for one in tables]
+
+
+def _check_dims(offsets: Sequence[Tensor], dims: Sequence[int], size: int) -> None:
+    """No window is longer than the flat tensor: known without a look at an offset."""
+    for i, (one, dim) in enumerate(zip(offsets, dims, strict=True)):
+        if len(one) and dim > size:
+            raise InputError(
+                f"embedding_dims[{i}] is {dim}; a window must lie within the {size} values of the "
+                f"flat tensor."
+            )
 
 
 def _outside(offsets: Sequence[Tensor], dims: Sequence[int], size: int, number: int) -> InputError:
@@ -108,6 +137,7 @@ def _gather_cpu(
     tables = _offsets(offsets, dims)
     values = _values(fused, tables)
     size = values.shape[0]
+    _check_dims(tables, dims, size)
     rows = [values.new_empty((len(one), dim)) for one, dim in zip(tables, dims, strict=True)]
     outside = native.copy_windows(
         [one.data_ptr() for one in tables],
@@ -130,6 +160,7 @@ def fused_gather_embeddings_by_input_plain(
     """`fused_gather_embeddings_by_input` in torch's ops: rows of a view of all windows."""
     tables = _offsets(offsets, dims)
     values = _values(fused, tables)
+    _check_dims(tables, dims, values.shape[0])
     _check_plain(tables, dims, values.shape[0], validate)
     return [
         values.unfold(0, dim, 1)[one.long()] if len(one) else values.new_empty((0, dim))
@@ -201,7 +232,7 @@ def _gradient_cpu(
     validate: bool,
 ) -> Tensor:
     rows, tables = _grads(grads, offsets, dims, scale)
-    if not rows or rows[0].dtype not in _SUMMED:
+    if not rows or rows[0].dtype not in ADDED_BY_CORE:
         return fused_gather_gradient_plain(size, rows, tables, dims, scale, validate)
     sums = rows[0].new_empty(size)
     outside = native.add_windows(
@@ -231,11 +262,14 @@ def fused_gather_gradient_plain(
     """The gradient of the flat tensor in torch's ops: one sum by value for each table."""
     rows, tables = _grads(grads, offsets, dims, scale)
     _check_plain(tables, dims, size, validate)
-    sums = rows[0].new_zeros(size) if rows else torch.zeros(size, device=scale.device)
+    _check_dims(tables, dims, size)
+    if not rows:
+        return torch.zeros(size, device=scale.device)
+    sums = widened(rows[0].new_zeros(size))
     for grad, one, dim in zip(rows, tables, dims, strict=True):
         at = one.long()[:, None] + torch.arange(dim, device=one.device)
-        sums.index_add_(0, at.flatten(), (grad * scale.to(grad.dtype)).flatten())
-    return sums
+        sums.index_add_(0, at.flatten(), (widened(grad) * scale.to(sums)).flatten())
+    return sums.to(rows[0].dtype)
 
 
 def _gradient_shapes(
@@ -249,10 +283,23 @@ def _gradient_shapes(
     return grads[0].new_empty(size) if grads else scale.new_empty(size, dtype=torch.float32)
 
 
+def _keep_gradient(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
+    _, _, offsets, ctx.dims, scale, _ = inputs
+    ctx.save_for_backward(scale, *offsets)
+
+
+def _gradient_backward(ctx: Any, grad: Tensor) -> tuple[Any, ...]:
+    scale, *offsets = ctx.saved_tensors
+    rows = _gather(grad * scale.to(grad), offsets, ctx.dims, False)
+    return None, rows, [None] * len(offsets), None, None, None
+
+
 _gradient = register(
     "fused_gather_embeddings_by_input_gradient(SymInt size, Tensor[] grads, Tensor[] offsets, "
     "int[] dims, Tensor scale, bool validate) -> Tensor",
     cpu=_gradient_cpu,
     plain=fused_gather_gradient_plain,
     shapes=_gradient_shapes,
+    backward=_gradient_backward,
+    keep=_keep_gradient,
 )

@@ -11,10 +11,19 @@ from torch import Tensor
 from .. import native
 from ..core.errors import InputError
 from ..core.shapes import Float, Int64
-from .arguments import FLOATS, in_range, looks_inside, tensor, tensors, together, typed
+from .arguments import (
+    ADDED_BY_CORE,
+    FLOATS,
+    in_range,
+    looks_inside,
+    one_place,
+    tensor,
+    tensors,
+    together,
+    typed,
+    widened,
+)
 from .library import register
-
-_SUMMED = (torch.float32, torch.float64)  # by the core; other types by torch's ops
 
 
 def map_id_to_embedding(
@@ -35,6 +44,7 @@ def map_id_to_embedding(
     [[[3.0]], [[1.0]]]
     """
     lists, tables = tensors("ids", ids), tensors("embeddings", embeddings)
+    one_place(input=tensor("input", input), ids=lists, embeddings=tables)
     return _map(lists, tables, tensor("input", input), use_multi_threads, validate)[0]
 
 
@@ -51,8 +61,9 @@ def map_id_to_embedding_gradient_back_prop(
     >>> [g.tolist() for g in map_id_to_embedding_gradient_back_prop(ids, input, torch.ones(3, 1))]
     [[[1.0]], [[0.0], [2.0]]]
     """
+    one_place(input=tensor("input", input), grads=tensor("grads", grads))
     numbers = find_rows(ids, input, validate=validate)
-    return _add(tensor("grads", grads), numbers, [len(one) for one in ids], True, validate)
+    return _add(grads, numbers, [len(one) for one in ids], True, validate)
 
 
 def gather_embeddings_by_input(
@@ -73,6 +84,7 @@ def gather_embeddings_by_input(
     ([0.5, 2.5, 1.5, 2.5], [0, 2, 1, 2])
     """
     lists, tables = tensors("ids", [ids]), tensors("embeddings", [embeddings])
+    one_place(input=tensor("input", input), ids=lists, embeddings=tables)
     return _map(lists, tables, tensor("input", input), use_multi_threads, validate)
 
 
@@ -91,7 +103,8 @@ def gather_embeddings_by_ids_gradient_back_prop(
     """
     typed("ids", ids, (torch.int64,), (None,))
     numbers = tensor("index_mapping", index_mapping)
-    return _add(tensor("grads", grads), numbers, [len(ids)], True, validate)[0]
+    one_place(ids=ids, grads=tensor("grads", grads), index_mapping=numbers)
+    return _add(grads, numbers, [len(ids)], True, validate)[0]
 
 
 def find_rows(
@@ -106,7 +119,9 @@ def find_rows(
     >>> find_rows([torch.tensor([7]), torch.tensor([-2, 5])], torch.tensor([5, 7])).tolist()
     [2, 0]
     """
-    return _find(tensors("ids", ids), tensor("input", input), use_multi_threads, validate)
+    lists = tensors("ids", ids)
+    one_place(input=tensor("input", input), ids=lists)
+    return _find(lists, input, use_multi_threads, validate)
 
 
 # ---- finding
@@ -259,7 +274,7 @@ _map = register(
 def _numbered(
     grads: Tensor, numbers: Tensor, lengths: Sequence[int], validate: bool
 ) -> tuple[Tensor, Tensor]:
-    typed("index_mapping", numbers, (torch.int64,), (None,) * numbers.dim())
+    numbers = typed("index_mapping", numbers, (torch.int64,), (None,) * numbers.dim())
     rows = typed("grads", grads, FLOATS, (*numbers.shape, None))
     together("grads", rows, "the ids", numbers)
     in_range("index_mapping", numbers, sum(lengths), validate)
@@ -269,7 +284,7 @@ def _numbered(
 def _add_cpu(
     grads: Tensor, numbers: Tensor, lengths: Sequence[int], many: bool, validate: bool
 ) -> list[Tensor]:
-    if grads.dtype not in _SUMMED:
+    if grads.dtype not in ADDED_BY_CORE:
         return map_gradient_plain(grads, numbers, lengths, many, validate)
     grads, numbers = _numbered(grads, numbers, lengths, validate)
     dim = grads.shape[1]
@@ -292,7 +307,9 @@ def map_gradient_plain(
 ) -> list[Tensor]:
     """Sums of `grads` by number, in torch's ops, cut into lists of rows."""
     grads, numbers = _numbered(grads, numbers, lengths, validate)
-    sums = grads.new_zeros((sum(lengths), grads.shape[1])).index_add_(0, numbers, grads)
+    wide = widened(grads)
+    sums = wide.new_zeros((sum(lengths), wide.shape[1])).index_add_(0, numbers, wide)
+    sums = sums.to(grads.dtype)
     return [sums] if len(lengths) == 1 else [part.clone() for part in sums.split(list(lengths))]
 
 
@@ -302,10 +319,24 @@ def _add_shapes(
     return [grads.new_empty((length, grads.shape[-1])) for length in lengths]
 
 
+def _keep_added(ctx: Any, inputs: tuple[Any, ...], output: list[Tensor]) -> None:
+    grads, numbers, ctx.lengths, _, _ = inputs
+    ctx.shape = grads.shape
+    ctx.save_for_backward(numbers)
+
+
+def _add_backward(ctx: Any, grads: Sequence[Tensor]) -> tuple[Any, ...]:
+    (numbers,) = ctx.saved_tensors
+    rows = torch.cat(list(grads)).index_select(0, numbers.reshape(-1))
+    return rows.view(ctx.shape), None, None, None, None
+
+
 _add = register(
     "map_id_to_embedding_gradient(Tensor grads, Tensor numbers, SymInt[] lengths, "
     "bool use_multi_threads, bool validate) -> Tensor[]",
     cpu=_add_cpu,
     plain=map_gradient_plain,
     shapes=_add_shapes,
+    backward=_add_backward,
+    keep=_keep_added,
 )

@@ -7,6 +7,7 @@ from torch import Tensor
 from ..core.fids import fid_v1_to_v2, make_fid, signature_of, slot_of
 from ..core.shapes import Int64
 from ..routing.router import Router
+from .arguments import tensor
 
 __all__ = ["fid_v1_to_v2", "make_fid", "shard_of", "signature_of", "slot_of"]
 
@@ -22,4 +23,4 @@ def shard_of(
     >>> shard_of(torch.tensor([9, 10, -1]), 10).tolist()
     [9, 0, 5]
     """
-    return Router("roundrobin", num_shards, rank0_empty).owners(ids)
+    return Router("roundrobin", num_shards, rank0_empty).owners(tensor("ids", ids).contiguous())

@@ -71,22 +71,23 @@ def _reorder_cpu(
     n = rows.shape[0]
     # Half types compare as float32, which holds all their values.
     keys = rows if rows.dtype in _KINDS else rows[:, 0].float()
+    row_bytes = rows.shape[1:].numel() * rows.element_size()  # one row may have any stride
     # Room for all rows: of memory that nothing was written to, the system gives none.
     output = torch.empty_like(rows)
     sizes = torch.empty(num_of_shards, dtype=torch.int32)
     kept = native.reorder(
         keys.data_ptr(),
         _KINDS[keys.dtype],
-        keys.stride(0) * keys.element_size(),
+        row_bytes if keys is rows else keys.element_size(),
         rows.data_ptr(),
-        rows.stride(0) * rows.element_size(),
+        row_bytes,
         n,
         shards.data_ptr(),
         num_of_shards,
         output.data_ptr(),
         sizes.data_ptr(),
     )
-    return output.resize_(kept, *rows.shape[1:]), sizes
+    return output if kept == n else output[:kept].clone(), sizes
 
 
 def reorder_by_indices_plain(
@@ -148,11 +149,12 @@ def fused_reorder_by_indices(
     >>> made.fused_embedding_offsets.tolist()
     [0, 6, 0, 7, 1, 7, 9, 3, 12]
     """
-    if not inputs:
+    slots = tensors("inputs", inputs)
+    if not slots:
         raise InputError("inputs is empty; pass the ids of one slot at least.")
     dims = [checks.count("dim_sizes", dim) for dim in dim_sizes]
     shards = checks.count("num_of_shards", num_of_shards, least=1)
-    return Reordered(*_fused_reorder(tensors("inputs", inputs), shards, dims, rank0_empty))
+    return Reordered(*_fused_reorder(slots, shards, dims, rank0_empty))
 
 
 def _slots(
@@ -203,7 +205,8 @@ def _fused_reorder_cpu(
     )
     _check_values(ids, values)
     sizes = torch.tensor(lengths, dtype=torch.int32)
-    return output.resize_(ids), shard_sizes, slot_sizes, sizes, offsets
+    kept = output if ids == len(output) else output[:ids].clone()
+    return kept, shard_sizes, slot_sizes, sizes, offsets
 
 
 def fused_reorder_by_indices_plain(

@@ -28,10 +28,13 @@ class SharedBuffer:
         arguments.typed("tensor", tensor, arguments.FLOATS, (None,))
         if not tensor.is_contiguous():
             raise InputError("tensor is not contiguous; a buffer is filled in place: pass a copy.")
-        if tensor.requires_grad and tensor.is_leaf:
+        if tensor.is_neg():
+            raise InputError("tensor is a lazily negated view; pass tensor.resolve_neg().")
+        base = tensor._base
+        if tensor.requires_grad and (tensor.is_leaf or (base is not None and base.is_leaf)):
             raise InputError(
-                "tensor is a leaf that requires a gradient, which cannot be filled in place; pass "
-                "tensor.clone()."
+                "tensor is a leaf that requires a gradient, or a view of one, which cannot be "
+                "filled in place; pass tensor.clone()."
             )
         self._tensor: Tensor | None = tensor
         self._keeps_base = tensor.requires_grad

@@ -77,7 +77,9 @@ def _unique_cpu(
         inner.data_ptr(),
     )
     # Shorter in place: their memory had to have room for all keys.
-    return keys.resize_(distinct), splits, offsets, inner.resize_(distinct + 1)
+    if distinct < len(keys):  # without the memory of what is not there
+        keys, inner = keys[:distinct].clone(), inner[: distinct + 1].clone()
+    return keys, splits, offsets, inner
 
 
 def unique_key_with_offset_plain(

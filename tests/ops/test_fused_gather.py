@@ -139,7 +139,7 @@ ONE = [torch.tensor([0])]
         ((flat(6), [torch.tensor([[0]])], [1]), r"offsets\[0\] has shape"),
         ((flat(6), [[0]], [1]), r"fused_embedding_offsets\[0\] is a list"),
         (([0.0], ONE, [1]), "fused_embeddings is a list"),
-        ((flat(6), ONE, [7]), r"offsets\[0\] holds 0; a window of 7"),
+        ((flat(6), ONE, [7]), r"embedding_dims\[0\] is 7; a window"),
     ],
 )
 def test_bad_arguments_of_the_forward(args: tuple[Any, ...], message: str) -> None:
