@@ -10,8 +10,6 @@
 namespace hedgerow {
 namespace {
 
-constexpr u64 kAhead = 16;  // lookups in flight
-
 // One row. Its distinct keys and the ends of their offsets are written at the row's own place,
 // which has room for all of them; later they move together. The offsets are where they belong: a
 // row has as many as keys.
@@ -24,17 +22,17 @@ u64 unique_row(const RaggedKeys& from, const UniqueOffsets& to, u64 row, i64 fir
   i64* ends = to.inner_splits + 1 + start;
   map.start(n);
   u32 found = 0;
-  for (u64 i = 0; i < std::min(n, kAhead); ++i) map.fetch(keys[i]);
-  for (u64 i = 0; i < n; ++i) {
-    if (i + kAhead < n) map.fetch(keys[i + kAhead]);
-    const u32 number = map.insert(keys[i], found);
-    if (number == found) {
-      distinct[found] = keys[i];
-      ends[found++] = 0;
-    }
-    ++ends[number];
-    numbers[i] = number;
-  }
+  map.each(
+      n, [&](u64 i) { return keys[i]; },
+      [&](u64 i, u64 home) {
+        const u32 number = map.insert(keys[i], found, home);
+        if (number == found) {
+          distinct[found] = keys[i];
+          ends[found++] = 0;
+        }
+        ++ends[number];
+        numbers[i] = number;
+      });
   i64 next = i64(start);  // counts become starts, and the writing makes ends of them
   for (u32 k = 0; k < found; ++k) {
     const i64 count = ends[k];

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from .. import native
 from ..core import checks
-from ..core.errors import DtypeError, InputError
+from ..core.errors import InputError
 from ..core.ids import Ragged
 from ..core.shapes import Int64
 from . import arguments
@@ -31,7 +31,9 @@ def split_by_indices(indices: Int64[Tensor, "n"], tensor: Tensor, num_splits: in
     >>> [part.tolist() for part in parts]
     [[7.0, 9.0], [8.0]]
     """
-    _tensors(indices=indices, tensor=tensor)
+    arguments.one_place(
+        indices=arguments.tensor("indices", indices), tensor=arguments.tensor("tensor", tensor)
+    )
     return _split(indices, tensor, checks.count("num_splits", num_splits, least=1))
 
 
@@ -49,7 +51,8 @@ def ragged_split_by_indices(
     """
     if not isinstance(num, Ragged):
         raise InputError(f"num is a {type(num).__name__}; pass a Ragged.")
-    _tensors(indices=indices)
+    arguments.tensor("indices", indices)
+    arguments.one_place(indices=indices, num=num.values)
     num_splits = checks.count("num_splits", num_splits, least=1)
     values, positions, borders = _ragged_split(
         indices, num.values, num.row_splits, num_splits, validate
@@ -59,13 +62,6 @@ def ragged_split_by_indices(
         [Ragged.trusted(part, cut) for part, cut in zip(values, rows, strict=True)],
         [Ragged.trusted(part, cut) for part, cut in zip(positions, rows, strict=True)],
     )
-
-
-def _tensors(**given: Tensor) -> None:
-    """They are tensors; torch would refuse others in its own words."""
-    for name, value in given.items():
-        if not isinstance(value, Tensor):
-            raise DtypeError(f"{name} is a {type(value).__name__}; pass a torch.Tensor.")
 
 
 @dataclass(frozen=True)
