@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from .core.errors import HedgerowError as HedgerowError
     from .core.hashing import id64 as id64
-    from .core.ids import IdBatch as IdBatch
+    from .core.id_batch import IdBatch as IdBatch
     from .core.ids import Ragged as Ragged
     from .tables.admission import Chance as Chance
     from .tables.admission import Count as Count
@@ -55,7 +55,8 @@ __version__ = "0.1.0"
 _NAMES = {
     "core.errors": ("HedgerowError",),
     "core.hashing": ("id64",),
-    "core.ids": ("IdBatch", "Ragged"),
+    "core.id_batch": ("IdBatch",),
+    "core.ids": ("Ragged",),
     "tables.admission": ("Chance", "Count", "Within"),
     "tables.checkpoint.increments": ("save_increment",),
     "tables.checkpoint.load": ("load_tables",),

@@ -1,8 +1,8 @@
-"""Batches of ids: ragged values, and named features over them."""
+"""Rows of different lengths as one tensor of values and the borders of its rows."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import pairwise
@@ -12,10 +12,11 @@ from torch import Tensor
 
 from . import checks
 from .errors import DtypeError, InputError
-from .shapes import Float32, Int64
+from .shapes import Int64
 
 
-def _check_splits(name: str, splits: Tensor, values: int) -> None:
+def check_splits(name: str, splits: Tensor, values: int) -> None:
+    """`splits` cut so many values into rows: from 0, never falling, to the end."""
     checks.tensor(name, splits, torch.int64, (None,))
     if splits.numel() == 0 or int(splits[0]) != 0:
         raise InputError(f"{name} starts with {splits[:1].tolist()}; it must start with 0.")
@@ -49,7 +50,7 @@ class Ragged:
         if torch.compiler.is_compiling():  # no values yet: whoever uses the rows checks them
             return
         if self.values.device == checks.CPU:
-            _check_splits("row_splits", self.row_splits, len(self.values))
+            check_splits("row_splits", self.row_splits, len(self.values))
         else:
             checks.tensor("row_splits", self.row_splits, torch.int64, (None,), self.values.device)
 
@@ -98,68 +99,3 @@ class Ragged:
         """One list a row."""
         values, borders = self.values.tolist(), self.row_splits.tolist()
         return [values[start:stop] for start, stop in pairwise(borders)]
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class IdBatch:
-    """The ids of a batch, feature after feature, sample after sample.
-
-    `offsets` has one entry per (feature, sample), then the end: feature f of sample s holds
-    `values[offsets[f * samples + s]:offsets[f * samples + s + 1]]`.
-
-    >>> batch = IdBatch.from_lists({"user": [[1], [2]], "history": [[5, 6, 7], []]})
-    >>> batch.names, batch.samples, batch.feature("history").to_lists()
-    (('user', 'history'), 2, [[5, 6, 7], []])
-    """
-
-    names: tuple[str, ...]
-    values: Int64[Tensor, "n"]
-    offsets: Int64[Tensor, "features * samples + 1"]
-    weights: Float32[Tensor, "n"] | None = None
-
-    def __post_init__(self) -> None:
-        checks.tensor("values", self.values, torch.int64, (None,))
-        _check_splits("offsets", self.offsets, len(self.values))
-        if len(set(self.names)) != len(self.names):
-            raise InputError(f"feature names repeat: {', '.join(self.names)}.")
-        cells = len(self.offsets) - 1
-        if self.names and cells % len(self.names):
-            raise InputError(
-                f"offsets has {cells} cells, which {len(self.names)} features do not divide; "
-                f"every feature needs one cell per sample."
-            )
-        if not self.names and cells:
-            raise InputError(f"offsets has {cells} cells but there are no feature names.")
-        if self.weights is not None:
-            checks.tensor("weights", self.weights, torch.float32, (len(self.values),))
-
-    @staticmethod
-    def from_lists(features: Mapping[str, Iterable[Sequence[int]]]) -> IdBatch:
-        """From one list of id lists a feature."""
-        return IdBatch.from_dict({n: Ragged.from_lists(rows) for n, rows in features.items()})
-
-    @staticmethod
-    def from_dict(features: Mapping[str, Ragged]) -> IdBatch:
-        """From one ragged column a feature; all need the same number of rows."""
-        rows = {name: ragged.rows for name, ragged in features.items()}
-        if len(set(rows.values())) > 1:
-            raise InputError(f"features differ in their number of samples: {rows}.")
-        columns = list(features.values())
-        if not columns:
-            return IdBatch((), torch.empty(0, dtype=torch.int64), torch.zeros(1, dtype=torch.int64))
-        values = torch.cat([c.values for c in columns])
-        lengths = torch.cat([torch.zeros(1, dtype=torch.int64), *(c.lengths() for c in columns)])
-        return IdBatch(tuple(features), values, lengths.cumsum(0))
-
-    @property
-    def samples(self) -> int:
-        """Samples of the batch."""
-        return (len(self.offsets) - 1) // len(self.names) if self.names else 0
-
-    def feature(self, name: str) -> Ragged:
-        """One feature's ids; values are not copied."""
-        if name not in self.names:
-            checks.unknown("feature", name, self.names)
-        first = self.names.index(name) * self.samples
-        splits = self.offsets[first : first + self.samples + 1]
-        return Ragged(self.values[int(splits[0]) : int(splits[-1])], splits - splits[0])

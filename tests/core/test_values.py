@@ -12,7 +12,8 @@ from hedgerow.core.counters import Counters
 from hedgerow.core.errors import InputError, NameTakenError
 from hedgerow.core.fids import fid_v1_to_v2, make_fid, signature_of, slot_of
 from hedgerow.core.hashing import id64, mix64, xxh64
-from hedgerow.core.ids import IdBatch, Ragged
+from hedgerow.core.id_batch import IdBatch
+from hedgerow.core.ids import Ragged
 from hedgerow.core.units import format_bytes, parse_bytes, parse_seconds
 
 

@@ -1,0 +1,274 @@
+"""The ids of a batch: named features, each with any number of ids a sample."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from . import checks
+from .errors import InputError
+from .ids import Ragged, check_splits
+from .shapes import Float32, Int64
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class IdBatch:
+    """The ids of a batch, feature after feature, sample after sample.
+
+    `offsets` has one entry per (feature, sample), then the end: feature f of sample s holds
+    `values[offsets[f * samples + s]:offsets[f * samples + s + 1]]`. `weights`, if any, has one
+    number an id.
+
+    >>> batch = IdBatch.from_lists({"user": [[1], [2]], "history": [[5, 6, 7], []]})
+    >>> batch.names, batch.samples, batch.feature("history").to_lists()
+    (('user', 'history'), 2, [[5, 6, 7], []])
+    """
+
+    names: tuple[str, ...]
+    values: Int64[Tensor, "n"]
+    offsets: Int64[Tensor, "features * samples + 1"]
+    weights: Float32[Tensor, "n"] | None = None
+
+    def __post_init__(self) -> None:
+        device = self.values.device if isinstance(self.values, Tensor) else None
+        checks.tensor("values", self.values, torch.int64, (None,), device)
+        checks.tensor("offsets", self.offsets, torch.int64, (None,), device)
+        if self.weights is not None:
+            checks.tensor("weights", self.weights, torch.float32, (len(self.values),), device)
+        if device == checks.CPU:
+            check_splits("offsets", self.offsets, len(self.values))
+        if len(set(self.names)) != len(self.names):
+            raise InputError(f"feature names repeat: {', '.join(self.names)}.")
+        cells = len(self.offsets) - 1
+        if self.names and cells % len(self.names):
+            raise InputError(
+                f"offsets has {cells} cells, which {len(self.names)} features do not divide; "
+                f"every feature needs one cell per sample."
+            )
+        if not self.names and cells:
+            raise InputError(f"offsets has {cells} cells but there are no feature names.")
+
+    @staticmethod
+    def from_lists(
+        features: Mapping[str, Iterable[Sequence[int]]],
+        weights: Mapping[str, Iterable[Sequence[float]]] | None = None,
+    ) -> IdBatch:
+        """From one list of id lists a feature, and lists of weights of the same form."""
+        columns = {name: Ragged.from_lists(rows) for name, rows in features.items()}
+        if weights is None:
+            return IdBatch.from_dict(columns)
+        flat = {
+            name: torch.tensor([w for row in rows for w in row], dtype=torch.float32)
+            for name, rows in weights.items()
+        }
+        return IdBatch.from_dict(columns, flat)
+
+    @staticmethod
+    def from_dict(
+        features: Mapping[str, Ragged | Int64[Tensor, "samples"]],
+        weights: Mapping[str, Float32[Tensor, "n"]] | None = None,
+    ) -> IdBatch:
+        """From one column a feature: ragged rows, or a tensor of one id a sample.
+
+        >>> IdBatch.from_dict({"user": torch.tensor([7, 8])}).feature("user").to_lists()
+        [[7], [8]]
+        """
+        columns = {name: _as_ragged(name, column) for name, column in features.items()}
+        rows = {name: ragged.rows for name, ragged in columns.items()}
+        if len(set(rows.values())) > 1:
+            raise InputError(f"features differ in their number of samples: {rows}.")
+        if not columns:
+            return IdBatch((), torch.empty(0, dtype=torch.int64), torch.zeros(1, dtype=torch.int64))
+        parts = list(columns.values())
+        values = torch.cat([c.values for c in parts])
+        start = torch.zeros(1, dtype=torch.int64, device=values.device)
+        offsets = torch.cat([start, *(c.lengths() for c in parts)]).cumsum(0)
+        return IdBatch(tuple(columns), values, offsets, _joined(columns, weights))
+
+    @staticmethod
+    def from_padded(
+        features: Mapping[str, Int64[Tensor, "samples length"]], padding: int
+    ) -> IdBatch:
+        """From matrices whose unused places hold `padding`, which then is no id.
+
+        >>> batch = IdBatch.from_padded({"history": torch.tensor([[5, 6], [7, 0]])}, padding=0)
+        >>> batch.feature("history").to_lists()
+        [[5, 6], [7]]
+        """
+        columns: dict[str, Ragged | Tensor] = {}
+        for name, matrix in features.items():
+            checks.tensor(name, matrix, torch.int64, (None, None), device=None)
+            used = matrix != padding
+            splits = torch.cat([used.new_zeros(1, dtype=torch.int64), used.sum(1)]).cumsum(0)
+            columns[name] = Ragged(matrix[used], splits)
+        return IdBatch.from_dict(columns)
+
+    @staticmethod
+    def from_nested(features: Mapping[str, Tensor]) -> IdBatch:
+        """From nested tensors of jagged layout.
+
+        >>> nested = torch.nested.nested_tensor(
+        ...     [torch.tensor([5, 6]), torch.tensor([7])], layout=torch.jagged
+        ... )
+        >>> IdBatch.from_nested({"history": nested}).feature("history").to_lists()
+        [[5, 6], [7]]
+        """
+        columns: dict[str, Ragged | Tensor] = {}
+        for name, nested in features.items():
+            if not isinstance(nested, Tensor) or nested.layout != torch.jagged:
+                raise InputError(
+                    f"feature {name!r} is no jagged nested tensor; make it with "
+                    f"torch.nested.nested_tensor(rows, layout=torch.jagged)."
+                )
+            columns[name] = Ragged(nested.values().contiguous(), nested.offsets())  # pyright: ignore[reportAttributeAccessIssue]
+        return IdBatch.from_dict(columns)
+
+    @staticmethod
+    def from_kjt(jagged: Any) -> IdBatch:
+        """From TorchRec's KeyedJaggedTensor, or what has its keys, values, offsets and weights."""
+        weights = jagged.weights_or_none()
+        return IdBatch(
+            tuple(jagged.keys()),
+            jagged.values().to(torch.int64),
+            jagged.offsets().to(torch.int64),
+            None if weights is None else weights.to(torch.float32),
+        )
+
+    @staticmethod
+    def from_arrow(table: Any, features: Sequence[str] | None = None) -> IdBatch:
+        """From columns of a pyarrow table or batch: whole numbers, strings, or lists of either.
+
+        Strings become `id64(value, field=column)`; a null is an empty cell.
+        """
+        from .arrow import ragged_of_column
+
+        names = tuple(table.schema.names if features is None else features)
+        for name in names:
+            if name not in table.schema.names:
+                checks.unknown("column", name, table.schema.names)
+        return IdBatch.from_dict({n: ragged_of_column(n, table.column(n)) for n in names})
+
+    @property
+    def samples(self) -> int:
+        """Samples of the batch."""
+        return (len(self.offsets) - 1) // len(self.names) if self.names else 0
+
+    def feature(self, name: str) -> Ragged:
+        """One feature's ids; values are not copied."""
+        first = self._number(name) * self.samples
+        splits = self.offsets[first : first + self.samples + 1]
+        return Ragged.trusted(self.values[int(splits[0]) : int(splits[-1])], splits - splits[0])
+
+    def weights_of(self, name: str) -> Float32[Tensor, "n"] | None:
+        """One feature's weights, if there are any; not copied."""
+        if self.weights is None:
+            return None
+        number, borders = self._number(name), self.borders()
+        return self.weights[borders[number] : borders[number + 1]]
+
+    def has_one_id_each(self) -> bool:
+        """Whether every sample has exactly one id of every feature."""
+        cells = len(self.offsets) - 1
+        if len(self.values) != cells:
+            return False
+        return bool((self.offsets == torch.arange(cells + 1, device=self.offsets.device)).all())
+
+    def select(self, names: Sequence[str]) -> IdBatch:
+        """These features alone, in this order."""
+        borders = self.borders()
+        numbers = [self._number(name) for name in names]
+        pieces = [slice(borders[i], borders[i + 1]) for i in numbers]
+        columns = {name: self.feature(name) for name in names}
+        chosen = IdBatch.from_dict(columns)
+        if self.weights is None or not pieces:
+            return chosen
+        weights = torch.cat([self.weights[piece] for piece in pieces])
+        return IdBatch(chosen.names, chosen.values, chosen.offsets, weights)
+
+    @staticmethod
+    def concat(batches: Sequence[IdBatch]) -> IdBatch:
+        """The samples of all batches, in order; they need the same features.
+
+        >>> one = IdBatch.from_lists({"user": [[1], []]})
+        >>> IdBatch.concat([one, one]).feature("user").to_lists()
+        [[1], [], [1], []]
+        """
+        if not batches:
+            raise InputError("concat of no batches; give at least one.")
+        first = batches[0]
+        for other in batches[1:]:
+            if other.names != first.names or (other.weights is None) != (first.weights is None):
+                raise InputError(
+                    f"batches differ: features {first.names} with "
+                    f"{'no ' if first.weights is None else ''}weights, and {other.names} with "
+                    f"{'no ' if other.weights is None else ''}weights."
+                )
+        borders = [batch.borders() for batch in batches]
+        order = [(f, b) for f in range(len(first.names)) for b in range(len(batches))]
+
+        def joined(of: str) -> Tensor:
+            return torch.cat(
+                [getattr(batches[b], of)[borders[b][f] : borders[b][f + 1]] for f, b in order]
+            )
+
+        lengths = (
+            torch.cat([batches[b].offsets.diff().view(len(first.names), -1)[f] for f, b in order])
+            if order
+            else first.offsets.new_empty(0)
+        )
+        offsets = torch.cat([first.offsets.new_zeros(1), lengths]).cumsum(0)
+        weights = None if first.weights is None else joined("weights")
+        values = joined("values") if order else first.values
+        return IdBatch(first.names, values, offsets, weights)
+
+    def to(self, device: torch.device | str, *, non_blocking: bool = False) -> IdBatch:
+        """The same batch on another device."""
+        return self._map(lambda tensor: tensor.to(device, non_blocking=non_blocking))
+
+    def pin_memory(self) -> IdBatch:
+        """The same batch in memory that a GPU reads directly; what a DataLoader calls."""
+        return self._map(Tensor.pin_memory)
+
+    def _map(self, change: Any) -> IdBatch:
+        weights = None if self.weights is None else change(self.weights)
+        return IdBatch(self.names, change(self.values), change(self.offsets), weights)
+
+    def _number(self, name: str) -> int:
+        if name not in self.names:
+            checks.unknown("feature", name, self.names)
+        return self.names.index(name)
+
+    def borders(self) -> list[int]:
+        """Where the values of each feature begin, and the end; waits for a device."""
+        every = torch.arange(len(self.names) + 1, device=self.offsets.device) * self.samples
+        return self.offsets[every].tolist()
+
+
+def _as_ragged(name: str, column: Ragged | Tensor) -> Ragged:
+    if isinstance(column, Ragged):
+        checks.tensor(f"{name}.values", column.values, torch.int64, (None,), device=None)
+        return column
+    checks.tensor(name, column, torch.int64, (None,), device=None)
+    splits = torch.arange(len(column) + 1, device=column.device)
+    return Ragged.trusted(column, splits)
+
+
+def _joined(
+    columns: Mapping[str, Ragged], weights: Mapping[str, Tensor] | None
+) -> Float32[Tensor, "n"] | None:
+    if weights is None:
+        return None
+    for name in weights:
+        if name not in columns:
+            checks.unknown("feature", name, columns)
+    parts = []
+    for name, column in columns.items():
+        ones = torch.ones(len(column.values), device=column.values.device)
+        part = weights.get(name, ones)
+        checks.tensor(f"weights[{name!r}]", part, torch.float32, (len(ones),), ones.device)
+        parts.append(part)
+    return torch.cat(parts)
