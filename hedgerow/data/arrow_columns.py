@@ -121,7 +121,7 @@ def _check_feature(name: str, kind: Any, file: str) -> None:
         inner = kind.value_type
     if types.is_dictionary(inner) and not is_ragged:
         inner = inner.value_type
-    if not (types.is_integer(inner) or is_text(inner)):
+    if not (types.is_integer(inner) or is_text(inner) or types.is_null(inner)):
         raise DtypeError(
             f"{file}: column {name!r} holds {kind}; a feature holds whole numbers or strings, one "
             f"or a list a sample. Convert it, or read it as a dense column."
@@ -168,11 +168,14 @@ def _decoded(name: str, column: Any, file: str, first_row: int) -> Any:
     kind = column.type
     if pa.types.is_dictionary(kind):
         return column.cast(kind.value_type)
-    if pa.types.is_fixed_size_list(kind):
-        kind = pa.list_(kind.value_type)
-        column = column.cast(kind)
-    if not (pa.types.is_list(kind) or pa.types.is_large_list(kind)):
+    if pa.types.is_null(kind):  # what writers make of a column without a single value
+        return column.cast(pa.int64())
+    is_fixed = pa.types.is_fixed_size_list(kind)
+    if not (is_fixed or pa.types.is_list(kind) or pa.types.is_large_list(kind)):
         return column
+    if is_fixed or pa.types.is_null(kind.value_type):
+        inner = pa.int64() if pa.types.is_null(kind.value_type) else kind.value_type
+        column = column.cast(pa.list_(inner))
     if any(chunk.flatten().null_count for chunk in column.chunks):
         at = next(i for i, row in enumerate(column.to_pylist()) if row and None in row)
         raise InputError(

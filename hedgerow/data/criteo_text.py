@@ -114,8 +114,7 @@ def _whole_numbers(block: Any, column: str, name: str, first_row: int) -> np.nda
 
 
 def _is_whole(value: bytes) -> bool:
-    digits = value.removeprefix(b"-")
-    return digits.isdigit() and len(digits) <= 18
+    return value.removeprefix(b"-").isdigit() and -(2**63) <= int(value) < 2**63
 
 
 def _refuse(name: str, row: int, column: str, value: str) -> NoReturn:

@@ -22,6 +22,7 @@ PROFILE = (
 )
 _HOT_SIGHTINGS = 16.0  # ids of this rate and more are placed one by one
 _RARE = 1e-9  # the rate of ids that are seen once in a batch, if at all
+_SELDOM_RATE = 0.05  # at most, of those in a table of few rows: hardly one of them is seen twice
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,25 +131,23 @@ def fitted_popularities(tables: int, rows: int, draws: int) -> list[Popularity]:
     hot, masses = _place_hot(rates, masses, np.full(tables, float(draws)))
     room = draws - np.array([sum(placed) for placed in hot])
     common = np.flatnonzero((rates < _HOT_SIGHTINGS) & (rates > _RARE))
-    found = []
-    for table in range(tables):
-        part = masses[common] * room[table] / room.sum()
-        sizes = np.floor(part / rates[common] + 0.5).astype(np.int64)
-        taken = sizes * rates[common]
-        rest = rows - len(hot[table]) - int(sizes.sum())
-        if rest < 1:
-            raise InputError(
-                f"rows is {rows}; {tables} tables of {draws} draws a batch need at least "
-                f"{rows - rest + 1} ids each to repeat as the profile says."
-            )
-        seldom = max(room[table] - taken.sum(), 0.0)
-        found.append(
-            Popularity(
-                np.concatenate([hot[table], taken, [seldom]]) / draws,
-                np.concatenate([np.ones(len(hot[table]), np.int64), sizes, [rest]]),
-            )
+    parts = masses[common] * (room / room.sum())[:, None]
+    sizes = np.floor(parts / rates[common] + 0.5).astype(np.int64)
+    seldom = np.maximum(room - (sizes * rates[common]).sum(1), 0.0)
+    others = sizes.sum(1) + [len(placed) for placed in hot]
+    least = int((others + np.ceil(seldom / _SELDOM_RATE) + 1).max())
+    if rows < least:
+        raise InputError(
+            f"rows is {rows}; {tables} tables of {draws} draws a batch need at least {least} ids "
+            f"each to repeat as the profile says."
         )
-    return found
+    return [
+        Popularity(
+            np.concatenate([hot[t], sizes[t] * rates[common], seldom[t : t + 1]]) / draws,
+            np.concatenate([np.ones(len(hot[t]), np.int64), sizes[t], [rows - others[t]]]),
+        )
+        for t in range(tables)
+    ]
 
 
 def _place_hot(rates: Numbers, masses: Numbers, room: Numbers) -> tuple[list[list[float]], Numbers]:

@@ -104,8 +104,9 @@ def movielens(
     ratings in time) or "all"; "test" comes in the order of time, the others shuffled anew every
     epoch. There are no dense columns. The data is for research and not to be redistributed.
 
-    >>> next(iter(movielens(4, split="test"))).ids.names  # doctest: +SKIP
-    ('user', 'item', 'age', 'gender', 'occupation', 'zip_code', 'release_year', 'genres')
+    >>> movielens(batch_size=1024, split="weekend")
+    Traceback (most recent call last):
+    hedgerow.core.errors.InputError: split is 'weekend'; it must be one of train, test, all.
     """
     if split not in SPLITS:
         raise InputError(f"split is {split!r}; it must be one of {', '.join(SPLITS)}.")

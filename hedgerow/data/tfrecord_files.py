@@ -149,7 +149,7 @@ def tfrecord(
     ([7], [1.0])
     """
     columns = Columns(
-        features=tuple(features),
+        features=features if isinstance(features, str) else tuple(features),
         dense=tuple(dense),
         label=label,
         weight=weight,
