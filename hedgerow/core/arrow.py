@@ -72,7 +72,7 @@ def _rows(name: str, values: Any, lengths: NDArray[np.int64], hasher: Hasher) ->
             f"column {name!r} holds {kind}; ids are whole numbers or strings, or lists of either."
         )
     splits = np.concatenate([np.zeros(1, np.int64), np.cumsum(lengths)])
-    return Ragged(torch.from_numpy(ids), torch.from_numpy(splits))
+    return Ragged.trusted(torch.from_numpy(ids), torch.from_numpy(splits))
 
 
 def _numbers(array: Any) -> NDArray[Any]:
