@@ -15,6 +15,7 @@
 #include "finite.h"
 #include "gather.h"
 #include "half.h"
+#include "hash_strings.h"
 #include "initializer.h"
 #include "isa.h"
 #include "memory.h"
@@ -83,6 +84,12 @@ void bind_values(nb::module_& m) {
       unlocked);
   m.def(
       "crc32c", [](Address data, u64 n, u32 seed) { return crc32c(at<u8>(data), n, seed); },
+      unlocked);
+  m.def(
+      "hash_strings",
+      [](Address data, Address offsets, u64 n, u64 seed, Address out) {
+        hash_strings(at<u8>(data), at<i64>(offsets), n, seed, at<u64>(out));
+      },
       unlocked);
   m.def(
       "first_not_finite",

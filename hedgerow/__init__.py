@@ -10,6 +10,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from . import data as data
     from .core.errors import HedgerowError as HedgerowError
     from .core.hashing import id64 as id64
     from .core.id_batch import IdBatch as IdBatch
@@ -94,13 +95,16 @@ _NAMES = {
     "tables.schedules": ("Polynomial",),
     "tables.table": ("Table",),
 }
+_DOORS = ("data",)  # folders that are doors of their own: hr.data.clicks
 _PLACES = {name: place for place, names in _NAMES.items() for name in names}
 
 
-__all__ = list(_PLACES)  # pyright: ignore[reportUnsupportedDunderAll]
+__all__ = [*_PLACES, *_DOORS]  # pyright: ignore[reportUnsupportedDunderAll]
 
 
 def __getattr__(name: str) -> object:
+    if name in _DOORS:
+        return import_module(f".{name}", __name__)
     if name not in _PLACES:
         raise AttributeError(f"module 'hedgerow' has no attribute {name!r}")
     value = getattr(import_module(f".{_PLACES[name]}", __name__), name)
@@ -109,4 +113,4 @@ def __getattr__(name: str) -> object:
 
 
 def __dir__() -> list[str]:
-    return sorted([*_PLACES, "__version__"])
+    return sorted([*_PLACES, *_DOORS, "__version__"])

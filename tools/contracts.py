@@ -33,7 +33,7 @@ MAY_IMPORT = {
     "nn": "core ops tables routing sharding ps tiers planner launch",
     "sync": "core tables routing discovery wire",
     "serving": "core ops tables routing discovery wire sync nn",
-    "data": "core",
+    "data": "core native",
     "models": "core nn",
     "train": "core nn data models launch sync tables",
     "monolith": _BELOW_MONOLITH,

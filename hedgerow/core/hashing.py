@@ -57,11 +57,12 @@ def id64(value: str | bytes | int | tuple[str | bytes | int, ...], field: str = 
     """
     if not isinstance(field, str):
         raise DtypeError(f"field is {field!r}; it must be a str.")
-    return signed64(xxh64(_bytes_of(value), _field_seed(field)))
+    return signed64(xxh64(_bytes_of(value), field_seed(field)))
 
 
 @functools.lru_cache(maxsize=4096)
-def _field_seed(field: str) -> int:
+def field_seed(field: str) -> int:
+    """What tells the ids of one field from those of another."""
     return xxh64(field.encode(), 0)
 
 

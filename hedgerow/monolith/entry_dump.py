@@ -6,8 +6,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from .optimizer_dump import Dump, decode_dumps
-from .protobuf import (
+from ..core.protobuf import (
     BYTES,
     FIXED64,
     VARINT,
@@ -18,6 +17,7 @@ from .protobuf import (
     sfixed64_field,
     varint_field,
 )
+from .optimizer_dump import Dump, decode_dumps
 
 _ID, _VALUES, _OPTIMIZER, _TIME = 1, 2, 3, 4
 NO_VALUES = np.empty(0, np.float32)

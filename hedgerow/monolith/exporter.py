@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import BinaryIO
 
 from ..core.errors import InputError, ServingTableError
+from ..data.record_frames import frame
 from ..tables.host import HostTable
 from ..tables.store import Entries
 from .checkpoint_files import FileSet, file_count, find_bases, meta_base, numbered
@@ -17,7 +18,6 @@ from .entry_dump import encode_entry
 from .optimizer_dump import WRITES_NONE, Form, encode_dump, form_of
 from .records import encode_counts
 from .snappy_stream import SnappyWriter
-from .tfrecord import frame
 
 
 def export_table(table: HostTable, base: str | Path, *, files: int = -1) -> FileSet:

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from ..core.errors import ConfigError
+from ..core.protobuf import BYTES, VARINT, Reader, WireError
 from ..ops.layout.config import Feature, FeatureConfigs, OutConfig, Slice
-from .protobuf import BYTES, VARINT, Reader, WireError
 
 _POOLINGS = {0: "SUM", 1: "MEAN", 3: "FIRSTN"}
 _OUT_TYPES = {0: "CONCAT", 1: "STACK", 2: "ADDN", 3: "NONE"}

@@ -7,8 +7,8 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
+from ..core.protobuf import BYTES, VARINT, Floats, Reader, bytes_field, floats_field, varint_field
 from ..tables.optimizer_base import Optimizer
-from .protobuf import BYTES, VARINT, Floats, Reader, bytes_field, floats_field, varint_field
 
 _DUMP = 1  # OptimizerDump: one SingleOptimizerDump a segment
 WRITES_NONE = "moving_average"
@@ -101,7 +101,7 @@ def _single(data: bytes) -> Dump:
 def decode_states(form: Form, body: bytes) -> tuple[dict[str, Floats], dict[str, int]]:
     """Float states and integer states by name; absent ones are left out, unknown fields skipped.
 
-    >>> from .protobuf import floats_field
+    >>> from hedgerow.core.protobuf import floats_field
     >>> floats, _ = decode_states(_BY_KIND["ftrl"], floats_field(2, np.ones(2, np.float32)))
     >>> floats["norm"].tolist()
     [1.0, 1.0]

@@ -8,11 +8,11 @@ from pathlib import Path
 from typing import TypeVar
 
 from ..core.errors import FileDamagedError
+from ..core.protobuf import BYTES, VARINT, Reader, WireError, bytes_field, varint_field
+from ..data.record_frames import payloads
 from .checkpoint_files import FileSet
 from .entry_dump import EntryDump, decode_entry
-from .protobuf import BYTES, VARINT, Reader, WireError, bytes_field, varint_field
 from .snappy_stream import SnappyReader
-from .tfrecord import payloads
 
 _NAME, _ENTRIES = 1, 2  # of MultiHashTableMetadata
 

@@ -8,9 +8,9 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from ..core.protobuf import Floats
 from .entry_dump import encode_entry
 from .optimizer_dump import Form, encode_dump
-from .protobuf import Floats
 
 _ID_BYTES = 8
 _MAX_TIME_BYTES = 9  # of a number below 2**63

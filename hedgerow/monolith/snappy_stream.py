@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any, BinaryIO
 
 from ..core.errors import FileDamagedError
-from .protobuf import Reader, WireError
+from ..core.protobuf import Reader, WireError
 
 _BLOCK_BYTES = 2**18  # of frames in a block we write; the original's input buffer
 MAX_BLOCK_BYTES = 2**26  # compressed or not; more is damage, not data

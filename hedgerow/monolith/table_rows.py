@@ -10,12 +10,12 @@ from numpy.typing import NDArray
 
 from ..core import checks
 from ..core.errors import FileDamagedError, InputError, NotFiniteError
+from ..core.protobuf import WireError
 from ..tables.config import TableConfig
 from ..tables.layout import RowLayout
 from ..tables.store import Entries
 from .entry_dump import NO_VALUES, EntryDump
 from .optimizer_dump import WRITES_NONE, Form, decode_states, form_of
-from .protobuf import WireError
 from .records import Record
 from .row_shape import RowShape
 

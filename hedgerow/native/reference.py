@@ -14,7 +14,7 @@ from .reference_admission import (
     SlidingFilter,
     admission_probability,
 )
-from .reference_bytes import crc32c
+from .reference_bytes import crc32c, hash_strings
 from .reference_gather import (
     add_rows,
     add_windows,
@@ -74,6 +74,7 @@ __all__ = [
     "fused_reorder",
     "gather",
     "half_neighbours",
+    "hash_strings",
     "join_rows",
     "mark_keys",
     "number_fids",

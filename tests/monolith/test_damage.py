@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from hedgerow.core.errors import FileDamagedError, FileMissingError, HedgerowError, InputError
+from hedgerow.data.record_frames import payloads
 from hedgerow.monolith.checkpoint_files import (
     FileSet,
     file_count,
@@ -20,7 +21,6 @@ from hedgerow.monolith.checkpoint_files import (
 from hedgerow.monolith.exporter import export_table, export_tables
 from hedgerow.monolith.importer import import_table, import_tables
 from hedgerow.monolith.snappy_stream import SnappyReader
-from hedgerow.monolith.tfrecord import payloads
 from hedgerow.tables import original
 from hedgerow.tables.host import HostTable
 from tests.support import everything

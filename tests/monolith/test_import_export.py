@@ -10,15 +10,16 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from hedgerow.core import protobuf
 from hedgerow.core.errors import InputError, NotFiniteError, ServingTableError, UnknownNameError
-from hedgerow.monolith import exporter, protobuf
+from hedgerow.data.record_frames import frame
+from hedgerow.monolith import exporter
 from hedgerow.monolith.checkpoint_files import find_files, meta_base, numbered
 from hedgerow.monolith.entry_dump import encode_entry
 from hedgerow.monolith.exporter import export_table, export_tables
 from hedgerow.monolith.importer import Imported, ImportedTable, import_table, import_tables
 from hedgerow.monolith.listing import list_tables
 from hedgerow.monolith.records import read_counts
-from hedgerow.monolith.tfrecord import frame
 from hedgerow.tables import optimizers, original
 from hedgerow.tables.compressors import Fp16
 from hedgerow.tables.config import Segment, TableConfig

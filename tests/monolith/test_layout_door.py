@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 import torch
 
+from hedgerow.core.protobuf import bytes_field, varint, varint_field
 from hedgerow.monolith import layout_door
 from hedgerow.monolith.feature_configs import read_feature_configs
-from hedgerow.monolith.protobuf import bytes_field, varint, varint_field
 from hedgerow.ops.layout import Feature, FeatureConfigs, OutConfig, Slice
 from tests.ops.layout_cases import batch_of, grads_like
 from tests.ops.layout_model import by_shard, older_words

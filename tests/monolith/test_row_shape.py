@@ -12,7 +12,8 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hedgerow.monolith import protobuf as pb
+from hedgerow.core import protobuf as pb
+from hedgerow.data.record_frames import frame
 from hedgerow.monolith import table_rows
 from hedgerow.monolith.checkpoint_files import find_files, numbered
 from hedgerow.monolith.entry_dump import decode_entry, encode_entry
@@ -22,7 +23,6 @@ from hedgerow.monolith.optimizer_dump import encode_dump, form_of
 from hedgerow.monolith.records import Record, read_records
 from hedgerow.monolith.row_shape import RowShape
 from hedgerow.monolith.table_rows import RowBatch
-from hedgerow.monolith.tfrecord import frame
 from hedgerow.tables import original
 from hedgerow.tables.host import HostTable
 from tests.support import EXTREME_IDS, everything

@@ -13,6 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from hedgerow import native
+from hedgerow.core.hashing import xxh64
 from hedgerow.native import _native, reference
 from hedgerow.native.reference_values import half_neighbours
 from hedgerow.tables.compressors import Bf16, Compressor, FixedR8, Fp16, Fp32, OneBit
@@ -199,3 +200,15 @@ def test_known_checksums(data: bytes, crc: int) -> None:
     start = np.frombuffer(data, np.uint8).ctypes.data if data else 0
     for core in (native, reference):
         assert core.crc32c(start, len(data), 0) == crc
+
+
+@given(st.lists(st.binary(max_size=100), max_size=6), st.integers(0, 2**64 - 1))
+def test_hashes_of_strings_agree(strings: list[bytes], seed: int) -> None:
+    data = np.frombuffer(b"".join(strings) or b"-", np.uint8)
+    offsets = np.cumsum([0, *map(len, strings)], dtype=np.int64)
+    ours, twin = (np.empty(len(strings), np.uint64) for _ in range(2))
+    for core, out in ((native, ours), (reference, twin)):
+        core.hash_strings(
+            data.ctypes.data, offsets.ctypes.data, len(strings), seed, out.ctypes.data
+        )
+    assert ours.tolist() == twin.tolist() == [xxh64(string, seed) for string in strings]

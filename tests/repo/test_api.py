@@ -31,7 +31,7 @@ def test_the_door_says_the_same_to_type_checkers_and_at_run_time() -> None:
         if isinstance(node, ast.ImportFrom)
         for alias in node.names
     }
-    assert seen == hr._PLACES
+    assert seen == hr._PLACES | dict.fromkeys(hr._DOORS)
     with pytest.raises(AttributeError, match="no attribute 'Nonsense'"):
         hr.Nonsense  # noqa: B018
 
@@ -53,7 +53,12 @@ def _code_blocks(path: Path) -> list[str]:
     return re.findall(r"```python\n(.*?)```", path.read_text(), re.DOTALL)
 
 
-@pytest.mark.parametrize("path", ["README.md", "docs/architecture.md"])
+@pytest.mark.parametrize("name", hr.data.__all__)
+def test_every_name_of_the_doors_inside_is_documented_with_an_example(name: str) -> None:
+    assert ">>> " in (getattr(hr.data, name).__doc__ or "")
+
+
+@pytest.mark.parametrize("path", ["README.md", "docs/architecture.md", "docs/data.md"])
 def test_code_in_the_documents_runs(path: str, capsys: pytest.CaptureFixture[str]) -> None:
     for block in _code_blocks(ROOT / path):
         exec(compile(block, path, "exec"), {"__name__": "document"})

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 import numpy as np
 from numpy.typing import NDArray
 
-from ..core.errors import HedgerowError
+from .errors import HedgerowError
 
 Floats = NDArray[np.float32]
 

@@ -11,8 +11,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from hedgerow.core.errors import FileDamagedError
+from hedgerow.data.record_frames import MAX_PAYLOAD_BYTES, frame, masked_crc, payloads
 from hedgerow.monolith.snappy_stream import MAX_BLOCK_BYTES, SnappyReader, SnappyWriter
-from hedgerow.monolith.tfrecord import MAX_PAYLOAD_BYTES, frame, masked_crc, payloads
 
 
 def _read(data: bytes) -> list[bytes]:

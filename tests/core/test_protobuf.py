@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hedgerow.monolith import protobuf as pb
+from hedgerow.core import protobuf as pb
 from hedgerow.monolith.entry_dump import decode_entry, encode_entry
 from hedgerow.monolith.optimizer_dump import decode_dumps
 

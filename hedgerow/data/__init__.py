@@ -1,0 +1,32 @@
+"""Sources of batches: synthetic clicks, MovieLens-100K, and files of several forms.
+
+The door `hr.data`. Nothing here loads more than torch; readers load pyarrow when they read.
+"""
+
+from __future__ import annotations
+
+from .batch import Batch as Batch
+from .batch import Source as Source
+from .criteo_text import criteo as criteo
+from .movielens_100k import movielens as movielens
+from .parquet_files import parquet as parquet
+from .synthetic_clicks import ClickFeature as ClickFeature
+from .synthetic_clicks import SyntheticClicks as SyntheticClicks
+from .synthetic_clicks import clicks as clicks
+from .synthetic_clicks import wide_clicks as wide_clicks
+from .table_stream import TableStream as TableStream
+from .tfrecord_files import tfrecord as tfrecord
+
+__all__ = [
+    "Batch",
+    "ClickFeature",
+    "Source",
+    "SyntheticClicks",
+    "TableStream",
+    "clicks",
+    "criteo",
+    "movielens",
+    "parquet",
+    "tfrecord",
+    "wide_clicks",
+]

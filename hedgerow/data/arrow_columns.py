@@ -1,0 +1,202 @@
+"""Columns of Arrow tables as batches: which column is what, checks that name the file."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from .. import native
+from ..core import checks
+from ..core.arrow import is_text, ragged_of_column
+from ..core.errors import ConfigError, DtypeError, InputError, NotFiniteError
+from ..core.hashing import field_seed
+from ..core.id_batch import IdBatch
+from .batch import Batch
+
+
+def hash_text(strings: Any, field: str) -> NDArray[np.int64]:
+    """`id64(value, field)` of every value of an Arrow array of strings or bytes, without nulls.
+
+    >>> import pyarrow as pa
+    >>> hash_text(pa.array(["Zürich"]), "city").tolist()
+    [795450140219139997]
+    """
+    import pyarrow as pa
+
+    wide = strings.type in (pa.large_string(), pa.large_binary())
+    _, borders, data = strings.buffers()
+    out = np.empty(len(strings), np.uint64)
+    if len(strings):
+        dtype = np.int64 if wide else np.int32
+        offsets = np.frombuffer(borders, dtype)[strings.offset : strings.offset + len(strings) + 1]
+        offsets = np.ascontiguousarray(offsets, np.int64)
+        data_at = data.address if data is not None else 0
+        native.hash_strings(
+            data_at, offsets.ctypes.data, len(out), field_seed(field), out.ctypes.data
+        )
+    return out.view(np.int64)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Columns:
+    """Which columns are read, and as what.
+
+    Strings become `id64(value, field=column)`. Features that share a table need one field:
+    `fields={"history": "item"}` hashes the strings of `history` as those of `item`.
+
+    >>> Columns(features=["user", "item"], label="clicked").names()
+    ('user', 'item', 'clicked')
+    """
+
+    features: Sequence[str]
+    dense: Sequence[str] = ()
+    label: str | None = None
+    weight: str | None = None
+    fields: Mapping[str, str] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        for name in ("features", "dense"):
+            if isinstance(getattr(self, name), str):
+                raise ConfigError(
+                    f"Columns.{name} is {getattr(self, name)!r}; give a list of column names."
+                )
+        names = self.names()
+        if not names or len(set(names)) != len(names):
+            raise ConfigError(
+                f"the columns are {', '.join(names) or 'none'}; give at least one, and each once."
+            )
+        for name in self.fields:
+            if name not in self.features:
+                checks.unknown("feature in fields", name, self.features)
+
+    def names(self) -> tuple[str, ...]:
+        """All of them."""
+        rest = [name for name in (self.label, self.weight) if name is not None]
+        return (*self.features, *self.dense, *rest)
+
+    def numbers(self) -> tuple[str, ...]:
+        """Those that hold one number a sample."""
+        return self.names()[len(self.features) :]
+
+    def field_of(self, feature: str) -> str:
+        """What its strings are hashed with."""
+        return self.fields.get(feature, feature)
+
+
+def check_schema(schema: Any, columns: Columns, file: str) -> None:
+    """The file has all columns, of types that can be read."""
+    for name in columns.names():
+        if name not in schema.names:
+            checks.unknown(f"column of {file}", name, schema.names)
+    for name in columns.features:
+        _check_feature(name, schema.field(name).type, file)
+    for name in columns.numbers():
+        kind = schema.field(name).type
+        if not _is_number(kind):
+            raise DtypeError(
+                f"{file}: column {name!r} holds {kind}; dense columns, labels and weights hold "
+                f"one number a sample. Convert it, or read it as a feature."
+            )
+
+
+def _is_number(kind: Any) -> bool:
+    import pyarrow as pa
+
+    types = pa.types
+    return types.is_integer(kind) or types.is_floating(kind) or types.is_boolean(kind)
+
+
+def _check_feature(name: str, kind: Any, file: str) -> None:
+    import pyarrow as pa
+
+    types, inner = pa.types, kind
+    is_ragged = types.is_list(kind) or types.is_large_list(kind) or types.is_fixed_size_list(kind)
+    if is_ragged:
+        inner = kind.value_type
+    if types.is_dictionary(inner) and not is_ragged:
+        inner = inner.value_type
+    if not (types.is_integer(inner) or is_text(inner) or types.is_null(inner)):
+        raise DtypeError(
+            f"{file}: column {name!r} holds {kind}; a feature holds whole numbers or strings, one "
+            f"or a list a sample. Convert it, or read it as a dense column."
+        )
+
+
+def plain_columns(table: Any, columns: Columns, file: str, first_row: int) -> Any:
+    """The wanted columns of the rows from `first_row` of a file, checked.
+
+    Features are lists of int64 then and the others float32, whatever the file has: tables of
+    several files go together.
+    """
+    import pyarrow as pa
+
+    check_schema(table.schema, columns, file)
+    plain = {}
+    for name in columns.features:
+        column = _decoded(name, table.column(name), file, first_row)
+        ids = ragged_of_column(columns.field_of(name), column, hash_text)
+        plain[name] = pa.LargeListArray.from_arrays(ids.row_splits.numpy(), ids.values.numpy())
+    for name in columns.numbers():
+        numbers = table.column(name).cast(pa.float32(), safe=False)
+        values = numbers.to_numpy()  # a null is NaN here
+        wrong = ~np.isfinite(values)
+        if name == columns.weight:
+            wrong |= values < 0
+        if wrong.any():
+            _refuse_number(name, table.column(name), file, first_row, int(wrong.argmax()))
+        plain[name] = numbers
+    return pa.table(plain)
+
+
+def _refuse_number(name: str, column: Any, file: str, first_row: int, at: int) -> None:
+    value = column[at].as_py()
+    raise NotFiniteError(
+        f"{file}: column {name!r} is {value!r} in row {first_row + at}; labels and dense values "
+        f"must be finite, weights also not negative. Drop such rows, or fill them in."
+    )
+
+
+def _decoded(name: str, column: Any, file: str, first_row: int) -> Any:
+    import pyarrow as pa
+
+    kind = column.type
+    if pa.types.is_dictionary(kind):
+        return column.cast(kind.value_type)
+    if pa.types.is_null(kind):  # what writers make of a column without a single value
+        return column.cast(pa.int64())
+    is_fixed = pa.types.is_fixed_size_list(kind)
+    if not (is_fixed or pa.types.is_list(kind) or pa.types.is_large_list(kind)):
+        return column
+    if is_fixed or pa.types.is_null(kind.value_type):
+        inner = pa.int64() if pa.types.is_null(kind.value_type) else kind.value_type
+        column = column.cast(pa.list_(inner))
+    if any(chunk.flatten().null_count for chunk in column.chunks):
+        at = next(i for i, row in enumerate(column.to_pylist()) if row and None in row)
+        raise InputError(
+            f"{file}: column {name!r} has a null inside the list of row {first_row + at}; "
+            f"remove it from the list."
+        )
+    return column
+
+
+def _stacked(table: Any, names: Iterable[str]) -> Tensor:
+    parts = [torch.from_numpy(table.column(name).to_numpy().copy()) for name in names]
+    return torch.stack(parts, dim=1) if parts else torch.zeros(table.num_rows, 0)
+
+
+def batch_of(table: Any, columns: Columns) -> Batch:
+    """A batch of a table that `plain_columns` gave."""
+    ids = IdBatch.from_arrow(table, columns.features)
+    one = [name for name in (columns.label, columns.weight) if name is not None]
+    numbers = dict(zip(one, _stacked(table, one).unbind(1), strict=True))
+    unlabelled = torch.full((table.num_rows,), float("nan"))
+    labels = numbers[columns.label] if columns.label is not None else unlabelled
+    weights = numbers[columns.weight].contiguous() if columns.weight is not None else None
+    dense = _stacked(table, columns.dense)
+    return Batch(dense, ids, labels.contiguous(), weights)

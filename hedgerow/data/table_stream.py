@@ -1,0 +1,216 @@
+"""Batches from parts that hold rows: shuffled within a window, resumable at any batch."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, Protocol
+
+import numpy as np
+
+from ..core import checks
+from ..core.errors import FileMissingError, InputError
+from .arrow_columns import Columns, batch_of, plain_columns
+from .batch import Batch, check_state
+
+
+class Part(Protocol):
+    """Rows under one name: a file, or a table in memory."""
+
+    @property
+    def name(self) -> str:
+        """For errors and positions."""
+        ...
+
+    def rows(self) -> int | None:
+        """How many there are, where that is known without reading them."""
+        ...
+
+    def tables(self, first_row: int) -> Iterator[Any]:
+        """Arrow tables of the rows from `first_row` on, each small enough for memory."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class _Position:
+    """Where the next row is: in which window of an epoch, where that began, rows of it gone."""
+
+    epoch: int = 0
+    window: int = 0
+    file: int = 0
+    row: int = 0
+    gone: int = 0
+
+
+class _Rows:
+    """Reads rows over the borders of parts."""
+
+    def __init__(self, parts: Sequence[Part], columns: Columns, file: int, row: int) -> None:
+        self._parts, self._columns = parts, columns
+        self.file, self.row = file, row  # of the next row
+        self._tables: Iterator[Any] | None = None
+        self._left: Any = None  # read and not yet taken
+
+    def take(self, rows: int) -> Any:
+        """The next rows as one table; fewer at the end, None behind it."""
+        import pyarrow as pa
+
+        found, missing = [], rows
+        while missing:
+            table = self._left if self._left is not None else self._read()
+            if table is None:
+                break
+            piece = table.slice(0, missing)
+            found.append(piece)
+            missing -= piece.num_rows
+            self.row += piece.num_rows
+            rest = table.slice(piece.num_rows)
+            self._left = rest if rest.num_rows else None
+        return pa.concat_tables(found) if found else None
+
+    def _read(self) -> Any:
+        while self.file < len(self._parts):
+            part = self._parts[self.file]
+            if self._tables is None:
+                self._tables = part.tables(self.row)
+            for table in self._tables:
+                if table.num_rows:
+                    return plain_columns(table, self._columns, part.name, self.row)
+            if self.row == 0:
+                raise InputError(f"{part.name} holds no rows; leave it out.")
+            self.file, self.row, self._tables = self.file + 1, 0, None
+        return None
+
+
+class TableStream:
+    """Batches of the rows of all parts. Not thread-safe.
+
+    With `window_rows`, the parts come in a new order every epoch, and the rows are shuffled among
+    so many neighbours; the order depends on the seed and the epoch alone. One iteration is one
+    epoch; it goes on where the last one stopped. The last batch of an epoch may be smaller.
+
+    >>> import pyarrow as pa
+    >>> rows = TablePart("demo", pa.table({"user": [5, 6, 7], "clicked": [1, 0, 1]}))
+    >>> columns = Columns(features=["user"], label="clicked")
+    >>> stream = TableStream([rows], columns, batch_size=2)
+    >>> [batch.ids.values.tolist() for batch in stream]
+    [[5, 6], [7]]
+    """
+
+    def __init__(
+        self,
+        parts: Sequence[Part],
+        columns: Columns,
+        batch_size: int,
+        *,
+        window_rows: int = 0,
+        seed: int = 0,
+    ) -> None:
+        self._parts, self._columns = list(parts), columns
+        self._batch_size = checks.count("batch_size", batch_size, least=1)
+        self._window_rows = checks.count("window_rows", window_rows)
+        self._seed = checks.count("seed", seed)
+        self._at = _Position()
+
+    @property
+    def columns(self) -> Columns:
+        """Which columns are read, and as what."""
+        return self._columns
+
+    @property
+    def rows(self) -> int | None:
+        """Rows of an epoch, where that is known without reading them."""
+        counts = [part.rows() for part in self._parts]
+        known = [count for count in counts if count is not None]
+        return sum(known) if len(known) == len(counts) else None
+
+    def state_dict(self) -> dict[str, Any]:
+        """The position, as plain values; for `load_state_dict` of a source of the same settings."""
+        return {**asdict(self._at), **self._settings()}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Goes to a position; what follows is exactly what followed where it was taken."""
+        names = tuple(_Position.__dataclass_fields__)
+        check_state(state, names, self._settings())
+        if state["file"] > len(self._parts):
+            raise InputError(
+                f"the position is in file {state['file']} of {len(self._parts)}; it is damaged."
+            )
+        self._at = _Position(**{name: int(state[name]) for name in names})
+
+    def _settings(self) -> dict[str, Any]:
+        names = [Path(part.name).name for part in self._parts]
+        return {"files": names, "seed": self._seed, "window_rows": self._window_rows}
+
+    def _shuffled(self, n: int, *key: int) -> list[int]:
+        return np.random.default_rng([self._seed, *key]).permutation(n).tolist()
+
+    def _windows(self, at: _Position) -> Iterator[tuple[_Position, Any]]:
+        """Every window from a position on, in the order of its rows, and where it begins."""
+        parts = self._parts
+        if self._window_rows:
+            parts = [parts[i] for i in self._shuffled(len(parts), at.epoch)]
+        rows = _Rows(parts, self._columns, at.file, at.row)
+        number = at.window
+        while True:
+            start = _Position(at.epoch, number, rows.file, rows.row)
+            window = rows.take(self._window_rows or self._batch_size)
+            if window is None:
+                return
+            if self._window_rows:
+                window = window.take(self._shuffled(window.num_rows, at.epoch, number))
+            yield start, window
+            number += 1
+
+    def __iter__(self) -> Iterator[Batch]:
+        import pyarrow as pa
+
+        at, gone, end, pending = self._at, self._at.gone, 0, None
+        for start, window in self._windows(at):
+            at = start
+            while True:
+                have = pending.num_rows if pending is not None else 0
+                piece = window.slice(gone, self._batch_size - have)
+                gone += piece.num_rows
+                pending = piece if pending is None else pa.concat_tables([pending, piece])
+                if pending.num_rows < self._batch_size:
+                    break
+                self._at = _Position(at.epoch, at.window, at.file, at.row, gone)
+                yield batch_of(pending, self._columns)
+                pending = None
+            end, gone = gone, 0
+            if pending is not None and not pending.num_rows:
+                pending = None
+        if pending is not None:
+            self._at = _Position(at.epoch, at.window, at.file, at.row, end)
+            yield batch_of(pending, self._columns)
+        self._at = _Position(at.epoch + 1)
+
+
+@dataclass(frozen=True, slots=True)
+class TablePart:
+    """A table in memory."""
+
+    name: str
+    table: Any
+
+    def rows(self) -> int:
+        """Rows of the table."""
+        return self.table.num_rows
+
+    def tables(self, first_row: int) -> Iterator[Any]:
+        """The rows from `first_row` on."""
+        yield self.table.slice(first_row)
+
+
+def listed(files: str | Path | Sequence[str | Path]) -> list[Path]:
+    """Files as paths, all of which exist."""
+    given = [files] if isinstance(files, str | Path) else list(files)
+    if not given:
+        raise InputError("the list of files is empty; give at least one file.")
+    paths = [Path(file) for file in given]
+    for path in paths:
+        if not path.is_file():
+            raise FileMissingError(f"{path} is no file; check the path.")
+    return paths
