@@ -144,6 +144,8 @@ void bind_segment(nb::module_& m) {
 
 NB_MODULE(_native, m) {
   using namespace hedgerow;
+  // A table that a script still holds when Python ends is no leak.
+  nb::set_leak_warnings(false);
   nb::register_exception_translator([](const std::exception_ptr& failure, void*) {
     try {
       std::rethrow_exception(failure);
