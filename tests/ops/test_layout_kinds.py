@@ -9,7 +9,6 @@ import pytest
 import torch
 from torch import Tensor
 
-from hedgerow.core.ids import Ragged
 from hedgerow.monolith import layout_door
 from hedgerow.ops.layout import (
     Feature,
@@ -59,27 +58,18 @@ def test_words_in_no_entry_are_not_looked_at(dtype: torch.dtype, word: int) -> N
     assert grad.tolist() == [1, 1, 1, 1]
 
 
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
-def test_halves_are_summed_in_float32_and_rounded_once(dtype: torch.dtype) -> None:
-    rows, count = Ragged.from_lists([[7] * 4096]), 4096
-    found = shard_fids({"f": (False, rows)}, 1, 1, CONFIG, unique=True)
-    index = _index(
-        fid_offset=found.fid_offset,
-        feature_offset=found.feature_offset,
-        nfl_offset=found.nfl_offset,
-        batch_size=1,
-    )
-    (out,) = fused_embedding_to_layout([torch.ones(2, dtype=dtype)], CONFIG, **index)
-    assert (out.dtype, out.tolist()) == (dtype, [[count, count]])
-    (grad,) = fused_embedding_to_layout_grad(
-        [torch.ones(2, dtype=dtype)],
-        CONFIG,
-        **index,
-        layout_tensors_grad=[torch.ones(1, 2, dtype=dtype)],
-        layout_tensors_grad_scale=1 / 4095,  # neither half holds it
-    )
-    wanted = torch.tensor(4096 / 4095).to(dtype)
-    assert (grad.dtype, grad.tolist()) == (dtype, [wanted.item()] * 2)
+@pytest.mark.parametrize(("dtype", "big"), [(torch.bfloat16, 256), (torch.float16, 2048)])
+def test_halves_are_summed_in_float32_and_rounded_once(dtype: torch.dtype, big: int) -> None:
+    features, index = {"f": Feature("t", "SUM", (3,))}, _index(fid_offset=torch.tensor([0, 0]))
+    columns = tuple(Slice("f", i, i + 1) for i in range(3))
+    config = FeatureConfigs(features, {"x": OutConfig("ADDN", columns)})
+    vector = torch.tensor([big, 1, 1], dtype=dtype)  # big + 1 is no number of this type
+    (out,) = fused_embedding_to_layout([vector], config, **index)
+    assert (out.dtype, out.tolist()) == (dtype, [[big + 2]] * 2)
+    config = FeatureConfigs(features, {"x": OutConfig("NONE", columns[:1] * 3)})
+    grads = [torch.tensor([[value], [0]], dtype=dtype) for value in (big, 1, 1)]
+    (grad,) = fused_embedding_to_layout_grad([vector], config, **index, layout_tensors_grad=grads)
+    assert (grad.dtype, grad.tolist()) == (dtype, [big + 2, 0, 0])
 
 
 def test_widths_and_offsets_do_not_overflow() -> None:
