@@ -1,29 +1,19 @@
 // Dedup of many slots at once: a pass that numbers the ids of each slot, then one that places them.
 #include <algorithm>
 #include <atomic>
-#include <bit>
 #include <cstring>
 
 #include "id_map.h"
 #include "memory.h"
 #include "pool.h"
 #include "reorder.h"
+#include "shard_rule.h"
 
 namespace hedgerow {
 namespace {
 
 constexpr u64 kTooMany = u64(1) << 31;
 constexpr u64 kWorthThreads = u64(1) << 16;  // ids: a millisecond or more
-
-// The router's rule, id modulo shards; the first `skipped` of them own nothing.
-struct AnyShards {
-  u64 owners, skipped;
-  u32 operator()(u64 id) const { return u32(id % owners + skipped); }
-};
-struct PowerOfTwoShards {
-  u64 mask, skipped;
-  u32 operator()(u64 id) const { return u32((id & mask) + skipped); }
-};
 
 class Work {
  public:
@@ -149,8 +139,7 @@ Reordered fused_reorder(const FusedReorderArgs& args, const FusedReorderOut& out
   const CallScope scope;
   Work work(args, out);
   const u64 skipped = args.rank0_empty, owners = args.shard_count - skipped;
-  if (std::has_single_bit(owners)) return work.run(PowerOfTwoShards{owners - 1, skipped});
-  return work.run(AnyShards{owners, skipped});
+  return with_shard_rule(owners, skipped, [&](auto rule) { return work.run(rule); });
 }
 
 }  // namespace hedgerow

@@ -2,16 +2,15 @@
 #include "shard_fids.h"
 
 #include <algorithm>
-#include <bit>
 
 #include "id_map.h"
 #include "pool.h"
+#include "shard_rule.h"
 
 namespace hedgerow {
 namespace {
 
 constexpr u64 kFewIds = 8192;  // not worth waking the pool for
-constexpr u64 kAhead = 12;     // ids whose slots are on their way
 
 // Features [first, last) of each part: near equal numbers of ids. Which feature falls into which
 // part changes no result.
@@ -42,20 +41,24 @@ bool cuts_rows(const FeatureRows& feature) {
   return true;
 }
 
-// shard(id) is the router's rule: the id as unsigned, modulo the shards.
 template <bool kUnique, class ShardOf>
 void number_feature(const FeatureRows& feature, const ShardOf& shard_of, IdMap& map, i64* words,
                     i64* counts) {
   const u64* ids = reinterpret_cast<const u64*>(feature.ids);
   words += feature.first_id;
-  if (kUnique) map.start(feature.count);
-  for (u64 i = 0; i < feature.count; ++i) {
-    if (kUnique && i + kAhead < feature.count) map.fetch(ids[i + kAhead]);
+  const auto set = [&](u64 i, const auto& number_of) {
     const u64 shard = shard_of(ids[i]);
-    const u32 next = u32(counts[shard]);
-    const u32 number = kUnique ? map.insert(ids[i], next) : next;
+    const u32 next = u32(counts[shard]), number = number_of(next);
     counts[shard] += number == next;
     words[i] = i64(shard << 32 | number);
+  };
+  if constexpr (kUnique) {
+    map.start(feature.count);
+    map.each(
+        feature.count, [&](u64 i) { return ids[i]; },
+        [&](u64 i, u64 home) { set(i, [&](u32 next) { return map.insert(ids[i], next, home); }); });
+  } else {
+    for (u64 i = 0; i < feature.count; ++i) set(i, [](u32 next) { return next; });
   }
 }
 
@@ -84,14 +87,9 @@ i64 number_fids(const std::vector<FeatureRows>& features, u64 shards, bool uniqu
   const CallScope scope;
   for (u64 q = 0; q < features.size(); ++q)
     if (!cuts_rows(features[q])) return i64(q);
-  if (std::has_single_bit(shards)) {
-    number_features(
-        features, shards, unique, [mask = shards - 1](u64 id) { return id & mask; }, words, offsets,
-        counts);
-  } else {
-    number_features(
-        features, shards, unique, [shards](u64 id) { return id % shards; }, words, offsets, counts);
-  }
+  with_shard_rule(shards, 0, [&](auto rule) {
+    number_features(features, shards, unique, rule, words, offsets, counts);
+  });
   return -1;
 }
 

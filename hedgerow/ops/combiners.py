@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from ..core import checks
+from ..core.errors import DtypeError, InputError
 from ..core.ids import Ragged
 from ..core.shapes import Float
 from . import arguments
@@ -96,21 +97,37 @@ class FirstN(Combiner):
         return _FIRST(*_ready(key, embedding), self.max_seq_length)
 
 
-def _ready(key: Ragged, embedding: Tensor | Nested) -> tuple[Tensor, Tensor, int]:
-    """Borders and vectors as tensors, and their width; a list goes where the key is.
+def _ready(key: Ragged, embedding: Tensor | Nested) -> tuple[Tensor, Tensor, int, int]:
+    """Borders and vectors as tensors, their width, and the key's values; a list goes to the key.
 
     The ops take the width as a number, so that it stays one where the batch is a symbol.
     """
     check_ragged("key", key)
     if not isinstance(embedding, Tensor):
-        embedding = torch.tensor(embedding, dtype=torch.float32, device=key.row_splits.device)
+        embedding = _converted(embedding, key.row_splits.device)
     arguments.together("embedding", embedding, "key", key.row_splits)
-    return key.row_splits, embedding, embedding.shape[-1] if embedding.dim() else 0
+    width = embedding.shape[-1] if embedding.dim() else 0
+    return key.row_splits, embedding, width, key.values.shape[0]
 
 
-def _check(row_splits: Tensor, embedding: Tensor, dim: int) -> None:
+def _converted(embedding: Nested, device: torch.device) -> Tensor:
+    try:
+        return torch.tensor(embedding, dtype=torch.float32, device=device)
+    except (TypeError, ValueError, RuntimeError) as error:
+        raise DtypeError(
+            f"embedding is a {type(embedding).__name__} that makes no tensor ({error}); pass a "
+            f"torch.Tensor, or lists of numbers, all of one length."
+        ) from error
+
+
+def _check(row_splits: Tensor, embedding: Tensor, dim: int, values: int) -> None:
     arguments.together("embedding", embedding, "key", row_splits)
     arguments.typed("embedding", embedding, arguments.FLOATS, (None, dim))
+    if embedding.shape[0] != values:
+        raise InputError(
+            f"embedding has {embedding.shape[0]} vectors, key {values} values; pass a vector for "
+            f"each."
+        )
     arguments.row_splits("key.row_splits", row_splits, embedding.shape[0])
 
 
@@ -119,40 +136,40 @@ def _lengths(row_splits: Tensor, like: Tensor) -> Float[Tensor, "rows 1"]:
     return row_splits.diff().clamp_min(1).to(like.dtype).unsqueeze(1)
 
 
-def _sum(row_splits: Tensor, embedding: Tensor, dim: int) -> Tensor:
-    _check(row_splits, embedding, dim)
+def _sum(row_splits: Tensor, embedding: Tensor, dim: int, values: int) -> Tensor:
+    _check(row_splits, embedding, dim, values)
     return ragged_sum(row_splits, embedding)
 
 
-def _mean(row_splits: Tensor, embedding: Tensor, dim: int) -> Tensor:
-    _check(row_splits, embedding, dim)
+def _mean(row_splits: Tensor, embedding: Tensor, dim: int, values: int) -> Tensor:
+    _check(row_splits, embedding, dim, values)
     vectors = wide(embedding)
     return (ragged_sum(row_splits, vectors) / _lengths(row_splits, vectors)).to(embedding.dtype)
 
 
-def _pooled_shape(row_splits: Tensor, embedding: Tensor, dim: int) -> Tensor:
+def _pooled_shape(row_splits: Tensor, embedding: Tensor, dim: int, values: int) -> Tensor:
     return embedding.new_empty((row_splits.shape[0] - 1, dim))
 
 
 def _keep(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
     ctx.save_for_backward(inputs[0])
     ctx.count = inputs[1].shape[0]
-    ctx.kept = inputs[3] if len(inputs) > 3 else 0
+    ctx.kept = inputs[4] if len(inputs) > 4 else 0
 
 
 def _sum_backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
     (row_splits,) = ctx.saved_tensors
-    return None, ragged_rows(row_splits, grad, ctx.count), None
+    return None, ragged_rows(row_splits, grad, ctx.count), None, None
 
 
 def _mean_backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
     (row_splits,) = ctx.saved_tensors
     share = (wide(grad) / _lengths(row_splits, wide(grad))).to(grad.dtype)
-    return None, ragged_rows(row_splits, share, ctx.count), None
+    return None, ragged_rows(row_splits, share, ctx.count), None, None
 
 
-def _first(row_splits: Tensor, embedding: Tensor, dim: int, seq_length: int) -> Tensor:
-    _check(row_splits, embedding, dim)
+def _first(row_splits: Tensor, embedding: Tensor, dim: int, values: int, seq_length: int) -> Tensor:
+    _check(row_splits, embedding, dim, values)
     rows = row_splits.shape[0] - 1
     if embedding.shape[0] == 0:
         return embedding.new_zeros((rows, seq_length, dim))
@@ -162,7 +179,9 @@ def _first(row_splits: Tensor, embedding: Tensor, dim: int, seq_length: int) -> 
     return taken.masked_fill_(~there.unsqueeze(2), 0)
 
 
-def _first_shape(row_splits: Tensor, embedding: Tensor, dim: int, seq_length: int) -> Tensor:
+def _first_shape(
+    row_splits: Tensor, embedding: Tensor, dim: int, values: int, seq_length: int
+) -> Tensor:
     return embedding.new_empty((row_splits.shape[0] - 1, seq_length, dim))
 
 
@@ -172,12 +191,12 @@ def _first_backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
     rows = ragged_rows(row_splits, rows, ctx.count)
     place = torch.arange(ctx.count, device=grad.device) - row_splits.index_select(0, rows)
     taken = grad.flatten(0, 1).index_select(0, rows * ctx.kept + place.clamp_max(ctx.kept - 1))
-    return None, taken.masked_fill((place >= ctx.kept).unsqueeze(1), 0), None, None
+    return None, taken.masked_fill((place >= ctx.kept).unsqueeze(1), 0), None, None, None
 
 
 def _pooling(name: str, forward: Callable[..., Any], backward: Callable[..., Any]) -> Any:
     return register(
-        f"{name}(Tensor row_splits, Tensor embedding, int dim) -> Tensor",
+        f"{name}(Tensor row_splits, Tensor embedding, int dim, SymInt values) -> Tensor",
         cpu=forward,
         plain=forward,
         shapes=_pooled_shape,
@@ -189,7 +208,8 @@ def _pooling(name: str, forward: Callable[..., Any], backward: Callable[..., Any
 _SUM = _pooling("combine_sum", _sum, _sum_backward)
 _MEAN = _pooling("combine_mean", _mean, _mean_backward)
 _FIRST = register(
-    "combine_first(Tensor row_splits, Tensor embedding, int dim, int seq_length) -> Tensor",
+    "combine_first(Tensor row_splits, Tensor embedding, int dim, SymInt values, int seq_length) "
+    "-> Tensor",
     cpu=_first,
     plain=_first,
     shapes=_first_shape,

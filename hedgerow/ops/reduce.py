@@ -11,7 +11,7 @@ from torch import Tensor
 from ..core import checks
 from ..core.errors import InputError
 from ..core.shapes import Float, Int64
-from . import arguments
+from . import arguments, given
 from .library import register, unknown_size
 
 
@@ -31,7 +31,7 @@ def reduce_sum(
     >>> reduce_sum(rows, values, torch.tensor([3])).tolist()
     [[3.0], [0.0], [4.0]]
     """
-    return _SUM(id_indices, id_values, _length(id_length), validate)
+    return _SUM(*_ready(id_indices, id_values, id_length), validate)
 
 
 def reduce_mean(
@@ -47,7 +47,7 @@ def reduce_mean(
     >>> reduce_mean(rows, values, torch.tensor([3])).tolist()
     [[1.5], [0.0], [4.0]]
     """
-    return _MEAN(id_indices, id_values, _length(id_length), validate)[0]
+    return _MEAN(*_ready(id_indices, id_values, id_length), validate)[0]
 
 
 def reduce_sqrtn(
@@ -65,7 +65,7 @@ def reduce_sqrtn(
     >>> reduce_sqrtn(rows, values, torch.tensor([2])).tolist()
     [[0.0], [5.0]]
     """
-    return _SQRTN(id_indices, id_values, _length(id_length), validate)
+    return _SQRTN(*_ready(id_indices, id_values, id_length), validate)
 
 
 def fused_reduce_sum_and_split(
@@ -84,8 +84,13 @@ def fused_reduce_sum_and_split(
     [[11.0]]
     [[22.0, 33.0]]
     """
-    rows = _rows_in(id_length) if isinstance(id_length, Tensor) else id_length
-    return _SUM_AND_SPLIT(id_indices, id_values, rows, list(split_dims), validate)
+    _placed(id_indices, id_values)
+    if isinstance(id_length, Tensor):
+        rows = _rows_in(id_length)
+    else:
+        rows = given.whole("id_length", id_length)
+    widths = given.wholes("split_dims", split_dims)
+    return _SUM_AND_SPLIT(id_indices, id_values, rows, widths, validate)
 
 
 def wide(values: Tensor) -> Tensor:
@@ -117,10 +122,22 @@ def check_widths(name: str, widths: Sequence[int], dim: int) -> None:
         )
 
 
-def _length(id_length: Tensor | int) -> Tensor:
-    if isinstance(id_length, Tensor):
-        return id_length
-    return torch.tensor([checks.count("id_length", id_length)])
+def _placed(id_indices: Tensor, id_values: Tensor) -> None:
+    """Both are tensors on one device: torch would choose the device, and what it says is no
+    ValueError."""
+    arguments.tensor("id_indices", id_indices)
+    arguments.tensor("id_values", id_values)
+    arguments.together("id_values", id_values, "id_indices", id_indices)
+
+
+def _ready(
+    id_indices: Tensor, id_values: Tensor, id_length: Tensor | int
+) -> tuple[Tensor, Tensor, Tensor]:
+    _placed(id_indices, id_values)
+    if not isinstance(id_length, Tensor):
+        id_length = torch.tensor([checks.count("id_length", id_length)])
+    given.reachable("id_values", id_values, "id_length", id_length)
+    return id_indices, id_values, id_length
 
 
 def _rows_in(id_length: Tensor) -> int:
@@ -205,10 +222,11 @@ def _mean_backward(ctx: Any, grad: Tensor, _: Tensor | None) -> tuple[Tensor | N
 
 def _sqrtn_backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
     rows, values, norms = ctx.saved_tensors
-    norms = norms.index_select(0, rows)
+    norms = wide(norms).index_select(0, rows)
     zero = norms == 0
-    taken = grad.index_select(0, rows) * values / torch.where(zero, 1, norms)
-    return None, torch.where(zero, 0, taken), None, None
+    share = wide(values) / torch.where(zero, 1, norms)  # at most 1, so that nothing overflows
+    taken = wide(grad).index_select(0, rows) * share
+    return None, torch.where(zero, 0, taken).to(grad.dtype), None, None
 
 
 _ARGUMENTS = "(Tensor id_indices, Tensor id_values, Tensor id_length, bool validate)"
@@ -261,12 +279,13 @@ def _sum_and_split_keep(ctx: Any, inputs: tuple[Any, ...], output: list[Tensor])
 
 def _sum_and_split_backward(ctx: Any, grads: list[Tensor | None]) -> tuple[Tensor | None, ...]:
     (rows,) = ctx.saved_tensors
-    grad = torch.cat(given(grads, ctx.like), dim=1)
+    grad = torch.cat(or_zeros(grads, ctx.like), dim=1)
     return None, grad.index_select(0, rows), None, None, None
 
 
-def given(
-    grads: Sequence[Tensor | None], like: Sequence[tuple[torch.Size, torch.dtype, torch.device]]
+def or_zeros(
+    grads: Sequence[Tensor | None],
+    like: Sequence[tuple[Sequence[int], torch.dtype, torch.device]],
 ) -> list[Tensor]:
     """Gradients of outputs; zeros for those nobody used."""
     return [

@@ -14,9 +14,9 @@ from ..core import checks
 from ..core.errors import DtypeError, InputError
 from ..core.ids import Ragged
 from ..core.shapes import Float, Int64
-from . import arguments
+from . import arguments, given
 from .library import register
-from .reduce import check_widths, cut_columns, given, sum_at, wide
+from .reduce import check_widths, cut_columns, or_zeros, sum_at, wide
 
 
 def fused_sorted_segment_sum(
@@ -34,13 +34,16 @@ def fused_sorted_segment_sum(
     >>> fused_sorted_segment_sum([at], [values], [[4, 1]])[0].tolist()
     [[3.0], [0.0], [4.0], [0.0]]
     """
-    sizes = [shape.tolist() if isinstance(shape, Tensor) else list(shape) for shape in shapes]
-    _equally_many("indices", indices, values=values, shapes=sizes)
+    at, vectors = given.tensors("indices", indices), given.tensors("values", values)
+    sizes = _lists("shapes", shapes)
+    _equally_many("indices", at, values=vectors, shapes=sizes)
     if not sizes:
         return []
+    given.beside("indices[0]", at[0], "indices", at)
+    given.beside("indices[0]", at[0], "values", vectors)
     flat = [size for shape in sizes for size in shape]
     ranks = [len(shape) for shape in sizes]
-    return _SEGMENT_SUM(list(indices), list(values), flat, ranks, validate)
+    return _SEGMENT_SUM(at, vectors, flat, ranks, validate)
 
 
 def fused_reduce_and_split(
@@ -56,12 +59,16 @@ def fused_reduce_and_split(
     >>> [part.tolist() for part in fused_reduce_and_split([splits], [vectors], [[1, 1]])]
     [[[4.0], [0.0]], [[6.0], [0.0]]]
     """
-    _equally_many("splits", splits, embeddings=embeddings, slice_dims=slice_dims)
-    if not len(splits):
+    borders, vectors = given.tensors("splits", splits), given.tensors("embeddings", embeddings)
+    dims = _lists("slice_dims", slice_dims)
+    _equally_many("splits", borders, embeddings=vectors, slice_dims=dims)
+    if not borders:
         return []
-    flat = [width for widths in slice_dims for width in widths]
-    counts = [len(widths) for widths in slice_dims]
-    return _REDUCE_AND_SPLIT(list(splits), list(embeddings), flat, counts, validate)
+    given.beside("splits[0]", borders[0], "splits", borders)
+    given.beside("splits[0]", borders[0], "embeddings", vectors)
+    flat = [width for widths in dims for width in widths]
+    counts = [len(widths) for widths in dims]
+    return _REDUCE_AND_SPLIT(borders, vectors, flat, counts, validate)
 
 
 fused_reduce_and_split_gpu = fused_reduce_and_split  # its name in the original
@@ -78,6 +85,9 @@ def normalize_merged_split(
     >>> normalize_merged_split(borders, torch.tensor([3, 2])).tolist()
     [0, 2, 5, 6]
     """
+    arguments.tensor("row_split", row_split)
+    arguments.tensor("row_split_size", row_split_size)
+    arguments.together("row_split", row_split, "row_split_size", row_split_size)
     return _NORMALIZE(row_split, row_split_size, validate)
 
 
@@ -117,6 +127,10 @@ def ragged_rows(
 ) -> Float[Tensor, "n ..."]:
     """What each row has, for each of its values."""
     return torch.repeat_interleave(per_row, row_splits.diff(), dim=0, output_size=count)
+
+
+def _lists(name: str, values: Sequence[Sequence[int] | Tensor]) -> list[list[int]]:
+    return [given.wholes(f"{name}[{i}]", one) for i, one in enumerate(given.listed(name, values))]
 
 
 def _equally_many(first: str, one: Sequence[Any], **others: Sequence[Any]) -> None:
@@ -187,7 +201,7 @@ def _segment_sum_backward(ctx: Any, grads: list[Tensor | None]) -> tuple[Any, ..
     indices = ctx.saved_tensors
     found = [
         grad.index_select(0, index)
-        for grad, index in zip(given(grads, ctx.like), indices, strict=True)
+        for grad, index in zip(or_zeros(grads, ctx.like), indices, strict=True)
     ]
     return [None] * len(indices), found, None, None, None
 
@@ -257,14 +271,14 @@ def _reduce_and_split_keep(ctx: Any, inputs: tuple[Any, ...], output: list[Tenso
 
 
 def _reduce_and_split_backward(ctx: Any, grads: list[Tensor | None]) -> tuple[Any, ...]:
-    parts, found = given(grads, ctx.like), []
+    parts, found = or_zeros(grads, ctx.like), []
     ends = list(accumulate(ctx.counts, initial=0))
     for at, (borders, count) in enumerate(zip(ctx.saved_tensors, ctx.rows, strict=True)):
         mine = parts[ends[at] : ends[at + 1]]
         if mine:
             found.append(ragged_rows(borders, torch.cat(mine, dim=1), count))
         else:  # vectors of no column, cut into no slice
-            found += given([None], [ctx.empty[at]])
+            found += or_zeros([None], [ctx.empty[at]])
     return [None] * len(found), found, None, None, None
 
 

@@ -112,7 +112,7 @@ def test_d8_the_mean_of_an_empty_row_is_zero() -> None:
         (
             Ragged.from_lists([[1, 2]]),
             torch.zeros(1, 2),
-            "goes from 0 to 2; it must go from 0 to 1",
+            "embedding has 1 vectors, key 2 values",
         ),
         (Ragged.from_lists([[1]]), torch.zeros(1), "embedding has shape"),
         (Ragged.from_lists([[1]]), torch.zeros(1, 1, dtype=torch.int64), "embedding has dtype"),
@@ -145,7 +145,9 @@ def test_halves_are_summed_in_float32(dtype: torch.dtype) -> None:
 def test_torch_takes_the_op(name: str) -> None:
     more = (2,) if name == "combine_first" else ()
     borders, vectors = torch.tensor([0, 2, 2, 5]), torch.randn(5, 3, requires_grad=True)
-    torch.library.opcheck(getattr(torch.ops.hedgerow, name).default, (borders, vectors, 3, *more))
+    torch.library.opcheck(
+        getattr(torch.ops.hedgerow, name).default, (borders, vectors, 3, 5, *more)
+    )
 
 
 @pytest.mark.parametrize("combiner", [ReduceSum(), ReduceMean(), FirstN(3)])
@@ -189,3 +191,24 @@ def test_a_compiled_combiner_has_its_gradient_and_its_checks() -> None:
     torch.testing.assert_close(outs[0], outs[1])
     with pytest.raises(ValueError, match="goes from 0 to 5"):
         compiled(torch.tensor([0, 1, 2, 5]), _vectors(6, 4))
+
+
+@pytest.mark.parametrize("combiner", [ReduceSum(), ReduceMean(), FirstN(2)])
+def test_a_vector_for_each_value_also_where_no_content_is_checked(combiner: Combiner) -> None:
+    key = Ragged.trusted(torch.arange(3), torch.tensor([0, 2]))  # the borders alone would fit
+    with pytest.raises(ValueError, match="embedding has 2 vectors, key 3 values"):
+        combiner.combine(key, torch.zeros(2, 1))
+
+    def pool(ids: Tensor, borders: Tensor, vectors: Tensor) -> Tensor:
+        return combiner.combine(Ragged(ids, borders), vectors)
+
+    compiled = torch.compile(pool, fullgraph=True, backend="aot_eager")
+    with pytest.raises(ValueError, match="embedding has 2 vectors, key 3 values"):
+        compiled(torch.arange(3), torch.tensor([0, 2]), torch.zeros(2, 1))
+
+
+@pytest.mark.parametrize("embedding", [None, "abc", [["a"]], [[1.0], [1.0, 2.0]], {}], ids=str)
+def test_what_is_no_vector_is_a_value_error(embedding: Any) -> None:
+    for combiner in (ReduceSum(), ReduceMean(), FirstN(2)):
+        with pytest.raises(ValueError, match="embedding is a"):
+            combiner.combine(Ragged.from_lists([[1]]), embedding)

@@ -2,7 +2,9 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
@@ -227,3 +229,76 @@ def _with_threads(count: int, call: Callable[[], Tensor]) -> Tensor:
         return call()
     finally:
         torch.set_num_threads(before)
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32])
+def test_a_norms_gradient_does_not_overflow_on_the_way(dtype: torch.dtype) -> None:
+    value, fed = (1e18, 1e25) if dtype == torch.float32 else (1000.0, 100.0)
+    values = torch.full((1, 1), value, dtype=dtype, requires_grad=True)
+    norm = OPS["sqrtn"](torch.tensor([[0]]), values, torch.tensor([1]))
+    norm.backward(torch.full((1, 1), fed, dtype=dtype))
+    assert values.grad is not None
+    torch.testing.assert_close(values.grad, torch.full((1, 1), fed, dtype=dtype))
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_gradients_of_halves_are_rounded_once(dtype: torch.dtype) -> None:
+    rows = torch.tensor([[0], [0], [0]])
+    values = torch.tensor([[1.1], [0.3], [0.7]]).to(dtype)
+    for call in OPS.values():
+        half = values.clone().requires_grad_()
+        out = call(rows, half, torch.tensor([1]))
+        out.backward(torch.full_like(out, 0.9))
+        exact = values.double().requires_grad_()
+        wide = call(rows, exact, torch.tensor([1]))
+        wide.backward(torch.full_like(out, 0.9).double())
+        assert half.grad is not None
+        assert exact.grad is not None
+        torch.testing.assert_close(
+            half.grad.double(), exact.grad, rtol=torch.finfo(dtype).eps, atol=0
+        )
+
+
+@pytest.mark.parametrize("value", [[[0]], np.zeros((1, 1), np.int64), "x", None], ids=str)
+@pytest.mark.parametrize("name", ["id_indices", "id_values"])
+def test_other_kinds_than_tensors_are_a_value_error(name: str, value: Any) -> None:
+    for call in OPS.values():
+        with pytest.raises(ValueError, match=f"{name} is a"):
+            call(**_bad(**{name: value}))
+    given = {"id_indices": torch.tensor([0]), "id_values": torch.ones(1, 1), name: value}
+    with pytest.raises(ValueError, match=f"{name} is a"):
+        reduce.fused_reduce_sum_and_split(**given, id_length=1, split_dims=[1])
+
+
+@pytest.mark.parametrize(
+    ("changed", "said"),
+    [
+        ({"id_length": "3"}, "id_length is '3'"),
+        ({"id_length": True}, "id_length is True"),
+        ({"id_length": None}, "id_length is None"),
+        ({"id_length": 2.0}, "id_length is 2.0"),
+        ({"split_dims": "1"}, "split_dims is a str"),
+        ({"split_dims": 1}, "split_dims is a int"),
+        ({"split_dims": [1.0]}, r"split_dims\[0\] is 1.0"),
+        ({"id_values": torch.ones(1, 1, device="meta")}, "id_indices is on cpu"),
+    ],
+)
+def test_other_kinds_for_sum_and_split_are_a_value_error(changed: Any, said: str) -> None:
+    given = {
+        "id_indices": torch.tensor([0]),
+        "id_values": torch.ones(1, 1),
+        "id_length": 1,
+        "split_dims": [1],
+    }
+    with pytest.raises(ValueError, match=said):
+        reduce.fused_reduce_sum_and_split(**{**given, **changed})
+
+
+@pytest.mark.parametrize("how", sorted(OPS))
+def test_another_device_is_a_value_error_at_the_door(how: str) -> None:
+    for name, value in (
+        ("id_values", torch.zeros(2, 3, device="meta")),
+        ("id_length", torch.zeros(1, dtype=torch.int64, device="meta")),
+    ):
+        with pytest.raises(ValueError, match="meta"):
+            OPS[how](**_bad(**{name: value}))

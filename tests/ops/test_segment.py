@@ -3,6 +3,7 @@ from __future__ import annotations
 from itertools import accumulate
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
@@ -290,3 +291,52 @@ def test_sums_are_repeatable_with_more_threads() -> None:
         torch.set_num_threads(before)
     assert torch.equal(found[0], found[1])
     assert torch.equal(found[0], found[2])
+
+
+@pytest.mark.parametrize(
+    "changed",
+    [
+        *[{"indices": [value]} for value in ([0], np.zeros(1, np.int64), "a", None)],
+        *[{"values": [value]} for value in ([[1.0]], np.ones((1, 1)), "a", torch.tensor(1.0))],
+        *[{"shapes": [value]} for value in (3, torch.tensor(3), "31", [3, 1.0], None, [True, 1])],
+        {"indices": "a"},
+        {"values": None},
+        {"shapes": 3},
+        {"values": [torch.ones(1, 1, device="meta")]},
+    ],
+    ids=str,
+)
+def test_other_kinds_for_segments_are_a_value_error(changed: dict[str, Any]) -> None:
+    right = {"indices": [torch.tensor([0])], "values": [torch.ones(1, 1)], "shapes": [[3, 1]]}
+    with pytest.raises(ValueError, match=next(iter(changed))):
+        segment.fused_sorted_segment_sum(**{**right, **changed})
+
+
+@pytest.mark.parametrize(
+    "changed",
+    [
+        *[{"splits": [value]} for value in ([0, 1], np.arange(2), "a", None)],
+        *[{"embeddings": [value]} for value in ([[1.0]], np.ones((1, 1)), "a")],
+        *[{"slice_dims": value} for value in ([1], [[1.0]], ["1"], None, [None], "1")],
+        {"embeddings": [torch.ones(1, 1, device="meta")]},
+    ],
+    ids=str,
+)
+def test_other_kinds_for_tables_are_a_value_error(changed: dict[str, Any]) -> None:
+    right = {
+        "splits": [torch.tensor([0, 1])],
+        "embeddings": [torch.ones(1, 1)],
+        "slice_dims": [[1]],
+    }
+    with pytest.raises(ValueError, match=next(iter(changed))):
+        segment.fused_reduce_and_split(**{**right, **changed})
+
+
+@pytest.mark.parametrize("value", [[0, 1], np.arange(2), "a", None], ids=str)
+def test_other_kinds_of_borders_are_a_value_error(value: Any) -> None:
+    with pytest.raises(ValueError, match="row_split is a"):
+        segment.normalize_merged_split(value, torch.tensor([2]))
+    with pytest.raises(ValueError, match="row_split_size is a"):
+        segment.normalize_merged_split(torch.tensor([0, 1]), value)
+    with pytest.raises(ValueError, match="meta"):
+        segment.normalize_merged_split(torch.tensor([0, 1]), torch.tensor([2], device="meta"))

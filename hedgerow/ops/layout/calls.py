@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from ...core.errors import DtypeError, InputError
 from ...core.shapes import Int64
-from ..arguments import typed
-from .config import FeatureConfigs, by_name
+from .. import arguments, given
+from .config import FeatureConfigs, by_name, text_of
 from .registered import embedding_to_layout, embedding_to_layout_backward
 
 Counts = Tensor | Sequence[int]  # a few whole numbers
@@ -48,16 +49,15 @@ def fused_embedding_to_layout(
     [tensor([[11., 22.],
             [ 1.,  2.]])]
     """
+    index = (fid_offset, feature_offset, nfl_offset)
     return embedding_to_layout(
-        _flat(embeddings, emb_lengths is not None),
-        fid_offset,
-        feature_offset,
-        nfl_offset,
-        [_one("batch_size", batch_size)],
+        _flat(embeddings, emb_lengths is not None, index),
+        *index,
+        [given.whole("batch_size", batch_size)],
         None,
-        None if emb_lengths is None else _counts("emb_lengths", emb_lengths),
-        _text(config),
-        num_shards,
+        None if emb_lengths is None else _counts("emb_lengths", emb_lengths, fid_offset),
+        text_of(config),
+        given.whole("num_shards", num_shards),
         validate,
     )
 
@@ -83,30 +83,30 @@ def fused_embedding_to_layout_requests(
     `fid_size` have a number a request, `emb_size` one a request and list. Outputs are joined along
     dimension 0. To compile a program, pass `batch_size` as a list: the outputs' sizes depend on it.
     """
+    index = (fid_offset, feature_offset, nfl_offset)
+    lists = _flat(embeddings, False, index)
     sizes = [
-        _counts(name, one)
+        _counts(name, one, fid_offset)
         for name, one in (
             ("nfl_size", nfl_size),
             ("feature_size", feature_size),
             ("fid_size", fid_size),
         )
     ]
-    rows = batch_size.tolist() if isinstance(batch_size, Tensor) else list(batch_size)
+    rows = given.wholes("batch_size", batch_size)
     if any(one.shape[0] != len(rows) for one in sizes):
         raise InputError(
             f"nfl_size, feature_size, fid_size have {[one.shape[0] for one in sizes]} entries; "
             f"batch_size has {len(rows)}: one a request."
         )
     return embedding_to_layout(
-        _flat(embeddings, False),
-        fid_offset,
-        feature_offset,
-        nfl_offset,
+        lists,
+        *index,
         rows,
         torch.stack(sizes),
-        _counts("emb_size", emb_size),
-        _text(config),
-        num_shards,
+        _counts("emb_size", emb_size, fid_offset),
+        text_of(config),
+        given.whole("num_shards", num_shards),
         validate,
     )
 
@@ -129,33 +129,26 @@ def fused_embedding_to_layout_grad(
 
     Of `embeddings` only shapes matter. The scale multiplies every incoming gradient.
     """
-    lists = _flat(embeddings, emb_lengths is not None)
-    if not config.outs:  # nothing came in, so nothing says of which type it was
-        return [torch.zeros_like(one) for one in lists]
-    scale = layout_tensors_grad_scale
-    if scale is not None:
-        scale = torch.as_tensor(scale, dtype=None if isinstance(scale, Tensor) else torch.float64)
-        if scale.numel() != 1:
-            raise InputError(
-                f"layout_tensors_grad_scale has shape {tuple(scale.shape)}; it is one number."
-            )
-        scale = scale.reshape(())
-    grads = embedding_to_layout_backward(
-        list(layout_tensors_grad),
-        scale,
-        [one.shape[0] for one in lists],
-        fid_offset,
-        feature_offset,
-        nfl_offset,
-        [_one("batch_size", batch_size)],
+    index = (fid_offset, feature_offset, nfl_offset)
+    lists = _flat(embeddings, emb_lengths is not None, index)
+    rest = (
+        *index,
+        [given.whole("batch_size", batch_size)],
         None,
-        None if emb_lengths is None else _counts("emb_lengths", emb_lengths),
-        _text(config),
-        num_shards,
+        None if emb_lengths is None else _counts("emb_lengths", emb_lengths, fid_offset),
+        text_of(config),
+        given.whole("num_shards", num_shards),
         validate,
     )
-    given = [embeddings] if isinstance(embeddings, Tensor) else embeddings
-    return [grad.view(one.shape) for grad, one in zip(grads, given, strict=True)]
+    received = given.tensors("layout_tensors_grad", layout_tensors_grad)
+    given.beside("fid_offset", fid_offset, "layout_tensors_grad", received)
+    scale = _scale(layout_tensors_grad_scale, fid_offset)
+    shapes = [embeddings.shape] if isinstance(embeddings, Tensor) else [e.shape for e in embeddings]
+    if not config.outs and not received:  # nothing says of which type it would be
+        embedding_to_layout([one.detach() for one in lists], *rest)  # for its checks
+        return [one.new_zeros(shape) for one, shape in zip(lists, shapes, strict=True)]
+    grads = embedding_to_layout_backward(received, scale, [len(one) for one in lists], *rest)
+    return [grad.view(shape) for grad, shape in zip(grads, shapes, strict=True)]
 
 
 def nest_layout(
@@ -171,7 +164,8 @@ def nest_layout(
     {'out': tensor([[0., 0.]])}
     """
     nested: dict[str, Tensor | list[Tensor]] = {}
-    left = list(tensors)
+    left = given.tensors("tensors", tensors)
+    text_of(config)
     wanted = sum(len(out.sizes(config.features)) for out in config.outs.values())
     if len(left) != wanted:
         raise InputError(f"there are {len(left)} tensors; the layouts have {wanted}.")
@@ -182,35 +176,43 @@ def nest_layout(
     return nested
 
 
-def _text(config: FeatureConfigs) -> str:
-    if not isinstance(config, FeatureConfigs):
-        raise DtypeError(f"config is a {type(config).__name__}; pass a FeatureConfigs.")
-    return config.text
+def _flat(
+    embeddings: Sequence[Tensor] | Tensor, cut: bool, index: tuple[Tensor, Tensor, Tensor]
+) -> list[Tensor]:
+    """Every list of vectors as one row of values, all beside the index tensors.
 
-
-def _flat(embeddings: Sequence[Tensor] | Tensor, cut: bool) -> list[Tensor]:
-    """Every list of vectors as one row of values; rows of vectors lie so anyway."""
+    Torch would choose a device of several, and what it says of another kind is no ValueError.
+    """
     if isinstance(embeddings, Tensor):
         if not cut:
             raise InputError("embeddings is one tensor; pass emb_lengths, which cut it, or a list.")
         embeddings = [embeddings]
-    for i, one in enumerate(embeddings):
-        if not isinstance(one, Tensor):
-            raise DtypeError(f"embeddings[{i}] is a {type(one).__name__}; pass torch.Tensors.")
-    return [one if one.dim() == 1 else one.reshape(-1) for one in embeddings]
+    lists = given.tensors("embeddings", embeddings)
+    for name, one in zip(("fid_offset", "feature_offset", "nfl_offset"), index, strict=True):
+        arguments.tensor(name, one)
+        arguments.together("fid_offset", index[0], name, one)
+    given.beside("fid_offset", index[0], "embeddings", lists)
+    return [one if one.dim() == 1 else one.reshape(-1) for one in lists]
 
 
-def _one(name: str, value: int | Tensor) -> int:
-    if isinstance(value, Tensor):
-        if value.numel() != 1 or value.is_floating_point():
-            raise InputError(f"{name} has shape {tuple(value.shape)}; it is one whole number.")
-        return int(value)
-    if isinstance(value, bool) or not isinstance(value, int | torch.SymInt):
-        raise DtypeError(f"{name} is {value!r}; it must be an int.")
-    return value
+def _counts(name: str, values: Counts, index: Tensor) -> Int64[Tensor, "n"]:
+    if not isinstance(values, Tensor):
+        return torch.tensor(given.wholes(name, values), dtype=torch.int64)
+    given.reachable("fid_offset", index, name, values)
+    return arguments.typed(name, values.reshape(-1), arguments.WHOLE, (None,)).to(torch.int64)
 
 
-def _counts(name: str, values: Counts) -> Int64[Tensor, "n"]:
-    whole = (torch.int64, torch.int32)
-    found = values if isinstance(values, Tensor) else torch.tensor(values, dtype=torch.int64)
-    return typed(name, found.reshape(-1), whole, (None,)).to(torch.int64)
+def _scale(value: float | Tensor | None, index: Tensor) -> Tensor | None:
+    if value is None:
+        return None
+    name = "layout_tensors_grad_scale"
+    if not isinstance(value, Tensor):
+        if isinstance(value, bool) or not isinstance(value, int | float | np.number):
+            raise DtypeError(f"{name} is {value!r}; it must be one number.")
+        return torch.tensor(value, dtype=torch.float64)
+    if value.numel() != 1 or value.dtype not in (*arguments.FLOATS, *arguments.WHOLE):
+        raise InputError(
+            f"{name} is a tensor of {value.dtype} and shape {tuple(value.shape)}; it is one number."
+        )
+    given.reachable("fid_offset", index, name, value)
+    return value.reshape(())

@@ -8,10 +8,11 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from ...core import checks
-from ...core.errors import ConfigError
+from ...core.errors import ConfigError, DtypeError
 
 POOLINGS = ("SUM", "MEAN", "FIRSTN")
 OUT_TYPES = ("CONCAT", "STACK", "ADDN", "NONE")
+_MOST = 2**31 - 1  # of widths and lengths, which are 32 bits in the original
 
 
 def by_name(names: Iterable[str]) -> list[str]:
@@ -26,6 +27,37 @@ def by_name(names: Iterable[str]) -> list[str]:
 def _name(owner: str, what: str, value: str) -> None:
     if not isinstance(value, str):
         raise ConfigError(f"{owner}.{what} is {value!r}; it must be a text.")
+
+
+def _whole(owner: str, what: str, value: int, least: int = 0) -> int:
+    """A whole number of 32 bits, as int: numpy's are no JSON."""
+    checks.whole(owner, what, value, least=least)
+    if value > _MOST:
+        raise ConfigError(f"{owner}.{what} is {value}; it must be at most 2^31 - 1.")
+    return int(value)
+
+
+def _entries(owner: str, what: str, values: Iterable[Any]) -> tuple[Any, ...]:
+    if isinstance(values, str | bytes) or not isinstance(values, Iterable):
+        raise ConfigError(f"{owner}.{what} is {values!r}; it must be a list.")
+    return tuple(values)
+
+
+def _dims(values: Iterable[int]) -> tuple[int, ...]:
+    values = _entries("OutConfig", "shape", values)
+    return tuple(_whole("OutConfig", "shape", dim, -1) for dim in values)
+
+
+def _each(what: str, values: Iterable[Any], kind: type) -> None:
+    for value in values:
+        if not isinstance(value, kind):
+            raise ConfigError(f"{what} holds {value!r}; pass a {kind.__name__}.")
+
+
+def _set(owner: object, **values: object) -> None:
+    """Sets fields of a frozen value while it is made."""
+    for name, value in values.items():
+        object.__setattr__(owner, name, value)
 
 
 @dataclass(frozen=True)
@@ -44,11 +76,11 @@ class Feature:
     def __post_init__(self) -> None:
         _name("Feature", "table", self.table)
         checks.choice("Feature", "pooling", self.pooling, POOLINGS)
-        object.__setattr__(self, "slice_dims", tuple(self.slice_dims))
-        for dim in self.slice_dims:
-            checks.whole("Feature", "slice_dims", dim, least=1)
-        checks.whole("Feature", "slice_dims' sum", self.width, least=1)
-        checks.whole("Feature", "max_sequence_length", self.max_sequence_length, least=-(2**31))
+        dims = _entries("Feature", "slice_dims", self.slice_dims)
+        _set(self, slice_dims=tuple(_whole("Feature", "slice_dims", dim, 1) for dim in dims))
+        _whole("Feature", "slice_dims' sum", self.width, 1)
+        length = _whole("Feature", "max_sequence_length", self.max_sequence_length, -(2**31))
+        _set(self, max_sequence_length=length)
         if self.pooling == "FIRSTN" and self.max_sequence_length < 1:
             raise ConfigError(
                 f"Feature.max_sequence_length is {self.max_sequence_length}; FIRSTN keeps that "
@@ -80,8 +112,8 @@ class Slice:
 
     def __post_init__(self) -> None:
         _name("Slice", "feature", self.feature)
-        checks.whole("Slice", "start", self.start)
-        checks.whole("Slice", "end", self.end, least=1)
+        start, end = _whole("Slice", "start", self.start), _whole("Slice", "end", self.end, 1)
+        _set(self, start=start, end=end)
         if self.end <= self.start:
             raise ConfigError(
                 f"the slice [{self.start}, {self.end}) of {self.feature!r} is empty; end must be "
@@ -110,13 +142,17 @@ class OutConfig:
 
     def __post_init__(self) -> None:
         checks.choice("OutConfig", "out_type", self.out_type, OUT_TYPES)
-        object.__setattr__(self, "slices", tuple(self.slices))
-        object.__setattr__(self, "shape", tuple(tuple(dims) for dims in self.shape))
+        _set(self, slices=_entries("OutConfig", "slices", self.slices))
         if not self.slices:
             raise ConfigError("OutConfig.slices is empty; a layout needs at least one slice.")
-        for dims in self.shape:
-            for dim in dims:
-                checks.whole("OutConfig", "shape", dim, least=-1)
+        _each("OutConfig.slices", self.slices, Slice)
+        shape = [
+            tuple(
+                _whole("OutConfig", "shape", dim, -1) for dim in _entries("OutConfig", "shape", d)
+            )
+            for d in _entries("OutConfig", "shape", self.shape)
+        ]
+        _set(self, shape=tuple(shape))
 
     def sizes(self, features: Mapping[str, Feature]) -> list[tuple[int, ...]]:
         """The size of each output tensor without the batch."""
@@ -156,14 +192,18 @@ class FeatureConfigs:
     tables: list[str] = field(init=False, repr=False, compare=False)  # tables by number
 
     def __post_init__(self) -> None:
+        for what, values in (("features", self.features), ("outs", self.outs)):
+            if not isinstance(values, Mapping):
+                raise ConfigError(f"FeatureConfigs.{what} is {values!r}; pass a dict by name.")
+        _each("FeatureConfigs.features", self.features.values(), Feature)
+        _each("FeatureConfigs.outs", self.outs.values(), OutConfig)
         for name in (*self.features, *self.outs):
             _name("FeatureConfigs", "name", name)
         for name, out in self.outs.items():
             _check_out(name, out, self.features)
         tables = by_name({feature.table for feature in self.features.values()})
-        object.__setattr__(self, "names", by_name(self.features))
-        object.__setattr__(self, "tables", tables)
-        object.__setattr__(self, "text", json.dumps(self.to_json(), separators=(",", ":")))
+        _set(self, names=by_name(self.features), tables=tables)
+        _set(self, text=json.dumps(self.to_json(), separators=(",", ":")))
 
     def __hash__(self) -> int:
         return hash(self.text)
@@ -203,6 +243,13 @@ class FeatureConfigs:
             {name: _feature(name, one) for name, one in value["features"].items()},
             {name: _out(name, one) for name, one in value["outs"].items()},
         )
+
+
+def text_of(config: FeatureConfigs) -> str:
+    """The text of a configuration, which a registered op takes; nothing else is one."""
+    if not isinstance(config, FeatureConfigs):
+        raise DtypeError(f"config is a {type(config).__name__}; pass a FeatureConfigs.")
+    return config.text
 
 
 def _check_out(name: str, out: OutConfig, features: Mapping[str, Feature]) -> None:

@@ -64,15 +64,17 @@ class Indices:
             self.fid_offset.data_ptr(),
         )
 
-    def check(self) -> None:
-        """Every index leads somewhere, or ValueError; waits for a device."""
+    def check(self) -> native.LayoutBatch:
+        """Every index leads somewhere, or ValueError; waits for a device. As `core`, on the CPU."""
         host = self
         if self.fid_offset.device.type != "cpu":
             index = (self.fid_offset.cpu(), self.feature_offset.cpu(), self.nfl_offset.cpu())
             host = Indices(self.plan, *index, self.requests, self.lists, self.lengths, self.places)
-        fault = host.core().check(host.plan.core)
+        core = host.core()
+        fault = core.check(host.plan.core)
         if fault[0]:
             raise InputError(host.describe(*fault))
+        return core
 
     def describe(self, kind: int, request: int, feature: int, at: int, value: int) -> str:
         """A fault the core found, in words."""

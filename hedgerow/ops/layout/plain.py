@@ -12,6 +12,7 @@ from itertools import groupby
 import torch
 from torch import Tensor
 
+from ..reduce import wide
 from .inputs import Indices, Request
 from .plan import POOLING_NUMBERS, Task
 
@@ -46,8 +47,10 @@ class _Feature:
 
 
 def embedding_to_layout_plain(indices: Indices, embeddings: Sequence[Tensor]) -> list[Tensor]:
-    """The outputs of checked indices."""
-    flat = embeddings[0] if len(embeddings) == 1 else torch.cat(list(embeddings))
+    """The outputs of checked indices; halves are summed in float32."""
+    if not indices.plan.tasks:
+        return []
+    flat = wide(embeddings[0] if len(embeddings) == 1 else torch.cat(list(embeddings)))
     outputs = [flat.new_zeros(shape) for shape in indices.plan.shapes(indices.rows)]
     starts = _starts([one.shape[0] for one in embeddings])
     for feature in _features(indices, starts):
@@ -55,28 +58,37 @@ def embedding_to_layout_plain(indices: Indices, embeddings: Sequence[Tensor]) ->
         for task in feature.tasks:
             part = pooled[:, :, task.start : task.start + task.width]
             _view(outputs, task, feature.request).add_(part)
-    return outputs
+    return [one.to(embeddings[0].dtype) for one in outputs]
 
 
 def embedding_to_layout_backward_plain(
-    indices: Indices, sizes: Sequence[int], grads: Sequence[Tensor]
+    indices: Indices, sizes: Sequence[int], received: Sequence[Tensor], scale: Tensor | None = None
 ) -> list[Tensor]:
-    """The gradients of the lists of vectors, which have `sizes` values."""
+    """The gradients of the lists of vectors, which have `sizes` values; `scale` multiplies them."""
+    grads = scaled([wide(one) for one in received], scale)
     flat = grads[0].new_zeros(sum(sizes))
     for feature in _features(indices, _starts(sizes)):
-        received = flat.new_zeros(feature.entries, feature.length, feature.reach)
+        sums = flat.new_zeros(feature.entries, feature.length, feature.reach)
         for task in feature.tasks:
             grad = _view(grads, task, feature.request)
             if feature.shared:
                 grad = grad.sum(0, keepdim=True)
-            received[:, :, task.start : task.start + task.width] += grad
+            sums[:, :, task.start : task.start + task.width] += grad
         if feature.is_pooled(_MEAN):
-            received /= feature.counts.clamp(min=1)[:, None, None]
-        given = received.view(-1, feature.reach).index_select(0, feature.slots)
+            sums /= feature.counts.clamp(min=1)[:, None, None]
+        given = sums.view(-1, feature.reach).index_select(0, feature.slots)
         columns = torch.arange(feature.reach, device=flat.device)
         values = (feature.positions[:, None] + columns).reshape(-1)
         flat.scatter_add_(0, values, given.reshape(-1))
+    flat = flat.to(received[0].dtype)
     return [part.clone() for part in flat.split(list(sizes))] if len(sizes) > 1 else [flat]
+
+
+def scaled(grads: list[Tensor], scale: Tensor | None) -> list[Tensor]:
+    """Gradients times the scale, if there is one."""
+    if scale is None:
+        return grads
+    return [grad * scale.to(grad.device, grad.dtype) for grad in grads]
 
 
 def _starts(sizes: Sequence[int]) -> list[int]:
@@ -104,6 +116,14 @@ def _pooled(feature: _Feature, flat: Tensor) -> Tensor:
     return pooled.view(feature.entries, feature.length, feature.reach)
 
 
+def _positions(words: Tensor, base: Tensor) -> Tensor:
+    """The first value of each word's vector. Words outside every entry may name no list: -1."""
+    lists = words >> 32
+    there = (lists >= 0) & (lists < base.shape[0])
+    firsts = base[lists.clamp(0, base.shape[0] - 1)] + (words & 0xFFFFFFFF)
+    return torch.where(there, firsts, -1)
+
+
 def _features(indices: Indices, starts: Sequence[int]) -> Iterator[_Feature]:
     """Features that are there and used, of every request. Waits once a request on a device."""
     tasks = {q: list(t) for q, t in groupby(indices.plan.tasks, lambda task: task.feature)}
@@ -111,7 +131,7 @@ def _features(indices: Indices, starts: Sequence[int]) -> Iterator[_Feature]:
         here = indices.places[number * indices.lists : (number + 1) * indices.lists]
         base = indices.fid_offset.new_tensor([starts[tensor] + first for tensor, first in here])
         words = indices.fid_offset[request.ids : request.ids + request.id_count]
-        positions = base[words >> 32] + (words & 0xFFFFFFFF)
+        positions = _positions(words, base)
         ends = indices.feature_offset[request.offsets : request.offsets + request.entries + 1]
         nfl = indices.nfl_offset[request.nfl : request.nfl + len(indices.plan.config.names) + 1]
         first = (nfl & 0x7FFFFFFF).clamp(max=request.entries)

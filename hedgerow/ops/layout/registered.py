@@ -11,11 +11,12 @@ from torch import Tensor
 from ...core.errors import DtypeError, InputError
 from ..arguments import FLOATS, together, typed
 from ..library import register
+from ..reduce import or_zeros
 from .inputs import Indices, indices, vectors
-from .plain import embedding_to_layout_backward_plain, embedding_to_layout_plain
+from .plain import embedding_to_layout_backward_plain, embedding_to_layout_plain, scaled
 from .plan import plan_of
 
-_CORE = (torch.float32, torch.float64)
+_CORE = {torch.float32: False, torch.float64: True}  # what the core sums, and which is the wide one
 # What both ops take behind their tensors of vectors: the index tensors, and how to read them.
 _INDICES = (
     "Tensor fid_offset, Tensor feature_offset, Tensor nfl_offset, SymInt[] batch_sizes, "
@@ -27,15 +28,14 @@ def _forward_cpu(embeddings: list[Tensor], *given: Any) -> list[Tensor]:
     *rest, _ = given
     lists = vectors(embeddings, rest[0])
     found = indices([one.shape[0] for one in lists], *rest)
-    core = found.core()
-    _refuse(found, core.check(found.plan.core))
+    core = found.check()
     if not lists or lists[0].dtype not in _CORE:
         return embedding_to_layout_plain(found, lists)
     dtype = lists[0].dtype
     outputs = [torch.empty(shape, dtype=dtype) for shape in found.plan.shapes(found.rows)]
     core.forward(
         found.plan.core,
-        dtype == torch.float64,
+        _CORE[dtype],
         found.addresses(lists),
         [one.data_ptr() for one in outputs],
     )
@@ -54,11 +54,6 @@ def _forward_plain(embeddings: list[Tensor], *given: Any) -> list[Tensor]:
 def _forward_shapes(embeddings: list[Tensor], *given: Any) -> list[Tensor]:
     rows, config = sum(given[3]), given[6]
     return [embeddings[0].new_empty(shape) for shape in plan_of(config).shapes(rows)]
-
-
-def _refuse(found: Indices, fault: tuple[int, int, int, int, int]) -> None:
-    if fault[0]:
-        raise InputError(found.describe(*fault))
 
 
 def _received(grads: Sequence[Tensor], found: Indices) -> list[Tensor]:
@@ -84,25 +79,18 @@ def _backward_cpu(
     *rest, _ = given
     found = indices(sizes, *rest)
     received = _received(grads, found)
-    core = found.core()
-    _refuse(found, core.check(found.plan.core))
+    core = found.check()
     if received[0].dtype not in _CORE:
-        return embedding_to_layout_backward_plain(found, sizes, _scaled(received, scale))
+        return embedding_to_layout_backward_plain(found, sizes, received, scale)
     lists = [received[0].new_empty(size) for size in sizes]
     core.backward(
         found.plan.core,
-        received[0].dtype == torch.float64,
+        _CORE[received[0].dtype],
         [grad.data_ptr() for grad in received],
         1.0 if scale is None else float(scale),
         found.addresses(lists),
     )
     return lists
-
-
-def _scaled(grads: list[Tensor], scale: Tensor | None) -> list[Tensor]:
-    if scale is None:
-        return grads
-    return [grad * scale.to(grad.device, grad.dtype) for grad in grads]
 
 
 def _backward_plain(
@@ -113,7 +101,7 @@ def _backward_plain(
     received = _received(grads, found)
     if validate:
         found.check()
-    return embedding_to_layout_backward_plain(found, sizes, _scaled(received, scale))
+    return embedding_to_layout_backward_plain(found, sizes, received, scale)
 
 
 def _backward_shapes(
@@ -127,7 +115,7 @@ def _keep(ctx: Any, inputs: tuple[Any, ...], output: list[Tensor]) -> None:
     ctx.save_for_backward(fid, offsets, nfl, request_sizes, lengths)
     ctx.batch_sizes, ctx.settings = batch_sizes, settings
     ctx.sizes = [one.shape[0] for one in embeddings]
-    ctx.dtype = embeddings[0].dtype
+    ctx.dtype = embeddings[0].dtype if embeddings else None
 
 
 def _given(ctx: Any) -> tuple[Any, ...]:
@@ -135,14 +123,16 @@ def _given(ctx: Any) -> tuple[Any, ...]:
     return (fid, offsets, nfl, ctx.batch_sizes, request_sizes, lengths, *ctx.settings)
 
 
+def _whole(
+    ctx: Any, grads: Sequence[Tensor | None], shapes: Sequence[tuple[int, ...]]
+) -> list[Tensor]:
+    device = ctx.saved_tensors[0].device
+    return or_zeros(grads, [(shape, ctx.dtype, device) for shape in shapes])
+
+
 def _backward(ctx: Any, grads: list[Tensor | None]) -> tuple[Any, ...]:
     shapes = plan_of(ctx.settings[0]).shapes(sum(ctx.batch_sizes))
-    device = ctx.saved_tensors[0].device
-    whole = [
-        torch.zeros(shape, dtype=ctx.dtype, device=device) if grad is None else grad
-        for grad, shape in zip(grads, shapes, strict=True)
-    ]
-    lists = embedding_to_layout_backward(whole, None, ctx.sizes, *_given(ctx))
+    lists = embedding_to_layout_backward(_whole(ctx, grads, shapes), None, ctx.sizes, *_given(ctx))
     return (lists, *[None] * 9)
 
 
@@ -155,12 +145,8 @@ def _keep_backward(ctx: Any, inputs: tuple[Any, ...], output: list[Tensor]) -> N
 
 def _twice_backward(ctx: Any, lists: list[Tensor | None]) -> tuple[Any, ...]:
     """The gradient is linear: its own gradient is the op on what the lists received."""
-    device = ctx.saved_tensors[0].device
-    whole = [
-        torch.zeros(size, dtype=ctx.dtype, device=device) if one is None else one
-        for one, size in zip(lists, ctx.sizes, strict=True)
-    ]
-    grads = _scaled(embedding_to_layout(whole, *_given(ctx)), ctx.scale)
+    whole = _whole(ctx, lists, [(size,) for size in ctx.sizes])
+    grads = scaled(embedding_to_layout(whole, *_given(ctx)), ctx.scale)
     return (grads, *[None] * 11)
 
 

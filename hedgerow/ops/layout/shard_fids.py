@@ -15,7 +15,7 @@ from ...core import checks
 from ...core.errors import DtypeError, InputError
 from ...core.ids import Ragged
 from ...core.shapes import Int64
-from .config import FeatureConfigs
+from .config import FeatureConfigs, text_of
 
 _SHARED = 1 << 31
 _INT32 = 2**31 - 1
@@ -65,6 +65,10 @@ def shard_fids(
     """
     checks.count("batch_size", batch_size)
     checks.count("num_shards", num_shards, least=1)
+    checks.flag("unique", unique)
+    text_of(config)
+    if not isinstance(features, Mapping):
+        raise DtypeError(f"features is a {type(features).__name__}; pass a dict by name.")
     rows, nfl, entries = _rows(features, batch_size, config)
     numbers = [value for one in rows for value in one.numbers]
     total = sum(one.ids for one in rows)
@@ -127,9 +131,7 @@ def _rows(
     for name in config.names:
         shared, values, splits = True, *absent
         if name in features:
-            shared, ragged = features[name]
-            if not isinstance(ragged, Ragged) or not isinstance(shared, bool):
-                raise DtypeError(f"feature {name!r} must be (shared, Ragged of int64 ids).")
+            shared, ragged = _pair(name, features[name])
             values, splits = ragged.values, ragged.row_splits
             checks.tensor(f"ids of feature {name!r}", values, torch.int64, (None,))
             wanted = 1 if shared else batch_size
@@ -142,6 +144,15 @@ def _rows(
         found.append(_Rows(values, splits, entry))
         entry += splits.shape[0] - 1
     return found, [*nfl, entry + 1], entry
+
+
+def _pair(name: str, value: tuple[bool, Ragged]) -> tuple[bool, Ragged]:
+    if not isinstance(value, tuple | list) or len(value) != 2:
+        raise DtypeError(f"feature {name!r} is {value!r}; it must be (shared, Ragged).")
+    shared, ragged = value
+    if not isinstance(ragged, Ragged) or not isinstance(shared, bool):
+        raise DtypeError(f"feature {name!r} must be (shared, Ragged of int64 ids).")
+    return shared, ragged
 
 
 @dataclass(frozen=True)

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+import numpy as np
+import torch
 from torch import Tensor
 
 from ...core.errors import InputError
+from .. import given
 from .calls import (
     Counts,
     fused_embedding_to_layout,
@@ -109,12 +112,13 @@ def _lists(embeddings: Sequence[Tensor] | Tensor) -> Sequence[Tensor]:
 
 
 def _several(batch_size: int | Counts) -> Counts:
-    return [batch_size] if isinstance(batch_size, int) else batch_size
+    return [batch_size] if isinstance(batch_size, int | np.integer) else batch_size
 
 
 def _single(batch_size: int | Counts) -> int | Tensor:
-    if isinstance(batch_size, int | Tensor):
+    if isinstance(batch_size, int | np.integer | torch.SymInt | Tensor):
         return batch_size
+    batch_size = given.listed("batch_size", batch_size)
     if len(batch_size) != 1:
         raise InputError(
             f"batch_size has {len(batch_size)} entries; several requests need nfl_size, "
