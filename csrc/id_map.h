@@ -32,8 +32,6 @@ class IdMap {
     }
   }
 
-  HR_INLINE void fetch(u64 id) const { fetch_line(&slots_[home(id)]); }
-
   // Runs body(i, home of id(i)) for i in [0, n), with the slots of the next ids on their way.
   template <class Id, class Body>
   HR_INLINE void each(u64 n, Id&& id, Body&& body) const {

@@ -53,11 +53,6 @@ def listed(name: str, values: Iterable[Any]) -> list[Any]:
     return list(values)
 
 
-def tensors(name: str, values: Iterable[Tensor]) -> list[Tensor]:
-    """A list of tensors, as a list."""
-    return [arguments.tensor(f"{name}[{i}]", one) for i, one in enumerate(listed(name, values))]
-
-
 def beside(first: str, one: Tensor, name: str, others: Sequence[Tensor]) -> None:
     """Every tensor of a list is on the device of `one`."""
     for i, other in enumerate(others):

@@ -34,7 +34,7 @@ def fused_sorted_segment_sum(
     >>> fused_sorted_segment_sum([at], [values], [[4, 1]])[0].tolist()
     [[3.0], [0.0], [4.0], [0.0]]
     """
-    at, vectors = given.tensors("indices", indices), given.tensors("values", values)
+    at, vectors = arguments.tensors("indices", indices), arguments.tensors("values", values)
     sizes = _lists("shapes", shapes)
     _equally_many("indices", at, values=vectors, shapes=sizes)
     if not sizes:
@@ -59,7 +59,10 @@ def fused_reduce_and_split(
     >>> [part.tolist() for part in fused_reduce_and_split([splits], [vectors], [[1, 1]])]
     [[[4.0], [0.0]], [[6.0], [0.0]]]
     """
-    borders, vectors = given.tensors("splits", splits), given.tensors("embeddings", embeddings)
+    borders, vectors = (
+        arguments.tensors("splits", splits),
+        arguments.tensors("embeddings", embeddings),
+    )
     dims = _lists("slice_dims", slice_dims)
     _equally_many("splits", borders, embeddings=vectors, slice_dims=dims)
     if not borders:

@@ -140,7 +140,7 @@ def fused_embedding_to_layout_grad(
         given.whole("num_shards", num_shards),
         validate,
     )
-    received = given.tensors("layout_tensors_grad", layout_tensors_grad)
+    received = arguments.tensors("layout_tensors_grad", layout_tensors_grad)
     given.beside("fid_offset", fid_offset, "layout_tensors_grad", received)
     scale = _scale(layout_tensors_grad_scale, fid_offset)
     shapes = [embeddings.shape] if isinstance(embeddings, Tensor) else [e.shape for e in embeddings]
@@ -164,7 +164,7 @@ def nest_layout(
     {'out': tensor([[0., 0.]])}
     """
     nested: dict[str, Tensor | list[Tensor]] = {}
-    left = given.tensors("tensors", tensors)
+    left = arguments.tensors("tensors", tensors)
     text_of(config)
     wanted = sum(len(out.sizes(config.features)) for out in config.outs.values())
     if len(left) != wanted:
@@ -187,7 +187,7 @@ def _flat(
         if not cut:
             raise InputError("embeddings is one tensor; pass emb_lengths, which cut it, or a list.")
         embeddings = [embeddings]
-    lists = given.tensors("embeddings", embeddings)
+    lists = arguments.tensors("embeddings", embeddings)
     for name, one in zip(("fid_offset", "feature_offset", "nfl_offset"), index, strict=True):
         arguments.tensor(name, one)
         arguments.together("fid_offset", index[0], name, one)

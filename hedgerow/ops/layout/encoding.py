@@ -44,7 +44,7 @@ def to_element_encoding(
     if version in (1, 2) and not isinstance(version, bool):
         splits = None
         if fid_list_row_splits is not None:
-            splits = given.tensors("fid_list_row_splits", fid_list_row_splits)
+            splits = arguments.tensors("fid_list_row_splits", fid_list_row_splits)
             for i, one in enumerate(splits):
                 given.reachable("fid_offset", fid_offset, f"fid_list_row_splits[{i}]", one)
         return _TO_ELEMENTS(fid_offset, version, text, shards, splits, validate)
