@@ -11,7 +11,6 @@
 namespace hedgerow {
 namespace {
 
-constexpr u64 kFewValues = 65536;      // not worth waking the pool for
 constexpr u64 kClearBytes = 1u << 18;  // of one task
 
 template <class T>
@@ -133,7 +132,7 @@ void clear_lists(const LayoutBatch& batch, const std::vector<T*>& lists) {
   for (u64 i = 0; i < lists.size(); ++i)
     for (u64 at = 0; at < batch.lengths[i]; at += most)
       pieces.push_back({lists[i] + at, std::min(most, batch.lengths[i] - at)});
-  parallel_for(i64(pieces.size()), [&](i64 number) {
+  run_tasks(pieces.size(), worth_threads<T>(batch), [&](i64 number) {
     std::memset(pieces[number].from, 0, sizeof(T) * pieces[number].count);
   });
 }
@@ -146,21 +145,15 @@ void layout_backward(const LayoutPlan& plan, const LayoutBatch& batch,
   const CallScope scope;
   clear_lists(batch, lists);
   std::vector<Unit<T>> units;
-  u64 values = 0;
   for (u64 number = 0; number < batch.requests.size(); ++number) {
     const LayoutRequest& request = batch.requests[number];
     for (u64 q = 0; q < plan.features(); ++q)
       units.push_back(
           {&plan, &batch, &request, lists.data() + number * batch.lists, grads.data(), scale, q});
-    for (u64 list = 0; list < batch.lists; ++list)
-      values += batch.lengths[number * batch.lists + list];
   }
   const auto run = Variants<BackwardBody<T>, const Unit<T>&>::pick(active_isa());
-  if (thread_count() > 1 && values >= kFewValues && Apart(plan, batch).holds()) {
-    parallel_for(i64(units.size()), [&](i64 number) { run(units[number]); });
-  } else {
-    for (const Unit<T>& unit : units) run(unit);
-  }
+  const bool many = worth_threads<T>(batch) && Apart(plan, batch).holds();
+  run_tasks(units.size(), many, [&](i64 number) { run(units[number]); });
 }
 
 template void layout_backward(const LayoutPlan&, const LayoutBatch&,

@@ -144,7 +144,7 @@ void layout_forward(const LayoutPlan& plan, const LayoutBatch& batch,
                         std::min(row + kBlockRows, request.rows)});
   }
   const auto run = Variants<ForwardBody<T>, const Block<T>&>::pick(active_isa());
-  parallel_for(i64(blocks.size()), [&](i64 number) { run(blocks[number]); });
+  run_tasks(blocks.size(), worth_threads<T>(batch), [&](i64 number) { run(blocks[number]); });
 }
 
 template void layout_forward(const LayoutPlan&, const LayoutBatch&,

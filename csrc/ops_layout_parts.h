@@ -5,10 +5,28 @@
 #include <type_traits>
 
 #include "ops_layout.h"
+#include "pool.h"
 
 namespace hedgerow {
 
 #define HR_INLINE_LAMBDA __attribute__((always_inline))
+
+// Bytes of vectors from which a second thread saves more than its waking costs.
+constexpr u64 kWorthThreads = u64(2) << 20;
+
+template <class T>
+bool worth_threads(const LayoutBatch& batch) {
+  u64 values = 0;
+  for (const auto length : batch.lengths) values += u64(length);
+  return thread_count() > 1 && sizeof(T) * values >= kWorthThreads;
+}
+
+// Runs body(0) .. body(tasks - 1), on the pool where that is worth it.
+template <class Body>
+void run_tasks(u64 tasks, bool many, Body&& body) {
+  if (many) return parallel_for(i64(tasks), body);
+  for (u64 task = 0; task < tasks; ++task) body(i64(task));
+}
 
 constexpr u64 kRowIds = 64;  // ids of a row whose places are kept; few rows have more
 

@@ -73,8 +73,8 @@ struct Batch {
   explicit Batch(std::mt19937_64& random) {
     for (u64 q = 0; q < kFeatures; ++q) {
       const bool shared = q % 4 == 3;
-      widths.push_back(1 + q);
-      columns[q % 2] += i64(1 + q);
+      widths.push_back(4 * (1 + q));  // enough values for threads
+      columns[q % 2] += i64(widths.back());
       nfl.push_back(entries | (shared ? i64(1) << 31 : 0));
       cut[q].push_back(0);
       for (u64 r = 0; r < (shared ? 1 : kRows); ++r, ++entries) {

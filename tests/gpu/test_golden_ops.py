@@ -1,4 +1,4 @@
-"""The vectors of the ops on a device: the same numbers as on the CPU. One test a file of vectors."""
+"""The vectors of the ops on a device: the numbers of the CPU. One test a file of vectors."""
 
 from __future__ import annotations
 
