@@ -15,16 +15,27 @@ from .errors import DtypeError, InputError
 from .shapes import Int64
 
 
-def check_splits(name: str, splits: Tensor, values: int) -> None:
-    """`splits` cut so many values into rows: from 0, never falling, to the end."""
-    checks.tensor(name, splits, torch.int64, (None,))
-    if splits.numel() == 0 or int(splits[0]) != 0:
-        raise InputError(f"{name} starts with {splits[:1].tolist()}; it must start with 0.")
-    if bool((splits[1:] < splits[:-1]).any()):
-        at = int((splits[1:] < splits[:-1]).nonzero()[0]) + 1
-        raise InputError(f"{name} falls at position {at} to {int(splits[at])}; it must never fall.")
-    if int(splits[-1]) != values:
-        raise InputError(f"{name} ends at {int(splits[-1])}, but there are {values} values.")
+def check_splits(name: str, splits: Int64[Tensor, "rows + 1"], values: int) -> None:
+    """`splits`, whose type and shape are right, cut so many values into rows.
+
+    They go from 0 to the end and never fall. Looking at them waits for a device.
+
+    >>> check_splits("row_splits", torch.tensor([0, 2, 1]), 1)
+    Traceback (most recent call last):
+    hedgerow.core.errors.InputError: row_splits falls from 2 to 1 at 2; borders of rows never fall.
+    """
+    if splits.shape[0] == 0:
+        raise InputError(f"{name} is empty; rows are cut by [0, ..., {values}], [0] if none.")
+    first, last = int(splits[0]), int(splits[-1])
+    if first != 0 or last != values:
+        raise InputError(f"{name} goes from {first} to {last}; it must go from 0 to {values}.")
+    falls = splits[1:] < splits[:-1]
+    if bool(falls.any()):
+        at = int(falls.nonzero()[0])
+        raise InputError(
+            f"{name} falls from {int(splits[at])} to {int(splits[at + 1])} at {at + 1}; "
+            f"borders of rows never fall."
+        )
 
 
 @dataclass(frozen=True, eq=False)
@@ -49,10 +60,9 @@ class Ragged:
             )
         if torch.compiler.is_compiling():  # no values yet: whoever uses the rows checks them
             return
+        checks.tensor("row_splits", self.row_splits, torch.int64, (None,), self.values.device)
         if self.values.device == checks.CPU:
             check_splits("row_splits", self.row_splits, len(self.values))
-        else:
-            checks.tensor("row_splits", self.row_splits, torch.int64, (None,), self.values.device)
 
     @staticmethod
     def from_lists(rows: Iterable[Sequence[int]], dtype: torch.dtype = torch.int64) -> Ragged:

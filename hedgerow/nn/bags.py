@@ -52,5 +52,5 @@ class EmbeddingBags(Collection):
             else:
                 bag = batch.feature(feature.name)
                 weights = batch.weights_of(feature.name)
-                pooled[feature.name] = pool(part, bag.row_splits, feature.pooling, weights)
+                pooled[feature.name] = pool(bag, part, feature.pooling, weights)
         return {name: pooled[name] for name in self._declared}

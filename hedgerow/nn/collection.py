@@ -8,11 +8,13 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from ..core.checks import unknown
 from ..core.clock import Clock, SystemClock
 from ..core.errors import ConfigError
 from ..core.id_batch import IdBatch
 from ..tables.admission import Admission
 from ..tables.expiry import Eviction
+from ..tables.host import HostTable
 from ..tables.initializers import Initializer
 from ..tables.multi.host_tables import HostTables
 from ..tables.optimizer_base import Optimizer
@@ -80,11 +82,17 @@ class Collection(nn.Module):
         outputs: Any = RowsOf.apply(self._anchor, reading, found, self.updates.collect)
         return reading, outputs
 
+    def table(self, name: str) -> HostTable:
+        """One of its tables: rows, scans and eviction are its own."""
+        if name not in self.store.names:
+            unknown("table", name, self.store.names)
+        return self.store.table(self.store.names.index(name))
+
     def extra_repr(self) -> str:
         """One line a table."""
         return "\n".join(
             f"{t.name}: dim {t.dim}, {t.pooling}, features {', '.join(t.features)}, "
-            f"{self.store.table(self.store.names.index(t.name)).size()} rows"
+            f"{self.table(t.name).size()} rows"
             for t in self.tables
         )
 

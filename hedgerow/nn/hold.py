@@ -19,6 +19,7 @@ class HeldUpdates:
     def __init__(self, model: nn.Module) -> None:
         self._model = model
         self._collections = collections_of(model)
+        self._unscaled = False
 
     def row_gradients(self) -> list[Tensor]:
         """The summed gradients of the rows of every table; changing them changes the update."""
@@ -43,10 +44,16 @@ class HeldUpdates:
         return norm
 
     def unscale_(self, scaler: torch.amp.GradScaler) -> bool:
-        """Divides row gradients by the scale; whether all gradients of the model are finite."""
+        """Divides row gradients by the scale; whether all gradients of the model are finite.
+
+        The block does so by itself when it is left. To clip, call it before, after
+        `scaler.unscale_(optimizer)` and the last backward; it divides once.
+        """
         rows = self.row_gradients()
-        for grad in rows:
-            grad.div_(scaler.get_scale())
+        if not self._unscaled:
+            self._unscaled = True
+            for grad in rows:
+                grad.div_(scaler.get_scale())
         dense = [p.grad for p in self._model.parameters() if p.grad is not None]
         return all(bool(torch.isfinite(grad).all()) for grad in [*dense, *rows])
 

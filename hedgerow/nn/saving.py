@@ -18,7 +18,7 @@ from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.state_dict_loader import load as load_dense
 from torch.distributed.checkpoint.state_dict_saver import save as save_dense
 
-from ..core.errors import CheckpointError, CheckpointMissingError
+from ..core.errors import CheckpointError, CheckpointMissingError, SaveError
 from ..tables.checkpoint.load import Loaded, load_tables
 from ..tables.checkpoint.manifest import Manifest
 from ..tables.checkpoint.manifest_reader import read_manifest
@@ -56,7 +56,7 @@ def save(
     dense = folder / f"{_DENSE}-{secrets.token_hex(6)}"
     try:
         with _quiet():
-            save_dense(_state(model, optimizer), checkpoint_id=dense, no_dist=True)
+            _save_dense(_state(model, optimizer), dense)
         about = {
             "user": dict(metadata or {}),
             _DENSE: dense.name,
@@ -83,7 +83,11 @@ def load(
     *,
     optimizer: torch.optim.Optimizer | None = None,
 ) -> Loaded:
-    """Loads what `save` wrote; nothing of the model changes before every byte was proved."""
+    """Loads what `save` wrote; nothing of the model changes before every byte was proved.
+
+    Rows are read by a strict reader. The dense part is torch's own format, which holds pickles:
+    load only what you trust.
+    """
     folder = Path(path)
     about = read_manifest(folder).metadata
     if _DENSE not in about:
@@ -116,6 +120,16 @@ def load(
     return loaded
 
 
+def _save_dense(state: dict[str, Any], folder: Path) -> None:
+    try:
+        save_dense(state, checkpoint_id=folder, no_dist=True)
+    except CheckpointException as error:  # no Exception, but a BaseException
+        raise SaveError(
+            f"the dense part could not be saved to {folder}: {error}. An earlier checkpoint is "
+            f"untouched; make room, or save elsewhere."
+        ) from error
+
+
 def _state(model: nn.Module, optimizer: torch.optim.Optimizer | None) -> dict[str, Any]:
     """Copies: a load that fails half way has changed nothing."""
     state = {"model": {k: v.clone() for k, v in model.state_dict().items()}}
@@ -133,7 +147,9 @@ def _quiet() -> Iterator[None]:
 def _checksums(folder: Path) -> dict[str, str]:
     if not folder.is_dir():
         raise CheckpointMissingError(f"{folder} is missing; the manifest names it.")
-    return {
-        path.name: hashlib.sha256(path.read_bytes()).hexdigest()
-        for path in sorted(folder.iterdir())
-    }
+    return {path.name: _checksum(path) for path in sorted(folder.iterdir())}
+
+
+def _checksum(path: Path) -> str:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from torch import nn
 
-from ..core.errors import DtypeError
+from ..core.errors import DtypeError, InputError
 from ..tables.host import HostTable
 from ..tables.stats import TableStats, table_stats
-from .collection import Collection, collections_of
+from .collection import collections_of
 
 
 def stats(thing: HostTable | nn.Module) -> TableStats | dict[str, TableStats]:
@@ -42,7 +42,7 @@ def summary(model: nn.Module) -> str:
     rows = 0
     for collection in collections_of(model):
         for declared in collection.tables:
-            table = table_of(collection, declared.name)
+            table = collection.table(declared.name)
             rules = dict.fromkeys(type(s.optimizer).__name__ for s in table.config.segments)
             rows += table.size()
             lines.append(
@@ -68,19 +68,14 @@ def summary(model: nn.Module) -> str:
     return "\n".join([*shown, f"{rows} rows, {dense} dense parameters"])
 
 
-def table_of(collection: Collection, name: str) -> HostTable:
-    """A table of a module."""
-    return collection.store.table(collection.store.names.index(name))
-
-
 def tables_of(model: nn.Module) -> dict[str, HostTable]:
     """Every table of a model by name; two modules with tables of one name are refused."""
     found: dict[str, HostTable] = {}
     for collection in collections_of(model):
         for name in collection.store.names:
             if name in found:
-                raise DtypeError(
+                raise InputError(
                     f"two tables of the model are named {name!r}; names must differ in a model."
                 )
-            found[name] = table_of(collection, name)
+            found[name] = collection.table(name)
     return found

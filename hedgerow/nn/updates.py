@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from itertools import accumulate
 
 import torch
@@ -35,11 +35,18 @@ class RowGradients:
         RowGradients(ids=tensor([7, 8]), grads=tensor([[4.0000],
                 [0.5000]]), counts=tensor([2, 1]))
         """
-        if self.counts is not None:
-            return self
-        unique, inverse, counts = self.ids.unique(return_inverse=True, return_counts=True)
+        return self if self.counts is not None else self.merged()
+
+    def merged(self) -> RowGradients:
+        """The same of gradients of which some are sums already."""
+        unique, inverse = self.ids.unique(return_inverse=True)
         total = self.grads.new_zeros(len(unique), self.grads.shape[1])
+        counts = torch.zeros_like(unique).index_add_(0, inverse, self.counts_or_ones())
         return RowGradients(unique, total.index_add_(0, inverse, self.grads), counts)
+
+    def counts_or_ones(self) -> Int64[Tensor, "n"]:
+        """How many occurrences each entry stands for."""
+        return torch.ones_like(self.ids) if self.counts is None else self.counts
 
 
 class RowUpdates:
@@ -114,28 +121,18 @@ class RowUpdates:
                 if grad is not None and reading.features[i].table == table:
                     ids.append(reading.ids_of(i))
                     grads.append(grad.float())
-        if self._merged is not None:
-            merged = self._merged[table]
-            if not ids:
-                return merged
-            later = RowGradients(_joined(ids), _joined(grads)).summed()
-            return _added(merged, later)
+        merged = None if self._merged is None else self._merged[table]
         if not ids:
-            empty = torch.empty(0, dtype=torch.int64)
-            return RowGradients(empty, torch.empty(0, dim), empty if self._merged else None)
-        return RowGradients(_joined(ids), _joined(grads))
-
-
-def _added(one: RowGradients, other: RowGradients) -> RowGradients:
-    both = RowGradients(torch.cat([one.ids, other.ids]), torch.cat([one.grads, other.grads]))
-    counts = torch.cat([_counts(one), _counts(other)])
-    unique, inverse = both.ids.unique(return_inverse=True)
-    total = torch.zeros(len(unique), dtype=torch.int64).index_add_(0, inverse, counts)
-    return replace(both.summed(), counts=total)
-
-
-def _counts(gradients: RowGradients) -> Tensor:
-    return torch.ones_like(gradients.ids) if gradients.counts is None else gradients.counts
+            return merged or RowGradients(torch.empty(0, dtype=torch.int64), torch.empty(0, dim))
+        found = RowGradients(_joined(ids), _joined(grads))
+        if merged is None:
+            return found
+        later = found.merged()
+        return RowGradients(
+            torch.cat([merged.ids, later.ids]),
+            torch.cat([merged.grads, later.grads]),
+            torch.cat([merged.counts_or_ones(), later.counts_or_ones()]),
+        ).merged()
 
 
 def _joined(parts: Sequence[Tensor]) -> Tensor:

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from ..core.errors import DtypeError, InputError
+from ..core.ids import check_splits
 from ..core.shapes import Int64
 
 WHOLE = (torch.int64, torch.int32)
@@ -109,16 +110,5 @@ def row_splits(
 ) -> None:
     """`splits` cut so many values into rows: from 0, never falling, to the end."""
     typed(name, splits, (torch.int64,), (None,))
-    if splits.shape[0] == 0:
-        raise InputError(f"{name} is empty; rows are cut by [0, ..., {values}], [0] if none.")
-    if not looks_inside(splits, validate):
-        return
-    first, last = int(splits[0]), int(splits[-1])
-    if first != 0 or last != values:
-        raise InputError(f"{name} goes from {first} to {last}; it must go from 0 to {values}.")
-    if bool((splits[1:] < splits[:-1]).any()):
-        at = int((splits[1:] < splits[:-1]).nonzero()[0])
-        raise InputError(
-            f"{name} falls from {int(splits[at])} to {int(splits[at + 1])} at {at + 1}; "
-            f"borders of rows never fall."
-        )
+    if splits.shape[0] == 0 or looks_inside(splits, validate):
+        check_splits(name, splits, values)

@@ -2,15 +2,24 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from torch import nn
+from torch.distributed.checkpoint.api import CheckpointException
 
 import hedgerow as hr
-from hedgerow.core.errors import CheckpointError, ConfigError, InputError, UnknownNameError
+from hedgerow.core.errors import (
+    CheckpointError,
+    ConfigError,
+    InputError,
+    SaveError,
+    UnknownNameError,
+)
+from hedgerow.nn import saving
 
 
 def _bags(**options: object) -> hr.EmbeddingBags:
@@ -164,6 +173,51 @@ def test_a_scaler_is_unscaled_and_its_skip_is_ours(finite: bool) -> None:
     assert _rows(bags, "user", [7]) == ([[-2, -2]] if finite else [[0, 0]])
 
 
+def test_a_scaled_gradient_is_unscaled_once_whoever_asks() -> None:
+    bags = _bags()
+    scaler = torch.amp.GradScaler("cpu", init_scale=8.0)
+    with hr.hold_updates(bags, scaler) as held:
+        scaler.scale(bags(BATCH)["user"].sum()).backward()
+        assert held.unscale_(scaler)
+        held.clip_grad_norm_(1e6)
+    assert _rows(bags, "user", [7, 8]) == [[-2, -2], [-1, -1]]
+
+
+def test_gradients_that_were_looked_at_and_later_ones_are_one_update() -> None:
+    one, two = _bags(optimizer=hr.Adagrad(lr=1.0)), _bags(optimizer=hr.Adagrad(lr=1.0))
+    with hr.hold_updates(one) as held:
+        one(BATCH)["history"].sum().backward()
+        held.row_gradients()
+        one(BATCH)["user"].sum().backward()
+        one(BATCH)["history"].sum().backward()
+    (2 * two(BATCH)["history"].sum() + two(BATCH)["user"].sum()).backward()
+    for table, ids in (("item", [1, 2]), ("user", [7, 8])):
+        assert _rows(one, table, ids) == _rows(two, table, ids)
+
+
+@pytest.mark.parametrize(
+    ("pooling", "wanted"),
+    [
+        ("sum", [[3.0], [0.0], [-1.0]]),
+        ("mean", [[1.5], [0.0], [-1.0]]),
+        ("sqrtn", [[3 / 2**0.5], [0.0], [-1.0]]),
+        ("max", [[2.0], [0.0], [-1.0]]),
+        (("first", 2), [[[1.0], [2.0]], [[0.0], [0.0]], [[-1.0], [0.0]]]),
+    ],
+)
+def test_every_pooling_and_its_gradient(pooling: str, wanted: list) -> None:
+    bags = hr.EmbeddingBags(
+        [hr.Table("t", 1, pooling=pooling)], init=hr.Zeros(), optimizer=hr.Sgd(lr=1.0)
+    )
+    bags.table("t").assign(torch.tensor([5, 6, 7]), torch.tensor([[1.0], [2.0], [-1.0]]))
+    found = bags(hr.IdBatch.from_lists({"t": [[5, 6], [], [7]]}))["t"]
+    torch.testing.assert_close(found, torch.tensor(wanted))
+    found.sum().backward()
+    moved = 1 - torch.tensor(_rows(bags, "t", [5])).item()
+    share = {"mean": 0.5, "sqrtn": 0.5**0.5, "max": 0.0}.get(str(pooling), 1.0)
+    assert moved == pytest.approx(share)
+
+
 def test_a_row_s_gradient_is_clipped_after_it_was_summed() -> None:
     bags = _bags(clip=hr.ClipRow(2.0**0.5))
     (3 * bags(BATCH)["user"].sum()).backward()
@@ -242,3 +296,41 @@ def test_a_damaged_or_foreign_checkpoint_changes_nothing(tmp_path: Path) -> None
     with pytest.raises(CheckpointError, match="damaged"):
         hr.load(model, tmp_path / "a")
     assert torch.equal(model.top.weight, before)
+
+
+@pytest.mark.filterwarnings("ignore:This process .* is multi-threaded:DeprecationWarning")
+def test_a_kill_between_the_dense_part_and_the_rows_leaves_the_old_checkpoint(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model = _Model()
+    hr.save(model, tmp_path / "a", step=1)
+    child = os.fork()
+    if child == 0:
+        monkeypatch.setattr(saving, "save_tables", lambda *_, **__: os._exit(9))
+        hr.save(model, tmp_path / "a", step=2, overwrite=True)
+        os._exit(0)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 9
+    assert len(list((tmp_path / "a").glob("dense-*"))) == 2
+    assert hr.load(_Model(), tmp_path / "a").step == 1
+    hr.save(model, tmp_path / "a", step=3, overwrite=True)
+    assert len(list((tmp_path / "a").glob("dense-*"))) == 1
+    assert hr.load(_Model(), tmp_path / "a").step == 3
+
+
+def test_a_full_disk_is_said_and_keeps_the_old_checkpoint(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model = _Model()
+    hr.save(model, tmp_path / "a", step=1)
+    names = {path.name for path in (tmp_path / "a").iterdir()}
+
+    def full(*_: Any, **__: Any) -> None:
+        raise CheckpointException("no room", {0: (OSError(28, "No space left on device"), [])})  # pyright: ignore[reportArgumentType]
+
+    monkeypatch.setattr(saving, "save_dense", full)
+    with pytest.raises(SaveError, match="No space left"):
+        hr.save(model, tmp_path / "a", overwrite=True)
+    with pytest.raises(SaveError, match="No space left"):
+        hr.save(model, tmp_path / "b")
+    assert {path.name for path in (tmp_path / "a").iterdir()} == names
+    assert not (tmp_path / "b").exists()
