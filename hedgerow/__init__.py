@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from . import data as data
+    from . import models as models
     from .core.errors import HedgerowError as HedgerowError
     from .core.hashing import id64 as id64
     from .core.id_batch import IdBatch as IdBatch
@@ -95,7 +96,7 @@ _NAMES = {
     "tables.schedules": ("Polynomial",),
     "tables.table": ("Table",),
 }
-_DOORS = ("data",)  # folders that are doors of their own: hr.data.clicks
+_DOORS = ("data", "models")  # folders that are doors of their own: hr.data.clicks
 _PLACES = {name: place for place, names in _NAMES.items() for name in names}
 
 

@@ -34,7 +34,7 @@ MAY_IMPORT = {
     "sync": "core tables routing discovery wire",
     "serving": "core ops tables routing discovery wire sync nn",
     "data": "core native",
-    "models": "core nn",
+    "models": "core nn tables",
     "train": "core nn data models launch sync tables",
     "monolith": _BELOW_MONOLITH,
     "bench": _BELOW_MONOLITH + " monolith cli",

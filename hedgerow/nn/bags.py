@@ -41,9 +41,15 @@ class EmbeddingBags(Collection):
                     f"Table({table.name!r}).pooling is 'none'; use hr.Embeddings for unpooled rows."
                 )
 
-    def forward(self, batch: IdBatch) -> dict[str, Float[Tensor, "samples dim"]]:
-        """Vectors by feature, in the order in which tables and features were declared."""
-        reading, rows = self.rows(batch)
+    def forward(
+        self, batch: IdBatch, features: Sequence[str] | None = None
+    ) -> dict[str, Float[Tensor, "samples dim"]]:
+        """Vectors by feature, in the order in which tables and features were declared.
+
+        With `features`, of these alone and in their order; the batch need not have the others.
+        """
+        wanted = self.wanted(features)
+        reading, rows = self.rows(batch, wanted)
         single = batch.weights is None and batch.has_one_id_each()
         pooled: dict[str, Tensor] = {}
         for feature, part in zip(reading.features, rows, strict=True):
@@ -53,4 +59,4 @@ class EmbeddingBags(Collection):
                 bag = batch.feature(feature.name)
                 weights = batch.weights_of(feature.name)
                 pooled[feature.name] = pool(bag, part, feature.pooling, weights)
-        return {name: pooled[name] for name in self._declared}
+        return {name: pooled[name] for name in wanted}

@@ -72,9 +72,19 @@ class Collection(nn.Module):
             if twice:
                 raise ConfigError(f"two {what} are named {twice[0]!r}; names must differ.")
 
-    def rows(self, batch: IdBatch) -> tuple[Reading, tuple[Tensor, ...]]:
-        """The rows of every feature's ids, in the order of `Reading.features`."""
-        reading = Reading.of(batch, self._features, len(self.store.names))
+    def wanted(self, features: Sequence[str] | None) -> tuple[str, ...]:
+        """The features of a call: all in the order of their declaration, or those it names."""
+        if features is None:
+            return self._declared
+        for name in features:
+            if name not in self._declared:
+                unknown("feature", name, self._declared)
+        return tuple(features)
+
+    def rows(self, batch: IdBatch, wanted: Sequence[str]) -> tuple[Reading, tuple[Tensor, ...]]:
+        """The rows of the ids of these features, in the order of `Reading.features`."""
+        chosen = [feature for feature in self._features if feature.name in wanted]
+        reading = Reading.of(batch, chosen, len(self.store.names))
         missing = "training" if self.training else "zeros"
         found = self.store.lookup(reading.keys, missing=missing, step=self.updates.step)
         if not (self.training and torch.is_grad_enabled()):

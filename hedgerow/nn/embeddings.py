@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from torch import Tensor
 
 from ..core.id_batch import IdBatch
@@ -20,13 +22,16 @@ class Embeddings(Collection):
     ((3, 3), [0, 2, 2, 3])
     """
 
-    def forward(self, batch: IdBatch) -> dict[str, Ragged]:
-        """Ragged rows of vectors by feature, in the order in which features were declared."""
-        reading, rows = self.rows(batch)
+    def forward(self, batch: IdBatch, features: Sequence[str] | None = None) -> dict[str, Ragged]:
+        """Ragged rows of vectors by feature, in the order in which features were declared.
+
+        With `features`, of these alone and in their order; the batch need not have the others.
+        """
+        wanted = self.wanted(features)
+        reading, rows = self.rows(batch, wanted)
         found: dict[str, Float[Tensor, "n dim"]] = {
             feature.name: part for feature, part in zip(reading.features, rows, strict=True)
         }
         return {
-            name: Ragged.trusted(found[name], batch.feature(name).row_splits)
-            for name in self._declared
+            name: Ragged.trusted(found[name], batch.feature(name).row_splits) for name in wanted
         }

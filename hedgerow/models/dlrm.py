@@ -1,0 +1,77 @@
+"""DLRM: products of all pairs of vectors, one of them made from the dense numbers."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from ..core import checks
+from ..core.id_batch import IdBatch
+from ..core.shapes import Float32
+from ..nn.bags import EmbeddingBags
+from ..tables.table import Table
+from .layers import common_dim, mlp
+
+
+class DLRM(nn.Module):
+    """Dense numbers pass a bottom stack that ends at the width of the tables; its output, the
+    vectors of all features and the products of every pair go through a top stack to one logit.
+
+    `bottom` and `top` are hidden widths. Other arguments go to `hr.EmbeddingBags`.
+
+    >>> import torch, hedgerow as hr
+    >>> tables = [hr.Table("user", 8), hr.Table("item", 8, features=["item", "history"])]
+    >>> model = hr.models.DLRM(tables, dense=4, optimizer=hr.Adagrad(lr=0.1))
+    >>> dense, ids, clicked = next(iter(hr.data.clicks(batch_size=16, steps=1)))
+    >>> model(dense, ids).shape
+    torch.Size([16])
+    """
+
+    def __init__(
+        self,
+        tables: Sequence[Table],
+        *,
+        dense: int,
+        bottom: Sequence[int] = (64,),
+        top: Sequence[int] = (64,),
+        **defaults: Any,
+    ) -> None:
+        super().__init__()
+        dim = common_dim("DLRM", tables)
+        checks.whole("DLRM", "dense", dense, least=1)
+        self.bags = EmbeddingBags(tables, **defaults)
+        self.over = Interaction(sum(len(t.features) for t in tables), dense, dim, bottom, top)
+
+    def forward(
+        self, dense: Float32[Tensor, "samples columns"], ids: IdBatch
+    ) -> Float32[Tensor, "samples"]:
+        """One logit a sample."""
+        return self.over(dense, list(self.bags(ids).values()))
+
+
+class Interaction(nn.Module):
+    """The dense part of DLRM, which `torch.compile` takes as a whole."""
+
+    pairs: Tensor
+
+    def __init__(
+        self, features: int, dense: int, dim: int, bottom: Sequence[int], top: Sequence[int]
+    ) -> None:
+        super().__init__()
+        vectors = features + 1
+        self.bottom = nn.Sequential(mlp(dense, bottom, dim), nn.ReLU())
+        self.top = mlp(dim + vectors * (vectors - 1) // 2, top, 1)
+        i, j = torch.triu_indices(vectors, vectors, offset=1)
+        self.register_buffer("pairs", i * vectors + j, persistent=False)
+
+    def forward(
+        self, dense: Float32[Tensor, "samples columns"], vectors: list[Tensor]
+    ) -> Float32[Tensor, "samples"]:
+        """One logit a sample, from the numbers and one vector a feature."""
+        x = self.bottom(dense)
+        v = torch.stack([x, *vectors], dim=1)
+        products = (v @ v.mT).flatten(1).index_select(1, self.pairs)
+        return self.top(torch.cat([x, products], dim=1)).squeeze(1)

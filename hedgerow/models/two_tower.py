@@ -1,0 +1,82 @@
+"""Two towers: a vector for who asks, a vector for what is offered, their product the logit."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from ..core import checks
+from ..core.errors import ConfigError
+from ..core.id_batch import IdBatch
+from ..core.shapes import Float32
+from ..nn.bags import EmbeddingBags
+from ..tables.table import Table
+from .layers import check_pooled, mlp
+
+
+class TwoTower(nn.Module):
+    """The features named in `items` make the item's vector, all others and the dense numbers the
+    user's. Both have width `dim` and can be computed alone, to search the items by product.
+
+    Other arguments go to `hr.EmbeddingBags`.
+
+    >>> import torch, hedgerow as hr
+    >>> tables = [hr.Table("user", 8), hr.Table("item", 8, features=["item", "history"])]
+    >>> model = hr.models.TwoTower(tables, items=["item"], dense=4, dim=16)
+    >>> dense, ids, clicked = next(iter(hr.data.clicks(batch_size=8, steps=1)))
+    >>> model(dense, ids).shape, model.item_vectors(ids.select(["item"])).shape
+    (torch.Size([8]), torch.Size([8, 16]))
+    """
+
+    def __init__(
+        self,
+        tables: Sequence[Table],
+        *,
+        items: Sequence[str],
+        dense: int = 0,
+        hidden: Sequence[int] = (64,),
+        dim: int = 32,
+        **defaults: Any,
+    ) -> None:
+        super().__init__()
+        check_pooled("TwoTower", tables)
+        checks.whole("TwoTower", "dense", dense)
+        dims = {feature: table.dim for table in tables for feature in table.features}
+        for feature in items:
+            if feature not in dims:
+                checks.unknown("feature", feature, dims)
+        self.items = tuple(items)
+        self.users = tuple(feature for feature in dims if feature not in items)
+        if not self.items or not self.users:
+            raise ConfigError(
+                f"TwoTower.items is {list(items)} of {list(dims)}; each tower needs a feature."
+            )
+        self.bags = EmbeddingBags(tables, **defaults)
+        self.user_tower = mlp(dense + sum(dims[f] for f in self.users), hidden, dim)
+        self.item_tower = mlp(sum(dims[f] for f in self.items), hidden, dim)
+        self.offset = nn.Parameter(torch.zeros(()))
+
+    def forward(
+        self, dense: Float32[Tensor, "samples columns"], ids: IdBatch
+    ) -> Float32[Tensor, "samples"]:
+        """One logit a pair."""
+        found = self.bags(ids)
+        users = self._users(dense, [found[f] for f in self.users])
+        items = self.item_tower(torch.cat([found[f] for f in self.items], dim=1))
+        return (users * items).sum(1) + self.offset
+
+    def user_vectors(
+        self, dense: Float32[Tensor, "samples columns"], ids: IdBatch
+    ) -> Float32[Tensor, "samples dim"]:
+        """The vectors of users alone; `ids` needs no feature of items."""
+        return self._users(dense, list(self.bags(ids, self.users).values()))
+
+    def item_vectors(self, ids: IdBatch) -> Float32[Tensor, "samples dim"]:
+        """The vectors of items alone; `ids` needs no feature of users."""
+        return self.item_tower(torch.cat(list(self.bags(ids, self.items).values()), dim=1))
+
+    def _users(self, dense: Tensor, vectors: list[Tensor]) -> Tensor:
+        return self.user_tower(torch.cat([dense, *vectors], dim=1))
