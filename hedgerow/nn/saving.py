@@ -2,31 +2,39 @@
 
 from __future__ import annotations
 
-import hashlib
 import secrets
 import shutil
-import warnings
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from os import PathLike
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import torch
-from torch import nn
-from torch.distributed.checkpoint.api import CheckpointException
-from torch.distributed.checkpoint.state_dict_loader import load as load_dense
-from torch.distributed.checkpoint.state_dict_saver import save as save_dense
+from torch import Tensor, nn
 
-from ..core.errors import CheckpointError, CheckpointMissingError, SaveError
+from ..core.errors import CheckpointError, CheckpointMissingError
 from ..tables.checkpoint.load import Loaded, load_tables
 from ..tables.checkpoint.manifest import Manifest
 from ..tables.checkpoint.manifest_reader import read_manifest
 from ..tables.checkpoint.save import save_tables
 from .collection import collections_of
+from .dense_files import checksums, load_dense, save_dense
 from .summary import tables_of
+from .trees import put_together, take_apart
 
-_DENSE, _FILES, _UPDATES = "dense", "dense_sha256", "updates"
+_DENSE, _FILES, _UPDATES, _EXTRAS = "dense", "dense_sha256", "updates", "extras"
+
+
+class Stateful(Protocol):
+    """What can be saved beside a model: a scheduler, a data source, metrics."""
+
+    def state_dict(self) -> dict[str, Any]:
+        """Tensors, numbers, strings, None; lists, tuples and dicts of them."""
+        ...
+
+    def load_state_dict(self, state_dict: Any) -> Any:
+        """Takes what `state_dict` gave."""
+        ...
 
 
 def save(
@@ -34,14 +42,15 @@ def save(
     path: str | PathLike[str],
     *,
     optimizer: torch.optim.Optimizer | None = None,
+    extras: Mapping[str, Stateful] | None = None,
     step: int = 0,
     metadata: Mapping[str, Any] | None = None,
     overwrite: bool = False,
 ) -> Manifest:
     """Saves rows, dense weights and the optimizer's state into a folder, whole or not at all.
 
-    `metadata` is anything that JSON holds, given back by `load`. What an earlier save left in the
-    folder counts until this one is complete.
+    `extras` are other objects with a state, by name. `metadata` is anything that JSON holds, given
+    back by `load`. What an earlier save left in the folder counts until this one is complete.
 
     >>> import tempfile, hedgerow as hr
     >>> model = hr.EmbeddingBags([hr.Table("user", 2)])
@@ -51,17 +60,19 @@ def save(
     7
     """
     tables, folder = tables_of(model), Path(path)
+    states, tensors = _taken_apart(_every(optimizer, extras))
+    tensors.update({f"model.{name}": value for name, value in model.state_dict().items()})
     was_there = folder.exists()
     folder.mkdir(parents=True, exist_ok=True)
     dense = folder / f"{_DENSE}-{secrets.token_hex(6)}"
     try:
-        with _quiet():
-            _save_dense(_state(model, optimizer), dense)
+        save_dense(tensors, dense)
         about = {
             "user": dict(metadata or {}),
             _DENSE: dense.name,
-            _FILES: _checksums(dense),
+            _FILES: checksums(dense),
             _UPDATES: [one.updates.step for one in collections_of(model)],
+            _EXTRAS: states,
         }
         manifest = save_tables(
             tables.values(), folder, step=step, metadata=about, overwrite=overwrite
@@ -82,74 +93,69 @@ def load(
     path: str | PathLike[str],
     *,
     optimizer: torch.optim.Optimizer | None = None,
+    extras: Mapping[str, Stateful] | None = None,
 ) -> Loaded:
     """Loads what `save` wrote; nothing of the model changes before every byte was proved.
 
-    Rows are read by a strict reader. The dense part is torch's own format, which holds pickles:
-    load only what you trust.
+    What was saved and is not asked for stays where it is: a model alone can be loaded from the
+    checkpoint of a training run. Rows are read by a strict reader. The dense part is torch's own
+    format, which holds pickles: load only what you trust.
     """
-    folder = Path(path)
+    folder, wanted = Path(path), _every(optimizer, extras)
     about = read_manifest(folder).metadata
-    if _DENSE not in about:
-        raise CheckpointMissingError(
-            f"{folder} holds tables without a model; load them with hr.load_tables."
-        )
-    dense = folder / str(about[_DENSE])
-    if _checksums(dense) != about[_FILES]:
-        raise CheckpointError(
-            f"{dense} is damaged: its files are not those of the manifest. Use an older checkpoint."
-        )
     collections = collections_of(model)
-    if len(about[_UPDATES]) != len(collections):
-        raise CheckpointError(
-            f"{folder} is of a model with {len(about[_UPDATES])} modules of tables; this one has "
-            f"{len(collections)}."
-        )
-    state = _state(model, optimizer)
-    try:
-        with _quiet():
-            load_dense(state, checkpoint_id=dense, no_dist=True)
-    except CheckpointException as error:  # no Exception, but a BaseException
-        raise CheckpointError(f"{dense} does not fit the model: {error}") from error
+    _check(folder, about, wanted, len(collections))
+    weights = {f"model.{name}": value for name, value in model.state_dict().items()}
+    prefixes = tuple(f"{name}." for name in wanted)
+    state = load_dense(folder / str(about[_DENSE]), weights, prefixes)
+    for name, value in wanted.items():  # first, since they may refuse, and hold no rows
+        value.load_state_dict(_put_together(name, about[_EXTRAS][name], state))
     loaded = load_tables(folder, tables_of(model).values())
-    model.load_state_dict(state["model"])
-    if optimizer is not None:
-        optimizer.load_state_dict(state["optimizer"])
+    model.load_state_dict({name.removeprefix("model."): state[name] for name in weights})
     for one, updates in zip(collections, about[_UPDATES], strict=True):
         one.updates.step = updates
     return loaded
 
 
-def _save_dense(state: dict[str, Any], folder: Path) -> None:
-    try:
-        save_dense(state, checkpoint_id=folder, no_dist=True)
-    except CheckpointException as error:  # no Exception, but a BaseException
-        raise SaveError(
-            f"the dense part could not be saved to {folder}: {error}. An earlier checkpoint is "
-            f"untouched; make room, or save elsewhere."
-        ) from error
+def _every(
+    optimizer: torch.optim.Optimizer | None, extras: Mapping[str, Stateful] | None
+) -> dict[str, Stateful]:
+    found: dict[str, Stateful] = {f"extra.{name}": value for name, value in (extras or {}).items()}
+    return found if optimizer is None else {"optimizer": optimizer, **found}
 
 
-def _state(model: nn.Module, optimizer: torch.optim.Optimizer | None) -> dict[str, Any]:
-    """Copies: a load that fails half way has changed nothing."""
-    state = {"model": {k: v.clone() for k, v in model.state_dict().items()}}
-    return state if optimizer is None else {**state, "optimizer": optimizer.state_dict()}
+def _taken_apart(every: Mapping[str, Stateful]) -> tuple[dict[str, Any], dict[str, Tensor]]:
+    states: dict[str, Any] = {}
+    tensors: dict[str, Tensor] = {}
+    for name, value in every.items():
+        states[name], found = take_apart(name, value.state_dict())
+        tensors.update({f"{name}.{i}": tensor for i, tensor in enumerate(found)})
+    return states, tensors
 
 
-@contextmanager
-def _quiet() -> Iterator[None]:
-    """Without the word that one process is one process."""
-    with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", message="torch.distributed is disabled")
-        yield
+def _put_together(name: str, plain: Any, state: Mapping[str, Tensor]) -> Any:
+    own = [key for key in state if key.startswith(f"{name}.")]
+    return put_together(plain, [state[f"{name}.{i}"] for i in range(len(own))])
 
 
-def _checksums(folder: Path) -> dict[str, str]:
-    if not folder.is_dir():
-        raise CheckpointMissingError(f"{folder} is missing; the manifest names it.")
-    return {path.name: _checksum(path) for path in sorted(folder.iterdir())}
-
-
-def _checksum(path: Path) -> str:
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
+def _check(folder: Path, about: Mapping[str, Any], wanted: Mapping[str, Any], modules: int) -> None:
+    """The checkpoint is whole, and of such a model with such extras."""
+    if _DENSE not in about:
+        raise CheckpointMissingError(
+            f"{folder} holds tables without a model; load them with hr.load_tables."
+        )
+    dense = folder / str(about[_DENSE])
+    if checksums(dense) != about[_FILES]:
+        raise CheckpointError(
+            f"{dense} is damaged: its files are not those of the manifest. Use an older checkpoint."
+        )
+    if len(about[_UPDATES]) != modules:
+        raise CheckpointError(
+            f"{folder} is of a model with {len(about[_UPDATES])} modules of tables; this one has "
+            f"{modules}."
+        )
+    for name in wanted:
+        if name not in about[_EXTRAS]:
+            raise CheckpointError(
+                f"{folder} was saved without {name.replace('extra.', 'extras: ')}; load without it."
+            )

@@ -1,0 +1,161 @@
+"""A model on disk: whole or not there, and the same bits when it comes back."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from torch.distributed.checkpoint.api import CheckpointException
+
+import hedgerow as hr
+from hedgerow.core.errors import CheckpointError, SaveError
+from hedgerow.nn import dense_files, saving
+
+BATCH = hr.IdBatch.from_lists({"user": [[7], [8], []], "item": [[1, 2], [], [2]]})
+
+
+class _Model(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.sparse = hr.EmbeddingBags(
+            [hr.Table("user", 3), hr.Table("item", 3)],
+            init=hr.Uniform(0.1),
+            optimizer=hr.Adam(lr=0.1),
+        )
+        self.top = nn.Linear(6, 1)
+
+    def forward(self, batch: hr.IdBatch) -> torch.Tensor:
+        return self.top(torch.cat(list(self.sparse(batch).values()), 1))
+
+
+def _train(model: _Model, optimizer: torch.optim.Optimizer, steps: int) -> float:
+    loss = torch.zeros(())
+    for _ in range(steps):
+        loss = (model(BATCH) - 1).square().sum()
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+    return loss.item()
+
+
+def test_a_model_that_was_saved_goes_on_with_the_same_bits(tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    model = _Model()
+    optimizer = torch.optim.Adam(model.parameters(), lr=0.01)
+    _train(model, optimizer, 3)
+    hr.save(model, tmp_path / "a", optimizer=optimizer, step=3, metadata={"epoch": 1})
+    went_on = _train(model, optimizer, 4)
+
+    fresh = _Model()
+    fresh_optimizer = torch.optim.Adam(fresh.parameters(), lr=0.01)
+    loaded = hr.load(fresh, tmp_path / "a", optimizer=fresh_optimizer)
+    assert (loaded.step, fresh.sparse.updates.step) == (3, 3)
+    assert _train(fresh, fresh_optimizer, 4) == went_on
+    hr.save(fresh, tmp_path / "a", overwrite=True)
+    assert len(list((tmp_path / "a").glob("dense-*"))) == 1
+
+
+def test_a_damaged_or_foreign_checkpoint_changes_nothing(tmp_path: Path) -> None:
+    model = _Model()
+    hr.save(model, tmp_path / "a")
+    (dense,) = (tmp_path / "a").glob("dense-*")
+    before = model.top.weight.detach().clone()
+
+    class Wider(_Model):
+        def __init__(self) -> None:
+            super().__init__()
+            self.top = nn.Linear(6, 2)
+
+    with pytest.raises(CheckpointError, match="does not fit"):
+        hr.load(Wider(), tmp_path / "a")
+    part = max(dense.iterdir(), key=lambda path: path.stat().st_size)
+    part.write_bytes(part.read_bytes()[:-1] + b"x")
+    with pytest.raises(CheckpointError, match="damaged"):
+        hr.load(model, tmp_path / "a")
+    assert torch.equal(model.top.weight, before)
+
+
+@pytest.mark.filterwarnings("ignore:This process .* is multi-threaded:DeprecationWarning")
+def test_a_kill_between_the_dense_part_and_the_rows_leaves_the_old_checkpoint(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model = _Model()
+    hr.save(model, tmp_path / "a", step=1)
+    child = os.fork()
+    if child == 0:
+        monkeypatch.setattr(saving, "save_tables", lambda *_, **__: os._exit(9))
+        hr.save(model, tmp_path / "a", step=2, overwrite=True)
+        os._exit(0)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 9
+    assert len(list((tmp_path / "a").glob("dense-*"))) == 2
+    assert hr.load(_Model(), tmp_path / "a").step == 1
+    hr.save(model, tmp_path / "a", step=3, overwrite=True)
+    assert len(list((tmp_path / "a").glob("dense-*"))) == 1
+    assert hr.load(_Model(), tmp_path / "a").step == 3
+
+
+def test_a_full_disk_is_said_and_keeps_the_old_checkpoint(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model = _Model()
+    hr.save(model, tmp_path / "a", step=1)
+    names = {path.name for path in (tmp_path / "a").iterdir()}
+
+    def full(*_: Any, **__: Any) -> None:
+        raise CheckpointException("no room", {0: (OSError(28, "No space left on device"), [])})  # pyright: ignore[reportArgumentType]
+
+    monkeypatch.setattr(dense_files, "save", full)
+    with pytest.raises(SaveError, match="No space left"):
+        hr.save(model, tmp_path / "a", overwrite=True)
+    with pytest.raises(SaveError, match="No space left"):
+        hr.save(model, tmp_path / "b")
+    assert {path.name for path in (tmp_path / "a").iterdir()} == names
+    assert not (tmp_path / "b").exists()
+
+
+class _Counting:
+    """Anything with a state."""
+
+    def __init__(self) -> None:
+        self.state: dict[str, Any] = {}
+
+    def state_dict(self) -> dict[str, Any]:
+        return self.state
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        self.state = state_dict
+
+
+def test_extras_come_back_as_they_were(tmp_path: Path) -> None:
+    model, one, two = _Model(), _Counting(), _Counting()
+    one.state = {
+        "best": float("inf"),
+        "pairs": [(1, None), (2.5, True)],
+        3: {"hist": torch.arange(5), "empty": torch.empty(0, 2), "scalar": torch.tensor(1.5)},
+    }
+    hr.save(model, tmp_path / "a", extras={"one": one})
+    hr.load(model, tmp_path / "a", extras={"one": two})
+    assert two.state["best"] == float("inf")
+    assert two.state["pairs"] == [(1, None), (2.5, True)]
+    for name, tensor in one.state[3].items():
+        assert torch.equal(two.state[3][name], tensor)
+        assert two.state[3][name].dtype == tensor.dtype
+    hr.load(_Model(), tmp_path / "a")  # the model alone
+
+
+def test_extras_that_do_not_fit_are_refused(tmp_path: Path) -> None:
+    model, one = _Model(), _Counting()
+    one.state = {"bad": [object()]}
+    with pytest.raises(hr.HedgerowError, match=r"extra.one\['bad'\]\[0\] is a object"):
+        hr.save(model, tmp_path / "a", extras={"one": one})
+    assert not (tmp_path / "a").exists()
+    hr.save(model, tmp_path / "a")
+    with pytest.raises(CheckpointError, match="without extras: one"):
+        hr.load(model, tmp_path / "a", extras={"one": one})
+    optimizer = torch.optim.Adam(model.parameters())
+    with pytest.raises(CheckpointError, match="without optimizer"):
+        hr.load(model, tmp_path / "a", optimizer=optimizer)
