@@ -9,7 +9,7 @@ from typing import Annotated
 import typer
 
 from ..core.errors import ConfigError, DtypeError, HedgerowError, InputError, UnknownNameError
-from . import bench, inspect, reshard
+from . import bench, doctor, inspect, predict, reshard, summary, train
 from .import_monolith import import_monolith
 
 _JOB_FAILED, _BAD_ARGUMENTS = 1, 2
@@ -26,6 +26,10 @@ app.add_typer(bench.app, name="bench")
 app.command("import-monolith")(import_monolith)
 app.command()(inspect.inspect)
 app.command()(reshard.reshard)
+app.command()(train.train)
+app.command()(predict.predict)
+app.command()(summary.summary)
+app.command()(doctor.doctor)
 
 
 def _show_version(wanted: bool) -> None:

@@ -8,12 +8,12 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from ..core.errors import InputError
-from ..routing.router import Router
 from .options import Overwrite
 from .written import written
 
 if TYPE_CHECKING:
     from ..monolith.source import Loaded
+    from ..routing.router import Router
 
 _RULE = "hash_roundrobin"  # as `save_tables` has it
 
@@ -54,6 +54,8 @@ def import_monolith(
     the name of the file. `--config` reads all rows into tables in memory, so it needs room for
     them; `--out` then saves those tables that the files had, rows, states and times.
     """
+    from ..routing.router import Router
+
     if show_list == (config is not None):
         raise InputError("give either --list or --config FILE.")
     router = Router(dist_type, shards)

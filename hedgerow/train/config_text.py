@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from ..core.errors import ConfigError, FileMissingError
+from ..core.errors import ConfigError, ConfigMissingError
 
 KeyPath = tuple[str, ...]
 
@@ -43,7 +43,7 @@ class Origin:
 def read_text(path: Path) -> tuple[dict[str, Any], Origin]:
     """What a TOML file (or JSON, by its ending) holds, and where it stands."""
     if not path.is_file():
-        raise FileMissingError(f"{path} is no file; check the path of the configuration.")
+        raise ConfigMissingError(f"{path} is no file; check the path of the configuration.")
     try:
         text = path.read_text(encoding="utf-8")
     except UnicodeDecodeError as error:

@@ -13,7 +13,12 @@ import pytest
 import torch
 
 import hedgerow as hr
-from hedgerow.core.errors import ConfigError, FileMissingError, UnknownNameError
+from hedgerow.core.errors import (
+    ConfigError,
+    ConfigMissingError,
+    FileMissingError,
+    UnknownNameError,
+)
 from hedgerow.core.hashing import id64
 from hedgerow.data.synthetic_clicks import SyntheticClicks
 from hedgerow.nn.summary import tables_of
@@ -205,7 +210,7 @@ def test_tables_that_do_not_fit_the_features_are_refused(tables: dict[str, Any],
 
 
 def test_a_file_that_is_missing_or_no_text_is_told(tmp_path: Path) -> None:
-    with pytest.raises(FileMissingError, match="no file"):
+    with pytest.raises(ConfigMissingError, match="no file"):
         read_job(tmp_path / "job.toml")
     (tmp_path / "job.toml").write_bytes(b"\xff\xfe")
     with pytest.raises(ConfigError, match="not UTF-8"):

@@ -1,0 +1,126 @@
+"""`hedgerow predict`: the predictions of a run's model, as a Parquet file."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from ..core.errors import InputError
+from ..core.units import format_count
+from .options import AsJson
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from ..data.batch import Source
+    from ..train.job import Job
+
+
+def predict(
+    run: Annotated[Path, typer.Argument(help="The folder of a run.")],
+    files: Annotated[
+        list[Path] | None,
+        typer.Option(help="Files in the form of the job's data, instead of its test; repeatable."),
+    ] = None,
+    unlabelled: Annotated[
+        bool, typer.Option("--unlabelled", help="The files have no label column.")
+    ] = False,
+    best: Annotated[
+        bool, typer.Option("--best", help="The checkpoint of the lowest test loss, not the newest.")
+    ] = False,
+    out: Annotated[
+        Path | None,
+        typer.Option(help="The file to write; predictions.parquet in the run's folder."),
+    ] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Predict the test data of a run, or other files; show metrics where there are labels.
+
+    The file has a column `prediction`, a probability, and `label` where the data has one.
+    """
+    from ..train.run_folder import load_run
+    from .train_report import finite
+
+    loaded = load_run(run, best=best)
+    source = _source(loaded.job, [str(file) for file in files or ()], unlabelled)
+    path = out or run / "predictions.parquet"
+    metrics = _write(loaded.model, source, path)
+    samples = int(metrics.pop("samples"))
+    report = {"step": loaded.step, "samples": samples, "metrics": metrics, "path": str(path)}
+    if as_json:
+        typer.echo(json.dumps(finite(report), indent=1, allow_nan=False))
+        return
+    told = "  ".join(f"{name} {value:.4f}" for name, value in metrics.items())
+    typer.echo(f"step {loaded.step}  {format_count(samples)} samples  {told}".rstrip())
+    typer.echo(f"wrote {path}")
+
+
+def _source(job: Job, files: list[str], unlabelled: bool) -> Source:
+    from ..train.job_data import FileData
+
+    data = job.data
+    if isinstance(data, FileData):
+        if unlabelled:
+            data = data.unlabelled()
+        if files:
+            data = replace(data, test_files=tuple(files))
+    elif files or unlabelled:
+        raise InputError(f"--files and --unlabelled do not fit the run: its data is {data.word}.")
+    source = data.test(job.model.fields(job.data))
+    if source is None:
+        raise InputError("the job has no test_files; name what to predict with --files.")
+    return source
+
+
+def _write(model: Any, source: Source, path: Path) -> dict[str, float]:
+    """Predicts batch by batch; the metrics, or only the number of samples without labels."""
+    from ..train.evaluate import predictions
+    from ..train.metrics import Metrics
+
+    metrics, samples, labelled = Metrics(), 0, True
+    with _rows_of(path) as write:
+        for logits, batch in predictions(model, source):
+            labelled = not bool(batch.labels.isnan().any())  # all or none, by the source
+            if labelled:
+                metrics.update(logits, batch.labels, batch.weights)
+            samples += batch.samples
+            write(logits.sigmoid(), batch.labels if labelled else None)
+    return {**(metrics.result() if labelled else {}), "samples": float(samples)}
+
+
+@contextmanager
+def _rows_of(path: Path) -> Iterator[Any]:
+    """A function that appends rows to a Parquet file, which is there whole or not at all."""
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    path.parent.mkdir(parents=True, exist_ok=True)
+    part = path.with_name(f"{path.name}.part")
+    writer: Any = None
+
+    def write(prediction: Tensor, label: Tensor | None) -> None:
+        nonlocal writer
+        columns = {"prediction": prediction.numpy()}
+        if label is not None:
+            columns["label"] = label.numpy()
+        table = pa.table(columns)
+        if writer is None:
+            writer = pq.ParquetWriter(part, table.schema)
+        writer.write_table(table)
+
+    try:
+        yield write
+        if writer is None:
+            raise InputError("there are no samples to predict; nothing was written.")
+        writer.close()
+        part.replace(path)
+    finally:
+        if writer is not None:
+            writer.close()
+        part.unlink(missing_ok=True)

@@ -1,0 +1,128 @@
+"""What `hedgerow train` says at its end: how good the model is, where everything is, what next."""
+
+from __future__ import annotations
+
+import json
+import math
+from typing import TYPE_CHECKING, Any
+
+import typer
+
+from ..core.errors import MissingExtraError
+from ..core.units import format_count
+
+if TYPE_CHECKING:
+    from ..train.job import Job
+    from ..train.job_parts import Parts
+    from ..train.loop import Outcome, Trainer
+    from ..train.run_folder import RunFolder
+
+
+def finish(
+    job: Job, parts: Parts, run: RunFolder, trainer: Trainer, outcome: Outcome, *, as_json: bool
+) -> None:
+    """Tests where the run has not, draws the curves, and shows it all."""
+    report = _report(parts, run, outcome, _test(parts, trainer, outcome))
+    title = f"{job.model.word} on {job.data.word}"
+    report["curves"] = _curves(run, title, report)
+    if as_json:
+        typer.echo(json.dumps(finite(report), indent=1, allow_nan=False))
+        return
+    for line in [*_lines(title, report), *_next(job, run, outcome)]:
+        typer.echo(line)
+
+
+def _test(parts: Parts, trainer: Trainer, outcome: Outcome) -> dict[str, float]:
+    from ..train.loop import evaluate
+
+    is_fresh = outcome.test and trainer.progress.evaluated_at == outcome.step
+    if is_fresh or parts.test is None or outcome.why == "interrupted":
+        return outcome.test
+    return evaluate(parts.model, parts.test)
+
+
+def _report(
+    parts: Parts, run: RunFolder, outcome: Outcome, test: dict[str, float]
+) -> dict[str, Any]:
+    return {
+        "why": outcome.why,
+        "step": outcome.step,
+        "epoch": outcome.epoch,
+        "samples": outcome.samples,
+        "test": test,
+        "baselines": baselines(parts, test),
+        "run": str(run.path),
+        "checkpoint": str(outcome.checkpoint) if outcome.checkpoint else None,
+        "log": str(run.log),
+        "tensorboard": str(run.tensorboard),
+    }
+
+
+def baselines(parts: Parts, test: dict[str, float]) -> dict[str, dict[str, float]]:
+    """What the test metrics are to be compared with, each an AUC and where known a log loss.
+
+    Majority predicts the share of positives for every sample. On synthetic clicks the true chances
+    tell the best. Others, such as the same model over hashed tables, are further entries here.
+    """
+    found: dict[str, dict[str, float]] = {}
+    if test and test["ne"]:
+        # Normalized entropy is the loss over that of the best constant.
+        found["majority"] = {"auc": 0.5, "loss": test["loss"] / test["ne"]}
+    if parts.best_auc is not None:
+        found["best reachable"] = {"auc": parts.best_auc}
+    return found
+
+
+def _curves(run: RunFolder, title: str, report: dict[str, Any]) -> str | None:
+    """The path of the picture; None where it could not be drawn, which is told."""
+    from ..train.plot import learning_curves
+    from ..train.sinks import read_events
+
+    lines = {name: values["auc"] for name, values in report["baselines"].items()}
+    try:
+        learning_curves(read_events(run.log), run.curves, title=title, baselines=lines)
+    except MissingExtraError as error:
+        typer.echo(f"no learning curves: {error}", err=True)
+        return None
+    return str(run.curves)
+
+
+def _lines(title: str, report: dict[str, Any]) -> list[str]:
+    count = format_count(report["samples"])
+    lines = [f"{title}: {report['why']} after {report['step']} steps, {count} samples", ""]
+    rows = {"this model": report["test"], **report["baselines"]}
+    if report["test"]:
+        lines += ["test            AUC     log loss"]
+        lines += [
+            f"{name:<15} {_number(v, 'auc')}  {_number(v, 'loss')}".rstrip()
+            for name, v in rows.items()
+        ]
+        lines += [""]
+    for name in ("checkpoint", "log", "tensorboard", "curves"):
+        if report[name]:
+            lines.append(f"{name:<12} {report[name]}")
+    return lines
+
+
+def _number(values: dict[str, float], name: str) -> str:
+    return f"{values[name]:.4f}" if name in values else ""
+
+
+def _next(job: Job, run: RunFolder, outcome: Outcome) -> list[str]:
+    if outcome.why == "interrupted":
+        return ["", f"go on with:  hedgerow train --resume --out {run.path}"]
+    more = f"hedgerow train --resume --out {run.path} --epochs {job.train.epochs + 1}"
+    return [
+        "",
+        "try next:",
+        f"  hedgerow predict {run.path}",
+        f"  {more}",
+        f"  tensorboard --logdir {run.tensorboard}",
+    ]
+
+
+def finite(value: Any) -> Any:
+    """JSON has no NaN."""
+    if isinstance(value, dict):
+        return {name: finite(inner) for name, inner in value.items()}
+    return None if isinstance(value, float) and not math.isfinite(value) else value
