@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Iterator
+from itertools import islice
 from pathlib import Path
 from typing import BinaryIO
 
@@ -15,9 +16,9 @@ from .events import Event
 class JsonLines:
     """Writes each event as a line, at once. Numbers that are not finite become null.
 
-    A new job starts an empty file. One that resumes gives `from_step`, the step it goes on after:
-    what the interrupted run wrote later, that it ended, and a last line that a kill tore are cut
-    off first. Single-owner.
+    A new job starts an empty file. One that resumes gives `kept`, how many events came before its
+    checkpoint: what the interrupted run wrote later, and a last line that a kill tore, are cut off
+    first. Single-owner.
 
     >>> import tempfile
     >>> path = tempfile.mkdtemp() + "/log.jsonl"
@@ -25,20 +26,20 @@ class JsonLines:
     >>> log.write({"kind": "train", "step": 1, "loss": 0.7})
     >>> log.write({"kind": "train", "step": 2, "loss": 0.6})
     >>> log.close()
-    >>> JsonLines(path, from_step=1).close()
+    >>> JsonLines(path, kept=1).close()
     >>> print(Path(path).read_text(), end="")
     {"kind": "train", "step": 1, "loss": 0.7}
     """
 
-    def __init__(self, path: str | Path, from_step: int | None = None) -> None:
+    def __init__(self, path: str | Path, kept: int | None = None) -> None:
         path = Path(path)
         path.parent.mkdir(parents=True, exist_ok=True)
-        if from_step is None or not path.exists():
+        if kept is None or not path.exists():
             self._file: BinaryIO = path.open("wb")
             return
         self._file = path.open("r+b")
         try:
-            _cut(self._file, str(path), from_step)
+            _cut(self._file, str(path), kept)
         except BaseException:
             self._file.close()
             raise
@@ -71,13 +72,9 @@ def _fit_for_json(value: float | int | str) -> float | int | str | None:
     return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
-def _cut(file: BinaryIO, name: str, from_step: int) -> None:
-    """Leaves what an unbroken run would have written up to `from_step`, and stands at its end."""
-    keep = 0
-    for end, event in _lines(file, name):
-        if event["step"] > from_step or event["kind"] == "end":
-            break
-        keep = end
+def _cut(file: BinaryIO, name: str, kept: int) -> None:
+    """Leaves the first `kept` events, and stands at their end."""
+    keep = max((end for end, _ in islice(_lines(file, name), kept)), default=0)
     file.seek(keep)
     file.truncate()
     if keep:

@@ -30,8 +30,8 @@ _RUN = [
 ]
 
 
-def _write(path: Path, events: list[dict[str, float | int | str]], step: int | None = None) -> None:
-    log = JsonLines(path, from_step=step)
+def _write(path: Path, events: list[dict[str, float | int | str]], kept: int | None = None) -> None:
+    log = JsonLines(path, kept=kept)
     for event in events:
         log.write(event)
     log.close()
@@ -70,7 +70,7 @@ def test_a_resumed_log_equals_the_unbroken_one_wherever_it_was_torn(
     saved = whole.index(b'"step": 3') - len(b'{"kind": "train", ')  # all of the checkpoint's step
     torn = whole[: saved + cut] + (b"\0\0\0" if lost and cut < len(whole) - saved else b"")
     (folder / "torn").write_bytes(torn)
-    _write(folder / "torn", _RUN[4:], step=2)
+    _write(folder / "torn", _RUN[4:], kept=4)
     assert (folder / "torn").read_bytes() == whole
 
 
@@ -83,7 +83,7 @@ def test_a_tear_before_the_checkpoint_keeps_whole_events_only(
     data = path.read_bytes()
     path.write_bytes(data[:cut])
     whole = sum(cut >= end for end in _ends(data))  # the brace is enough, the line's end is not
-    _write(path, [_event(9)], step=8)
+    _write(path, [_event(9)], kept=8)
     assert read_events(path) == [*_RUN[:whole], _event(9)]
     assert path.read_bytes().count(b"\n") == whole + 1
 
@@ -96,13 +96,13 @@ def test_a_new_job_starts_an_empty_log_and_a_missing_one_is_made(tmp_path: Path)
     _write(tmp_path / "log", _RUN)
     _write(tmp_path / "log", _RUN[:1])
     assert read_events(tmp_path / "log") == _RUN[:1]
-    _write(tmp_path / "other", _RUN[4:], step=2)
+    _write(tmp_path / "other", _RUN[4:], kept=4)
     assert read_events(tmp_path / "other") == _RUN[4:]
 
 
 def test_a_job_that_ended_and_goes_on_has_not_ended(tmp_path: Path) -> None:
     _write(tmp_path / "log", _RUN)
-    _write(tmp_path / "log", [_event(5)], step=4)
+    _write(tmp_path / "log", [_event(5)], kept=6)
     assert read_events(tmp_path / "log") == [*_RUN[:-1], _event(5)]
 
 
@@ -114,7 +114,7 @@ def test_damage_inside_is_named_and_the_file_left_alone(tmp_path: Path, line: by
     path.write_bytes(first + b"\n" + line + b"\n" + second + b"\n")
     before = path.read_bytes()
     with pytest.raises(FileDamagedError, match="log is damaged: line 2 is no event"):
-        JsonLines(path, from_step=2)
+        JsonLines(path, kept=2)
     with pytest.raises(FileDamagedError, match="line 2"):
         read_events(path)
     assert path.read_bytes() == before
