@@ -33,6 +33,7 @@ class Console:
 
     def __init__(self, total_steps: int | None = None, *, terminal: Terminal | None = None) -> None:
         self._terminal = terminal or Terminal(stderr=True)
+        self._terminal.on_broken_pipe = _raise_broken_pipe  # rich would end the process
         self._total = total_steps
         self._first: Event | None = None  # of training: what the time left is judged from
         self._before: Event | None = None
@@ -43,7 +44,7 @@ class Console:
     def write(self, event: Event) -> None:
         """Shows one event."""
         line = event_line(event, self._before, self._left(event))
-        self._before = event
+        self._before = _latest(event, self._before)
         if self._first is None and event["kind"] == "train":
             self._first = event
         if self._gone:
@@ -83,7 +84,7 @@ class Console:
             self._terminal.print(_text(line), soft_wrap=True)
 
     def _print(self, line: str) -> None:
-        """A plain line. Not by rich, which would cut it and end the job with a closed pipe."""
+        """A plain line; not by rich, which would break it at the width it guesses."""
         file = self._terminal.file
         encoding = getattr(file, "encoding", None) or "utf-8"
         file.write(line.encode(encoding, "backslashreplace").decode(encoding) + "\n")
@@ -91,17 +92,38 @@ class Console:
 
     def _change(self, line: str) -> None:
         if self._live is None:
-            self._live = Live(console=self._terminal, auto_refresh=False)
-            self._live.start()
+            # What others print goes above the line, but stays out of it where it goes to a file.
+            live = Live(
+                console=self._terminal,
+                auto_refresh=False,
+                redirect_stdout=sys.stdout.isatty(),
+                redirect_stderr=sys.stderr.isatty(),
+            )
+            live.start()
+            self._live = live  # one that could not start cannot be stopped either
         self._live.update(_text(line), refresh=True)
 
     def _give_up(self) -> None:
         """No more output; what Python still holds for the closed pipe must not fail at its exit."""
-        self._gone, self._live = True, None
+        self._gone = self._terminal.quiet = True
+        live, self._live = self._live, None
+        if live is not None:
+            live.stop()
         if self._terminal.file in (sys.stdout, sys.stderr):
             nowhere = os.open(os.devnull, os.O_WRONLY)
             os.dup2(nowhere, self._terminal.file.fileno())
             os.close(nowhere)
+
+
+def _latest(event: Event, before: Event | None) -> Event:
+    """What the next rates are taken from; rows do not change while nothing is trained."""
+    if before is not None and event.get("samples") == before.get("samples"):
+        return {**before, **event}
+    return event
+
+
+def _raise_broken_pipe() -> None:
+    raise BrokenPipeError("the reader of the terminal's output went away")
 
 
 def _text(line: str) -> Text:

@@ -24,6 +24,7 @@ _EVENTS: list[Event] = [
     _train(200, loss=0.44, auc=0.78714, ne=0.8123, rows=1900),
     {"kind": "eval", "step": 200, "samples": 12_800, "seconds": 2.5, "loss": 0.5, "auc": 0.7},
     {"kind": "checkpoint", "step": 200, "samples": 12_800, "seconds": 2.6, "path": "out/step-200"},
+    {**_train(300, rows=2100), "seconds": 3.6},
 ]
 _LINES = [
     "step 100  25 %  loss 0.6931  auc 0.5000  ne 1.000  rows 900",
@@ -31,6 +32,7 @@ _LINES = [
     "  rows 1.9 k (+1.0 k/s)",
     "step 200  eval  loss 0.5000  auc 0.7000",
     "step 200  checkpoint  path out/step-200",
+    "step 300  75 %, 1 s left  6.4 k samples/s  rows 2.1 k (+200/s)",
 ]
 
 
@@ -56,7 +58,7 @@ def test_a_terminal_shows_one_changing_line_and_the_rest_above_it() -> None:
     assert text.count("\x1b[2K") >= 3  # the line is erased and drawn again
     assert text.count("\x1b[?25l") == text.count("\x1b[?25h") == 1  # the cursor comes back
     above = text.index(_LINES[3])
-    assert _LINES[1] in text[above:]  # the line that changes stays last
+    assert _LINES[4] in text[above:]  # the line that changes stays last
 
 
 def test_a_narrow_terminal_cuts_the_changing_line() -> None:
@@ -102,23 +104,41 @@ class _Closed(io.StringIO):
         raise BrokenPipeError(32, "Broken pipe")
 
 
-def test_a_reader_that_goes_away_does_not_end_the_job() -> None:
-    closed = _Closed()
-    _show(Terminal(file=closed))
+@pytest.mark.parametrize("is_terminal", [False, True])
+def test_a_reader_that_goes_away_does_not_end_the_job(is_terminal: bool) -> None:
+    closed, stdout, stderr = _Closed(), sys.stdout, sys.stderr
+    _show(Terminal(file=closed, force_terminal=is_terminal))
     assert closed.writes == 1
+    assert (sys.stdout, sys.stderr) == (stdout, stderr)
 
 
+def test_a_terminal_that_hangs_up_between_events_does_not_end_the_job() -> None:
+    class HungUp(io.StringIO):
+        def write(self, text: str) -> int:
+            if "step 200" in text:
+                raise OSError(5, "Input/output error")
+            return super().write(text)
+
+    out = HungUp()
+    _show(Terminal(file=out, force_terminal=True))
+    assert "step 100" in out.getvalue()
+    assert "eval" not in out.getvalue()
+
+
+@pytest.mark.parametrize("forced", [False, True])
 @pytest.mark.parametrize("stream", ["stdout", "stderr"])
-def test_a_closed_pipe_of_a_real_process_is_survived(stream: str) -> None:
+def test_a_closed_pipe_of_a_real_process_is_survived(stream: str, forced: bool) -> None:
     script = f"""
         import sys
         from rich.console import Console as Terminal
         from hedgerow.cli.live import Console
         sys.stdin.readline()
-        console = Console(terminal=Terminal(stderr={stream == "stderr"}))
+        terminal = Terminal(stderr={stream == "stderr"}, force_terminal={forced})
+        console = Console(terminal=terminal)
         for step in range(1000):
             console.write({{"kind": "train", "step": step, "samples": 1, "seconds": 1}})
         console.close()
+        print("more", file=sys.{stream})
         sys.exit(7)
     """
     process = subprocess.Popen(
