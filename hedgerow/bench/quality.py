@@ -95,15 +95,15 @@ def trained(
     def changed(batch: Batch) -> Batch:
         return Batch(batch.dense, variant.ids(batch.ids, known), batch.labels)
 
-    for batch in (changed(batch) for epoch in epochs for batch in epoch):
-        loss = functional.binary_cross_entropy_with_logits(
-            model(batch.dense, batch.ids), batch.labels
-        )
-        for optimizer in optimizers:
-            optimizer.zero_grad()
-        loss.backward()
-        for optimizer in optimizers:
-            optimizer.step()
+    with torch.sparse.check_sparse_tensor_invariants(False):  # or torch warns that it is off
+        for batch in (changed(batch) for epoch in epochs for batch in epoch):
+            logits = model(batch.dense, batch.ids)
+            loss = functional.binary_cross_entropy_with_logits(logits, batch.labels)
+            for optimizer in optimizers:
+                optimizer.zero_grad()
+            loss.backward()
+            for optimizer in optimizers:
+                optimizer.step()
     return evaluate(model, _Listed([changed(batch) for batch in test]))
 
 
