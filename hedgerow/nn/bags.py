@@ -12,7 +12,7 @@ from ..core.id_batch import IdBatch
 from ..core.shapes import Float
 from ..tables.table import Table
 from .collection import Collection
-from .pooling import pool
+from .pooling import pool_features
 
 
 class EmbeddingBags(Collection):
@@ -44,13 +44,6 @@ class EmbeddingBags(Collection):
     def forward(self, batch: IdBatch) -> dict[str, Float[Tensor, "samples dim"]]:
         """Vectors by feature, in the order in which tables and features were declared."""
         reading, rows = self.rows(batch)
-        single = batch.weights is None and batch.has_one_id_each()
-        pooled: dict[str, Tensor] = {}
-        for feature, part in zip(reading.features, rows, strict=True):
-            if single and not isinstance(feature.pooling, tuple):
-                pooled[feature.name] = part
-            else:
-                bag = batch.feature(feature.name)
-                weights = batch.weights_of(feature.name)
-                pooled[feature.name] = pool(bag, part, feature.pooling, weights)
+        vectors = pool_features(batch, reading, rows)
+        pooled = {f.name: v for f, v in zip(reading.features, vectors, strict=True)}
         return {name: pooled[name] for name in self._declared}

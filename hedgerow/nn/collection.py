@@ -20,6 +20,7 @@ from ..tables.multi.host_tables import HostTables
 from ..tables.optimizer_base import Optimizer
 from ..tables.table import Table
 from .clip import ClipRow
+from .read_only import ReadOnlyRows, refuse
 from .reading import Feature, Reading, RowsOf
 from .updates import RowUpdates
 
@@ -53,7 +54,7 @@ class Collection(nn.Module):
         self.store = HostTables(configs, clock=clock)
         number = {name: k for k, name in enumerate(self.store.names)}
         self._declared = tuple(f for table in self.tables for f in table.features)
-        self._features = tuple(
+        self.features = tuple(
             Feature(feature, number[table.name], table.pooling)
             for table in sorted(self.tables, key=lambda table: number[table.name])
             for feature in table.features
@@ -74,7 +75,7 @@ class Collection(nn.Module):
 
     def rows(self, batch: IdBatch) -> tuple[Reading, tuple[Tensor, ...]]:
         """The rows of every feature's ids, in the order of `Reading.features`."""
-        reading = Reading.of(batch, self._features, len(self.store.names))
+        reading = Reading.of(batch, self.features, len(self.store.names))
         missing = "training" if self.training else "zeros"
         found = self.store.lookup(reading.keys, missing=missing, step=self.updates.step)
         if not (self.training and torch.is_grad_enabled()):
@@ -99,4 +100,6 @@ class Collection(nn.Module):
 
 def collections_of(model: nn.Module) -> list[Collection]:
     """The modules of a model that have rows, in the order of its modules."""
+    if any(isinstance(module, ReadOnlyRows) for module in model.modules()):
+        refuse("this use of")
     return [module for module in model.modules() if isinstance(module, Collection)]
