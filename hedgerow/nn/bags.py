@@ -12,6 +12,7 @@ from ..core.id_batch import IdBatch
 from ..core.shapes import Float
 from ..tables.table import Table
 from .collection import Collection
+from .compiling import outside_graphs
 from .pooling import pool_features
 
 
@@ -41,6 +42,7 @@ class EmbeddingBags(Collection):
                     f"Table({table.name!r}).pooling is 'none'; use hr.Embeddings for unpooled rows."
                 )
 
+    @outside_graphs
     def forward(self, batch: IdBatch) -> dict[str, Float[Tensor, "samples dim"]]:
         """Vectors by feature, in the order in which tables and features were declared."""
         reading, rows = self.rows(batch)

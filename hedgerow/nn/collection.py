@@ -31,6 +31,10 @@ class Collection(nn.Module):
     Rows are no Parameters: `parameters()` and `state_dict()` hold nothing of them. In training an
     id without a row gives its first value, zeros while an admission rule has not let it in; in eval
     it gives zeros. Rows are born and change at the end of `backward()`.
+
+    An `evict` rule runs by itself after updates: one of room when a table holds an eighth more rows
+    than it should (it is then cut to them), one of age once in an eighth of that age. Times are
+    those of `clock`, the machine's if not given.
     """
 
     def __init__(
@@ -59,7 +63,7 @@ class Collection(nn.Module):
             for table in sorted(self.tables, key=lambda table: number[table.name])
             for feature in table.features
         )
-        self.updates = RowUpdates(self.store, self.store.dims, clip, clock)
+        self.updates = RowUpdates(self.store, clip, clock)
         self._anchor = torch.empty(0, requires_grad=True)
 
     def _check_names(self) -> None:

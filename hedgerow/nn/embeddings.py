@@ -8,6 +8,7 @@ from ..core.id_batch import IdBatch
 from ..core.ids import Ragged
 from ..core.shapes import Float
 from .collection import Collection
+from .compiling import outside_graphs
 
 
 class Embeddings(Collection):
@@ -20,6 +21,7 @@ class Embeddings(Collection):
     ((3, 3), [0, 2, 2, 3])
     """
 
+    @outside_graphs
     def forward(self, batch: IdBatch) -> dict[str, Ragged]:
         """Ragged rows of vectors by feature, in the order in which features were declared."""
         reading, rows = self.rows(batch)

@@ -261,5 +261,12 @@ def test_what_cannot_be_frozen_is_refused() -> None:
         hr.dynamic_shapes(hr.IdBatch.from_lists({}))
 
 
+def test_the_export_of_a_model_that_is_not_frozen_says_what_to_do() -> None:
+    inputs = _batch(4)
+    shapes = hr.dynamic_shapes(*inputs)
+    with pytest.raises(StateError, match=r"export hr\.freeze\(model\)"):
+        torch.export.export(Model(), inputs, dynamic_shapes=shapes)
+
+
 def test_shapes_of_inputs_that_are_no_batches_are_left_to_torch() -> None:
     assert hr.dynamic_shapes(3.5, None, torch.tensor(1.0)) == (None, None, None)
