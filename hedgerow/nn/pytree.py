@@ -64,9 +64,9 @@ def _kept(offsets: Tensor, lengths: Tensor) -> Tensor:
     """The lengths that these offsets had before, unless they were written to since."""
     if torch.compiler.is_dynamo_compiling() or offsets.is_inference():
         return lengths
-    version, kept = _LENGTHS.get(offsets, (None, lengths))
-    if version == offsets._version:
-        return kept
+    before = _LENGTHS.get(offsets)
+    if before is not None and before[0] == offsets._version:
+        return before[1]
     _LENGTHS[offsets] = (offsets._version, lengths)
     return lengths
 
