@@ -57,13 +57,18 @@ def _lengths(batch: IdBatch) -> Any:
         return offsets
     features, cells = max(1, len(batch.names)), offsets.shape[0] - 1
     lengths = (offsets[1:] - offsets[:-1]).view(features, cells // features)
-    kept = _LENGTHS.get(offsets)
-    if kept is None:
-        _LENGTHS[offsets] = lengths
+    return _kept(offsets, lengths)
+
+
+def _kept(offsets: Tensor, lengths: Tensor) -> Tensor:
+    """The lengths that these offsets had before, unless they were written to since."""
+    if torch.compiler.is_dynamo_compiling() or offsets.is_inference():
         return lengths
-    if type(offsets) is Tensor:  # it may hold other numbers than last time
-        kept.copy_(lengths)
-    return kept
+    before = _LENGTHS.get(offsets)
+    if before is not None and before[0] == offsets._version:
+        return before[1]
+    _LENGTHS[offsets] = (offsets._version, lengths)
+    return lengths
 
 
 def _batch(parts: Iterable[Any], names: tuple[str, ...]) -> IdBatch:
@@ -72,7 +77,7 @@ def _batch(parts: Iterable[Any], names: tuple[str, ...]) -> IdBatch:
     if isinstance(offsets, Tensor):
         lengths = offsets
         offsets = torch.cat([lengths.new_zeros(1), lengths.flatten().cumsum(0)])
-        _LENGTHS[offsets] = lengths
+        _kept(offsets, lengths)
     made = object.__new__(IdBatch)
     fields = {"names": names, "values": values, "offsets": offsets, "weights": weights}
     for name, value in fields.items():

@@ -108,6 +108,37 @@ def test_an_exported_model_predicts_the_same_bits_at_any_batch_size(weights: boo
             assert torch.equal(run(dense, ids), model(dense, ids))
 
 
+@pytest.mark.filterwarnings("ignore:.*LeafSpec")  # torch's own, in run_decompositions
+def test_the_same_inputs_are_exported_again_strictly_and_taken_apart_further() -> None:
+    model = _trained(Model())
+    inputs = _batch(5)
+    frozen, shapes = hr.freeze(model), hr.dynamic_shapes(*inputs)
+    first = torch.export.export(frozen, inputs, dynamic_shapes=shapes)
+    strict = torch.export.export(frozen, inputs, dynamic_shapes=shapes, strict=True)
+    model.eval()
+    for samples in (1, 7):
+        dense, ids = _batch(samples, seed=samples)
+        wanted = model(dense, ids)
+        assert torch.equal(first.module()(dense, ids), wanted)
+        assert torch.equal(strict.module()(dense, ids), wanted)
+        torch.testing.assert_close(first.run_decompositions().module()(dense, ids), wanted)
+
+
+def test_offsets_that_are_written_to_are_read_anew() -> None:
+    bags = hr.EmbeddingBags([hr.Table("user", 1)], init=hr.Zeros(), optimizer=hr.Sgd(lr=1.0))
+    ids = hr.IdBatch.from_lists({"user": [[1, 2], [3]]})
+    bags(ids)["user"].sum().backward()
+    run = _exported(bags, ids).module()
+    assert run(ids)["user"].tolist() == [[-2], [-1]]
+    ids.offsets.copy_(torch.tensor([0, 0, 3]))
+    assert run(ids)["user"].tolist() == [[0], [-3]]
+    with torch.inference_mode():
+        ids = hr.IdBatch.from_lists({"user": [[1, 2], [3]]})
+        assert run(ids)["user"].tolist() == [[-2], [-1]]
+        ids.offsets.copy_(torch.tensor([0, 0, 3]))
+        assert run(ids)["user"].tolist() == [[0], [-3]]
+
+
 def test_unknown_ids_and_empty_bags_give_zeros_and_no_row_is_born() -> None:
     model = _trained(Model())
     rows = model.sparse.store.size()
