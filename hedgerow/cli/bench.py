@@ -25,9 +25,7 @@ _Rounds = Annotated[
 _Cases = Annotated[
     str, typer.Option(help="Only these cases: names or patterns, as in 'W1 lookup,W2*'.")
 ]
-_Peers = Annotated[
-    str, typer.Option(help="Only these peers: names or patterns, as in 'TBE,nn.*'.")
-]
+_Peers = Annotated[str, typer.Option(help="Only these peers: names or patterns, as in 'TBE,nn.*'.")]
 _Quick = Annotated[
     bool, typer.Option("--quick", help="Small works: a check of the tool, not a measurement.")
 ]

@@ -17,7 +17,7 @@ HIDDEN = 64  # of the bottom
 
 
 class Training(Subject):
-    """DLRM on clicks. Rows are numbered table after table: row r of table t is `t * table_rows + r`.
+    """DLRM on clicks. Rows are numbered table after table: row r of table t is t * table_rows + r.
 
     Timed is everything from ids, numbers and labels as tensors to rows and weights after a step.
     """
