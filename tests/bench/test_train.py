@@ -52,10 +52,13 @@ def _filled(kind: type[Training], work: Work) -> Training:
 def test_the_dense_part_of_the_peers_is_ours() -> None:
     ours, peer = Interaction(5, 4, 8, (HIDDEN,), ()), PeerInteraction(5, 4, 8, HIDDEN)
     set_weights(peer, weights_of(ours))
-    dense, vectors = torch.randn(16, 4), torch.randn(16, 5, 8)
+    dense, vectors = torch.randn(16, 4), torch.randn(16, 5, 8, requires_grad=True)
     logits = ours(dense, list(vectors.unbind(1)))
-    assert torch.equal(logits, peer(dense, list(vectors.unbind(1))))
-    assert torch.equal(logits, peer(dense, vectors.flatten(1)))
+    (gradient,) = torch.autograd.grad(logits.sum(), vectors)
+    for given in (list(vectors.unbind(1)), vectors.flatten(1)):
+        theirs = peer(dense, given)
+        assert torch.equal(logits, theirs)
+        assert torch.equal(gradient, torch.autograd.grad(theirs.sum(), vectors)[0])
 
 
 def test_every_row_has_an_id_of_its_own_and_batches_ask_for_those_of_the_clicks(work: Work) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import torch
 from numpy.typing import NDArray
@@ -13,6 +15,7 @@ class PeerInteraction(nn.Module):
     """A bottom of one hidden layer, products of all pairs of vectors, and one linear layer."""
 
     pairs: Tensor
+    columns: Tensor
 
     def __init__(self, features: int, dense: int, dim: int, hidden: int) -> None:
         super().__init__()
@@ -22,7 +25,10 @@ class PeerInteraction(nn.Module):
         )
         self.top = nn.Linear(dim + vectors * (vectors - 1) // 2, 1)
         i, j = torch.triu_indices(vectors, vectors, offset=1)
+        columns = torch.full((vectors, vectors), len(i))
+        columns[i, j] = columns[j, i] = torch.arange(len(i))
         self.register_buffer("pairs", i * vectors + j, persistent=False)
+        self.register_buffer("columns", columns.flatten(), persistent=False)
 
     def forward(self, dense: Tensor, vectors: list[Tensor] | Tensor) -> Tensor:
         """One logit a sample; vectors are one tensor a feature, or all as [samples, all floats]."""
@@ -32,8 +38,25 @@ class PeerInteraction(nn.Module):
             v = torch.cat([x.unsqueeze(1), of_features], dim=1)
         else:
             v = torch.stack([x, *vectors], dim=1)
-        products = (v @ v.mT).flatten(1).index_select(1, self.pairs)
+        products: Any = _Products.apply(v, self.pairs, self.columns)
         return self.top(torch.cat([x, products], dim=1)).squeeze(1)
+
+
+class _Products(torch.autograd.Function):
+    """Products of pairs with one product of matrices in backward, as `hr.models` has it."""
+
+    @staticmethod
+    def forward(ctx: Any, v: Tensor, pairs: Tensor, columns: Tensor) -> Tensor:
+        """Products of the pairs."""
+        ctx.save_for_backward(v, columns)
+        return (v @ v.mT).flatten(1).index_select(1, pairs)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None, None]:
+        """The gradient of the vectors; each pair stands twice in `every`."""
+        v, columns = ctx.saved_tensors
+        every = nn.functional.pad(grads[0], (0, 1)).index_select(1, columns)
+        return every.view(len(v), v.shape[1], v.shape[1]) @ v, None, None
 
 
 def set_weights(module: nn.Module, flat: NDArray[np.float32]) -> None:

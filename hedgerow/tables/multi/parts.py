@@ -102,9 +102,7 @@ def apply_gradients(
     done = []
     for part, (ids, grads, rates, at_step) in zip(parts, ready, strict=True):
         done.append(
-            part.table._apply_checked(
-                ids, grads, rates, at_step, ts, part.counts, per_occurrence
-            )
+            part.table._apply_checked(ids, grads, rates, at_step, ts, part.counts, per_occurrence)
         )
     return total(done)
 
