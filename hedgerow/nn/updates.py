@@ -116,7 +116,7 @@ class RowUpdates:
         counted = [one.counts for one in by_table if one.counts is not None]
         self._store.apply_gradients(
             TableKeys(_joined([one.ids for one in by_table]), splits),
-            _joined([one.grads.reshape(-1) for one in by_table]),
+            _flat([one.grads for one in by_table]),
             step=self.step,
             ts=now_s,
             counts=_joined(counted) if counted else None,
@@ -152,4 +152,12 @@ class RowUpdates:
 
 def _joined(parts: Sequence[Tensor]) -> Tensor:
     filled = [part for part in parts if len(part)]
-    return filled[0].contiguous() if len(filled) == 1 else torch.cat(filled or [parts[0]])
+    return filled[0] if len(filled) == 1 else torch.cat(filled or [parts[0]])
+
+
+def _flat(grads: Sequence[Tensor]) -> Float32[Tensor, "floats"]:
+    """Gradients of all tables as a store takes them; each is copied once, whatever its strides."""
+    flat = torch.empty(sum(grad.numel() for grad in grads))
+    for part, grad in zip(flat.split([grad.numel() for grad in grads]), grads, strict=True):
+        part.view(grad.shape).copy_(grad)
+    return flat
