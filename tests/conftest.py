@@ -1,4 +1,4 @@
-"""What holds for all tests: no limit on time, one torch thread, Triton's interpreter without a GPU."""
+"""What holds for all tests: no deadlines, one torch thread, Triton's interpreter without a GPU."""
 
 from __future__ import annotations
 
