@@ -133,7 +133,8 @@ void Table::lookup(const i64* ids, u64 n, Missing missing, i64 step, float* out,
 
     void fetch(const u8* row, u32) const { fetch_bytes(row, u64(bytes)); }
     void visit(u64 from, const u8* const* data, const u32*, u64 count) const {
-      if (table.layout_.plain && missing == Missing::zeros)
+      const bool zeros = missing == Missing::zeros;
+      if (table.layout_.plain && (zeros || std::find(data, data + count, nullptr) == data + count))
         return copy({data, count, table.layout_.dim, out + from * u64(table.layout_.dim)});
       for (u64 i = 0; i < count; ++i) visit_one(from + i, data[i]);
     }

@@ -19,7 +19,9 @@ if TYPE_CHECKING:
     from .nn.bags import EmbeddingBags as EmbeddingBags
     from .nn.clip import ClipRow as ClipRow
     from .nn.embeddings import Embeddings as Embeddings
+    from .nn.freeze import freeze as freeze
     from .nn.hold import hold_updates as hold_updates
+    from .nn.pytree import dynamic_shapes as dynamic_shapes
     from .nn.saving import load as load
     from .nn.saving import save as save
     from .nn.summary import stats as stats
@@ -70,7 +72,9 @@ _NAMES = {
     "nn.bags": ("EmbeddingBags",),
     "nn.clip": ("ClipRow",),
     "nn.embeddings": ("Embeddings",),
+    "nn.freeze": ("freeze",),
     "nn.hold": ("hold_updates",),
+    "nn.pytree": ("dynamic_shapes",),
     "nn.saving": ("load", "save"),
     "nn.summary": ("stats", "summary"),
     "tables.admission": ("Chance", "Count", "Within"),

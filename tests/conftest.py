@@ -1,4 +1,4 @@
-"""What holds for all tests: no limit on time, and Triton's interpreter where there is no GPU."""
+"""What holds for all tests: no deadlines, one torch thread, Triton's interpreter without a GPU."""
 
 from __future__ import annotations
 
@@ -13,6 +13,9 @@ if find_spec("hypothesis") is not None:  # a GPU machine may lack it; its tests 
 
     settings.register_profile("hedgerow", deadline=None)
     settings.load_profile("hedgerow")
+
+# Two workers with as many threads as cores each wait for one another more than they work.
+torch.set_num_threads(1)
 
 # Said before Triton is imported.
 if not torch.cuda.is_available():

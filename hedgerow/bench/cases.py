@@ -20,7 +20,7 @@ class Case:
     """One operation on one access pattern, and who else does it."""
 
     name: str
-    operation: str  # lookup, update or insert
+    operation: str  # lookup, update, insert or train
     access: str
     output: str  # fresh or reused
     peers: tuple[str, ...]

@@ -89,6 +89,9 @@ CONTESTANTS = {
         Contestant(
             name="managed collision", module="peers.managed_collision", home="torch", row_bytes=100
         ),
+        Contestant(name="nn.EmbeddingBag(sparse)", module="peers.sparse_bags"),
+        Contestant(name="EBC sparse", module="peers.ebc_sparse", home="torch"),
+        Contestant(name="EBC fused", module="peers.ebc_fused", home="torch"),
         # Its tables have a power of two of slots.
         Contestant(name="TFRA", module="peers.tfra", home="tfra", rows_factor=2.2),
         Contestant(name="gather", module="hedgerow.bench.gather", path=_HOME),

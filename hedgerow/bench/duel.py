@@ -77,14 +77,14 @@ class Duel:
         self._ask("outcome", case, to=str(path))
         theirs = np.load(path)
         ours = outcome(self.ours, case.operation, case.access, case.output)
-        if case.operation == "update":
+        if case.operation in ("update", "train"):
             return _close(ours, theirs)
         return {"equal": ours.shape == theirs.shape and ours.tobytes() == theirs.tobytes()}
 
 
 def heading(case: Case, peer: str) -> dict[str, Any]:
     """What every result of a case begins with."""
-    output = {} if case.operation == "insert" else {"output": case.output}
+    output = {} if case.operation in ("insert", "train") else {"output": case.output}
     return {"case": case.name, **output, "peer": peer}
 
 

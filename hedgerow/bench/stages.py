@@ -1,11 +1,11 @@
-"""One stage of a benchmark: our table, and every peer in turn beside it.
+"""One stage of a benchmark: our side, and every peer in turn beside it.
 
 At no time do more than two processes hold the rows of a stage: ours and one peer.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +14,7 @@ from .contestants import Contestant, no_room, our_bytes
 from .duel import Duel, heading
 from .ours import Ours
 from .peer_process import PeerError, PeerMissingError, PeerProcess
+from .peers.subject import Subject
 from .peers.workfile import Work
 from .progress import Counter
 from .room import free_bytes
@@ -24,14 +25,23 @@ from .work import WorkPlan, make_work
 class StageRunner:
     """Runs stages one after the other; single-owner."""
 
-    def __init__(self, settings: Settings, folder: Path, counter: Counter) -> None:
+    def __init__(
+        self,
+        settings: Settings,
+        folder: Path,
+        counter: Counter,
+        *,
+        make: Callable[[WorkPlan, Path], Work] = make_work,
+        ours: type[Subject] = Ours,
+    ) -> None:
         self._settings, self._folder, self._counter = settings, folder, counter
+        self._make, self._kind = make, ours
         self._works: dict[str, Work] = {}
         self.versions: dict[str, str] = {}
 
     def stage(self, stage: Stage) -> Iterator[dict[str, Any]]:
         """The results of all cases of a stage, peer by peer."""
-        ours: Ours | None = None
+        ours: Subject | None = None
         for name in stage.peers():
             contestant = self._settings.contestants[name]
             cases = [case for case in stage.cases if name in case.peers]
@@ -41,24 +51,24 @@ class StageRunner:
                 yield from (self._result(stage, case, name, missing=why) for case in cases)
             else:
                 if ours is None:
-                    ours = self._our_table(stage)
+                    ours = self._our_side(stage)
                 yield from self._against(stage, cases, ours, contestant)
             self._counter.finish(len(cases))
 
-    def _our_table(self, stage: Stage) -> Ours:
+    def _our_side(self, stage: Stage) -> Subject:
         self._counter.say(f"making {stage.plan.name}")
-        ours = Ours(self._work(stage.plan), self._settings.threads, stage.optimizer)
+        ours = self._kind(self._work(stage.plan), self._settings.threads, stage.optimizer)
         if stage.filled:
             ours.fill()
         return ours
 
     def _work(self, plan: WorkPlan) -> Work:
         if plan.name not in self._works:
-            self._works[plan.name] = make_work(plan, self._folder / plan.name)
+            self._works[plan.name] = self._make(plan, self._folder / plan.name)
         return self._works[plan.name]
 
     def _against(
-        self, stage: Stage, cases: list[Case], ours: Ours, contestant: Contestant
+        self, stage: Stage, cases: list[Case], ours: Subject, contestant: Contestant
     ) -> Iterator[dict[str, Any]]:
         name, left = contestant.name, list(cases)
         self._counter.say(f"{stage.plan.name}: starting {name}")

@@ -52,6 +52,36 @@ def make_work(plan: WorkPlan, folder: Path) -> Work:
     [[0, 0, 1, 1, 2, 2]]
     """
     random = np.random.default_rng(_SEED)
+    arrays: dict[str, NDArray[Any]] = {
+        "ids": random_ids(plan.rows) if plan.random_ids else np.arange(plan.rows),
+        "pattern": pattern(plan.dim, random),
+        # Of one sign: a sum that nearly cancels would depend on the order of its terms.
+        "gradients": random.uniform(0.5, 1.5, (plan.batch_ids, plan.dim)).astype(np.float32),
+    }
+    for access in plan.accesses:
+        arrays |= accesses(plan, access, _row_numbers(plan, access, random), random)
+    return write_work(plan, folder, arrays)
+
+
+def pattern(dim: int, random: np.random.Generator) -> NDArray[np.float32]:
+    """What first rows repeat."""
+    return random.uniform(-0.05, 0.05, (_PATTERN_ROWS, dim)).astype(np.float32)
+
+
+def accesses(
+    plan: WorkPlan, access: str, numbers: NDArray[np.int64], random: np.random.Generator
+) -> dict[str, NDArray[np.int64]]:
+    """Batches of these row numbers, and some of them to compare in the end."""
+    touched = np.unique(numbers)
+    few = min(_SAMPLE_ROWS, len(touched))
+    return {
+        f"batches-{access}": numbers.reshape(-1, plan.batch_ids),
+        f"sample-{access}": random.choice(touched, few, replace=False),
+    }
+
+
+def write_work(plan: WorkPlan, folder: Path, arrays: dict[str, NDArray[Any]]) -> Work:
+    """Puts arrays into a new folder, with the optimizer's settings that all works share."""
     work = Work(
         folder=folder,
         name=plan.name,
@@ -62,18 +92,6 @@ def make_work(plan: WorkPlan, folder: Path) -> Work:
         accumulator=0.1,
         eps=1e-10,
     )
-    arrays: dict[str, NDArray[Any]] = {
-        "ids": random_ids(plan.rows) if plan.random_ids else np.arange(plan.rows),
-        "pattern": random.uniform(-0.05, 0.05, (_PATTERN_ROWS, plan.dim)).astype(np.float32),
-        # Of one sign: a sum that nearly cancels would depend on the order of its terms.
-        "gradients": random.uniform(0.5, 1.5, (plan.batch_ids, plan.dim)).astype(np.float32),
-    }
-    for access in plan.accesses:
-        numbers = _row_numbers(plan, access, random)
-        arrays[f"batches-{access}"] = numbers.reshape(-1, plan.batch_ids)
-        touched = np.unique(numbers)
-        few = min(_SAMPLE_ROWS, len(touched))
-        arrays[f"sample-{access}"] = random.choice(touched, few, replace=False)
     write(work, arrays)
     return work
 

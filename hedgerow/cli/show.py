@@ -90,6 +90,9 @@ def _figures(result: dict[str, Any]) -> tuple[str, str, str, str]:
 
 def _notes(results: list[dict[str, Any]]) -> Iterator[str]:
     for result in results:
+        if "ours_samples_per_s" in result:
+            ours, theirs = result["ours_samples_per_s"], result["peer_samples_per_s"]
+            yield f"ours {ours:,} samples/s, {escape(result['peer'])} {theirs:,} samples/s"
         for kind in ("missing", "error"):
             if kind in result:
                 yield f"[yellow]{escape(result['peer'])}[/]: {kind}: {escape(result[kind])}"

@@ -167,6 +167,15 @@ def sfixed64_field(number: int, value: int) -> bytes:
     return varint(number << 3 | FIXED64) + struct.pack("<q", value)
 
 
+def double_field(number: int, value: float) -> bytes:
+    """A field that holds a float of 8 bytes.
+
+    >>> double_field(1, 1.0).hex()
+    '09000000000000f03f'
+    """
+    return varint(number << 3 | FIXED64) + struct.pack("<d", value)
+
+
 def bytes_field(number: int, value: bytes) -> bytes:
     """A field that holds a text or a message.
 

@@ -14,6 +14,7 @@ from ..core.shapes import Float32
 from ..nn.bags import EmbeddingBags
 from ..tables.table import Table
 from .layers import common_dim, mlp
+from .pair_products import PairProducts
 
 
 class DLRM(nn.Module):
@@ -55,8 +56,6 @@ class DLRM(nn.Module):
 class Interaction(nn.Module):
     """The dense part of DLRM, which `torch.compile` takes as a whole."""
 
-    pairs: Tensor
-
     def __init__(
         self, features: int, dense: int, dim: int, bottom: Sequence[int], top: Sequence[int]
     ) -> None:
@@ -64,8 +63,7 @@ class Interaction(nn.Module):
         vectors = features + 1
         self.bottom = nn.Sequential(mlp(dense, bottom, dim), nn.ReLU())
         self.top = mlp(dim + vectors * (vectors - 1) // 2, top, 1)
-        i, j = torch.triu_indices(vectors, vectors, offset=1)
-        self.register_buffer("pairs", i * vectors + j, persistent=False)
+        self.products = PairProducts(vectors)
 
     def forward(
         self, dense: Float32[Tensor, "samples columns"], vectors: list[Tensor]
@@ -73,5 +71,4 @@ class Interaction(nn.Module):
         """One logit a sample, from the numbers and one vector a feature."""
         x = self.bottom(dense)
         v = torch.stack([x, *vectors], dim=1)
-        products = (v @ v.mT).flatten(1).index_select(1, self.pairs)
-        return self.top(torch.cat([x, products], dim=1)).squeeze(1)
+        return self.top(torch.cat([x, self.products(v)], dim=1)).squeeze(1)

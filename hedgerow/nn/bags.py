@@ -11,8 +11,9 @@ from ..core.errors import ConfigError
 from ..core.id_batch import IdBatch
 from ..core.shapes import Float
 from ..tables.table import Table
-from .collection import Collection
-from .pooling import pool
+from .collection import Collection, wanted
+from .compiling import outside_graphs
+from .pooling import pool_features
 
 
 class EmbeddingBags(Collection):
@@ -41,6 +42,7 @@ class EmbeddingBags(Collection):
                     f"Table({table.name!r}).pooling is 'none'; use hr.Embeddings for unpooled rows."
                 )
 
+    @outside_graphs
     def forward(
         self, batch: IdBatch, features: Sequence[str] | None = None
     ) -> dict[str, Float[Tensor, "samples dim"]]:
@@ -48,15 +50,8 @@ class EmbeddingBags(Collection):
 
         With `features`, of these alone and in their order; the batch need not have the others.
         """
-        wanted = self.wanted(features)
-        reading, rows = self.rows(batch, wanted)
-        single = batch.weights is None and batch.has_one_id_each()
-        pooled: dict[str, Tensor] = {}
-        for feature, part in zip(reading.features, rows, strict=True):
-            if single and not isinstance(feature.pooling, tuple):
-                pooled[feature.name] = part
-            else:
-                bag = batch.feature(feature.name)
-                weights = batch.weights_of(feature.name)
-                pooled[feature.name] = pool(bag, part, feature.pooling, weights)
-        return {name: pooled[name] for name in wanted}
+        names = wanted(features, self.declared)
+        reading, rows = self.rows(batch, names)
+        vectors = pool_features(batch, reading, rows)
+        pooled = {f.name: v for f, v in zip(reading.features, vectors, strict=True)}
+        return {name: pooled[name] for name in names}

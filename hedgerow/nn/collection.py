@@ -20,6 +20,7 @@ from ..tables.multi.host_tables import HostTables
 from ..tables.optimizer_base import Optimizer
 from ..tables.table import Table
 from .clip import ClipRow
+from .read_only import ReadOnlyRows, refuse
 from .reading import Feature, Reading, RowsOf
 from .updates import RowUpdates
 
@@ -30,6 +31,10 @@ class Collection(nn.Module):
     Rows are no Parameters: `parameters()` and `state_dict()` hold nothing of them. In training an
     id without a row gives its first value, zeros while an admission rule has not let it in; in eval
     it gives zeros. Rows are born and change at the end of `backward()`.
+
+    An `evict` rule runs by itself after updates: one of room when a table holds an eighth more rows
+    than it should (it is then cut to them), one of age once in an eighth of that age. Times are
+    those of `clock`, the machine's if not given.
     """
 
     def __init__(
@@ -52,13 +57,13 @@ class Collection(nn.Module):
         configs = {table.name: table.resolve(seed) for table in self.tables}
         self.store = HostTables(configs, clock=clock)
         number = {name: k for k, name in enumerate(self.store.names)}
-        self._declared = tuple(f for table in self.tables for f in table.features)
-        self._features = tuple(
+        self.declared = tuple(f for table in self.tables for f in table.features)
+        self.features = tuple(
             Feature(feature, number[table.name], table.pooling)
             for table in sorted(self.tables, key=lambda table: number[table.name])
             for feature in table.features
         )
-        self.updates = RowUpdates(self.store, self.store.dims, clip, clock)
+        self.updates = RowUpdates(self.store, clip, clock)
         self._anchor = torch.empty(0, requires_grad=True)
 
     def _check_names(self) -> None:
@@ -72,18 +77,9 @@ class Collection(nn.Module):
             if twice:
                 raise ConfigError(f"two {what} are named {twice[0]!r}; names must differ.")
 
-    def wanted(self, features: Sequence[str] | None) -> tuple[str, ...]:
-        """The features of a call: all in the order of their declaration, or those it names."""
-        if features is None:
-            return self._declared
-        for name in features:
-            if name not in self._declared:
-                unknown("feature", name, self._declared)
-        return tuple(features)
-
     def rows(self, batch: IdBatch, wanted: Sequence[str]) -> tuple[Reading, tuple[Tensor, ...]]:
         """The rows of the ids of these features, in the order of `Reading.features`."""
-        chosen = [feature for feature in self._features if feature.name in wanted]
+        chosen = [feature for feature in self.features if feature.name in wanted]
         reading = Reading.of(batch, chosen, len(self.store.names))
         missing = "training" if self.training else "zeros"
         found = self.store.lookup(reading.keys, missing=missing, step=self.updates.step)
@@ -107,6 +103,16 @@ class Collection(nn.Module):
         )
 
 
+def wanted(features: Sequence[str] | None, declared: tuple[str, ...]) -> tuple[str, ...]:
+    """The features of a call: all in the order of their declaration, or those it names."""
+    for name in features or ():
+        if name not in declared:
+            unknown("feature", name, declared)
+    return declared if features is None else tuple(features)
+
+
 def collections_of(model: nn.Module) -> list[Collection]:
     """The modules of a model that have rows, in the order of its modules."""
+    if any(isinstance(module, ReadOnlyRows) for module in model.modules()):
+        refuse("this use of")
     return [module for module in model.modules() if isinstance(module, Collection)]

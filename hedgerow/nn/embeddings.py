@@ -9,7 +9,8 @@ from torch import Tensor
 from ..core.id_batch import IdBatch
 from ..core.ids import Ragged
 from ..core.shapes import Float
-from .collection import Collection
+from .collection import Collection, wanted
+from .compiling import outside_graphs
 
 
 class Embeddings(Collection):
@@ -22,16 +23,15 @@ class Embeddings(Collection):
     ((3, 3), [0, 2, 2, 3])
     """
 
+    @outside_graphs
     def forward(self, batch: IdBatch, features: Sequence[str] | None = None) -> dict[str, Ragged]:
         """Ragged rows of vectors by feature, in the order in which features were declared.
 
         With `features`, of these alone and in their order; the batch need not have the others.
         """
-        wanted = self.wanted(features)
-        reading, rows = self.rows(batch, wanted)
+        names = wanted(features, self.declared)
+        reading, rows = self.rows(batch, names)
         found: dict[str, Float[Tensor, "n dim"]] = {
             feature.name: part for feature, part in zip(reading.features, rows, strict=True)
         }
-        return {
-            name: Ragged.trusted(found[name], batch.feature(name).row_splits) for name in wanted
-        }
+        return {name: Ragged.trusted(found[name], batch.feature(name).row_splits) for name in names}

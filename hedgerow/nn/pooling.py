@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 from torch import Tensor
 
 from ..core.errors import ConfigError
+from ..core.id_batch import IdBatch
 from ..core.ids import Ragged
 from ..core.shapes import Float
 from ..ops.combiners import FirstN, ReduceMean, ReduceSum
+from .reading import Reading
 
 Pooling = str | tuple[str, int]
 
@@ -42,3 +46,16 @@ def pool(
         largest = torch.segment_reduce(rows, "max", offsets=bags.row_splits, initial=-torch.inf)
         return torch.where(count > 0, largest, 0.0)
     raise ConfigError(f"pooling is {pooling!r}; use sum, mean, sqrtn, max or ('first', n).")
+
+
+def pool_features(batch: IdBatch, reading: Reading, rows: Sequence[Tensor]) -> list[Tensor]:
+    """The vectors of every feature of a reading, from its rows; "none" leaves them as they are."""
+    single = batch.weights is None and batch.has_one_id_each()
+    pooled = []
+    for feature, part in zip(reading.features, rows, strict=True):
+        if feature.pooling == "none" or (single and not isinstance(feature.pooling, tuple)):
+            pooled.append(part)
+        else:
+            weights = batch.weights_of(feature.name)
+            pooled.append(pool(batch.feature(feature.name), part, feature.pooling, weights))
+    return pooled

@@ -32,7 +32,7 @@ class Stateful(Protocol):
         """Tensors, numbers, strings, None; lists, tuples and dicts of them."""
         ...
 
-    def load_state_dict(self, state_dict: Any) -> Any:
+    def load_state_dict(self, state: Any, /) -> Any:
         """Takes what `state_dict` gave."""
         ...
 

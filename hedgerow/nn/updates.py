@@ -4,15 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from itertools import accumulate
+from weakref import WeakValueDictionary
 
 import torch
 from torch import Tensor
 
 from ..core.clock import Clock
 from ..core.shapes import Float32, Int64
-from ..tables.store import RowStore, TableKeys
+from ..tables.multi.host_tables import HostTables
+from ..tables.store import TableKeys
 from .clip import ClipRow
+from .evictions import Evictions
 from .reading import Reading
 
 
@@ -49,34 +53,43 @@ class RowGradients:
         return torch.ones_like(self.ids) if self.counts is None else self.counts
 
 
+class _Backward:
+    """What one running backward has collected. Only torch holds it: a failed one leaves nothing."""
+
+    def __init__(self) -> None:
+        self.found: list[tuple[Reading, tuple[Tensor | None, ...]]] = []
+
+
 class RowUpdates:
     """Collects row gradients and applies them once, when a backward ends. Single-owner.
 
     `held` counts the blocks that hold updates back: then gradients add up until the last is left.
-    `step` counts updates; schedules follow it.
+    `step` counts updates; schedules follow it. After an update, rows leave as the rules of the
+    tables say.
     """
 
-    def __init__(
-        self, store: RowStore, dims: Sequence[int], clip: ClipRow | None, clock: Clock
-    ) -> None:
+    def __init__(self, store: HostTables, clip: ClipRow | None, clock: Clock) -> None:
         self.held = 0
         self.step = 0
-        self._store, self._dims, self._clip, self._clock = store, tuple(dims), clip, clock
+        self._store, self._clip, self._clock = store, clip, clock
+        self._evict = Evictions(store.tables)
         self._waiting: list[tuple[Reading, tuple[Tensor | None, ...]]] = []
         self._merged: list[RowGradients] | None = None
-        self._of_task: int | None = None
+        self._running: WeakValueDictionary[int, _Backward] = WeakValueDictionary()
 
     def collect(self, reading: Reading, grads: Sequence[Tensor | None]) -> None:
         """Called by autograd, once for every lookup that took part in the loss."""
         task = torch._C._current_graph_task_id()
-        if not self.held and task != self._of_task:
-            self.drop()  # of a backward that failed before its end
-            self._of_task = task
-            torch.autograd.Variable._execution_engine.queue_callback(self._end_of_backward)
-        self._waiting.append((reading, tuple(grads)))
+        backward = self._running.get(task)
+        if backward is None:
+            backward = self._running[task] = _Backward()
+            at_end = partial(self._end_of_backward, backward)
+            torch.autograd.Variable._execution_engine.queue_callback(at_end)
+        backward.found.append((reading, tuple(grads)))
 
-    def _end_of_backward(self) -> None:
-        self._of_task = None
+    def _end_of_backward(self, backward: _Backward) -> None:
+        self._waiting += backward.found
+        backward.found = []
         if not self.held:
             self.apply()
 
@@ -99,18 +112,20 @@ class RowUpdates:
         splits = tuple(accumulate((len(one.ids) for one in by_table), initial=0))
         if not splits[-1]:
             return
+        before_s, now_s = self._store.max_ts(), self._clock.now_s()
         counted = [one.counts for one in by_table if one.counts is not None]
         self._store.apply_gradients(
             TableKeys(_joined([one.ids for one in by_table]), splits),
-            _joined([one.grads.reshape(-1) for one in by_table]),
+            _flat([one.grads for one in by_table]),
             step=self.step,
-            ts=self._clock.now_s(),
+            ts=now_s,
             counts=_joined(counted) if counted else None,
         )
         self.step += 1
+        self._evict(before_s, now_s)
 
     def _of_tables(self) -> list[RowGradients]:
-        return [self._of_table(k, dim) for k, dim in enumerate(self._dims)]
+        return [self._of_table(k, dim) for k, dim in enumerate(self._store.dims)]
 
     def _of_table(self, table: int, dim: int) -> RowGradients:
         """All that waits for one table, in the order of lookups and features."""
@@ -137,4 +152,12 @@ class RowUpdates:
 
 def _joined(parts: Sequence[Tensor]) -> Tensor:
     filled = [part for part in parts if len(part)]
-    return filled[0].contiguous() if len(filled) == 1 else torch.cat(filled or [parts[0]])
+    return filled[0] if len(filled) == 1 else torch.cat(filled or [parts[0]])
+
+
+def _flat(grads: Sequence[Tensor]) -> Float32[Tensor, "floats"]:
+    """Gradients of all tables as a store takes them; each is copied once, whatever its strides."""
+    flat = torch.empty(sum(grad.numel() for grad in grads))
+    for part, grad in zip(flat.split([grad.numel() for grad in grads]), grads, strict=True):
+        part.view(grad.shape).copy_(grad)
+    return flat

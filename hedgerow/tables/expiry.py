@@ -72,6 +72,10 @@ class Ttl(Eviction):
         """Seconds without an update after which a row of `slot` has expired."""
         return _age_s("age", dict(self.slots).get(slot, self.age))
 
+    def shortest_s(self) -> int:
+        """The smallest `age_s` of any slot."""
+        return min(_age_s("age", age) for age in (self.age, *dict(self.slots).values()))
+
     def ages_s(self) -> Int64[Tensor, "slots"]:
         """`age_s` of every slot."""
         ages = torch.full((SLOTS,), _age_s("age", self.age))

@@ -145,6 +145,19 @@ class HostTable(HostEvictions, HostReads, HostWatch):
         """
         checks.flag("per_occurrence", per_occurrence)
         ids, grads, now, at_step = self._update_arguments(at, grads, rates, step, counts)
+        return self._apply_checked(ids, grads, now, at_step, ts, counts, per_occurrence)
+
+    def _apply_checked(
+        self,
+        ids: Int64[Tensor, "n"],
+        grads: Float32[Tensor, "n dim"],
+        now: list[float],
+        at_step: int,
+        ts: int,
+        counts: Int64[Tensor, "n"] | None,
+        per_occurrence: bool,
+    ) -> Applied:
+        """The update itself, of what `_update_arguments` gave."""
         with _memory_errors():
             done = self._table.apply_gradients(
                 ids.data_ptr(),

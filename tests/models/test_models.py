@@ -58,6 +58,8 @@ def test_towers_alone_give_the_logit_of_both() -> None:
     users = model.user_vectors(dense, ids.select(["user", "history"]))
     items = model.item_vectors(ids.select(["item"]))
     torch.testing.assert_close((users * items).sum(1) + model.offset, model(dense, ids))
+    frozen = hr.freeze(model)
+    assert torch.equal(frozen.item_vectors(ids.select(["item"])), model.eval().item_vectors(ids))
 
 
 def test_a_model_without_dense_numbers() -> None:

@@ -232,3 +232,52 @@ def test_what_cannot_be_is_refused() -> None:
         hr.EmbeddingBags([hr.Table("a", 1, pooling="none")])
     with pytest.raises(InputError, match="without EmbeddingBags"), hr.hold_updates(nn.Linear(1, 1)):
         pass
+
+
+class _Fails(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor) -> torch.Tensor:
+        return x.clone()
+
+    @staticmethod
+    def backward(ctx: Any, grad: torch.Tensor) -> torch.Tensor:
+        raise ArithmeticError("in the middle of a backward")
+
+
+@pytest.mark.parametrize("later", [True, False])
+def test_a_backward_that_fails_inside_a_hold_leaves_nothing_of_its_own(later: bool) -> None:
+    bags = _bags()
+    user = hr.IdBatch.from_lists({"user": [[7]], "item": [[]], "history": [[]]})
+    weight = torch.ones(1, 2, requires_grad=True)
+    with hr.hold_updates(bags):
+        bags(user)["user"].sum().backward()
+        # The rows' gradients come first: their node is the youngest of the graph.
+        failing = _Fails.apply(weight)
+        with pytest.raises(ArithmeticError):
+            (100 * bags(user)["user"] + failing).sum().backward()
+        if later:
+            bags(user)["user"].sum().backward()
+    assert _rows(bags, "user", [7]) == ([[-2, -2]] if later else [[-1, -1]])
+    assert bags.updates.step == 1
+
+
+def test_a_backward_inside_a_backward_loses_no_gradient() -> None:
+    bags = _bags()
+    user = hr.IdBatch.from_lists({"user": [[7]], "item": [[]], "history": [[]]})
+    item = hr.IdBatch.from_lists({"user": [[]], "item": [[3]], "history": [[]]})
+
+    class Inner(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx: Any, x: torch.Tensor) -> torch.Tensor:
+            return x.clone()
+
+        @staticmethod
+        def backward(ctx: Any, grad: torch.Tensor) -> torch.Tensor:
+            with torch.enable_grad():
+                bags(item)["item"].sum().backward()
+            return grad
+
+    inner: Any = Inner.apply(torch.ones(1, 2, requires_grad=True))
+    (bags(user)["user"] + inner).sum().backward()
+    assert _rows(bags, "user", [7]) == [[-1, -1]]
+    assert _rows(bags, "item", [3]) == [[-1, -1]]

@@ -34,25 +34,25 @@ class Work:
         """The work of a folder that `write` filled."""
         return Work(folder=folder, **json.loads((folder / "work.json").read_text()))
 
-    def _array(self, name: str) -> NDArray[Any]:
+    def array(self, name: str) -> NDArray[Any]:
         """One array, mapped and not read."""
         return np.asarray(np.load(self.folder / f"{name}.npy", mmap_mode="r"))
 
     def ids(self) -> NDArray[np.int64]:
         """The id of every row."""
-        return self._array("ids")
+        return self.array("ids")
 
     def batches(self, access: str) -> NDArray[np.int64]:
         """Row numbers of each batch."""
-        return self._array(f"batches-{access}")
+        return self.array(f"batches-{access}")
 
     def sample(self, access: str) -> NDArray[np.int64]:
         """Row numbers that the batches touch, each once, to compare after updates."""
-        return self._array(f"sample-{access}")
+        return self.array(f"sample-{access}")
 
     def gradients(self) -> NDArray[np.float32]:
         """The gradient of a batch; every batch has the same."""
-        return np.array(self._array("gradients"))
+        return np.array(self.array("gradients"))
 
     def first_rows(self, start: int, stop: int) -> NDArray[np.float32]:
         """Rows [start, stop) as they are before any update.
@@ -64,7 +64,7 @@ class Work:
 
     def first_rows_of(self, numbers: NDArray[np.int64]) -> NDArray[np.float32]:
         """The same for any row numbers."""
-        pattern = self._array("pattern")
+        pattern = self.array("pattern")
         rows = pattern[numbers % len(pattern)]
         rows[:, 0] = (numbers % _EXACT) / _EXACT
         return rows

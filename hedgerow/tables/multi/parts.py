@@ -94,29 +94,17 @@ def apply_gradients(
     """One optimizer step per part and distinct id, part after part."""
     checks.count("ts", ts)
     checks.flag("per_occurrence", per_occurrence)
-    ready: list[tuple[Part, Sequence[Rate] | None]] = [(part, part.rates) for part in parts]
-    if len(parts) > 1:  # one alone is checked by its own call
-        ready = [(part, _checked_rates(part, step)) for part in parts]
+    # All are asked before the first changes; a rate that is a function is asked once.
+    ready = [
+        part.table._update_arguments(part.ids, part.rows, part.rates, step, part.counts)
+        for part in parts
+    ]
     done = []
-    for part, rates in ready:
+    for part, (ids, grads, rates, at_step) in zip(parts, ready, strict=True):
         done.append(
-            part.table.apply_gradients(
-                part.ids,
-                part.rows,
-                rates=rates,
-                step=step,
-                ts=ts,
-                counts=part.counts,
-                per_occurrence=per_occurrence,
-            )
+            part.table._apply_checked(ids, grads, rates, at_step, ts, part.counts, per_occurrence)
         )
     return total(done)
-
-
-def _checked_rates(part: Part, step: int | None) -> list[float]:
-    """Rates as numbers: one that is a function is asked once, before anything changes."""
-    ids, grads = part.ids, part.rows
-    return part.table._update_arguments(ids, grads, part.rates, step, part.counts)[2]
 
 
 def total(done: Sequence[Applied]) -> Applied:

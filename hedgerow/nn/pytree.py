@@ -1,0 +1,113 @@
+"""Batches as torch's export sees them: the tensors they are made of, and sizes that may change."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils import _pytree
+from torch.utils.weak import WeakTensorKeyDictionary
+
+from ..core.errors import InputError
+from ..core.id_batch import IdBatch
+from ..core.ids import Ragged
+
+# torch knows inputs by identity: offsets that are taken apart twice must give the same tensor.
+_LENGTHS = WeakTensorKeyDictionary()
+_Keyed = list[tuple[Any, Any]]
+
+
+def register_batches() -> None:
+    """Lets IdBatch and Ragged be inputs and outputs of exported programs; once a process."""
+    if IdBatch in _pytree.SUPPORTED_NODES:
+        return
+    _pytree.register_pytree_node(
+        IdBatch,
+        lambda batch: ([part for _, part in _parts(batch)], batch.names),
+        _batch,
+        serialized_type_name="hedgerow.IdBatch",
+        to_dumpable_context=list,
+        from_dumpable_context=tuple,
+        flatten_with_keys_fn=lambda batch: (_parts(batch), batch.names),
+    )
+    _pytree.register_pytree_node(
+        Ragged,
+        lambda ragged: ([ragged.values, ragged.row_splits], None),
+        lambda parts, _: Ragged.trusted(*parts),
+        serialized_type_name="hedgerow.Ragged",
+    )
+    torch.serialization.add_safe_globals([IdBatch])  # torch saves example inputs with a program
+
+
+def _parts(batch: IdBatch) -> _Keyed:
+    """Ids, lengths of the bags [features, samples], weights.
+
+    Lengths say how many samples there are. Offsets would only let it be computed, and torch would
+    then find out that it was not 1 in the example, and export a program that refuses one sample.
+    """
+    parts = {"values": batch.values, "lengths": _lengths(batch), "weights": batch.weights}
+    return [(_pytree.GetAttrKey(name), part) for name, part in parts.items()]
+
+
+def _lengths(batch: IdBatch) -> Any:
+    offsets: Any = batch.offsets
+    if not isinstance(offsets, Tensor):  # torch looks for structure alone
+        return offsets
+    features, cells = max(1, len(batch.names)), offsets.shape[0] - 1
+    lengths = (offsets[1:] - offsets[:-1]).view(features, cells // features)
+    return _kept(offsets, lengths)
+
+
+def _kept(offsets: Tensor, lengths: Tensor) -> Tensor:
+    """The lengths that these offsets had before, unless they were written to since."""
+    if torch.compiler.is_dynamo_compiling() or offsets.is_inference():
+        return lengths
+    before = _LENGTHS.get(offsets)
+    if before is not None and before[0] == offsets._version:
+        return before[1]
+    _LENGTHS[offsets] = (offsets._version, lengths)
+    return lengths
+
+
+def _batch(parts: Iterable[Any], names: tuple[str, ...]) -> IdBatch:
+    """Without checks, which would look at values; the op that reads the rows makes them."""
+    values, offsets, weights = parts
+    if isinstance(offsets, Tensor):
+        lengths = offsets
+        offsets = torch.cat([lengths.new_zeros(1), lengths.flatten().cumsum(0)])
+        _kept(offsets, lengths)
+    made = object.__new__(IdBatch)
+    fields = {"names": names, "values": values, "offsets": offsets, "weights": weights}
+    for name, value in fields.items():
+        object.__setattr__(made, name, value)
+    return made
+
+
+def dynamic_shapes(*inputs: Any) -> tuple[Any, ...]:
+    """What `torch.export.export(..., dynamic_shapes=)` needs for any number of samples and ids.
+
+    `inputs` are those of the model's forward: tensors, whose first dimension is samples, IdBatches,
+    and whatever torch exports as a constant.
+
+    >>> import hedgerow as hr
+    >>> ids = hr.IdBatch.from_lists({"user": [[1], [2]], "item": [[5, 6], []]})
+    >>> dense, (values, lengths, weights) = hr.dynamic_shapes(torch.ones(2, 4), ids)
+    >>> dense[0].__name__, values[0].__name__, lengths[1].__name__, weights
+    ('samples', 'ids1', 'samples', None)
+    """
+    register_batches()
+    samples = torch.export.Dim("samples")
+    return tuple(_shape(i, one, samples) for i, one in enumerate(inputs))
+
+
+def _shape(number: int, given: Any, samples: Any) -> Any:
+    if isinstance(given, Tensor):
+        return {0: samples} if given.dim() else None
+    if not isinstance(given, IdBatch):
+        return None
+    if not given.names:
+        raise InputError(f"input {number} is an IdBatch without features; give one of real use.")
+    ids = torch.export.Dim(f"ids{number}")
+    return [{0: ids}, {1: samples}, None if given.weights is None else {0: ids}]

@@ -1,0 +1,130 @@
+"""Which checkpoints of a run are written, kept and found again."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Mapping
+from os import PathLike
+from pathlib import Path
+
+import torch
+from torch import nn
+
+from ..core import checks
+from ..core.errors import CheckpointError, CheckpointMissingError
+from ..nn.saving import Stateful, load, save
+from ..tables.checkpoint.manifest_reader import read_manifest
+from ..tables.checkpoint.newest import newest
+
+_TEST_LOSS = "test_loss"
+
+
+class Checkpoints:
+    """The checkpoints of one run, in folders named after their steps. Single-owner.
+
+    One is written every `every_steps` steps, and whenever the test loss is the lowest so far; the
+    newest `keep` and the best are kept.
+
+    >>> import tempfile, hedgerow as hr
+    >>> model = hr.EmbeddingBags([hr.Table("user", 2)])
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     kept = Checkpoints(folder, keep=1)
+    ...     for step, loss in ((1, 0.4), (2, 0.3), (3, 0.5)):
+    ...         _ = kept.save(model, None, {}, step=step, test_loss=loss)
+    ...     kept.newest().name, kept.best().name
+    ('step-000000003', 'step-000000002')
+    """
+
+    def __init__(
+        self, folder: str | PathLike[str], *, every_steps: int | None = None, keep: int = 2
+    ) -> None:
+        self.folder = Path(folder)
+        if every_steps is not None:
+            checks.count("every_steps", every_steps, least=1)
+        self._every_steps, self._keep = every_steps, checks.count("keep", keep, least=1)
+
+    def due(self, step: int) -> bool:
+        """Whether one belongs after this step."""
+        return self._every_steps is not None and step % self._every_steps == 0
+
+    def save(
+        self,
+        model: nn.Module,
+        optimizer: torch.optim.Optimizer | None,
+        extras: Mapping[str, Stateful],
+        *,
+        step: int,
+        test_loss: float | None = None,
+    ) -> Path:
+        """Writes one, then removes those that are no longer kept."""
+        path = self.folder / step_name(step)
+        known = _test_loss(path) if test_loss is None else test_loss  # of a save at the same step
+        metadata = {} if known is None else {_TEST_LOSS: known}
+        save(
+            model,
+            path,
+            optimizer=optimizer,
+            extras=extras,
+            step=step,
+            metadata=metadata,
+            overwrite=True,
+        )
+        self._remove_old()
+        return path
+
+    def newest(self) -> Path:
+        """The one of the highest step."""
+        return newest(self.folder)
+
+    def best(self) -> Path:
+        """The one of the lowest test loss; the newest where none was tested."""
+        tested = {path: loss for path in self._every() if (loss := _test_loss(path)) is not None}
+        return min(tested, key=lambda path: (tested[path], path)) if tested else self.newest()
+
+    def any(self) -> bool:
+        """Whether there is one."""
+        return bool(self._every())
+
+    def load_newest(
+        self,
+        model: nn.Module,
+        optimizer: torch.optim.Optimizer | None,
+        extras: Mapping[str, Stateful],
+    ) -> Path:
+        """Brings everything back to where the newest was written."""
+        path = self.newest()
+        load(model, path, optimizer=optimizer, extras=extras)
+        return path
+
+    def _every(self) -> list[Path]:
+        found = [path for path in self.folder.glob("step-*") if _is_complete(path)]
+        return sorted(found, key=lambda path: int(path.name.removeprefix("step-")))
+
+    def _remove_old(self) -> None:
+        every = self._every()
+        for path in set(every[: -self._keep]) - {self.best()}:
+            shutil.rmtree(path)
+
+
+def step_name(step: int) -> str:
+    """The name of a checkpoint's folder."""
+    return f"step-{step:09d}"
+
+
+def _is_complete(path: Path) -> bool:
+    try:
+        read_manifest(path)
+    except CheckpointMissingError:
+        return False
+    return path.name.removeprefix("step-").isdecimal()
+
+
+def _test_loss(path: Path) -> float | None:
+    try:
+        about = read_manifest(path).metadata
+    except CheckpointMissingError:
+        return None
+    loss = about.get("user", {}).get(_TEST_LOSS)
+    if loss is not None and not isinstance(loss, float | int):
+        raise CheckpointError(f"{path} has the test loss {loss!r}; it must be a number.")
+    return loss

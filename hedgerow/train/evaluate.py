@@ -1,0 +1,38 @@
+"""How well a model predicts a source it does not learn from."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import torch
+from torch import Tensor, nn
+
+from ..data.batch import Batch, Source
+from .metrics import Metrics
+
+
+def predictions(model: nn.Module, source: Source) -> Iterator[tuple[Tensor, Batch]]:
+    """The logits of every batch, in eval mode: ids without a row count as zeros."""
+    was_training = model.training
+    model.eval()
+    try:
+        with torch.no_grad():
+            for batch in source:
+                yield model(batch.dense, batch.ids), batch
+    finally:
+        model.train(was_training)
+
+
+def evaluate(model: nn.Module, source: Source) -> dict[str, float]:
+    """Loss, AUC, normalized entropy and calibration over one epoch of a source.
+
+    >>> import hedgerow as hr
+    >>> source = hr.data.clicks(batch_size=64, steps=4)
+    >>> model = hr.models.DeepFM([hr.Table("user", 4), hr.Table("item", 4)], dense=4)
+    >>> evaluate(model, source)["samples"]
+    256.0
+    """
+    metrics = Metrics()
+    for logits, batch in predictions(model, source):
+        metrics.update(logits, batch.labels, batch.weights)
+    return metrics.result()

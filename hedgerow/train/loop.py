@@ -1,0 +1,224 @@
+"""The training loop: steps, logs, evaluations, checkpoints, and going on after any of them."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from ..core import checks
+from ..core.errors import StateError
+from ..data.batch import Batch, Source
+from ..nn.saving import Stateful
+from ..nn.summary import tables_of
+from .checkpoints import Checkpoints, step_name
+from .evaluate import evaluate
+from .metrics import Metrics
+from .progress import Progress, RandomState
+from .sinks import Sink
+from .stop_signal import StopSignal
+
+
+@dataclass(frozen=True, slots=True)
+class Schedule:
+    """How long a run is, and how often it speaks.
+
+    `steps` is a limit over all epochs. An evaluation comes every `eval_every` steps, and at the end
+    of every epoch. `early_stop` is the number of evaluations in a row without a lower test loss
+    that ends the run; 0 is never.
+    """
+
+    epochs: int = 1
+    steps: int | None = None
+    log_every: int = 100
+    eval_every: int | None = None
+    early_stop: int = 0
+
+    def __post_init__(self) -> None:
+        checks.whole("Schedule", "epochs", self.epochs, least=1)
+        checks.whole("Schedule", "log_every", self.log_every, least=1)
+        checks.whole("Schedule", "early_stop", self.early_stop)
+        for name in ("steps", "eval_every"):
+            if getattr(self, name) is not None:
+                checks.whole("Schedule", name, getattr(self, name), least=1)
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """How a run ended: `why` is "done", "step limit", "early stop" or "interrupted"."""
+
+    why: str
+    step: int
+    epoch: int
+    samples: int
+    test: dict[str, float]  # of the last evaluation of this process
+    checkpoint: Path | None
+
+
+class Trainer:
+    """Trains a model on a source. Single-owner.
+
+    A run that was stopped, by whatever, goes on from its newest checkpoint with `resume`, and ends
+    with the same bits as one that was not: rows, weights, states and metrics.
+
+    >>> import hedgerow as hr
+    >>> model = hr.models.DeepFM([hr.Table("user", 4), hr.Table("item", 4)], dense=4)
+    >>> optimizer = torch.optim.Adam(model.parameters())
+    >>> trainer = Trainer(model, optimizer, hr.data.clicks(batch_size=64, steps=20))
+    >>> outcome = trainer.run()
+    >>> outcome.why, outcome.step, outcome.samples
+    ('done', 20, 1280)
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        optimizer: torch.optim.Optimizer,
+        train: Source,
+        *,
+        test: Source | None = None,
+        schedule: Schedule | None = None,
+        checkpoints: Checkpoints | None = None,
+        sinks: Sequence[Sink] = (),
+    ) -> None:
+        self.model, self.optimizer, self.train, self.test = model, optimizer, train, test
+        self.schedule = schedule or Schedule()
+        self.checkpoints = checkpoints
+        self.sinks = list(sinks)
+        self.progress = Progress()
+        self._metrics = Metrics()  # since the last line of the log
+        self._tables = list(tables_of(model).values())
+        self._tested: dict[str, float] = {}
+        self._saved: Path | None = None
+        self._began_s = time.perf_counter()
+
+    def resume(self) -> bool:
+        """Goes to the newest checkpoint; False where there is none."""
+        if self.checkpoints is None:
+            raise StateError("resume of a trainer without checkpoints; give it some.")
+        if not self.checkpoints.any():
+            return False
+        self._saved = self.checkpoints.load_newest(self.model, self.optimizer, self._extras())
+        return True
+
+    def run(self) -> Outcome:
+        """Trains to the end of the schedule; Ctrl-C or SIGTERM saves and ends it early."""
+        self.model.train()
+        self._began_s = time.perf_counter()
+        with StopSignal() as stop:
+            why = self._epochs(stop)
+        at = self.progress
+        if self._saved is None or self._saved.name != step_name(at.step):
+            self._save()
+        self._write("end", {"why": why, **self._metrics.result()})
+        return Outcome(why, at.step, at.epoch, at.samples, self._tested, self._saved)
+
+    def _epochs(self, stop: StopSignal) -> str:
+        """Why the run ends."""
+        while True:
+            why = self._why_over()
+            if why is None and self.progress.epoch == self.schedule.epochs:
+                why = "done"
+            why = why or self._epoch(stop)
+            if why is not None:
+                return why
+
+    def _epoch(self, stop: StopSignal) -> str | None:
+        """The rest of an epoch; why the run ends in it, if it does."""
+        every, at = self.schedule.eval_every, self.progress
+        for batch in self.train:
+            self._step(batch)
+            if at.step % self.schedule.log_every == 0:
+                self._log()
+            if every is not None and at.step % every == 0:
+                self._evaluate()
+            if self.checkpoints is not None and self.checkpoints.due(at.step):
+                self._save()
+            why = "interrupted" if stop.wanted else self._why_over()
+            if why is not None:
+                return why
+        at.epoch += 1  # before the save of an evaluation: the source is at its start again
+        if at.evaluated_at != at.step:
+            self._evaluate()
+        return "interrupted" if stop.wanted else None
+
+    def _why_over(self) -> str | None:
+        at, schedule = self.progress, self.schedule
+        if schedule.steps is not None and at.step >= schedule.steps:
+            return "step limit"
+        if schedule.early_stop and at.worse >= schedule.early_stop:
+            return "early stop"
+        return None
+
+    def _step(self, batch: Batch) -> None:
+        logits = self.model(batch.dense, batch.ids)
+        self._metrics.update(logits, batch.labels, batch.weights)  # refuses what is not finite
+        loss = _loss(logits, batch)
+        self.optimizer.zero_grad()
+        loss.backward()  # rows update here
+        self.optimizer.step()
+        self.progress.step += 1
+        self.progress.samples += batch.samples
+
+    def _log(self) -> None:
+        self._write("train", self._metrics.result())
+        self._metrics.reset()
+
+    def _evaluate(self) -> None:
+        if self.test is None:
+            return
+        self._tested = evaluate(self.model, self.test)
+        is_best = self.progress.note(self._tested["loss"])
+        self._write("eval", self._tested)
+        if is_best:
+            self._save(self._tested["loss"])
+
+    def _save(self, test_loss: float | None = None) -> None:
+        if self.checkpoints is None:
+            return
+        self.progress.events += 1  # the line below belongs to what is saved
+        self._saved = self.checkpoints.save(
+            self.model,
+            self.optimizer,
+            self._extras(),
+            step=self.progress.step,
+            test_loss=test_loss,
+        )
+        self.progress.events -= 1
+        self._write("checkpoint", {"path": str(self._saved)})
+
+    def _extras(self) -> dict[str, Stateful]:
+        return {
+            "progress": self.progress,
+            "metrics": self._metrics,
+            "source": self.train,
+            "random": RandomState(),
+        }
+
+    def _write(self, kind: str, values: Mapping[str, float | int | str]) -> None:
+        at = self.progress
+        event = {
+            "kind": kind,
+            "step": at.step,
+            "epoch": at.epoch,
+            "samples": at.samples,
+            "seconds": round(time.perf_counter() - self._began_s, 3),
+            "rows": sum(table.size() for table in self._tables),
+        }
+        at.events += 1
+        # The batch counts of metrics are not the run's.
+        more = {name: value for name, value in values.items() if name != "samples"}
+        for sink in self.sinks:
+            sink.write({**event, **more})
+
+
+def _loss(logits: Tensor, batch: Batch) -> Tensor:
+    if batch.weights is None:
+        return functional.binary_cross_entropy_with_logits(logits, batch.labels)
+    each = functional.binary_cross_entropy_with_logits(logits, batch.labels, reduction="none")
+    return (each * batch.weights).sum() / batch.weights.sum().clamp(min=1e-12)
