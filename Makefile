@@ -20,8 +20,8 @@ $(STAMP): $(SOURCES)
 	$(PIP) --no-build-isolation -e '.[dev]'
 	touch $@
 
-train: env ## the main job: fit a small model on synthetic clicks
-	$(BIN)/python examples/local_table.py
+train: env ## the main job: DeepFM on MovieLens-100K, against a table with collisions
+	$(BIN)/hedgerow train examples/movielens.toml --compare
 
 test: env lint sanitize ## checks, C++ tests under sanitizers, all tests but the long ones
 	$(BIN)/python -m pytest -n 2 --dist loadgroup -q -m "not long"

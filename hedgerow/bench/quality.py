@@ -104,25 +104,7 @@ def trained(
             loss.backward()
             for optimizer in optimizers:
                 optimizer.step()
-    return evaluate(model, _Listed([changed(batch) for batch in test]))
-
-
-class _Listed:
-    """Batches in memory as a source."""
-
-    def __init__(self, batches: Sequence[Batch]) -> None:
-        self._batches = batches
-
-    def __iter__(self) -> Iterator[Batch]:
-        return iter(self._batches)
-
-    def state_dict(self) -> dict[str, Any]:
-        """It has no position."""
-        return {}
-
-    def load_state_dict(self, state: Any) -> None:
-        """It has no position."""
-        del state
+    return evaluate(model, map(changed, test))
 
 
 def _summed(case: str, variant: str, runs: Sequence[dict[str, float]]) -> dict[str, Any]:

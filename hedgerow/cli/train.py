@@ -41,6 +41,14 @@ def train(
     resume: Annotated[
         bool, typer.Option("--resume", help="Go on with the run in --out, to the same bits.")
     ] = False,
+    compare: Annotated[
+        bool,
+        typer.Option(
+            "--compare",
+            help="Train once more with ids hashed to a quarter of the rows, to see what collisions "
+            "cost.",
+        ),
+    ] = False,
     as_json: AsJson = False,
 ) -> None:
     """Train a model; write checkpoints, logs and learning curves into a folder.
@@ -70,7 +78,7 @@ def train(
     else:
         run.begin(job)
     trainer, outcome = _trained(job, parts, run, resume)
-    finish(job, parts, run, trainer, outcome, as_json=as_json)
+    finish(job, parts, run, trainer, outcome, compare=compare, as_json=as_json)
     if outcome.why == "interrupted":
         raise typer.Exit(1)
 
@@ -137,10 +145,11 @@ def _trained(job: Job, parts: Parts, run: RunFolder, resume: bool) -> tuple[Trai
         schedule=schedule,
         checkpoints=keep,
     )
-    from_step = trainer.progress.step if resume and trainer.resume() else None
+    goes_on = resume and trainer.resume()
+    at = trainer.progress
     trainer.sinks += [
-        JsonLines(run.log, from_step),
-        TensorBoard(run.tensorboard, from_step),
+        JsonLines(run.log, at.events if goes_on else None),
+        TensorBoard(run.tensorboard, at.step if goes_on else None),
         Console(parts.total_steps),
     ]
     try:

@@ -10,6 +10,7 @@ import typer
 
 from ..core.errors import MissingExtraError
 from ..core.units import format_count
+from .train_compare import DIVISOR, hashed_baseline
 
 if TYPE_CHECKING:
     from ..train.job import Job
@@ -19,10 +20,20 @@ if TYPE_CHECKING:
 
 
 def finish(
-    job: Job, parts: Parts, run: RunFolder, trainer: Trainer, outcome: Outcome, *, as_json: bool
+    job: Job,
+    parts: Parts,
+    run: RunFolder,
+    trainer: Trainer,
+    outcome: Outcome,
+    *,
+    compare: bool,
+    as_json: bool,
 ) -> None:
     """Tests where the run has not, draws the curves, and shows it all."""
     report = _report(parts, run, outcome, _test(parts, trainer, outcome))
+    if compare and outcome.why != "interrupted":
+        typer.echo(f"once more, with ids that share 1/{DIVISOR} of the rows ...", err=True)
+        report["baselines"]["hashed table"] = hashed_baseline(job, parts.model, outcome.step)
     title = f"{job.model.word} on {job.data.word}"
     report["curves"] = _curves(run, title, report)
     if as_json:
@@ -62,7 +73,7 @@ def baselines(parts: Parts, test: dict[str, float]) -> dict[str, dict[str, float
     """What the test metrics are to be compared with, each an AUC and where known a log loss.
 
     Majority predicts the share of positives for every sample. On synthetic clicks the true chances
-    tell the best. Others, such as the same model over hashed tables, are further entries here.
+    tell the best.
     """
     found: dict[str, dict[str, float]] = {}
     if test and test["ne"]:

@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 
 import torch
 from torch import Tensor, nn
 
-from ..data.batch import Batch, Source
+from ..data.batch import Batch
 from .metrics import Metrics
 
 
-def predictions(model: nn.Module, source: Source) -> Iterator[tuple[Tensor, Batch]]:
+def predictions(model: nn.Module, source: Iterable[Batch]) -> Iterator[tuple[Tensor, Batch]]:
     """The logits of every batch, in eval mode: ids without a row count as zeros."""
     was_training = model.training
     model.eval()
@@ -23,7 +23,7 @@ def predictions(model: nn.Module, source: Source) -> Iterator[tuple[Tensor, Batc
         model.train(was_training)
 
 
-def evaluate(model: nn.Module, source: Source) -> dict[str, float]:
+def evaluate(model: nn.Module, source: Iterable[Batch]) -> dict[str, float]:
     """Loss, AUC, normalized entropy and calibration over one epoch of a source.
 
     >>> import hedgerow as hr
