@@ -122,12 +122,14 @@ def _number(values: dict[str, float], name: str) -> str:
 def _next(job: Job, run: RunFolder, outcome: Outcome) -> list[str]:
     if outcome.why == "interrupted":
         return ["", f"go on with:  hedgerow train --resume --out {run.path}"]
-    more = f"hedgerow train --resume --out {run.path} --epochs {job.train.epochs + 1}"
+    longer = f"--epochs {job.train.epochs + 1}"
+    if outcome.why == "step limit":
+        longer = f"--steps {2 * outcome.step}"
     return [
         "",
         "try next:",
         f"  hedgerow predict {run.path}",
-        f"  {more}",
+        f"  hedgerow train --resume --out {run.path} {longer}",
         f"  tensorboard --logdir {run.tensorboard}",
     ]
 

@@ -159,11 +159,12 @@ def test_files_without_labels_are_predicted_alike(job: Path, tmp_path: Path) -> 
 def test_a_resumed_run_ends_as_one_that_was_not_stopped(job: Path, tmp_path: Path) -> None:
     whole, stopped = tmp_path / "whole", tmp_path / "stopped"
     _run("train", job, "--out", whole, "--epochs", 2)
-    _run("train", job, "--out", stopped, "--steps", 13)
-    said = json.loads(
+    said = _run("train", job, "--out", stopped, "--steps", 13)
+    assert f"hedgerow train --resume --out {stopped} --steps 26" in said
+    more = json.loads(
         _run("train", "--resume", "--out", stopped, "--epochs", 2, "--steps", 40, "--json")
     )
-    assert (said["step"], said["samples"]) == (40, 1280)
+    assert (more["step"], more["samples"]) == (40, 1280)
     for run in (whole, stopped):
         _run("predict", run)
     one, two = (pq.read_table(run / "predictions.parquet") for run in (whole, stopped))
