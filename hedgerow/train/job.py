@@ -26,7 +26,9 @@ class DenseJob:
 
 @dataclass(frozen=True, kw_only=True)
 class TrainJob:
-    """`[train]`: how long and how often; None for `eval_every` is once an epoch."""
+    """`[train]`: how long and how often; None for `eval_every` is once an epoch, and for `threads`
+    as many as torch takes by itself.
+    """
 
     epochs: Size = 1
     steps: Size | None = None
@@ -34,6 +36,7 @@ class TrainJob:
     log_every: Size = 100
     eval_every: Size | None = None
     early_stop: Count = 0
+    threads: Size | None = None
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -39,6 +39,8 @@ def build(job: Job) -> Parts:
     >>> type(parts.model).__name__, parts.total_steps, 0.9 < parts.best_auc < 0.95
     ('DeepFM', 80, True)
     """
+    if job.train.threads is not None:
+        torch.set_num_threads(job.train.threads)
     fields = job.model.fields(job.data)
     train, test = job.data.train(fields), job.data.test(fields)
     model = build_model(job)
