@@ -41,7 +41,7 @@ class TrainSizes:
         )
 
 
-FULL = TrainSizes(features=26, rows=1_000_000, dim=32, samples=4_096, batches=48)
+FULL = TrainSizes(features=26, rows=1_000_000, dim=32, samples=4_096, batches=24)
 QUICK = TrainSizes(features=26, rows=20_000, dim=32, samples=256, batches=5)
 
 

@@ -176,7 +176,7 @@ def train(
 
     The model is DLRM with a 64-32 bottom over 26 features of synthetic clicks, 1,000,000 rows a
     table, dim 32, in batches of 4,096, with Adagrad. A step is forward, loss, backward, the dense
-    optimizer and the rows; a round is 48 steps on different batches, and its time that of the
+    optimizer and the rows; a round is 24 steps on different batches, and its time that of the
     median step. Batches are made beforehand: making them is not timed, on either side. We take
     64-bit ids; the peers take row numbers. All start from the same rows and weights. Losses,
     weights and rows are compared; the exit status is 1 if they differ.

@@ -73,10 +73,7 @@ def train(
     options = {name: value for name, value in given.items() if value is not None}
     job, run = _resumed(config, options, out) if resume else _new(config, options, out)
     parts = _built(job)
-    if resume:
-        run.go_on(job)
-    else:
-        run.begin(job)
+    (run.go_on if resume else run.begin)(job)
     trainer, outcome = _trained(job, parts, run, resume)
     finish(job, parts, run, trainer, outcome, compare=compare, as_json=as_json)
     if outcome.why == "interrupted":

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from ..core.clock import Clock
+from ..core.recycle import Recycler
 from ..core.shapes import Float32, Int64
 from ..tables.multi.host_tables import HostTables
 from ..tables.store import TableKeys
@@ -76,6 +77,7 @@ class RowUpdates:
         self._waiting: list[tuple[Reading, tuple[Tensor | None, ...]]] = []
         self._merged: list[RowGradients] | None = None
         self._running: WeakValueDictionary[int, _Backward] = WeakValueDictionary()
+        self._memory = Recycler()
 
     def collect(self, reading: Reading, grads: Sequence[Tensor | None]) -> None:
         """Called by autograd, once for every lookup that took part in the loss."""
@@ -116,13 +118,24 @@ class RowUpdates:
         counted = [one.counts for one in by_table if one.counts is not None]
         self._store.apply_gradients(
             TableKeys(_joined([one.ids for one in by_table]), splits),
-            _flat([one.grads for one in by_table]),
+            self._flat([one.grads for one in by_table]),
             step=self.step,
             ts=now_s,
             counts=_joined(counted) if counted else None,
         )
         self.step += 1
         self._evict(before_s, now_s)
+
+    def _flat(self, grads: Sequence[Tensor]) -> Float32[Tensor, "floats"]:
+        """Gradients of all tables as a store takes them; each is copied once, whatever its strides.
+
+        In the memory of the update before: what the system gives anew costs more than the copy.
+        """
+        sizes = [grad.numel() for grad in grads]
+        flat = self._memory.take(sum(sizes))[0]
+        for part, grad in zip(flat.split(sizes), grads, strict=True):
+            part.view(grad.shape).copy_(grad)
+        return flat
 
     def _of_tables(self) -> list[RowGradients]:
         return [self._of_table(k, dim) for k, dim in enumerate(self._store.dims)]
@@ -153,11 +166,3 @@ class RowUpdates:
 def _joined(parts: Sequence[Tensor]) -> Tensor:
     filled = [part for part in parts if len(part)]
     return filled[0] if len(filled) == 1 else torch.cat(filled or [parts[0]])
-
-
-def _flat(grads: Sequence[Tensor]) -> Float32[Tensor, "floats"]:
-    """Gradients of all tables as a store takes them; each is copied once, whatever its strides."""
-    flat = torch.empty(sum(grad.numel() for grad in grads))
-    for part, grad in zip(flat.split([grad.numel() for grad in grads]), grads, strict=True):
-        part.view(grad.shape).copy_(grad)
-    return flat
