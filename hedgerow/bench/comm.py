@@ -49,7 +49,9 @@ def _results(nproc: int, iterations: int, length: int, timeout_s: float) -> list
                 check=False,
             )
         except subprocess.TimeoutExpired as error:
-            raise LaunchError(f"no result after {timeout_s} s; give it more: --timeout-s.") from error
+            late = f"no result after {timeout_s} s; give it more: --timeout-s."
+            raise LaunchError(late) from error
         if done.returncode or not out.exists():
-            raise LaunchError(f"a process failed with status {done.returncode}: {done.stderr[-2000:]}")
+            told = done.stderr[-2000:]
+            raise LaunchError(f"a process failed with status {done.returncode}: {told}")
         return json.loads(out.read_text())

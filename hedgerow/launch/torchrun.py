@@ -59,11 +59,12 @@ def command(nproc: int, target: Sequence[str], *, module: bool = False) -> list[
     """The command line of torchrun for one machine; it finds a free port itself.
 
     >>> command(2, ["train.py", "--epochs", "3"])[1:]
-    ['-m', 'torch.distributed.run', '--standalone', '--nproc-per-node', '2', 'train.py', \
-'--epochs', '3']
+    ['-m', 'torch.distributed.run', '--standalone', '--nproc-per-node', '2', '--', \
+'train.py', '--epochs', '3']
     """
     run = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
-    return [*run, "--nproc-per-node", str(nproc), *(["-m"] if module else []), *target]
+    how = ["--nproc-per-node", str(nproc), *(["-m"] if module else [])]
+    return [*run, *how, "--", *target]  # else torchrun takes the script's --nproc for its own
 
 
 def run_script(nproc: int, target: Sequence[str], config: Mapping[str, Any]) -> int:

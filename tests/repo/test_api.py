@@ -59,7 +59,8 @@ def test_every_name_of_the_doors_inside_is_documented_with_an_example(name: str)
 
 
 @pytest.mark.parametrize(
-    "path", ["README.md", "docs/architecture.md", "docs/data.md", "docs/training.md"]
+    "path",
+    ["README.md", "docs/architecture.md", "docs/data.md", "docs/launch.md", "docs/training.md"],
 )
 def test_code_in_the_documents_runs(path: str, capsys: pytest.CaptureFixture[str]) -> None:
     for block in _code_blocks(ROOT / path):
