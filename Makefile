@@ -6,6 +6,11 @@ STAMP := .venv/.installed
 SOURCES := pyproject.toml constraints.txt CMakeLists.txt $(wildcard csrc/*.h csrc/*.cpp)
 CPP := $(wildcard csrc/*.h csrc/*.cpp csrc/tests/*.h csrc/tests/*.cpp)
 
+# mpirun in tests: CI runs as root, and with fewer cores than processes.
+export OMPI_ALLOW_RUN_AS_ROOT := 1
+export OMPI_ALLOW_RUN_AS_ROOT_CONFIRM := 1
+export OMPI_MCA_rmaps_base_oversubscribe := 1
+
 .PHONY: help env train test test-long test-gpu lint format api sanitize bench bench-peers ci-deps \
 	wheel clean
 
@@ -72,8 +77,16 @@ bench-peers: .peers/torch/.installed .peers/tfra/.installed ## environments of t
 	.peers/tfra/bin/python -m pip install --quiet --disable-pip-version-check --no-deps -r tools/peers/tfra.txt
 	touch $@
 
-ci-deps: ## Debian packages that some tests need; none yet
-	@true
+# Without one of these, tests that need it are skipped aloud and counted.
+ci-deps: ## Debian packages that some tests need: openmpi-bin (mpirun)
+	@sudo=; test "$$(id -u)" = 0 || sudo="sudo -n"; \
+	if command -v mpirun > /dev/null; then echo "ci-deps: mpirun is there"; \
+	elif ! command -v apt-get > /dev/null; then echo "ci-deps: SKIPPED: openmpi-bin: no apt-get here"; \
+	elif ! $$sudo true 2> /dev/null; then echo "ci-deps: SKIPPED: openmpi-bin: neither root nor sudo"; \
+	elif $$sudo env DEBIAN_FRONTEND=noninteractive sh -c "apt-get -qq update; \
+	  apt-get -qq install --yes --no-install-recommends openmpi-bin" > /dev/null; \
+	then echo "ci-deps: openmpi-bin is installed"; \
+	else echo "ci-deps: SKIPPED: openmpi-bin: apt-get could not install it"; fi
 
 wheel: env ## dist/*.whl
 	$(BIN)/python -m pip wheel --quiet --disable-pip-version-check -c constraints.txt --no-build-isolation --no-deps -w dist .

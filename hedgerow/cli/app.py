@@ -9,7 +9,7 @@ from typing import Annotated
 import typer
 
 from ..core.errors import ConfigError, DtypeError, HedgerowError, InputError, UnknownNameError
-from . import bench, doctor, inspect, predict, reshard, summary, train
+from . import bench, doctor, inspect, launch, predict, reshard, summary, train
 from .import_monolith import import_monolith
 
 _JOB_FAILED, _BAD_ARGUMENTS = 1, 2
@@ -25,6 +25,9 @@ app = typer.Typer(
 app.add_typer(bench.app, name="bench")
 app.command("import-monolith")(import_monolith)
 app.command()(inspect.inspect)
+app.command(
+    context_settings={**launch.CONTEXT, "allow_interspersed_args": False},
+)(launch.launch)
 app.command()(reshard.reshard)
 app.command()(train.train)
 app.command()(predict.predict)

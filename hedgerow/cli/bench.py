@@ -195,6 +195,34 @@ def train(
     _finish(report, as_json)
 
 
+@app.command()
+def comm(
+    as_json: AsJson = False,
+    nproc: Annotated[int, typer.Option(help="Processes on this machine.")] = 2,
+    iterations: Annotated[
+        int, typer.Option(help="Of each case, at least 40: the first 20 are dropped.")
+    ] = 200,
+    length: Annotated[
+        int, typer.Option(help="Elements of float32; an exchange runs with 1, 1/2 and 1/4 of it.")
+    ] = 4_194_304,
+    timeout_s: Annotated[float, typer.Option(help="When to give up.")] = 600,
+) -> None:
+    """Measure what processes of this machine can exchange: averages, and all to all, over gloo.
+
+    Goodput is elements x 32 bits over the time of one iteration, as the original has it, mean over
+    windows of 20 iterations; the bus bandwidth follows from it. From memory to memory an eighth
+    of the length is sent. Received values are checked.
+    """
+    from ..bench.comm import run
+    from .show_comm import show_comm
+
+    report = run(nproc, iterations, length, timeout_s)
+    if as_json:
+        typer.echo(json.dumps(report, indent=1))
+    else:
+        show_comm(report)
+
+
 def _finish(report: dict[str, Any], as_json: bool) -> None:
     """Shows a report; results that are not equal end the program with status 1."""
     from .show import show_table_bench

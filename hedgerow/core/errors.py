@@ -92,3 +92,14 @@ class JobFailedError(HedgerowError, RuntimeError):
 
 class FileDamagedError(HedgerowError, ValueError):
     """A file that is cut off, changed, or lacks others of its set. The message names it."""
+
+
+class LaunchError(HedgerowError, RuntimeError):
+    """Processes of a job that do not come together, or that exchange wrong values."""
+
+
+class VariableMissingError(HedgerowError, KeyError, TypeError):
+    """A variable of the environment that must be set is not; a TypeError, as in the original."""
+
+    def __str__(self) -> str:
+        return str(self.args[0]) if self.args else ""

@@ -1,0 +1,94 @@
+"""How a process uses its GPU: the four options of the original's session, applied to torch."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+
+from . import env
+from .device import device_index
+from .env import Environ
+from .flags import LaunchFlags, is_reference
+from .rank_info import get_mpi_local_rank
+from .sync_rules import enable_sync_training
+
+_GDR_MEMORY_FRAC = 0.4  # the rest is for the network card, which writes into GPU memory itself
+
+
+@dataclass(slots=True, kw_only=True)
+class GpuOptions:
+    """Memory and device of this process.
+
+    >>> GpuOptions().allow_growth
+    False
+    """
+
+    allow_growth: bool = False
+    per_process_gpu_memory_fraction: float = 0.0  # 0: no limit
+    visible_device_list: str = ""
+    force_gpu_compatible: bool = False
+
+    def apply(self) -> None:
+        """Chooses the device, limits memory, and takes it at once unless it may grow.
+
+        Without CUDA nothing happens.
+
+        >>> GpuOptions(visible_device_list="0").apply() if not torch.cuda.is_available() else None
+        """
+        if not torch.cuda.is_available():
+            return
+        if self.visible_device_list:
+            rank = int(self.visible_device_list)
+            torch.cuda.set_device(device_index(rank, torch.cuda.device_count()))
+        fraction = self.per_process_gpu_memory_fraction
+        if fraction:
+            torch.cuda.set_per_process_memory_fraction(fraction)
+            if not self.allow_growth:
+                _, total_bytes = torch.cuda.mem_get_info()
+                # Allocated and given back to torch's own store, which keeps it.
+                torch.empty(int(total_bytes * fraction * 0.9), dtype=torch.uint8, device="cuda")
+
+
+def update_session_config_for_gpu(
+    cfg: GpuOptions,
+    *,
+    flags: LaunchFlags,
+    transport: str = "auto",
+    environ: Environ | None = None,
+) -> None:
+    """Sets the options as the environment of the job says.
+
+    >>> cfg = GpuOptions()
+    >>> update_session_config_for_gpu(cfg, flags=LaunchFlags(), environ={})
+    >>> cfg.allow_growth
+    True
+    """
+    environ = env.current() if environ is None else environ
+    if not enable_sync_training(flags, transport=transport, environ=environ):
+        cfg.allow_growth = True
+        return
+    if environ.get("MONOLITH_FORCE_GPU_COMPATIBLE", "1") == "1":
+        cfg.force_gpu_compatible = True
+    cfg.visible_device_list = _local_rank(environ, transport)
+    if env.switch(env.WITH_BYTEPS, environ) and uses_gdr(environ):
+        cfg.allow_growth = False
+        cfg.per_process_gpu_memory_fraction = _GDR_MEMORY_FRAC
+    else:
+        cfg.allow_growth = True
+
+
+def _local_rank(environ: Environ, transport: str) -> str:
+    if is_reference(transport):
+        return environ["OMPI_COMM_WORLD_LOCAL_RANK"]
+    return str(get_mpi_local_rank(environ=environ))
+
+
+def uses_gdr(environ: Environ) -> bool:
+    """Whether BytePS lets the network card read or write GPU memory, forward or backward.
+
+    >>> uses_gdr({"MONOLITH_WITH_BYTEPS_BWD_GDR": "1"})
+    True
+    """
+    names = ("MONOLITH_WITH_BYTEPS_FWD_GDR", "MONOLITH_WITH_BYTEPS_BWD_GDR")
+    return any(environ.get(name) == "1" for name in names)

@@ -1,0 +1,82 @@
+"""Runs a script in several processes of this machine, through torchrun."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import tomllib
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from ..core.errors import ConfigError, FileMissingError, InputError
+from . import env
+
+_SETTINGS = {"nproc": int, "backend": str, "timeout_s": (int, float)}
+_SIGNALLED = 128  # and the signal's number, as shells do
+
+
+def read_config(path: Path) -> dict[str, Any]:
+    """The table `[launch]` of a TOML file: nproc, backend, timeout_s."""
+    if not path.exists():
+        raise FileMissingError(f"no config file {path}; check --config.")
+    try:
+        found = tomllib.loads(path.read_text()).get("launch", {})
+    except tomllib.TOMLDecodeError as error:
+        raise ConfigError(f"{path} is not TOML: {error}.") from error
+    for name, value in found.items():
+        if name not in _SETTINGS:
+            known = ", ".join(_SETTINGS)
+            raise ConfigError(f"{path}: [launch] has {name!r}; it may have {known}.")
+        if not isinstance(value, _SETTINGS[name]) or isinstance(value, bool):
+            raise ConfigError(f"{path}: launch.{name} is {value!r}, which is of another type.")
+    return found
+
+
+def processes(
+    flag: int | None, config: Mapping[str, Any], environ: env.Environ | None = None
+) -> int:
+    """How many: the flag, the config file, HEDGEROW_NPROC, or 1.
+
+    >>> processes(None, {"nproc": 4}, {"HEDGEROW_NPROC": "2"})
+    4
+    """
+    count = env.choose(
+        "nproc",
+        flag=flag,
+        config=config,
+        variable="HEDGEROW_NPROC",
+        environ=environ,
+        parse=int,
+        default=1,
+    )
+    if count < 1:
+        raise InputError(f"nproc is {count}; it must be at least 1.")
+    return count
+
+
+def command(nproc: int, target: Sequence[str], *, module: bool = False) -> list[str]:
+    """The command line of torchrun for one machine; it finds a free port itself.
+
+    >>> command(2, ["train.py", "--epochs", "3"])[1:]
+    ['-m', 'torch.distributed.run', '--standalone', '--nproc-per-node', '2', '--', \
+'train.py', '--epochs', '3']
+    """
+    run = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
+    how = ["--nproc-per-node", str(nproc), *(["-m"] if module else [])]
+    return [*run, *how, "--", *target]  # else torchrun takes the script's --nproc for its own
+
+
+def run_script(nproc: int, target: Sequence[str], config: Mapping[str, Any]) -> int:
+    """Runs it to its end; the status of the job: 0, or not if a process failed.
+
+    What the config file says goes to the processes through the environment, where it stands above
+    what was set there and below the arguments of the script's own calls.
+    """
+    environ = dict(env.current())
+    for name, variable in (("backend", "EMB_DIST_BACKEND"), ("timeout_s", "HEDGEROW_TIMEOUT_S")):
+        if name in config:
+            environ[variable] = str(config[name])
+    environ.setdefault("OMP_NUM_THREADS", "1")  # torchrun would set it too, and warn
+    status = subprocess.run(command(nproc, target), env=environ, check=False).returncode
+    return status if status >= 0 else _SIGNALLED - status

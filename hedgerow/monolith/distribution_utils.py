@@ -1,0 +1,47 @@
+"""The original's `distribution_utils`, by its names; flags come as an argument.
+
+What each function does is told where it is made, in `hedgerow.launch`. `enable_bps` and
+`_SYNC_TRAIN_INITED` show what `hedgerow.launch.env` remembers.
+"""
+
+from __future__ import annotations
+
+from ..launch.bps import bps_init
+from ..launch.comm_bench import byteps_benchmark_a2a, byteps_benchmark_ar
+from ..launch.comm_driver import bps_comm_benchmark
+from ..launch.env import sync_training
+from ..launch.flags import LaunchFlags, SyncTrainConfig
+from ..launch.gpu_options import GpuOptions, update_session_config_for_gpu
+from ..launch.hooks import get_sync_run_hooks
+from ..launch.rank_info import get_mpi_local_rank, get_mpi_local_size, get_mpi_rank, get_mpi_size
+from ..launch.sync_rules import enable_sync_training, get_device_str
+from ..launch.sync_train import init_sync_train_and_update_conf, try_init_cuda
+
+__all__ = [
+    "GpuOptions",
+    "LaunchFlags",
+    "SyncTrainConfig",
+    "bps_comm_benchmark",
+    "bps_init",
+    "byteps_benchmark_a2a",
+    "byteps_benchmark_ar",
+    "enable_sync_training",
+    "get_device_str",
+    "get_mpi_local_rank",
+    "get_mpi_local_size",
+    "get_mpi_rank",
+    "get_mpi_size",
+    "get_sync_run_hooks",
+    "init_sync_train_and_update_conf",
+    "try_init_cuda",
+    "update_session_config_for_gpu",
+]
+
+
+def __getattr__(name: str) -> int | bool:
+    """The two module variables of the original, as they are now."""
+    if name == "enable_bps":
+        return sync_training.enable_bps
+    if name == "_SYNC_TRAIN_INITED":
+        return sync_training.inited
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
