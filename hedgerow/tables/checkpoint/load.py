@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from concurrent.futures import Future
 from dataclasses import dataclass
 from os import PathLike
@@ -14,6 +14,7 @@ import torch
 
 from ...core import checks
 from ...core.errors import CheckpointError, DtypeError, InputError
+from ...routing.router import Router
 from ..host import HostTable
 from .chain import Chain, Part
 from .filter_blobs import filters_to_restore, is_filter_blob
@@ -119,6 +120,14 @@ def check_routing(saved: str, runtime: str, *, reroute: bool, what: str = "the t
     return saved != runtime
 
 
+def check_rules(manifest: Manifest, routers: Mapping[str, Router], *, reroute: bool) -> None:
+    """Every table that both have goes by the rule of its files, or `reroute` is set."""
+    for name, router in routers.items():
+        if name in manifest.tables:
+            saved, what = manifest.dist_type_of(name), f"table {name!r} is"
+            check_routing(saved, router.dist_type, reroute=reroute, what=what)
+
+
 class _Owner:
     """Which rows are ours."""
 
@@ -135,10 +144,7 @@ class _Owner:
             shards = self._routers.default.shards
             raise InputError(f"shard is {shard}; the router has {shards}, from 0.")
         for manifest in chain.manifests:
-            for name, rule in self._routers.by_name.items():
-                if name in manifest.tables:
-                    saved, what = manifest.dist_type_of(name), f"table {name!r} is"
-                    check_routing(saved, rule.dist_type, reroute=reroute, what=what)
+            check_rules(manifest, self._routers.by_name, reroute=reroute)
 
     def share(self, base: Manifest, table: str) -> int:
         """About how many rows of the table are ours."""
