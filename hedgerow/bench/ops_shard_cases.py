@@ -10,6 +10,8 @@ from ..ops.fused_gather import (
     fused_gather_embeddings_by_input_plain,
 )
 from ..ops.reorder import fused_reorder_by_indices, fused_reorder_by_indices_plain
+from ..routing.bucketize import Bucketized, bucketize, bucketize_by_torch
+from ..routing.router import Router
 from .ops_duel import Duel, Maker, Sizes
 
 
@@ -69,7 +71,30 @@ def windows(sizes: Sizes) -> Duel:
     )
 
 
+def ordered_by_owner(sizes: Sizes) -> Duel:
+    """Bags of about 50 ids, 20 features, hashed over 8 owners, with the way back."""
+    random = torch.Generator().manual_seed(14)
+    features, longest = 20, 100
+    rows = max(1, 2 * sizes.ids // longest // features) * features
+    lengths = torch.randint(0, longest + 1, (rows,), generator=random)
+    keys = torch.empty(int(lengths.sum()), dtype=torch.int64)
+    keys.random_(-(2**63), None, generator=random)
+    routers = [Router("hash_roundrobin", 8)] * features
+    borders = [rows // features * f for f in range(features + 1)]
+
+    def parts(found: Bucketized) -> list[Tensor]:
+        way_back = found.unbucketize_permute
+        return [found.lengths, found.keys, *([] if way_back is None else [way_back])]
+
+    return Duel(
+        ours=lambda many: parts(bucketize(lengths, keys, routers, sequence=True)),
+        peer=lambda: parts(bucketize_by_torch(lengths, keys, routers, borders, sequence=True)),
+        work={"features": features, "ids": len(keys), "shards": 8},
+    )
+
+
 CASES: dict[str, Maker] = {
+    "bucketize": ordered_by_owner,
     "reorder 256": reorder_wide,
     "reorder 8": reorder_many,
     "windows": windows,

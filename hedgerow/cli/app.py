@@ -9,7 +9,7 @@ from typing import Annotated
 import typer
 
 from ..core.errors import ConfigError, DtypeError, HedgerowError, InputError, UnknownNameError
-from . import bench, doctor, inspect, launch, predict, reshard, summary, train
+from . import balance, bench, doctor, inspect, launch, predict, reshard, summary, train
 from .import_monolith import import_monolith
 
 _JOB_FAILED, _BAD_ARGUMENTS = 1, 2
@@ -22,6 +22,7 @@ app = typer.Typer(
     rich_markup_mode="markdown",  # paragraphs of help flow
     context_settings={"help_option_names": ["-h", "--help"]},
 )
+app.command()(balance.balance)
 app.add_typer(bench.app, name="bench")
 app.command("import-monolith")(import_monolith)
 app.command()(inspect.inspect)

@@ -18,8 +18,15 @@ def reshard(
     shards: Annotated[int, typer.Option(help="Shards of the new one.")],
     dist_type: Annotated[
         str,
-        typer.Option(help="The new rule, roundrobin or hash_roundrobin; the old one if absent."),
+        typer.Option(
+            help="The new rule: continuous, roundrobin or hash_roundrobin; if absent, every table "
+            "keeps its own."
+        ),
     ] = "",
+    rows: Annotated[
+        int | None,
+        typer.Option(help="Ids from 0 on that `continuous` cuts into ranges, for all tables."),
+    ] = None,
     overwrite: Overwrite = False,
     as_json: AsJson = False,
 ) -> None:
@@ -38,10 +45,12 @@ def reshard(
             bar("rows", now.rows, now.rows_total)
 
         rule = dist_type or None
-        done = copy(source, target, shards, dist_type=rule, overwrite=overwrite, report=tell)
+        done = copy(
+            source, target, shards, dist_type=rule, rows=rows, overwrite=overwrite, report=tell
+        )
     result = {
         "path": str(target),
-        "dist_type": done.routing.dist_type,
+        "dist_type": ", ".join(done.dist_types()),
         "shards": done.routing.shards,
         "rows": done.rows,
         "bytes": done.data_bytes,

@@ -12,5 +12,5 @@ if TYPE_CHECKING:
 def written(target: Path, done: Manifest) -> str:
     """One line: where, over how many shards by which rule, how many rows."""
     rows = f"{done.rows:,}".replace(",", " ")
-    routing = done.routing
-    return f"wrote {target}   {routing.shards} shards ({routing.dist_type})   {rows} rows"
+    rules = ", ".join(done.dist_types())
+    return f"wrote {target}   {done.routing.shards} shards ({rules})   {rows} rows"

@@ -98,6 +98,36 @@ def crc32c(data_at: int, n: int, seed: int, /) -> int: ...
 def hash_strings(data_at: int, offsets_at: int, n: int, seed: int, out_at: int, /) -> None: ...
 def first_not_finite(values_at: int, n: int, /) -> int: ...
 def gather(rows_at: int, numbers_at: int, n: int, dim: int, out_at: int, /) -> None: ...
+def route(
+    keys_at: int,
+    n: int,
+    code: int,
+    owners: int,
+    skipped: int,
+    block: int,
+    bounds: Sequence[int],
+    shards_at: int,
+    local_at: int,
+    /,
+) -> None: ...
+def bucketize(
+    keys_at: int,
+    row_splits_at: int,
+    rows: int,
+    feature_rows_at: int,
+    codes_at: int,
+    numbers: Sequence[Sequence[int]],
+    bounds: Sequence[Sequence[int]],
+    shards: int,
+    weights_at: int,
+    local_keys: bool,
+    out_lengths_at: int,
+    out_keys_at: int,
+    out_weights_at: int,
+    positions_at: int,
+    places_at: int,
+    /,
+) -> None: ...
 def plan_split(
     indices_at: int, n: int, splits: int, blocks: int, starts_at: int, sizes_at: int, /
 ) -> int: ...

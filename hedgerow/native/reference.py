@@ -25,6 +25,7 @@ from .reference_gather import (
     reorder,
 )
 from .reference_layout import LayoutBatch, LayoutPlan, number_fids, place_fids
+from .reference_route import bucketize, route
 from .reference_rows import Row, Rows, Segment
 from .reference_rules import RULES, Floats
 from .reference_split import (
@@ -63,6 +64,7 @@ __all__ = [
     "add_rows",
     "add_windows",
     "admission_probability",
+    "bucketize",
     "check_part",
     "copy_rows",
     "copy_windows",
@@ -83,6 +85,7 @@ __all__ = [
     "plan_split",
     "reorder",
     "round_to_half",
+    "route",
     "rule_names",
     "split_ragged",
     "split_rows",

@@ -13,12 +13,13 @@ import torch
 from torch import Tensor, nn
 
 from ..core.errors import CheckpointError, CheckpointMissingError
-from ..tables.checkpoint.load import Loaded, load_tables
+from ..tables.checkpoint.load import Loaded, check_rules, load_tables
 from ..tables.checkpoint.manifest import Manifest
 from ..tables.checkpoint.manifest_reader import read_manifest
 from ..tables.checkpoint.save import save_tables
 from .collection import collections_of
 from .dense_files import checksums, load_dense, save_dense
+from .routers import routers_of
 from .summary import tables_of
 from .trees import put_together, take_apart
 
@@ -75,7 +76,12 @@ def save(
             _EXTRAS: states,
         }
         manifest = save_tables(
-            tables.values(), folder, step=step, metadata=about, overwrite=overwrite
+            tables.values(),
+            folder,
+            router=routers_of(model),
+            step=step,
+            metadata=about,
+            overwrite=overwrite,
         )
     except BaseException:
         shutil.rmtree(dense, ignore_errors=True)
@@ -94,23 +100,26 @@ def load(
     *,
     optimizer: torch.optim.Optimizer | None = None,
     extras: Mapping[str, Stateful] | None = None,
+    reroute: bool = False,
 ) -> Loaded:
     """Loads what `save` wrote; nothing of the model changes before every byte was proved.
 
     What was saved and is not asked for stays where it is: a model alone can be loaded from the
-    checkpoint of a training run. Rows are read by a strict reader. The dense part is torch's own
-    format, which holds pickles: load only what you trust.
+    checkpoint of a training run. A table that was saved under another `dist_type` is refused,
+    unless `reroute` is set: its rows then go by the new rule. Rows are read by a strict reader. The
+    dense part is torch's own format, which holds pickles: load only what you trust.
     """
     folder, wanted = Path(path), _every(optimizer, extras)
-    about = read_manifest(folder).metadata
-    collections = collections_of(model)
+    manifest, routers = read_manifest(folder), routers_of(model)
+    about, collections = manifest.metadata, collections_of(model)
     _check(folder, about, wanted, len(collections))
+    check_rules(manifest, routers, reroute=reroute)  # here, too: before anything takes its state
     weights = {f"model.{name}": value for name, value in model.state_dict().items()}
     prefixes = tuple(f"{name}." for name in wanted)
     state = load_dense(folder / str(about[_DENSE]), weights, prefixes)
     for name, value in wanted.items():  # first, since they may refuse, and hold no rows
         value.load_state_dict(_put_together(name, about[_EXTRAS][name], state))
-    loaded = load_tables(folder, tables_of(model).values())
+    loaded = load_tables(folder, tables_of(model).values(), router=routers, reroute=reroute)
     model.load_state_dict({name.removeprefix("model."): state[name] for name in weights})
     for one, updates in zip(collections, about[_UPDATES], strict=True):
         one.updates.step = updates

@@ -23,4 +23,6 @@ def shard_of(
     >>> shard_of(torch.tensor([9, 10, -1]), 10).tolist()
     [9, 0, 5]
     """
-    return Router("roundrobin", num_shards, rank0_empty).owners(tensor("ids", ids).contiguous())
+    return Router("roundrobin", num_shards, rank0_empty=rank0_empty).owners(
+        tensor("ids", ids).contiguous()
+    )

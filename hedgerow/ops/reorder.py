@@ -160,7 +160,7 @@ def fused_reorder_by_indices(
 def _slots(
     inputs: Sequence[Tensor], num_of_shards: int, dim_sizes: Sequence[int], rank0_empty: bool
 ) -> list[Tensor]:
-    Router("roundrobin", num_of_shards, rank0_empty)
+    Router("roundrobin", num_of_shards, rank0_empty=rank0_empty)
     if len(dim_sizes) != len(inputs):
         raise InputError(f"{len(dim_sizes)} dim_sizes for {len(inputs)} inputs; pass one for each.")
     for dim in dim_sizes:

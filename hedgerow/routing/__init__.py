@@ -1,1 +1,5 @@
 """Who owns a key. Pure functions: the same answer in training, saving, loading and serving."""
+
+from __future__ import annotations
+
+from .dist_types import SUPPORTED_DIST_TYPES as SUPPORTED_DIST_TYPES

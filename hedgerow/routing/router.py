@@ -2,19 +2,20 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import KW_ONLY, dataclass
 
-import numpy as np
 import torch
 from torch import Tensor
 
+from .. import native
 from ..core import checks
 from ..core.errors import ConfigError, DtypeError
-from ..core.hashing import mix64
+from ..core.hashing import mix64, signed64
 from ..core.records import Record
 from ..core.shapes import Int64
-
-DIST_TYPES = ("roundrobin", "hash_roundrobin")
+from .dist_types import SUPPORTED_DIST_TYPES, check_dist_type
+from .unsigned import below, divide, ordered
 
 
 @dataclass(frozen=True)
@@ -22,10 +23,17 @@ class Router(Record):
     """Spreads keys over `shards`. Every 64-bit pattern is a key, read as unsigned.
 
     `roundrobin` is the key modulo the shards; `hash_roundrobin` mixes the bits first, so that
-    patterns in the ids do not pile up on one shard. With `rank0_empty` shard 0 owns nothing.
+    patterns in the ids do not pile up on one shard; `continuous` gives every shard an equal range
+    of the `rows` keys from 0 on, and the keys beyond by modulo. `bounds`, the first key of every
+    shard (and the end of the last, if there is one more), override the rule: keys from the end on
+    go by modulo. With `rank0_empty` shard 0 owns nothing.
 
     >>> Router("roundrobin", 10).owners(torch.tensor([9, 10, -1])).tolist()
     [9, 0, 5]
+    >>> Router("continuous", 2, rows=100).owners(torch.tensor([0, 49, 50, 101])).tolist()
+    [0, 0, 1, 1]
+    >>> Router("continuous", 2, bounds=[0, 10, 100]).owners(torch.tensor([9, 10, 102])).tolist()
+    [0, 1, 0]
     >>> Router("roundrobin", 10, rank0_empty=True).owners(torch.tensor([0, 9])).tolist()
     [1, 1]
     """
@@ -33,40 +41,151 @@ class Router(Record):
     kind = "router"
     dist_type: str
     shards: int
+    _: KW_ONLY
+    rows: int | None = None
+    bounds: Sequence[int] | None = None
     rank0_empty: bool = False
 
     def __post_init__(self) -> None:
-        checks.choice("Router", "dist_type", self.dist_type, DIST_TYPES)
         checks.whole("Router", "shards", self.shards, least=1)
         checks.switch("Router", "rank0_empty", self.rank0_empty)
         if self.rank0_empty and self.shards == 1:
             raise ConfigError(
                 "Router.rank0_empty with 1 shard leaves no owner; use 2 shards or more."
             )
+        if self.bounds is not None:
+            checks.choice("Router", "dist_type", self.dist_type, SUPPORTED_DIST_TYPES)
+            object.__setattr__(self, "bounds", self._checked_bounds(self.bounds))
+        else:
+            check_dist_type("Router", self.dist_type, self.rows)
+        if self.dist_type != "continuous" or self.bounds is not None:
+            object.__setattr__(self, "rows", None)  # it says nothing then: equal rules are equal
+        if self.rows is not None and self.rows + self.shards >= 2**63:
+            raise ConfigError(f"Router.rows is {self.rows}; with the shards it must be below 2^63.")
+
+    def _checked_bounds(self, given: Sequence[int]) -> tuple[int, ...]:
+        bounds = tuple(given)
+        for number in bounds:
+            if type(number) is not int or not 0 <= number < 2**64:
+                raise ConfigError(f"Router.bounds has {number!r}; a bound is a key in 0..2^64-1.")
+        if not bounds or bounds[0] != 0 or list(bounds) != sorted(bounds):
+            raise ConfigError(f"Router.bounds is {bounds}; it must be sorted and begin with 0.")
+        if len(bounds) not in (self.shards, self.shards + 1):
+            raise ConfigError(
+                f"Router.bounds has {len(bounds)} numbers; {self.shards} shards need "
+                f"{self.shards}, or {self.shards + 1} with the end of the last."
+            )
+        if self.rank0_empty:
+            raise ConfigError("Router.bounds beside rank0_empty; begin with 0, 0 instead.")
+        return bounds
+
+    @property
+    def code(self) -> int:
+        """0 continuous, 1 roundrobin, 2 hash_roundrobin."""
+        return SUPPORTED_DIST_TYPES.index(self.dist_type)
+
+    @property
+    def renames(self) -> bool:
+        """Whether `local_keys` differ from keys."""
+        return self.bounds is not None or self.dist_type == "continuous"
+
+    @property
+    def block(self) -> int:
+        """Keys of every shard's range under `continuous`; 0 under other rules."""
+        return 0 if self.rows is None else -(-self.rows // self._owning)
+
+    @property
+    def _owning(self) -> int:
+        return self.shards - self.rank0_empty
+
+    def numbers(self) -> tuple[int, int, int]:
+        """What the core needs: shards that own keys, empty ones before them, keys of a range."""
+        return self._owning, int(self.rank0_empty), self.block
 
     def owners(self, ids: Int64[Tensor, "n"]) -> Int64[Tensor, "n"]:
-        """The shard of each key, on the device of the keys."""
-        if isinstance(ids, Tensor) and (torch.compiler.is_compiling() or ids.device.type != "cpu"):
-            return self._owners_by_torch(ids)
-        checks.tensor("ids", ids, torch.int64, (None,))
-        hashed = self.dist_type == "hash_roundrobin"
-        keys = (mix64(ids) if hashed else ids).numpy().view(np.uint64)
-        first = int(self.rank0_empty)
-        owners = keys % np.uint64(self.shards - first) + np.uint64(first)
-        return torch.from_numpy(owners.view(np.int64))
+        """The shard of each key, on the device of the keys. int32 keys are widened first."""
+        if _by_torch(ids):
+            return self.places_by_torch(ids)[0]
+        keys = widened("ids", ids)
+        owners = torch.empty_like(keys)
+        self._route(keys, owners.data_ptr(), 0)
+        return owners
 
-    def _owners_by_torch(self, ids: Int64[Tensor, "n"]) -> Int64[Tensor, "n"]:
-        """The same by torch's signed arithmetic: on every device, and without a value."""
-        if ids.dtype != torch.int64 or ids.dim() != 1:
-            raise DtypeError(
-                f"ids has dtype {ids.dtype} and shape {tuple(ids.shape)}; it must be int64 and "
-                f"one-dimensional."
-            )
-        keys = mix64(ids) if self.dist_type == "hash_roundrobin" else ids
-        first = int(self.rank0_empty)
-        shards = self.shards - first
-        rest = keys.remainder(shards)  # of the signed number: 2^64 is missing below 0
-        # Below 0 the sum may pass 2^63; the difference of the same remainder cannot.
-        wrapped = rest - (shards - 2**64 % shards)
-        unsigned = torch.where(wrapped < 0, wrapped + shards, wrapped)
-        return torch.where(keys < 0, unsigned, rest) + first
+    def local_keys(self, ids: Int64[Tensor, "n"]) -> Int64[Tensor, "n"]:
+        """The keys as a dense table of their owner would number them.
+
+        Under `continuous` and `bounds` a key is counted from the begin of its owner's range; a key
+        beyond all ranges becomes key div shards, which is beyond the range under `continuous` but
+        may meet another under `bounds`. Under other rules keys keep their names. Our tables keep
+        global keys under every rule.
+
+        >>> Router("continuous", 2, rows=100).local_keys(torch.tensor([49, 50, 101])).tolist()
+        [49, 0, 50]
+        """
+        if _by_torch(ids):
+            return self.places_by_torch(ids)[1]
+        keys = widened("ids", ids)
+        if not self.renames:
+            return keys.clone()
+        local = torch.empty_like(keys)
+        self._route(keys, 0, local.data_ptr())
+        return local
+
+    def _route(self, keys: Tensor, owners_at: int, local_at: int) -> None:
+        owning, skipped, block = self.numbers()
+        bounds = self.bounds or ()
+        native.route(
+            keys.data_ptr(),
+            len(keys),
+            self.code,
+            owning,
+            skipped,
+            block,
+            bounds,
+            owners_at,
+            local_at,
+        )
+
+    def places_by_torch(
+        self, ids: Int64[Tensor, "n"]
+    ) -> tuple[Int64[Tensor, "n"], Int64[Tensor, "n"]]:
+        """Owners and local keys by torch's ops: on every device, and in compiled graphs."""
+        keys = _plain(ids)
+        if not self.renames:
+            hashed = mix64(keys) if self.dist_type == "hash_roundrobin" else keys
+            return divide(hashed, self._owning)[1] + int(self.rank0_empty), keys
+        beyond_local, beyond = divide(keys, self._owning)
+        if self.bounds is not None:
+            inside, owners, local = self._between_bounds(keys)
+        else:
+            inside = below(keys, self.block * self._owning)
+            owners, local = divide(keys, self.block)
+        owners = torch.where(inside, owners, beyond) + int(self.rank0_empty)
+        return owners, torch.where(inside, local, beyond_local)
+
+    def _between_bounds(self, keys: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        bounds = torch.tensor([signed64(b) for b in self.bounds or ()], device=keys.device)
+        owners = torch.searchsorted(ordered(bounds), ordered(keys), right=True) - 1
+        return owners < self.shards, owners, keys - bounds[owners]
+
+
+def widened(name: str, keys: Tensor) -> Int64[Tensor, "n"]:
+    """CPU keys as int64: 32-bit ones with their sign, so that a number has one owner."""
+    if isinstance(keys, Tensor) and keys.dtype == torch.int32:
+        checks.tensor(name, keys, torch.int32, (None,))
+        return keys.long()
+    checks.tensor(name, keys, torch.int64, (None,))
+    return keys
+
+
+def _by_torch(ids: object) -> bool:
+    return isinstance(ids, Tensor) and (torch.compiler.is_compiling() or ids.device.type != "cpu")
+
+
+def _plain(ids: Tensor) -> Tensor:
+    if ids.dtype not in (torch.int64, torch.int32) or ids.dim() != 1:
+        raise DtypeError(
+            f"ids has dtype {ids.dtype} and shape {tuple(ids.shape)}; it must be int64 or int32 "
+            f"and one-dimensional."
+        )
+    return ids.long()

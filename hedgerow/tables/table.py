@@ -7,7 +7,7 @@ from dataclasses import KW_ONLY, dataclass, replace
 
 from ..core import checks
 from ..core.errors import ConfigError
-from ..routing.router import DIST_TYPES
+from ..routing.dist_types import check_dist_type
 from .admission import Admission
 from .compressors import Bf16, Fp16
 from .config import Segment, TableConfig
@@ -27,9 +27,11 @@ class Table:
     `features` is the table's name if not given; several share the rows. `pooling` is how the ids of
     a sample become one vector: "sum", "mean", "sqrtn" (the sum over the root of the number of ids),
     "max", ("first", n): the first n vectors, or "none". `dtype` is what rows look like to the
-    model; they are trained in fp32. `rows` is a hint for the planner and for the room to start
-    with. `segments` cuts a row into parts with initializers and optimizers of their own, whose dims
-    add up to `dim`; otherwise there is one. What is None comes from the module.
+    model; they are trained in fp32. `dist_type` is the rule by which ranks share the ids:
+    "hash_roundrobin", "roundrobin", or "continuous", which needs `rows`; else `rows` is a hint for
+    the planner and for the room to start with. `segments` cuts a row into parts with initializers
+    and optimizers of their own, whose dims add up to `dim`; otherwise there is one. What is None
+    comes from the module.
 
     >>> table = Table("item", 4, features=["item", "history"], optimizer=Adagrad(lr=0.1))
     >>> table.features, table.resolve().dim
@@ -70,9 +72,7 @@ class Table:
         else:
             checks.choice("Table", "pooling", self.pooling, POOLINGS)
         checks.choice("Table", "dtype", self.dtype, DTYPES)
-        checks.choice("Table", "dist_type", self.dist_type, DIST_TYPES)
-        if self.rows is not None:
-            checks.whole("Table", "rows", self.rows)
+        check_dist_type("Table", self.dist_type, self.rows)
         if self.segments and sum(s.dim for s in self.segments) != self.dim:
             raise ConfigError(
                 f"Table({self.name!r}).segments have {sum(s.dim for s in self.segments)} columns "

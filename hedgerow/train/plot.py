@@ -2,16 +2,12 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, TypeAlias
 
-from ..core.errors import InputError, MissingExtraError
+from ..core.errors import InputError
+from ..core.figure import Axes, new_figure, save_figure
 from .events import Event
-
-Axes: TypeAlias = Any  # matplotlib's, which may not be there
-Figure: TypeAlias = Any
 
 _TRAIN, _EVAL, _FIRST, _OTHERS = "#9bb7d4", "#1f4e79", "#1f4e79", "#b8c4cf"
 _BASELINES = ("#b5651d", "#6a8f3c", "#7a5195", "#666666")
@@ -35,7 +31,7 @@ def learning_curves(
     >>> path.read_bytes()[1:4]
     b'PNG'
     """
-    figure = _figure(11, 4.2)
+    figure = new_figure(11, 4.2)
     figure.suptitle(title, parse_math=False)
     loss, auc = figure.subplots(1, 2)
     _curves(loss, events, "loss", "log loss (nats a sample)")
@@ -45,7 +41,7 @@ def learning_curves(
         auc.axhline(value, color=colour, linestyle="--", linewidth=1, label=f"{name} {value:.4f}")
     for axes in (loss, auc):
         _legend(axes)
-    _save(figure, Path(path))
+    save_figure(figure, Path(path))
 
 
 def bars(
@@ -72,24 +68,14 @@ def bars(
         )
     groups = {group: [row for row in rows if row[0] == group] for group, *_ in rows}
     heights = [_BAR_HEIGHT * len(members) + _BAR_MARGIN for members in groups.values()]
-    figure = _figure(8.5, sum(heights) + 0.4)
+    figure = new_figure(8.5, sum(heights) + 0.4)
     figure.suptitle(title, parse_math=False)
     panels = figure.subplots(len(groups), 1, squeeze=False, height_ratios=heights)[:, 0]
     for axes, (group, members) in zip(panels, groups.items(), strict=True):
         _bars(axes, members, start)
         axes.set_title(group, loc="left", fontsize=10, parse_math=False)
         axes.set_xlabel(unit, parse_math=False)
-    _save(figure, Path(path))
-
-
-def _figure(width: float, height: float) -> Figure:
-    try:
-        from matplotlib import figure
-    except ImportError as error:
-        raise MissingExtraError(
-            f"pictures need matplotlib ({error}); pip install hedgerow[plan]."
-        ) from error
-    return figure.Figure((width, height), dpi=120, layout="constrained")
+    save_figure(figure, Path(path))
 
 
 def _curves(axes: Axes, events: Sequence[Event], name: str, unit: str) -> None:
@@ -133,14 +119,3 @@ def _bars(axes: Axes, rows: Sequence[tuple[str, str, float, float]], start: floa
     axes.invert_yaxis()  # the first on top
     axes.margins(x=0.25)
     axes.spines[["top", "right"]].set_visible(False)
-
-
-def _save(figure: Figure, path: Path) -> None:
-    """The whole picture or none: written beside, then renamed."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    part = path.with_name(f"{path.name}.{os.getpid()}.part")
-    try:
-        figure.savefig(part, format="png")
-        part.replace(path)
-    finally:
-        part.unlink(missing_ok=True)

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import tempfile
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 
-from hedgerow.routing.router import DIST_TYPES, Router
+from hedgerow.routing.router import Router
 from hedgerow.tables.checkpoint.load import check_routing, load_tables
 from hedgerow.tables.checkpoint.save import save_tables
 from hedgerow.tables.host import HostTable
@@ -39,27 +40,35 @@ def rule(case: Case) -> None:
     else:
         assert check_routing(saved, runtime, reroute=False) is False
     assert check_routing(saved, runtime, reroute=True) is (c["ours"] != "load")
-    if runtime in DIST_TYPES:
-        _load_under(c["saved"], runtime, case.document["keys"], reroutes=c["ours"] != "load")
+    _load_under(c["saved"], runtime, case.document["keys"], reroutes=c["ours"] != "load")
+
+
+def _without_rule(manifest: dict[str, Any]) -> None:
+    """As files of old were: no rule anywhere."""
+    manifest["router"].pop("dist_type")
+    for table in manifest["tables"].values():
+        table.pop("dist_type")
 
 
 def _load_under(saved: str | None, runtime: str, keys: list[int], *, reroutes: bool) -> None:
-    """The same with files."""
-    table, fresh = _with_rows(keys), one_segment(Sgd(lr=0.1), 2)
-    known = saved if saved in DIST_TYPES else "roundrobin"
+    """The same with files, on 1 shard and on 3."""
+    table = _with_rows(keys)
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name) / "a"
-        save_tables([table], folder, router=Router(known, 2))
+        save_tables([table], folder, router=Router(saved or "roundrobin", 2, rows=1000))
         if saved is None:
-            change_manifest(folder, lambda m: m["router"].pop("dist_type"))
-        elif saved != known:
-            change_manifest(folder, lambda m: m["router"].update(dist_type=saved))
-        router = Router(runtime, 1)
-        if reroutes:
-            with pytest.raises(ValueError, match=rf"{saved or 'roundrobin'}.*{runtime}"):
-                load_tables(folder, [fresh], router=router)
-        load_tables(folder, [fresh], router=router, reroute=reroutes)
-    assert content(fresh) == content(table)
+            change_manifest(folder, _without_rule)
+        for shards in (1, 3):
+            router, found = Router(runtime, shards, rows=1000), {}
+            for shard in range(shards):
+                fresh = one_segment(Sgd(lr=0.1), 2)
+                if reroutes:
+                    with pytest.raises(ValueError, match=rf"{saved or 'roundrobin'}.*{runtime}"):
+                        load_tables(folder, [fresh], router=router, shard=shard)
+                load_tables(folder, [fresh], router=router, shard=shard, reroute=reroutes)
+                assert not found.keys() & content(fresh).keys()
+                found |= content(fresh)
+            assert found == content(table)
 
 
 @AREA.handles("checkpoint", "reshard")

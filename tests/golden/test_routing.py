@@ -4,7 +4,11 @@ from __future__ import annotations
 
 import pytest
 
-from . import routing_checkpoint  # noqa: F401  (it registers handlers)
+from . import (  # noqa: F401  (they register handlers)
+    routing_bucketize,
+    routing_checkpoint,
+    routing_owners,
+)
 from .routing_area import AREA
 from .runner import Case
 

@@ -13,7 +13,7 @@ import torch
 
 from ...core import checks
 from ...core.errors import CheckpointError, CheckpointMissingError
-from ...routing.router import DIST_TYPES, Router
+from ...routing.router import Router
 from .files import check_file
 from .manifest import MANIFEST, FileEntry, Manifest, TableEntry
 from .manifest_reader import read_manifest
@@ -41,7 +41,7 @@ class Part:
     path: Path
     table: TableEntry
     file: FileEntry
-    router: Router | None  # None where the rule of the files is not one of ours
+    router: Router | None  # None where the manifest lacks what the rule needs
     later: np.ndarray  # sorted
 
     def rows(self) -> Iterator[Rows]:
@@ -145,7 +145,7 @@ class Chain:
             folder, entry = self.folder_of(manifest), manifest.tables[table]
             for file in manifest.files:
                 if file.table == table and file.content == "rows":
-                    router = _router(manifest)
+                    router = manifest.router_of(table)
                     parts.append(Part(folder / file.file, entry, file, router, later))
             if manifest.kind == "increment":
                 later = np.union1d(later, self._changed(manifest, table))
@@ -178,13 +178,6 @@ class Chain:
                 f"{folder}: id {unique[counts > 1][0]} of table {table!r} stands there twice."
             )
         return unique
-
-
-def _router(manifest: Manifest) -> Router | None:
-    routing = manifest.routing
-    if routing.dist_type not in DIST_TYPES:
-        return None
-    return Router(routing.dist_type, routing.shards, routing.rank0_empty)
 
 
 def _among(ids: np.ndarray, known: np.ndarray) -> np.ndarray:

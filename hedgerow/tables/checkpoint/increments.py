@@ -15,7 +15,7 @@ from torch import Tensor
 from ...core import checks
 from ...core.errors import CheckpointError, InputError
 from ...core.shapes import Int64
-from ...routing.router import DIST_TYPES, Router
+from ...routing.router import Router
 from ..store import Entries
 from .chain import Chain, increments_folder
 from .changes import Changes
@@ -23,6 +23,7 @@ from .files import make_folder, remove, sole_writer
 from .freeze import FrozenTable, Saveable, freeze
 from .manifest import MANIFEST, Manifest
 from .meter import Meter, Report
+from .routers import Routers, TableRouters, check_same_shards
 from .save import (
     Keep,
     by_name,
@@ -54,6 +55,7 @@ def save_increment(
     changed: Mapping[str, Int64[Tensor, "n"]] | None = None,
     *,
     consumer: str | None = None,
+    router: Routers | None = None,
     step: int = 0,
     metadata: Mapping[str, Any] | None = None,
     blobs: Mapping[str, bytes] | None = None,
@@ -64,7 +66,8 @@ def save_increment(
     In place of `changed`, a `consumer` of touched keys that the save before was given knows them;
     they go back to it if the save fails. An id without a row, or one that has expired or `keep`
     gives up, is saved as a deletion. All rows are of one instant: other threads' writers wait while
-    they are copied. The rule and number of shards are those of the base.
+    they are copied. Rules and number of shards are those of the checkpoint; `router` is for tables
+    that it does not have yet.
 
     >>> import tempfile, torch, hedgerow as hr
     >>> table = hr.HostTable(hr.TableConfig("item", (hr.Segment(2, hr.Zeros(), hr.Sgd(lr=1.0)),)))
@@ -90,7 +93,7 @@ def save_increment(
         changes = None if consumer is None else Changes(named, consumer)
         try:
             frozen = _Instant(chain, named, changed, changes, keep)
-            manifest = _write(chain, frozen, asked)
+            manifest = _write(chain, frozen, asked, router)
         except BaseException:
             if changes is not None:
                 changes.give_back()
@@ -128,7 +131,8 @@ class _Instant:
             self.blobs = freeze(named, held, read).blobs
 
 
-def _write(chain: Chain, instant: _Instant, asked: Header) -> Manifest:
+def _write(chain: Chain, instant: _Instant, asked: Header, router: Routers | None) -> Manifest:
+    routers = _routers_of(chain, [source.name for source in instant.sources], router)
     number = chain.last.number + 1
     target = increments_folder(chain.folder, chain.base) / f"{number:08d}"
     if target.exists():  # a save that was stopped
@@ -138,7 +142,7 @@ def _write(chain: Chain, instant: _Instant, asked: Header) -> Manifest:
     header = Header(asked.step, asked.metadata, blobs, number, chain.last.checksum)
     meter = Meter(instant.rows)
     try:
-        return write_checkpoint(target, instant.sources, router_of(chain.base), header, meter)
+        return write_checkpoint(target, instant.sources, routers, header, meter)
     except BaseException:
         if not (target / MANIFEST).exists():
             remove([target])
@@ -164,13 +168,18 @@ def compact(path: str | PathLike[str], *, report: Report | None = None) -> Manif
         chain = Chain.read(folder)
         chain.verify()
         clean_before(folder, chain.base)
-        manifest = copy_rows(chain, folder, router_of(chain.base), report, chain.last.saved_as())
+        routers = _routers_of(chain, chain.tables, None)
+        manifest = copy_rows(chain, folder, routers, report, chain.last.saved_as())
         clean_after(folder, manifest)
         return manifest
 
 
 def copy_rows(
-    chain: Chain, folder: Path, router: Router, report: Report | None, repeats: str | None = None
+    chain: Chain,
+    folder: Path,
+    routers: TableRouters,
+    report: Report | None,
+    repeats: str | None = None,
 ) -> Manifest:
     """Writes the newest rows of a verified chain as one base into `folder`."""
 
@@ -182,18 +191,35 @@ def copy_rows(
     header = Header(last.step, last.metadata, chain.blobs(), parent=repeats)
     meter = Meter(sum(m.rows for m in chain.manifests), report)
     sources = [source(name) for name in chain.tables]
-    return write_checkpoint(folder, sources, router, header, meter)
+    return write_checkpoint(folder, sources, routers, header, meter)
 
 
-def router_of(manifest: Manifest) -> Router:
-    """The owner function of the files."""
-    routing = manifest.routing
-    if routing.dist_type not in DIST_TYPES:
+def router_of(chain: Chain, table: str) -> Router:
+    """The owner function of a table's newest files."""
+    known = [manifest for manifest in chain.manifests if table in manifest.tables]
+    newest = known[-1] if known else chain.base
+    found = newest.router_of(table)
+    if found is None:
         raise CheckpointError(
-            f"the checkpoint was routed by {routing.dist_type}, which cannot be written; "
-            f"reshard it to one of {', '.join(DIST_TYPES)}."
+            f"{chain.folder}: table {table!r} was routed by {newest.dist_type_of(table)}, and the "
+            f"number of rows which that needs is not there; reshard it to another rule."
         )
-    return Router(routing.dist_type, routing.shards, routing.rank0_empty)
+    return found
+
+
+def _routers_of(chain: Chain, names: Iterable[str], asked: Routers | None) -> TableRouters:
+    """The rules of the checkpoint; `asked` for tables that it does not have."""
+    routing, chosen = chain.base.routing, {}
+    for name in names:
+        if asked is None or name in chain.tables:
+            chosen[name] = router_of(chain, name)
+        else:
+            chosen[name] = TableRouters.of(asked, [name]).by_name[name]
+            check_same_shards(name, chosen[name], routing.shards, routing.rank0_empty)
+    default = chain.base.router_of("") or Router(
+        "hash_roundrobin", routing.shards, rank0_empty=routing.rank0_empty
+    )
+    return TableRouters(default, chosen)
 
 
 def _changes(table: Readable, ids: Tensor, chain: Chain, keep: Keep | None) -> Source:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from concurrent.futures import Future
 from dataclasses import dataclass
 from os import PathLike
@@ -21,6 +21,7 @@ from .filter_blobs import filters_to_restore, is_filter_blob
 from .fit import Fit, OnStateMismatch
 from .manifest import Manifest
 from .meter import Meter, Report
+from .routers import Routers, TableRouters
 from .save import by_name
 from .shard_file import Rows
 from .take_over import take_over
@@ -47,7 +48,7 @@ def load_tables(
     path: str | PathLike[str],
     tables: Iterable[HostTable],
     *,
-    router: Router | None = None,
+    router: Routers | None = None,
     shard: int = 0,
     reroute: bool = False,
     merge: bool = False,
@@ -57,11 +58,11 @@ def load_tables(
 ) -> Loaded:
     """Loads tables from the folder `path`: base and increments, every checksum proved first.
 
-    With a `router` only the rows that `shard` owns are loaded, whatever the number of shards in
-    the files; without one, all rows. Files that were routed by another rule need `reroute`.
-    Rows go to a table beside the live one, which takes them over at the end, and admission filters
-    count on from where they were; with `merge` rows are added to what is there, and filters stay as
-    they are. `increments` loads only the first so many.
+    With a `router`, or one for each table by name, only the rows that `shard` owns are loaded,
+    whatever the number of shards in the files; without one, all rows. A table whose files were
+    routed by another rule needs `reroute`. Rows go to a table beside the live one, which takes them
+    over at the end, and admission filters count on from where they were; with `merge` rows are
+    added to what is there, and filters stay as they are. `increments` loads only the first so many.
 
     >>> import tempfile, torch, hedgerow as hr
     >>> config = hr.TableConfig("item", (hr.Segment(2, hr.Zeros(), hr.Sgd(lr=1.0)),))
@@ -76,8 +77,8 @@ def load_tables(
         raise InputError(f"on_state_mismatch is {on_state_mismatch!r}; use 'error' or 'reset'.")
     live = _host_tables(tables)
     chain = Chain.read(Path(path), increments)
-    owner = _Owner(chain, router, shard, checks.flag("reroute", reroute))
     common = [name for name in live if name in chain.tables]
+    owner = _Owner(chain, common, router, shard, checks.flag("reroute", reroute))
     fits = {
         name: Fit(live[name].config, chain.tables[name].schema, on_state_mismatch)
         for name in common
@@ -105,7 +106,7 @@ def load_tables(
     )
 
 
-def check_routing(saved: str, runtime: str, *, reroute: bool) -> bool:
+def check_routing(saved: str, runtime: str, *, reroute: bool, what: str = "the tables") -> bool:
     """Whether rows change their rule; raises where that was not asked for.
 
     >>> check_routing("roundrobin", "hash_roundrobin", reroute=True)
@@ -113,35 +114,47 @@ def check_routing(saved: str, runtime: str, *, reroute: bool) -> bool:
     """
     if saved != runtime and not reroute:
         raise CheckpointError(
-            f"the checkpoint was routed by {saved}, the tables are by {runtime}; pass reroute=True "
-            f"to send every row to its new owner."
+            f"the checkpoint was routed by {saved}, {what} now by {runtime}; pass reroute=True to "
+            f"send every row to its new owner."
         )
     return saved != runtime
+
+
+def check_rules(manifest: Manifest, routers: Mapping[str, Router], *, reroute: bool) -> None:
+    """Every table that both have goes by the rule of its files, or `reroute` is set."""
+    for name, router in routers.items():
+        if name in manifest.tables:
+            saved, what = manifest.dist_type_of(name), f"table {name!r} is"
+            check_routing(saved, router.dist_type, reroute=reroute, what=what)
 
 
 class _Owner:
     """Which rows are ours."""
 
-    def __init__(self, chain: Chain, router: Router | None, shard: int, reroute: bool) -> None:
-        self._router, self._shard = router, checks.count("shard", shard)
-        if router is None:
+    def __init__(
+        self, chain: Chain, names: list[str], router: Routers | None, shard: int, reroute: bool
+    ) -> None:
+        self._routers = None if router is None else TableRouters.of(router, names)
+        self._shard = checks.count("shard", shard)
+        if self._routers is None:
             if shard:
                 raise InputError(f"shard is {shard} without a router; pass the router too.")
             return
-        if shard >= router.shards:
-            raise InputError(f"shard is {shard}; the router has {router.shards}, from 0.")
+        if shard >= self._routers.default.shards:
+            shards = self._routers.default.shards
+            raise InputError(f"shard is {shard}; the router has {shards}, from 0.")
         for manifest in chain.manifests:
-            check_routing(manifest.routing.dist_type, router.dist_type, reroute=reroute)
+            check_rules(manifest, self._routers.by_name, reroute=reroute)
 
     def share(self, base: Manifest, table: str) -> int:
         """About how many rows of the table are ours."""
         rows = base.tables[table].rows if table in base.tables else 0
-        return rows if self._router is None else rows // self._router.shards
+        return rows if self._routers is None else rows // self._routers.default.shards
 
-    def choose(self, rows: Rows) -> Rows:
-        if self._router is None or self._router.shards == 1:
+    def choose(self, table: str, rows: Rows) -> Rows:
+        if self._routers is None or self._routers.default.shards == 1:
             return rows
-        owners = self._router.owners(torch.from_numpy(rows.ids)).numpy()
+        owners = self._routers.by_name[table].owners(torch.from_numpy(rows.ids)).numpy()
         return rows.take(owners == self._shard)
 
 
@@ -150,7 +163,7 @@ def _fill(staged: HostTable, chain: Chain, fit: Fit, owner: _Owner, meter: Meter
     name = staged.config.name
 
     def put(part: Part, rows: Rows) -> int:
-        own = owner.choose(rows)
+        own = owner.choose(name, rows)
         done = staged.restore(fit.entries(own))
         if done.refused or done.dropped:
             raise CheckpointError(

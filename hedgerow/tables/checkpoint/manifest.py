@@ -8,6 +8,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from ...core.errors import InputError
+from ...routing.router import Router
 from .schema import Column, TableSchema, deletion_columns
 
 MANIFEST = "manifest.json"
@@ -41,24 +42,47 @@ class BlobEntry:
 
 @dataclass(frozen=True, slots=True)
 class TableEntry:
-    """One table: its schema, its rows over all shards, its config.
+    """One table: its schema, its rows over all shards, its config, its owner rule.
 
-    The config is None where it cannot be written, because a rate is a function.
+    The config is None where it cannot be written, because a rate is a function. `dist_type` is None
+    in old manifests, which have one rule for all tables. `dist_rows` and `dist_bounds` are `rows`
+    and `bounds` of the router.
     """
 
     schema: TableSchema
     rows: int
     deletions: int = 0
     config: dict[str, Any] | None = None
+    dist_type: str | None = None
+    dist_rows: int | None = None
+    dist_bounds: tuple[int, ...] | None = None
 
     def columns(self, content: str) -> tuple[Column, ...]:
         """The columns of its files of that content."""
         return deletion_columns() if content == "deletions" else self.schema.columns()
 
+    def to_dict(self) -> dict[str, Any]:
+        """Fit for JSON."""
+        rule = {
+            "dist_type": self.dist_type,
+            "dist_rows": self.dist_rows,
+            "dist_bounds": None if self.dist_bounds is None else list(self.dist_bounds),
+        }
+        return {
+            "schema": self.schema.to_dict(),
+            "rows": self.rows,
+            "deletions": self.deletions,
+            "config": self.config,
+            **{name: value for name, value in rule.items() if value is not None},
+        }
+
 
 @dataclass(frozen=True, slots=True)
 class Routing:
-    """Who owned which row in the files. An absent `dist_type` reads as roundrobin."""
+    """Over how many shards the files are, and the owner rule of tables that name none.
+
+    An absent `dist_type` reads as roundrobin.
+    """
 
     dist_type: str
     shards: int
@@ -107,6 +131,32 @@ class Manifest:
         """The files it needs."""
         return {f.file for f in self.files} | {b.file for b in self.blobs}
 
+    def dist_type_of(self, table: str) -> str:
+        """The word for the owner rule of a table."""
+        entry = self.tables.get(table)
+        return (
+            self.routing.dist_type if entry is None else entry.dist_type or self.routing.dist_type
+        )
+
+    def dist_types(self) -> tuple[str, ...]:
+        """The rules of all tables, each once."""
+        found = dict.fromkeys(self.dist_type_of(name) for name in self.tables)
+        return tuple(found) or (self.routing.dist_type,)
+
+    def router_of(self, table: str) -> Router | None:
+        """The owner function of a table's files; None where `continuous` came without rows."""
+        rule, shards, empty = (
+            self.dist_type_of(table),
+            self.routing.shards,
+            self.routing.rank0_empty,
+        )
+        entry = self.tables.get(table)
+        rows = None if entry is None else entry.dist_rows
+        bounds = None if entry is None else entry.dist_bounds
+        if rule == "continuous" and rows is None and bounds is None:
+            return None
+        return Router(rule, shards, rows=rows, bounds=bounds, rank0_empty=empty)
+
     def to_dict(self) -> dict[str, Any]:
         """Fit for JSON, without the checksum."""
         return {
@@ -122,15 +172,7 @@ class Manifest:
                 "shards": self.routing.shards,
                 "rank0_empty": self.routing.rank0_empty,
             },
-            "tables": {
-                name: {
-                    "schema": t.schema.to_dict(),
-                    "rows": t.rows,
-                    "deletions": t.deletions,
-                    "config": t.config,
-                }
-                for name, t in self.tables.items()
-            },
+            "tables": {name: table.to_dict() for name, table in self.tables.items()},
             "files": [
                 {
                     "file": f.file,

@@ -9,7 +9,8 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from ...core import checks
-from ...core.errors import CheckpointError, CheckpointMissingError
+from ...core.errors import CheckpointError, CheckpointMissingError, ConfigError
+from ...routing.dist_types import SUPPORTED_DIST_TYPES
 from .manifest import (
     FORMAT,
     MANIFEST,
@@ -27,7 +28,6 @@ from .schema import SegmentSchema, StateSchema, TableSchema
 _LARGEST_BYTES = 2**28  # a manifest of a million files has about that
 _FILE_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,199}\Z")
 _SHA256 = re.compile(r"[0-9a-f]{64}\Z")
-_DIST_TYPES = ("roundrobin", "hash_roundrobin", "continuous")
 
 
 def read_manifest(folder: Path) -> Manifest:
@@ -160,7 +160,7 @@ class _Reader:
         if not isinstance(empty, bool):
             self.fail("router.rank0_empty", empty, "it must be true or false")
         return Routing(
-            self.one_of("router.dist_type", dist_type, _DIST_TYPES),
+            self.one_of("router.dist_type", dist_type, SUPPORTED_DIST_TYPES),
             self.count("router.shards", router["shards"], 2 if empty else 1),
             empty,
         )
@@ -171,7 +171,8 @@ class _Reader:
         return {name: self.table(f"tables[{name!r}]", entry) for name, entry in value.items()}
 
     def table(self, at: str, value: object) -> TableEntry:
-        entry = self.fields(at, value, "schema rows deletions config")
+        rule = "dist_type dist_rows dist_bounds"
+        entry = self.fields(at, value, "schema rows deletions config", rule)
         if not isinstance(entry["config"], dict | None):
             self.fail(f"{at}.config", entry["config"], "it must be an object or null")
         schema = self.fields(f"{at}.schema", entry["schema"], "segments")
@@ -184,7 +185,24 @@ class _Reader:
             self.count(f"{at}.rows", entry["rows"]),
             self.count(f"{at}.deletions", entry["deletions"]),
             entry["config"],
+            *self.rule(at, entry),
         )
+
+    def rule(
+        self, at: str, entry: Mapping[str, Any]
+    ) -> tuple[str | None, int | None, tuple[int, ...] | None]:
+        """The owner rule that a table names, if it does."""
+        rule, rows, bounds = (entry.get(f"dist_{name}") for name in ("type", "rows", "bounds"))
+        if "dist_type" in entry:
+            self.one_of(f"{at}.dist_type", rule, SUPPORTED_DIST_TYPES)
+        if "dist_rows" in entry:
+            self.count(f"{at}.dist_rows", rows, 1)
+        if "dist_bounds" in entry:
+            bounds = self.items(f"{at}.dist_bounds", bounds, self.bound)
+        return rule, rows, bounds
+
+    def bound(self, at: str, value: object) -> int:
+        return self.count(at, value, most=2**64 - 1)
 
     def segment(self, at: str, value: object) -> SegmentSchema:
         segment = self.fields(at, value, "dim optimizer states")
@@ -253,6 +271,10 @@ class _Reader:
             if file.content == "rows":
                 shards[file.table].append(file.shard)
         for name, table in found.tables.items():
+            try:
+                found.router_of(name)
+            except ConfigError as error:
+                raise CheckpointError(f"{self.path}: tables[{name!r}]: {error}") from error
             self.complete(found, name, sorted(shards[name]))
             for content, stated in (("rows", table.rows), ("deletions", table.deletions)):
                 if sums[name, content] != stated:

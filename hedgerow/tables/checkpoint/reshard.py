@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from os import PathLike
 from pathlib import Path
 
 from ...core.errors import CheckpointError, InputError
-from ...routing.router import DIST_TYPES, Router
+from ...routing.router import Router
 from .chain import Chain
 from .files import make_folder, sole_writer
-from .increments import copy_rows
+from .increments import copy_rows, router_of
 from .manifest import Manifest
 from .meter import Report
+from .routers import TableRouters
 from .save import clean_after, clean_before, complete_there
 
 
@@ -21,12 +23,14 @@ def reshard(
     shards: int,
     *,
     dist_type: str | None = None,
+    rows: int | Mapping[str, int] | None = None,
     overwrite: bool = False,
     report: Report | None = None,
 ) -> Manifest:
     """Writes the rows of `source`, increments included, as a base of `shards` into `target`.
 
-    The rule stays as it is if `dist_type` is None. Rows stream through; no table is built.
+    Every table keeps its rule if `dist_type` is None. `rows`, for all tables or for each by name,
+    is for `continuous`. Rows stream through; no table is built.
 
     >>> import tempfile, torch, hedgerow as hr
     >>> table = hr.HostTable(hr.TableConfig("item", (hr.Segment(2, hr.Zeros(), hr.Sgd(lr=1.0)),)))
@@ -40,18 +44,41 @@ def reshard(
     if here.resolve() == there.resolve():
         raise InputError(f"source and target are both {here}; reshard into another folder.")
     chain = Chain.read(here)
-    rule = chain.base.routing.dist_type if dist_type is None else dist_type
-    if dist_type is None and rule not in DIST_TYPES:
-        raise CheckpointError(f"{here} was routed by {rule}; name the new rule with dist_type.")
-    router = Router(rule, shards, chain.base.routing.rank0_empty and dist_type is None)
+    routers = TableRouters.of(
+        {name: _router(chain, name, shards, dist_type, rows) for name in chain.tables}, chain.tables
+    )
+    if not chain.tables:
+        routers = TableRouters(Router(dist_type or "hash_roundrobin", shards, rows=1), {})
     chain.verify()
     make_folder(there)
     with sole_writer(there):
         old = complete_there(there, overwrite)
         clean_before(there, old)
-        manifest = copy_rows(chain, there, router, report)
+        manifest = copy_rows(chain, there, routers, report)
         clean_after(there, manifest)
         written = sum(table.rows for table in manifest.tables.values())
     if not chain.increments and written != chain.base.rows:
         raise CheckpointError(f"{here} has {chain.base.rows} rows, {written} were written.")
     return manifest
+
+
+def _router(
+    chain: Chain,
+    table: str,
+    shards: int,
+    dist_type: str | None,
+    rows: int | Mapping[str, int] | None,
+) -> Router:
+    """The new owner function of a table."""
+    given = rows.get(table) if isinstance(rows, Mapping) else rows
+    if dist_type is not None:
+        known = chain.tables[table].dist_rows if given is None else given
+        return Router(dist_type, shards, rows=known)
+    old = router_of(chain, table)
+    if old.bounds is not None and old.shards != shards:
+        raise CheckpointError(
+            f"{chain.folder}: table {table!r} has bounds for {old.shards} shards; name the new "
+            f"rule with dist_type."
+        )
+    known = old.rows if given is None else given
+    return Router(old.dist_type, shards, rows=known, bounds=old.bounds, rank0_empty=old.rank0_empty)

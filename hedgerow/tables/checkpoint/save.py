@@ -38,6 +38,7 @@ from .freeze import FrozenTable, Saveable, freeze
 from .manifest import MANIFEST, Manifest
 from .manifest_reader import read_manifest
 from .meter import Meter, Progress, Report
+from .routers import Routers, TableRouters
 from .schema import ID, ROW, TIME, TableSchema, state_column
 from .shard_file import Rows
 from .writer import THREADS, Header, Source, clean_folder, write_checkpoint
@@ -50,7 +51,7 @@ def save_tables(
     tables: Iterable[Saveable],
     path: str | PathLike[str],
     *,
-    router: Router | None = None,
+    router: Routers | None = None,
     step: int = 0,
     metadata: Mapping[str, Any] | None = None,
     blobs: Mapping[str, bytes] | None = None,
@@ -61,12 +62,12 @@ def save_tables(
 ) -> Manifest:
     """Saves all tables into the folder `path`, complete or not at all.
 
-    Rows lie in one file for every table and shard of `router` (hash_roundrobin over 1 if None),
-    with their global ids, and the counts of admission filters beside them: all of one instant.
-    Rows that have expired under a table's `Ttl` at its newest time are left out, or what `keep`
-    leaves out. `blobs` are named bytes of the caller's. With a `consumer` of touched keys, later
-    increments need not be told what changed. A complete checkpoint is replaced only with
-    `overwrite`, and counts until the new one is whole.
+    Rows lie in one file for every table and shard of `router` (hash_roundrobin over 1 if None; or
+    one for each table by name), with their global ids, and the counts of admission filters beside
+    them: all of one instant. Rows that have expired under a table's `Ttl` at its newest time are
+    left out, or what `keep` leaves out. `blobs` are named bytes of the caller's. With a `consumer`
+    of touched keys, later increments need not be told what changed. A complete checkpoint is
+    replaced only with `overwrite`, and counts until the new one is whole.
 
     >>> import tempfile, torch, hedgerow as hr
     >>> table = hr.HostTable(hr.TableConfig("item", (hr.Segment(2, hr.Zeros(), hr.Sgd(lr=1.0)),)))
@@ -83,7 +84,7 @@ def save_tables_async(
     tables: Iterable[Saveable],
     path: str | PathLike[str],
     *,
-    router: Router | None = None,
+    router: Routers | None = None,
     step: int = 0,
     metadata: Mapping[str, Any] | None = None,
     blobs: Mapping[str, bytes] | None = None,
@@ -157,7 +158,7 @@ class _SaveJob:
         self,
         tables: Iterable[Saveable],
         path: str | PathLike[str],
-        router: Router | None,
+        router: Routers | None,
         header: Header,
         keep: Keep | None,
         consumer: str | None,
@@ -166,7 +167,9 @@ class _SaveJob:
     ) -> None:
         named = by_name(tables)
         self._folder = Path(path)
-        self._router = router or Router("hash_roundrobin", 1)
+        self._routers = TableRouters.of(
+            Router("hash_roundrobin", 1) if router is None else router, named
+        )
         self.meter = Meter(sum(table.size() for table in named.values()), report)
         self._held = ExitStack()
         self._changes = None if consumer is None else Changes(named, consumer)
@@ -190,7 +193,7 @@ class _SaveJob:
         try:
             clean_before(self._folder, self._old)
             manifest = write_checkpoint(
-                self._folder, self._sources, self._router, self._header, self.meter, threads
+                self._folder, self._sources, self._routers, self._header, self.meter, threads
             )
             if self._changes is not None:
                 self._changes.settle(manifest.checksum)

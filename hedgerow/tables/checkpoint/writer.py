@@ -19,6 +19,7 @@ from ...routing.router import Router
 from .files import PART, HashedFile, remove, sync_folder
 from .manifest import MANIFEST, BlobEntry, FileEntry, Manifest, Routing, TableEntry
 from .meter import Meter
+from .routers import TableRouters
 from .schema import ID, TableSchema, deletion_columns
 from .shard_file import Rows, ShardWriter
 from .workers import Workers
@@ -52,7 +53,7 @@ class Header:
 def write_checkpoint(
     folder: Path,
     sources: Sequence[Source],
-    router: Router,
+    routers: TableRouters,
     header: Header,
     meter: Meter,
     threads: int = THREADS,
@@ -65,7 +66,16 @@ def write_checkpoint(
     mark = secrets.token_hex(6)
     with _no_remains(folder, mark), Workers(threads) as writers:
         jobs = [
-            _TableJob(folder, i, source, router, header.number == 0, mark, meter, writers)
+            _TableJob(
+                folder,
+                i,
+                source,
+                routers.by_name[source.name],
+                header.number == 0,
+                mark,
+                meter,
+                writers,
+            )
             for i, source in enumerate(sources)
         ]
         with Workers(min(threads, len(jobs))) as tables:
@@ -74,9 +84,10 @@ def write_checkpoint(
             _write_blob(folder, f"blob-{i:03d}-{_safe(name)}-{mark}.bin", name, data)
             for i, (name, data) in enumerate(sorted(header.blobs.items()))
         ]
+        rule = routers.default
         manifest, data = Manifest(
-            routing=Routing(router.dist_type, router.shards, router.rank0_empty),
-            tables={source.name: _entry(source, files) for source in sources},
+            routing=Routing(rule.dist_type, rule.shards, rule.rank0_empty),
+            tables={s.name: _entry(s, files, routers.by_name[s.name]) for s in sources},
             files=tuple(files),
             blobs=tuple(blobs),
             number=header.number,
@@ -246,11 +257,19 @@ def _by_owner(rows: Rows, router: Router) -> Iterator[tuple[int, Rows]]:
         yield shard, rows.take(order[start:stop])
 
 
-def _entry(source: Source, files: Sequence[FileEntry]) -> TableEntry:
+def _entry(source: Source, files: Sequence[FileEntry], router: Router) -> TableEntry:
     def total(content: str) -> int:
         return sum(f.rows for f in files if f.table == source.name and f.content == content)
 
-    return TableEntry(source.schema, total("rows"), total("deletions"), source.config)
+    return TableEntry(
+        source.schema,
+        total("rows"),
+        total("deletions"),
+        source.config,
+        router.dist_type,
+        router.rows,
+        None if router.bounds is None else tuple(router.bounds),
+    )
 
 
 def _write_blob(folder: Path, file_name: str, name: str, data: bytes) -> BlobEntry:

@@ -1,0 +1,61 @@
+"""The owner functions of a save or a load: one for every table, over the same shards."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+
+from ...core.errors import DtypeError, InputError
+from ...routing.router import Router
+
+Routers = Router | Mapping[str, Router]
+"""One rule for all tables, or one for each by name."""
+
+
+@dataclass(frozen=True, slots=True)
+class TableRouters:
+    """The router of each table; `default` is what a manifest calls the rule of the others."""
+
+    default: Router
+    by_name: Mapping[str, Router]
+
+    @staticmethod
+    def of(given: Routers, names: Iterable[str]) -> TableRouters:
+        """One for every name. A mapping may know more tables than are asked for.
+
+        >>> rules = {"item": Router("roundrobin", 2), "user": Router("continuous", 2, rows=9)}
+        >>> TableRouters.of(rules, ["user"]).by_name["user"].rows
+        9
+        """
+        wanted = list(names)
+        if isinstance(given, Router):
+            return TableRouters(given, dict.fromkeys(wanted, given))
+        if not isinstance(given, Mapping):
+            raise DtypeError(
+                f"router is {given!r}; pass a Router, or a dict of one for each table."
+            )
+        chosen = {name: _one(given, name) for name in wanted}
+        first = next(iter(chosen.values()), Router("hash_roundrobin", 1))
+        for name, router in chosen.items():
+            check_same_shards(name, router, first.shards, first.rank0_empty)
+        return TableRouters(first, chosen)
+
+
+def _one(given: Mapping[str, Router], name: str) -> Router:
+    if name not in given:
+        raise InputError(
+            f"router has no rule for table {name!r}; it has {', '.join(sorted(given)) or 'none'}."
+        )
+    if not isinstance(given[name], Router):
+        raise DtypeError(f"router[{name!r}] is {given[name]!r}; it must be a Router.")
+    return given[name]
+
+
+def check_same_shards(name: str, router: Router, shards: int, rank0_empty: bool) -> None:
+    """The router fits files over so many shards."""
+    if (router.shards, router.rank0_empty) != (shards, rank0_empty):
+        raise InputError(
+            f"the router of table {name!r} has {router.shards} shards (rank0_empty="
+            f"{router.rank0_empty}) beside {shards} (rank0_empty={rank0_empty}); all tables of a "
+            f"checkpoint lie on the same shards."
+        )
