@@ -50,6 +50,11 @@ class Merging:
     divide_by: int = 1  # what every rank sends: their number, where gradients are averaged
 
 
+def sizes_of(slot_sizes: Int64[Tensor, "R * K"], ranks: int) -> Sizes:
+    """Ids by rank and table, as plain numbers."""
+    return tuple(tuple(row) for row in slot_sizes.view(ranks, -1).tolist())
+
+
 def totals(sizes: Sizes) -> list[int]:
     """Ids for or from each rank."""
     return [sum(of_tables) for of_tables in sizes]
@@ -81,8 +86,8 @@ def deliver(
     exchange: Exchange, ids: Int64[Tensor, "n"], slot_sizes: Int64[Tensor, "R * K"]
 ) -> Delivery:
     """Brings ids to their owners, the counts first; `slot_sizes` by owner and table."""
-    received = _sizes(exchange.counts(slot_sizes), exchange.ranks)
-    sent = _sizes(slot_sizes, exchange.ranks)
+    received = sizes_of(exchange.counts(slot_sizes), exchange.ranks)
+    sent = sizes_of(slot_sizes, exchange.ranks)
     return Delivery(sent, received, exchange.ids(ids, totals(sent), totals(received)))
 
 
@@ -149,7 +154,3 @@ def push(
             for rank, (share, its_counts) in enumerate(shares)
         ]
     )
-
-
-def _sizes(slot_sizes: Int64[Tensor, "R * K"], ranks: int) -> Sizes:
-    return tuple(tuple(row) for row in slot_sizes.view(ranks, -1).tolist())
