@@ -92,14 +92,19 @@ class LocalExchange(Exchange):
         self._meet(what)
         others = {other for other, _ in board.laid}
         parts = [laid[self._rank] for _, laid in board.laid]
-        fits = len(others) == 1 and [len(part) for part in parts] == receive
-        if fits:
-            torch.cat(parts, out=arriving)
-        self._meet(what)
-        if not fits:
-            got = [len(part) for part in parts]
+        got = [len(part) for part in parts]
+        wrong = None
+        if len(others) > 1 or got != receive:
             reason = f"ranks exchange {sorted(others)}, {got} arrive and {receive} were expected."
-            raise self._failed(what, ValueError(reason))
+            wrong = self._failed(what, ValueError(reason))
+        else:
+            torch.cat(parts, out=arriving)
+        try:
+            self._meet(what)  # the parts are others' memory until here
+        except ExchangeError as error:  # another rank saw what is wrong and left already
+            raise wrong or error from error
+        if wrong is not None:
+            raise wrong
         return nothing_to_wait_for
 
     def _meet(self, what: str) -> None:

@@ -81,7 +81,9 @@ class Prefetch(Generic[A, B]):
         if item is None:
             return None
         self.counters.add("taken")
-        self.counters.add("stale_steps", self._taken - started if step is None else step - item.step)
+        self.counters.add(
+            "stale_steps", self._taken - started if step is None else step - item.step
+        )
         self._taken += 1
         return item
 
@@ -117,7 +119,7 @@ class Delayed(Generic[A]):
     A put lets the oldest item go once more than `capacity` wait. Its work runs in one other thread,
     or at once in the caller's with `background` off, in the order of the puts. Capacity 0 is off:
     a put does the work. `drain` does all that waits. An error of the work is raised by the next
-    call; what waited behind it stays undone. `counters` tell "put", "done", and "waiting_steps",
+    call; what waited behind it still waits. `counters` tell "put", "done", and "waiting_steps",
     the puts that items waited for, all together.
 
     >>> done = []
