@@ -10,6 +10,7 @@ from torch import Tensor
 
 from ..core import checks
 from ..core.errors import ConfigError, InputError
+from ..core.recycle import Recycler
 from ..core.shapes import Bool, Float32, Int8, Int64
 from ..routing.router import Router
 from ..tables import arguments
@@ -97,6 +98,7 @@ class AllToAllTables:
         self.local, self.routers = local, tuple(routers)
         self.exchange, self.updates = exchange, updates or exchange
         self._dedup = dedup
+        self._outputs = Recycler()
         self._merging = Merging(merge_across_ranks, 1 if reduce == "sum" else exchange.ranks)
         self._check()
 
@@ -150,12 +152,11 @@ class AllToAllTables:
         """Rows of `keys` from their owners, flat, into `out` if given. Nothing is inserted."""
         arguments.missing_rule(missing)
         keys = self._keys(keys)
-        if out is not None:
-            parts.flat_output(out, parts.float_offsets(keys.splits, self.dims)[-1])
+        floats = parts.float_offsets(keys.splits, self.dims)[-1]
+        rows = self._outputs.take(floats)[0] if out is None else parts.flat_output(out, floats)
         journey = self._journey(self.exchange, keys, dedup=self._dedup)
         found = fetch(self.exchange, journey.at, self.local, self.dims, missing=missing, step=step)
-        rows = journey.packed.unpack(found)
-        rows = rows if out is None else out.copy_(rows)
+        journey.packed.unpack(found, rows)
         return Lookup(keys, rows, self.dims, epoch=journey)
 
     def contains(self, keys: TableKeys | Int64[Tensor, "n"]) -> Bool[Tensor, "n"]:

@@ -72,6 +72,8 @@ def by_table(flat: Tensor, sizes: Sizes, dims: Sequence[int] | None = None) -> T
     [1, 3, 2, 4]
     """
     tables = len(sizes[0])
+    if len(sizes) == 1 or tables == 1:
+        return flat
     widths = dims or [1] * tables
     cells = flat.split([n * d for row in sizes for n, d in zip(row, widths, strict=True)])
     return torch.cat([cells[i] for k in range(tables) for i in range(k, len(cells), tables)])

@@ -37,8 +37,8 @@ class Exchange:
 
     Every rank makes the same calls in the same order, also one that has nothing to send: its counts
     are 0. Threads that exchange side by side need a group each. Without a group the process is
-    alone, and what it sends arrives as it is. With `wire` bf16 or fp16 floats are rounded for the
-    journey, those a rank keeps for itself too: a row reads the same on every rank.
+    alone, and what it sends arrives as it is, without a copy. With `wire` bf16 or fp16 floats are
+    rounded for the journey, those a rank keeps for itself too: a row reads the same on every rank.
 
     `counters` holds, for counts, ids and floats, the bytes sent to and received from other ranks.
 
@@ -125,8 +125,7 @@ class Exchange:
                 f"rank {self.rank} sends itself {send[self.rank]} {what} and expects "
                 f"{receive[self.rank]}; exchange the counts first."
             )
-        arriving = values.new_empty(sum(receive))
-        finish = self._transfer(what, arriving, values, receive, send)
+        arriving, finish = self._transfer(what, values, receive, send)
         size, own = values.element_size(), send[self.rank]
         self.counters.add(f"{what}_sent_bytes", (sum(send) - own) * size)
         self.counters.add(f"{what}_received_bytes", (sum(receive) - own) * size)
@@ -141,12 +140,12 @@ class Exchange:
         return sizes
 
     def _transfer(
-        self, what: str, arriving: Tensor, values: Tensor, receive: list[int], send: list[int]
-    ) -> Finish:
-        """Starts the journey itself."""
+        self, what: str, values: Tensor, receive: list[int], send: list[int]
+    ) -> tuple[Tensor, Finish]:
+        """Starts the journey itself: where things will arrive, and what waits for them."""
         if self._group is None:
-            arriving.copy_(values)
-            return nothing_to_wait_for
+            return values, nothing_to_wait_for
+        arriving = values.new_empty(sum(receive))
         try:
             work = dist.all_to_all_single(
                 arriving, values, receive, send, group=self._group, async_op=True
@@ -161,7 +160,7 @@ class Exchange:
             except RuntimeError as error:
                 raise self._failed(what, error) from error
 
-        return finish
+        return arriving, finish
 
     def _failed(self, what: str, error: Exception) -> ExchangeError:
         return ExchangeError(

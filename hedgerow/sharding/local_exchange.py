@@ -85,15 +85,15 @@ class LocalExchange(Exchange):
         self._board.meet.abort()
 
     def _transfer(
-        self, what: str, arriving: Tensor, values: Tensor, receive: list[int], send: list[int]
-    ) -> Finish:
+        self, what: str, values: Tensor, receive: list[int], send: list[int]
+    ) -> tuple[Tensor, Finish]:
         board = self._board
         board.laid[self._rank] = (what, values.split(send))
         self._meet(what)
         others = {other for other, _ in board.laid}
         parts = [laid[self._rank] for _, laid in board.laid]
         got = [len(part) for part in parts]
-        wrong = None
+        wrong, arriving = None, values.new_empty(sum(receive))
         if len(others) > 1 or got != receive:
             reason = f"ranks exchange {sorted(others)}, {got} arrive and {receive} were expected."
             wrong = self._failed(what, ValueError(reason))
@@ -105,7 +105,7 @@ class LocalExchange(Exchange):
             raise wrong or error from error
         if wrong is not None:
             raise wrong
-        return nothing_to_wait_for
+        return arriving, nothing_to_wait_for
 
     def _meet(self, what: str) -> None:
         try:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from itertools import accumulate, pairwise
 
 import torch
@@ -15,24 +16,23 @@ from ..ops.fused_gather import (
     fused_gather_embeddings_by_input,
     fused_gather_embeddings_by_input_gradient,
 )
+from ..ops.reorder import fused_reorder_by_indices
 from ..ops.split import ragged_split_by_indices
-from ..ops.unique import unique_key_with_value_and_offset
 from ..routing.router import Router
 from ..tables.store import TableKeys
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@dataclass(frozen=True, eq=False)
 class Packed:
     """Ids of K tables for R owners: owner after owner, inside an owner table after table.
 
-    The rows of `ids` come back in the same order, one flat tensor; `offsets` says for every id that
-    was packed where its row starts there, `places` which of `ids` it is.
+    The rows of `ids` come back in the same order, one flat tensor. `places` says for every id that
+    was packed which of `ids` it is.
     """
 
     ids: Int64[Tensor, "u"]
     slot_sizes: Int64[Tensor, "R * K"]  # ids of each table for each owner
-    places: Int64[Tensor, "n"]
-    offsets: Int64[Tensor, "n"]
+    places: Tensor  # int32 or int64 [n]
     splits: tuple[int, ...]  # of what was packed, by table
     dims: tuple[int, ...]
 
@@ -46,20 +46,37 @@ class Packed:
         """Ids that were packed, of each table."""
         return [stop - start for start, stop in pairwise(self.splits)]
 
+    @cached_property  # an update needs what its lookup needed
+    def offsets(self) -> Tensor:
+        """Where the row of each id that was packed starts among the rows of `ids`."""
+        if len(set(self.dims)) == 1:
+            return self.places * self.dims[0]
+        ranks = len(self.slot_sizes) // len(self.dims)
+        widths = torch.tensor(self.dims * ranks)
+        # Inside a cell rows lie one behind the other; a cell starts where those before it end.
+        cells = torch.arange(len(widths)).repeat_interleave(self.slot_sizes)
+        ids, floats = self.slot_sizes, self.slot_sizes * widths
+        first = (floats.cumsum(0) - floats) - (ids.cumsum(0) - ids) * widths
+        starts = first[cells] + torch.arange(len(self.ids)) * widths[cells]
+        return starts[self.places]
+
     @property
     def floats(self) -> int:
         """Values of the rows of `ids`."""
         sizes = self.slot_sizes.view(-1, len(self.dims)).sum(0).tolist()
         return sum(n * dim for n, dim in zip(sizes, self.dims, strict=True))
 
-    def unpack(self, rows: Float32[Tensor, "floats"]) -> Float32[Tensor, "packed_floats"]:
-        """The row of every id that was packed, flat, from the rows of `ids`."""
+    def unpack(
+        self, rows: Float32[Tensor, "floats"], out: Float32[Tensor, "packed_floats"]
+    ) -> None:
+        """The row of every id that was packed, flat, into `out`, from the rows of `ids`."""
         if len(set(self.dims)) == 1:
             dim = self.dims[0]
-            return rows.view(-1, dim).index_select(0, self.places).view(-1)
+            torch.index_select(rows.view(-1, dim), 0, self.places, out=out.view(-1, dim))
+            return
         offsets = self.offsets.split(self.offset_sizes)
         found = fused_gather_embeddings_by_input(rows, offsets, self.dims)
-        return torch.cat([part.view(-1) for part in found])
+        torch.cat([part.view(-1) for part in found], out=out)
 
     def sum_gradients(self, grads: Float32[Tensor, "packed_floats"]) -> Float32[Tensor, "floats"]:
         """Gradients of `ids` from those of every id that was packed: equal ids are summed."""
@@ -104,43 +121,43 @@ def pack(
     >>> packed.offsets.tolist()
     [0, 1, 2, 2, 7, 3, 5]
     """
-    found, number = _distinct(keys) if dedup else (_all(keys), torch.arange(len(keys.ids)))
-    borders = found.row_splits.tolist()
-    owners = [
-        router.owners(found.values[start:stop])
-        for router, (start, stop) in zip(routers, pairwise(borders), strict=True)
-    ]
-    ranks = routers[0].shards
-    by_owner, order = ragged_split_by_indices(torch.cat(owners), found, ranks)
-    sizes = torch.stack([part.row_splits.diff() for part in by_owner]).view(-1)
-    place = torch.empty_like(found.values)
-    place[torch.cat([part.values for part in order])] = torch.arange(len(place))
-    widths = torch.tensor(tuple(dims) * ranks).repeat_interleave(sizes, output_size=len(place))
-    places = place[number]
-    return Packed(
-        ids=torch.cat([part.values for part in by_owner]),
-        slot_sizes=sizes,
-        places=places,
-        offsets=(widths.cumsum(0) - widths)[places],
-        splits=keys.splits,
-        dims=tuple(dims),
-    )
+    found, number = _distinct(keys) if dedup else (_all(keys), None)
+    if routers[0].shards == 1:
+        sizes, ids, place = found.row_splits.diff(), found.values, None
+    else:
+        sizes, ids, place = _by_owner(found, routers)
+    if place is None:
+        place = torch.arange(len(ids)) if number is None else number
+    elif number is not None:
+        place = place[number]
+    return Packed(ids, sizes, place, keys.splits, tuple(dims))
 
 
 def _all(keys: TableKeys) -> Ragged:
     return Ragged.trusted(keys.ids, torch.tensor(keys.splits))
 
 
-def _distinct(keys: TableKeys) -> tuple[Ragged, Int64[Tensor, "n"]]:
+def _distinct(keys: TableKeys) -> tuple[Ragged, Tensor]:
     """The distinct ids of each table, and which of them each id is."""
-    ones = [1] * keys.tables  # then offsets are places
-    found = unique_key_with_value_and_offset(_all(keys), ones, generate_buffer=False)
-    at, distinct = found.value_offset, found.unique_key
-    number = torch.empty_like(keys.ids)
-    number[at.values] = torch.arange(len(distinct.values)).repeat_interleave(
-        at.inner_row_splits.diff(), output_size=len(keys.ids)
-    )
-    return distinct, number
+    tables = [keys.ids_of(k) for k in range(keys.tables)]
+    ones = [1] * keys.tables  # then the offsets of a single shard are places
+    found = fused_reorder_by_indices(tables, 1, ones)
+    splits = torch.tensor(splits_of(found.sharded_slot_sizes.tolist()))
+    return Ragged.trusted(found.output, splits), found.fused_embedding_offsets
+
+
+def _by_owner(found: Ragged, routers: Sequence[Router]) -> tuple[Tensor, Tensor, Tensor]:
+    """How many of each table go to each owner, the ids in that order, and the place of each."""
+    borders = pairwise(found.row_splits.tolist())
+    owners = [
+        router.owners(found.values[start:stop])
+        for router, (start, stop) in zip(routers, borders, strict=True)
+    ]
+    parts, order = ragged_split_by_indices(torch.cat(owners), found, routers[0].shards)
+    place = torch.empty_like(found.values)
+    place[torch.cat([part.values for part in order])] = torch.arange(len(place))
+    sizes = torch.stack([part.row_splits.diff() for part in parts]).view(-1)
+    return sizes, torch.cat([part.values for part in parts]), place
 
 
 def splits_of(sizes: Sequence[int]) -> tuple[int, ...]:
