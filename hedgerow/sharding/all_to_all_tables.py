@@ -18,8 +18,18 @@ from ..tables.host import HostTable
 from ..tables.multi import parts
 from ..tables.schedules import Rate
 from ..tables.store import Applied, Entries, Lookup, Missing, RowStore, TableKeys, as_keys
-from .delivery import Delivery, Merging, by_rank, by_table, deliver, fetch, floats_of, push, totals
-from .exchange import Exchange
+from .delivery import (
+    Delivery,
+    Merging,
+    Push,
+    by_rank,
+    by_table,
+    deliver,
+    floats_of,
+    start_fetch,
+    totals,
+)
+from .exchange import Exchange, Pending
 from .packing import Packed, pack
 
 
@@ -48,6 +58,20 @@ class _Journey:
 
     def __init__(self, of: AllToAllTables, packed: Packed, at: Delivery) -> None:
         self.of, self.packed, self.at = of, packed, at
+
+
+class PendingLookup:
+    """Rows on their way. All ranks wait for theirs before they exchange anything else."""
+
+    __slots__ = ("_coming", "_journey", "_lookup")
+
+    def __init__(self, lookup: Lookup, journey: _Journey, coming: Pending) -> None:
+        self._lookup, self._journey, self._coming = lookup, journey, coming
+
+    def wait(self) -> Lookup:
+        """The rows, once they are here."""
+        self._journey.packed.unpack(self._coming.wait(), self._lookup.rows)
+        return self._lookup
 
 
 class AllToAllTables:
@@ -150,14 +174,26 @@ class AllToAllTables:
         out: Float32[Tensor, "floats"] | None = None,
     ) -> Lookup:
         """Rows of `keys` from their owners, flat, into `out` if given. Nothing is inserted."""
+        return self.start_lookup(keys, missing=missing, step=step, out=out).wait()
+
+    def start_lookup(
+        self,
+        keys: TableKeys | Int64[Tensor, "n"],
+        *,
+        missing: Missing = "zeros",
+        step: int | None = None,
+        out: Float32[Tensor, "floats"] | None = None,
+    ) -> PendingLookup:
+        """`lookup` without waiting for the rows: they travel while the caller does other work."""
         arguments.missing_rule(missing)
         keys = self._keys(keys)
         floats = parts.float_offsets(keys.splits, self.dims)[-1]
         rows = self._outputs.take(floats)[0] if out is None else parts.flat_output(out, floats)
         journey = self._journey(self.exchange, keys, dedup=self._dedup)
-        found = fetch(self.exchange, journey.at, self.local, self.dims, missing=missing, step=step)
-        journey.packed.unpack(found, rows)
-        return Lookup(keys, rows, self.dims, epoch=journey)
+        found = start_fetch(
+            self.exchange, journey.at, self.local, self.dims, missing=missing, step=step
+        )
+        return PendingLookup(Lookup(keys, rows, self.dims, epoch=journey), journey, found)
 
     def contains(self, keys: TableKeys | Int64[Tensor, "n"]) -> Bool[Tensor, "n"]:
         """Whether each key has a row."""
@@ -205,19 +241,11 @@ class AllToAllTables:
             journey = known
         else:
             journey = self._journey(self.updates, keys, dedup=dedup)
-        return push(
-            self.updates,
-            journey.at,
-            self.local,
-            self.dims,
-            journey.packed.sum_gradients(flat),
-            journey.packed.occurrences(counts),
-            merging=self._merging,
-            rates=rates,
-            step=step,
-            ts=ts,
-            per_occurrence=per_occurrence,
-        )
+        packed = journey.packed
+        summed, occurrences = packed.sum_gradients(flat), packed.occurrences(counts)
+        return Push.start(
+            self.updates, journey.at, self.dims, summed, occurrences, self._merging
+        ).apply(self.local, rates=rates, step=step, ts=ts, per_occurrence=per_occurrence)
 
     def assign(
         self, keys: TableKeys | Int64[Tensor, "n"], rows: Float32[Tensor, "floats"], *, ts: int = 0

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -12,7 +12,7 @@ from ..core.shapes import Float32, Int64
 from ..tables.multi import parts
 from ..tables.schedules import Rate
 from ..tables.store import Applied, Missing, RowStore, TableKeys
-from .exchange import Exchange
+from .exchange import Exchange, Pending
 from .packing import splits_of
 
 Sizes = tuple[tuple[int, ...], ...]
@@ -93,7 +93,7 @@ def deliver(
     return Delivery(sent, received, exchange.ids(ids, totals(sent), totals(received)))
 
 
-def fetch(
+def start_fetch(
     exchange: Exchange,
     at: Delivery,
     store: RowStore,
@@ -101,58 +101,74 @@ def fetch(
     *,
     missing: Missing,
     step: int | None,
-) -> Float32[Tensor, "floats"]:
-    """The owners look up what they were asked for; the rows of what was sent from here."""
+) -> Pending:
+    """The owners look up what they were asked for; the rows of what was sent from here set out."""
     leaving = floats_of(at.received, dims)
     rows = torch.empty(sum(leaving))
     for rank, out in enumerate(rows.split(leaving)):
         store.lookup(at.keys_of(rank), missing=missing, step=step, out=out)
-    return exchange.floats(rows, leaving, floats_of(at.sent, dims))
+    return exchange.start_floats(rows, leaving, floats_of(at.sent, dims))
 
 
-def push(
-    exchange: Exchange,
-    at: Delivery,
-    store: RowStore,
-    dims: Sequence[int],
-    grads: Float32[Tensor, "floats"],
-    occurrences: Int64[Tensor, "n"],
-    *,
-    merging: Merging,
-    rates: Sequence[Rate] | None = None,
-    step: int | None = None,
-    ts: int = 0,
-    per_occurrence: bool = False,
-) -> Applied:
-    """Gradients go to the owners of what was sent from here, which make their steps."""
-    counting = exchange.start_ids(occurrences, totals(at.sent), totals(at.received))
-    coming = floats_of(at.received, dims)
-    going = exchange.start_floats(grads, floats_of(at.sent, dims), coming)
-    counts, arrived = counting.wait(), going.wait()
-    if merging.divide_by != 1:
-        arrived = arrived / merging.divide_by
-    if merging.across_ranks:
-        return store.apply_gradients(
-            at.merged_keys(),
-            by_table(arrived, at.received, dims),
-            rates=rates,
-            step=step,
-            ts=ts,
-            counts=by_table(counts, at.received),
-            per_occurrence=per_occurrence,
-        )
-    shares = zip(arrived.split(coming), counts.split(totals(at.received)), strict=True)
-    return parts.total(
-        [
-            store.apply_gradients(
-                at.keys_of(rank),
-                share,
-                rates=rates,
-                step=step,
-                ts=ts,
-                counts=its_counts,
-                per_occurrence=per_occurrence,
+@dataclass(frozen=True, slots=True, eq=False)
+class Push:
+    """Gradients and their occurrences on the way to the owners of what was sent from here."""
+
+    at: Delivery
+    dims: Sequence[int]
+    grads: Pending
+    counts: Pending
+    merging: Merging
+
+    @staticmethod
+    def start(
+        exchange: Exchange,
+        at: Delivery,
+        dims: Sequence[int],
+        grads: Float32[Tensor, "floats"],
+        occurrences: Int64[Tensor, "n"],
+        merging: Merging,
+    ) -> Push:
+        """Sends them off."""
+        counts = exchange.start_ids(occurrences, totals(at.sent), totals(at.received))
+        sizes = floats_of(at.sent, dims), floats_of(at.received, dims)
+        return Push(at, dims, exchange.start_floats(grads, *sizes), counts, merging)
+
+    def apply(
+        self,
+        store: RowStore,
+        *,
+        rates: Sequence[Rate] | None = None,
+        step: int | None = None,
+        ts: int = 0,
+        per_occurrence: bool = False,
+    ) -> Applied:
+        """Waits for those that come here, and makes their steps."""
+        applied = []
+        for keys, grads, counts in self._arrived():
+            applied.append(
+                store.apply_gradients(
+                    keys,
+                    grads,
+                    rates=rates,
+                    step=step,
+                    ts=ts,
+                    counts=counts,
+                    per_occurrence=per_occurrence,
+                )
             )
-            for rank, (share, its_counts) in enumerate(shares)
-        ]
-    )
+        return parts.total(applied)
+
+    def _arrived(self) -> Iterator[tuple[TableKeys, Tensor, Tensor]]:
+        """Keys, gradients and occurrences of each step."""
+        counts, grads = self.counts.wait(), self.grads.wait()
+        if self.merging.divide_by != 1:
+            grads = grads / self.merging.divide_by
+        received = self.at.received
+        if self.merging.across_ranks:
+            flat = by_table(grads, received, self.dims)
+            yield self.at.merged_keys(), flat, by_table(counts, received)
+            return
+        of_ranks = grads.split(floats_of(received, self.dims)), counts.split(totals(received))
+        for rank, (share, its_counts) in enumerate(zip(*of_ranks, strict=True)):
+            yield self.at.keys_of(rank), share, its_counts

@@ -14,7 +14,7 @@ from ..tables.multi import parts
 from ..tables.schedules import Rate
 from ..tables.store import Applied, Missing, TableKeys
 from .all_to_all_tables import ShardStore
-from .delivery import Delivery, Merging, deliver, fetch, floats_of, push, sizes_of, totals
+from .delivery import Delivery, Merging, Push, deliver, floats_of, sizes_of, start_fetch, totals
 from .exchange import Exchange
 
 
@@ -193,7 +193,8 @@ class RankShards:
     ) -> tuple[Delivery, Float32[Tensor, "floats"]]:
         """Rows of this rank's ids from their owners, and where the ids went."""
         at = deliver(self.exchange, ids, slot_sizes)
-        return at, fetch(self.exchange, at, self.local, self.dims, missing=missing, step=step)
+        rows = start_fetch(self.exchange, at, self.local, self.dims, missing=missing, step=step)
+        return at, rows.wait()
 
     def push(
         self,
@@ -206,18 +207,8 @@ class RankShards:
         ts: int,
     ) -> Applied:
         """The gradients of all ranks, summed, at their owners."""
-        return push(
-            self.updates,
-            at,
-            self.local,
-            self.dims,
-            grads,
-            occurrences,
-            merging=self._merging,
-            rates=rates,
-            step=step,
-            ts=ts,
-        )
+        going = Push.start(self.updates, at, self.dims, grads, occurrences, self._merging)
+        return going.apply(self.local, rates=rates, step=step, ts=ts)
 
     def assign(
         self, keys: Sequence[TableKeys], rows: Sequence[Tensor], *, add: bool, ts: int

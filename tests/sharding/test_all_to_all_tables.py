@@ -218,6 +218,18 @@ def test_a_wire_of_half_the_bytes_rounds_rows_and_gradients() -> None:
         assert floats == 3 * 4 + 3 * 2 + 3 * 2
 
 
+def test_rows_travel_while_the_caller_works() -> None:
+    def work(tables: AllToAllTables) -> bool:
+        keys = keys_of([[1, 2, 1], [3]])
+        coming = tables.start_lookup(keys, missing="initializer")
+        alone = HostTables(configs()).lookup(keys, missing="initializer")
+        found = coming.wait()
+        tables.apply_gradients(found, torch.ones(10))
+        return torch.equal(found.rows, alone.rows) and tables.contains(keys).all().item()
+
+    assert all(on_ranks(3, work, configs()))
+
+
 def test_an_output_of_the_caller() -> None:
     def work(tables: AllToAllTables) -> bool:
         keys = keys_of([[1, 2], [3]])
