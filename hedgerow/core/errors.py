@@ -43,6 +43,10 @@ class StateError(HedgerowError, RuntimeError):
     """A call that is fine in itself, but not now: something is open, or was closed."""
 
 
+class ExchangeError(HedgerowError, RuntimeError):
+    """An exchange between ranks that did not succeed: a peer died, came late, or did otherwise."""
+
+
 class CheckpointError(HedgerowError, ValueError):
     """A checkpoint that is damaged, incomplete, or does not fit the tables. Nothing was changed."""
 

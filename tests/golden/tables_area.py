@@ -38,11 +38,11 @@ AREA = Area(
         "filters": {"kind"},
         "sharding": {"kind", "owner_rule"},
         "touched": {"kind"},
+        "alltoall": {"kind"},
+        "partitioned": {"kind", "fid_offset_encoding", "nfl_flag"},
     },
     later_files={
-        "alltoall",  # distribution
-        "partitioned",
-        "factory",
+        "factory",  # distribution
         "benchmarks",
     },
     later_cases=_later,

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from . import (  # noqa: F401  (they register handlers)
+    tables_distribution,
     tables_eviction,
     tables_filters,
     tables_optimizers,

@@ -1,0 +1,1 @@
+"""Many ranks: rows spread over processes, and what travels between them."""

@@ -1,0 +1,174 @@
+"""Moves counts, ids and floats between ranks, and counts the bytes that travel."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from ..core import checks
+from ..core.counters import Counters
+from ..core.errors import ExchangeError, InputError
+from ..core.shapes import Float32, Int64
+
+WIRES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
+
+Finish = Callable[[], None]
+"""Returns when what was started has arrived; raises where it has not."""
+
+
+class Pending:
+    """Values on their way. Whoever starts two waits for them in the same order on every rank."""
+
+    def __init__(self, sent: Tensor, arriving: Tensor, finish: Finish, dtype: torch.dtype) -> None:
+        self._sent, self._arriving = sent, arriving  # the sent lives until it has left
+        self._finish, self._dtype = finish, dtype
+
+    def wait(self) -> Tensor:
+        """What arrived, source rank after source rank."""
+        self._finish()
+        return self._arriving.to(self._dtype)
+
+
+class Exchange:
+    """One rank's side of the exchanges of a group. Single-owner: one thread at a time.
+
+    Every rank makes the same calls in the same order, also one that has nothing to send: its counts
+    are 0. Threads that exchange side by side need a group each. Without a group the process is
+    alone, and what it sends arrives as it is, without a copy. With `wire` bf16 or fp16 floats are
+    rounded for the journey, those a rank keeps for itself too: a row reads the same on every rank.
+
+    `counters` holds, for counts, ids and floats, the bytes sent to and received from other ranks.
+
+    >>> alone = Exchange()
+    >>> alone.ids(torch.tensor([7, 8]), [2], [2]).tolist(), alone.ranks
+    ([7, 8], 1)
+    """
+
+    def __init__(self, group: dist.ProcessGroup | None = None, *, wire: str = "fp32") -> None:
+        checks.choice("Exchange", "wire", wire, WIRES)
+        self.wire = wire
+        self.counters = Counters()
+        self._group = group
+
+    @property
+    def rank(self) -> int:
+        """The number of this rank in its group."""
+        return 0 if self._group is None else dist.get_rank(self._group)
+
+    @property
+    def ranks(self) -> int:
+        """How many take part."""
+        return 1 if self._group is None else dist.get_world_size(self._group)
+
+    def counts(self, counts: Int64[Tensor, "ranks * k"]) -> Int64[Tensor, "ranks * k"]:
+        """k numbers for every rank, and k from every rank: what is about to travel."""
+        checks.tensor("counts", counts, torch.int64, (None,), device=None)
+        each, rest = divmod(len(counts), self.ranks)
+        if rest:
+            raise InputError(f"{len(counts)} counts for {self.ranks} ranks; give each as many.")
+        sizes = [each] * self.ranks
+        return self._start("counts", counts, sizes, sizes).wait()
+
+    def ids(
+        self, ids: Int64[Tensor, "n"], send: Sequence[int], receive: Sequence[int]
+    ) -> Int64[Tensor, "m"]:
+        """So many ids to and from each rank; those that arrive, source rank after source rank."""
+        return self.start_ids(ids, send, receive).wait()
+
+    def start_ids(
+        self, ids: Int64[Tensor, "n"], send: Sequence[int], receive: Sequence[int]
+    ) -> Pending:
+        """`ids` without waiting for them."""
+        checks.tensor("ids", ids, torch.int64, (None,), device=None)
+        return self._start("ids", ids, send, receive)
+
+    def floats(
+        self,
+        values: Float32[Tensor, "n"],
+        send: Sequence[int],
+        receive: Sequence[int],
+        *,
+        exact: bool = False,
+    ) -> Float32[Tensor, "m"]:
+        """So many floats to and from each rank, over the wire's type unless `exact`."""
+        return self.start_floats(values, send, receive, exact=exact).wait()
+
+    def start_floats(
+        self,
+        values: Float32[Tensor, "n"],
+        send: Sequence[int],
+        receive: Sequence[int],
+        *,
+        exact: bool = False,
+    ) -> Pending:
+        """`floats` without waiting for them."""
+        checks.tensor("values", values, torch.float32, (None,), device=None)
+        travelling = values if exact else values.to(WIRES[self.wire])
+        return self._start("floats", travelling, send, receive, torch.float32)
+
+    def _start(
+        self,
+        what: str,
+        values: Tensor,
+        send: Sequence[int],
+        receive: Sequence[int],
+        dtype: torch.dtype | None = None,
+    ) -> Pending:
+        send, receive = self._sizes(what, send), self._sizes(what, receive)
+        if sum(send) != len(values):
+            raise InputError(f"send adds up to {sum(send)} of {len(values)} {what}; send all.")
+        if send[self.rank] != receive[self.rank]:
+            raise InputError(
+                f"rank {self.rank} sends itself {send[self.rank]} {what} and expects "
+                f"{receive[self.rank]}; exchange the counts first."
+            )
+        arriving, finish = self._transfer(what, values, receive, send)
+        size, own = values.element_size(), send[self.rank]
+        self.counters.add(f"{what}_sent_bytes", (sum(send) - own) * size)
+        self.counters.add(f"{what}_received_bytes", (sum(receive) - own) * size)
+        return Pending(values, arriving, finish, dtype or values.dtype)
+
+    def _sizes(self, what: str, sizes: Sequence[int]) -> list[int]:
+        sizes = [int(size) for size in sizes]
+        if len(sizes) != self.ranks or min(sizes) < 0:
+            raise InputError(
+                f"sizes {sizes} of {what} for {self.ranks} ranks; give one of at least 0 a rank."
+            )
+        return sizes
+
+    def _transfer(
+        self, what: str, values: Tensor, receive: list[int], send: list[int]
+    ) -> tuple[Tensor, Finish]:
+        """Starts the journey itself: where things will arrive, and what waits for them."""
+        if self._group is None:
+            return values, nothing_to_wait_for
+        arriving = values.new_empty(sum(receive))
+        try:
+            work = dist.all_to_all_single(
+                arriving, values, receive, send, group=self._group, async_op=True
+            )
+        except RuntimeError as error:
+            raise self._failed(what, error) from error
+
+        def finish() -> None:
+            try:
+                if work is not None:
+                    work.wait()
+            except RuntimeError as error:
+                raise self._failed(what, error) from error
+
+        return arriving, finish
+
+    def _failed(self, what: str, error: Exception) -> ExchangeError:
+        return ExchangeError(
+            f"the exchange of {what} failed on rank {self.rank} of {self.ranks}: {error} A rank "
+            f"has stopped, made another call, or came later than the group's timeout; its own log "
+            f"tells which. Start all ranks again from the last checkpoint."
+        )
+
+
+def nothing_to_wait_for() -> None:
+    """Of what has arrived already."""

@@ -1,0 +1,230 @@
+"""The partitioned flow: raw ids to the tensors a model takes, with one round of lookups."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from ..core.checks import unknown
+from ..core.errors import ConfigError, InputError
+from ..core.ids import Ragged
+from ..core.shapes import Float32, Int64
+from ..ops.layout import (
+    FeatureConfigs,
+    ShardedFids,
+    fused_embedding_to_layout,
+    fused_embedding_to_layout_grad,
+    nest_layout,
+    shard_fids,
+)
+from ..ops.layout.config import by_name
+from ..tables.schedules import Rate
+from ..tables.store import Applied, Missing, TableKeys
+from .delivery import Delivery
+from .shards import Shards
+
+PLACEHOLDER_TABLE = "native_multi_hash_table_fake_table"
+"""The table that the original names where every feature is a table of its own."""
+
+Layouts = dict[str, Tensor | list[Tensor]]
+Given = Mapping[str, Tensor | Sequence[Tensor | None] | None]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Pulled:
+    """The rows of a batch, and all that a layout and its backward need. Values between stages."""
+
+    sharded: ShardedFids
+    at: Delivery
+    rows: Float32[Tensor, "floats"]  # by shard, then table, as the ids
+
+    def lists(self) -> list[Float32[Tensor, "values"]]:
+        """The rows of each table and shard: by table, then shard."""
+        return by_list(self.sharded, self.rows)
+
+
+class PartitionedTables:
+    """Sharding, pulling and laying out as stages, and the gradients of layouts back to the rows.
+
+    `shards` hold the tables that `config` names. Where they hold one table for every feature
+    instead, the configured table is a placeholder for all of them. Equal ids of a feature are
+    looked up once; those of several features of one table are one optimizer step.
+
+    >>> from hedgerow.ops.layout import Feature, OutConfig, Slice
+    >>> from hedgerow.sharding.shards import LocalShards
+    >>> from hedgerow.tables.config import Segment, TableConfig
+    >>> from hedgerow.tables.initializers import Zeros
+    >>> from hedgerow.tables.multi.host_tables import HostTables
+    >>> from hedgerow.tables.optimizers import Sgd
+    >>> config = FeatureConfigs(
+    ...     {"f": Feature("t", "SUM", (2,))}, {"out": OutConfig("NONE", (Slice("f", 0, 2),))}
+    ... )
+    >>> table = TableConfig("t", (Segment(2, Zeros(), Sgd(lr=1.0)),))
+    >>> stores = [HostTables({"t": table}) for shard in range(2)]
+    >>> tables = PartitionedTables(config, LocalShards(stores))
+    >>> batch = {"f": (False, Ragged.from_lists([[7, 8], [7]]))}
+    >>> pulled = tables.pull(tables.shard(batch, 2))
+    >>> tables.apply_gradients(pulled, {"out": [torch.ones(2, 2)]})
+    Applied(inserted=2, refused=0, dropped=0)
+    >>> tables.lookup(batch, 2)
+    {'out': [tensor([[-3., -3.],
+            [-2., -2.]])]}
+    """
+
+    def __init__(self, config: FeatureConfigs, shards: Shards, *, unique: bool = True) -> None:
+        self.config, self.shards, self._unique = config, shards, unique
+        names, features = list(shards.names), config.features
+        self._by_feature = names != config.tables
+        if self._by_feature and (names != config.names or len(config.tables) != 1):
+            raise ConfigError(
+                f"the shards hold tables {names}; the features want {config.tables}, or one table "
+                f"each under one placeholder."
+            )
+        dims = dict(zip(shards.names, shards.dims, strict=True))
+        for name, feature in features.items():
+            table = name if self._by_feature else feature.table
+            if feature.width != dims[table]:
+                raise ConfigError(
+                    f"feature {name!r} has {feature.width} columns, its table {table!r} "
+                    f"{dims[table]}; they must be equal."
+                )
+
+    # ---- stages
+
+    def shard(self, features: Mapping[str, tuple[bool, Ragged]], batch_size: int) -> ShardedFids:
+        """The ids of a batch by owner; needs no table, so a data pipeline can do it."""
+        return shard_fids(features, batch_size, self.shards.count, self.config, self._unique)
+
+    def pull(
+        self, sharded: ShardedFids, *, missing: Missing = "zeros", step: int | None = None
+    ) -> Pulled:
+        """The rows of sharded ids, from all shards."""
+        sizes = self._slot_sizes(sharded)
+        at, rows = self.shards.pull(sharded.flat_fids, sizes, missing=missing, step=step)
+        return Pulled(sharded, at, rows)
+
+    def layout(self, pulled: Pulled) -> Layouts:
+        """The tensors of all layouts by name; a list where the type is NONE."""
+        found = fused_embedding_to_layout(
+            pulled.rows,
+            self.config,
+            fid_offset=pulled.sharded.fid_offset,
+            feature_offset=pulled.sharded.feature_offset,
+            nfl_offset=pulled.sharded.nfl_offset,
+            batch_size=pulled.sharded.batch_size,
+            num_shards=self.shards.count,
+            emb_lengths=pulled.sharded.emb_lengths,
+        )
+        return nest_layout(found, self.config)
+
+    def lookup(
+        self,
+        features: Mapping[str, tuple[bool, Ragged]],
+        batch_size: int,
+        *,
+        missing: Missing = "zeros",
+        step: int | None = None,
+    ) -> Layouts:
+        """All stages at once."""
+        return self.layout(self.pull(self.shard(features, batch_size), missing=missing, step=step))
+
+    # ---- back
+
+    def gradients(
+        self, pulled: Pulled, layouts: Given, *, scale: float | None = None
+    ) -> Float32[Tensor, "floats"]:
+        """Gradients of the pulled rows from those of layouts; missing ones count as zeros."""
+        sharded = pulled.sharded
+        (grads,) = fused_embedding_to_layout_grad(
+            pulled.rows,
+            self.config,
+            fid_offset=sharded.fid_offset,
+            feature_offset=sharded.feature_offset,
+            nfl_offset=sharded.nfl_offset,
+            batch_size=sharded.batch_size,
+            num_shards=self.shards.count,
+            emb_lengths=sharded.emb_lengths,
+            layout_tensors_grad=self._all_gradients(layouts, sharded.batch_size),
+            layout_tensors_grad_scale=scale,
+        )
+        return grads
+
+    def apply_gradients(
+        self,
+        pulled: Pulled,
+        layouts: Given,
+        *,
+        scale: float | None = None,
+        rates: Sequence[Rate] | None = None,
+        step: int | None = None,
+        ts: int = 0,
+    ) -> Applied:
+        """One optimizer step per table and distinct id, from the gradients of layouts."""
+        grads = self.gradients(pulled, layouts, scale=scale)
+        counts = self._occurrences(pulled.sharded)
+        return self.shards.push(pulled.at, grads, counts, rates=rates, step=step, ts=ts)
+
+    def assign(self, keys: Sequence[TableKeys], rows: Sequence[Tensor], *, ts: int = 0) -> Applied:
+        """Sets rows that are partitioned already: keys and flat rows of each shard."""
+        return self.shards.assign(keys, rows, add=False, ts=ts)
+
+    def assign_add(
+        self, keys: Sequence[TableKeys], rows: Sequence[Tensor], *, ts: int = 0
+    ) -> Applied:
+        """Adds to rows that are partitioned already."""
+        return self.shards.assign(keys, rows, add=True, ts=ts)
+
+    # ---- helpers
+
+    def _slot_sizes(self, sharded: ShardedFids) -> Int64[Tensor, "shards * tables"]:
+        if not self._by_feature:
+            return sharded.table_row_lengths.to(torch.int64)
+        return sharded.flat_row_splits.view(self.shards.count, -1).diff(dim=1).reshape(-1)
+
+    def _occurrences(self, sharded: ShardedFids) -> Int64[Tensor, "ids"]:
+        """How often each listed id stands in the batch."""
+        if not self._unique:
+            return torch.ones_like(sharded.flat_fids)
+        sizes = self._slot_sizes(sharded)
+        widths = torch.tensor(self.shards.dims * self.shards.count).repeat_interleave(sizes)
+        ends = widths.cumsum(0)
+        words, shards = sharded.fid_offset, self.shards.count
+        lengths = sharded.emb_lengths.to(torch.int64)
+        starts = lengths.cumsum(0) - lengths  # by shard, then table
+        table, shard = (words >> 32) // shards, (words >> 32) % shards
+        firsts = starts[shard * len(self.config.tables) + table] + (words & 0xFFFFFFFF)
+        number = torch.searchsorted(ends, firsts, right=True)
+        return torch.bincount(number, minlength=len(ends))
+
+    def _all_gradients(self, layouts: Given, batch_size: int) -> list[Tensor]:
+        for name in layouts:
+            if name not in self.config.outs:
+                unknown("layout", name, self.config.outs)
+        found: list[Tensor] = []
+        for name in by_name(self.config.outs):
+            sizes = self.config.outs[name].sizes(self.config.features)
+            given = layouts.get(name)
+            mine = [given] if given is None or isinstance(given, Tensor) else list(given)
+            if given is None:
+                mine = [None] * len(sizes)
+            if len(mine) != len(sizes):
+                raise InputError(
+                    f"{len(mine)} gradients of layout {name!r}; it has {len(sizes)} tensors."
+                )
+            for grad, size in zip(mine, sizes, strict=True):
+                found.append(torch.zeros(batch_size, *size) if grad is None else grad)
+        return found
+
+
+def by_list(
+    sharded: ShardedFids, flat: Float32[Tensor, "floats"]
+) -> list[Float32[Tensor, "values"]]:
+    """A flat tensor by shard, then table, as a list by table, then shard; without copies."""
+    lengths = sharded.emb_lengths.tolist()
+    shards = len(sharded.shard_row_lengths)
+    tables = len(lengths) // shards
+    parts = flat.split(lengths)
+    return [parts[shard * tables + table] for table in range(tables) for shard in range(shards)]

@@ -1,0 +1,206 @@
+"""Work of other batches beside the training thread: lookups ahead of it, updates behind it."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
+from types import TracebackType
+from typing import Generic, TypeVar
+
+from ..core import checks
+from ..core.counters import Counters
+from ..core.errors import StateError
+
+A = TypeVar("A")
+B = TypeVar("B")
+
+
+@dataclass(frozen=True, slots=True)
+class Item(Generic[A]):
+    """A value in a queue, with the global step and the request time it belongs to."""
+
+    value: A
+    step: int = 0
+    ts: int = 0
+
+
+class Prefetch(Generic[A, B]):
+    """Does `work` for up to `capacity` items ahead of whoever takes them, in one other thread.
+
+    Results come in the order of the source, each as soon as it is asked for and ready. Capacity 0
+    is off: the work is done when it is asked for. What the work reads may be older than the newest
+    update by as many steps as the queue holds: `counters` tell "taken", and the "stale_steps" of
+    all of them together, if the taker says at which step it takes. An error of the source or of
+    the work is raised where its item would have come. Work with exchanges needs a group of its own.
+
+    >>> with Prefetch([Item(2, step=0), Item(3, step=1)], lambda item: item.value**2, 1) as ahead:
+    ...     [item.value for item in ahead]
+    [4, 9]
+    """
+
+    def __init__(
+        self, source: Iterable[Item[A]], work: Callable[[Item[A]], B], capacity: int
+    ) -> None:
+        self.capacity = checks.count("capacity", capacity)
+        self.counters = Counters()
+        self._source, self._work = iter(source), work
+        self._queue: deque[tuple[int, Future[Item[B] | None]]] = deque()
+        self._pool = _one_thread("prefetch") if capacity else None
+        self._taken, self._closed = 0, False
+        self._fill()
+
+    def __enter__(self) -> Prefetch[A, B]:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    def __iter__(self) -> Iterator[Item[B]]:
+        while (item := self.take()) is not None:
+            yield item
+
+    def take(self, step: int | None = None) -> Item[B] | None:
+        """The next result, None after the last; `step` is that of the training thread."""
+        if self._closed:
+            raise StateError("take from a prefetch that is closed; make a new one.")
+        if self._pool is None:
+            started, item = self._taken, self._next()
+        else:
+            self._fill()
+            started, future = self._queue.popleft()
+            item = future.result()
+            if item is not None:
+                self._fill()
+        if item is None:
+            return None
+        self.counters.add("taken")
+        self.counters.add(
+            "stale_steps", self._taken - started if step is None else step - item.step
+        )
+        self._taken += 1
+        return item
+
+    def drain(self) -> list[Item[B]]:
+        """All results that were started and not taken; nothing new is started."""
+        found = [future.result() for _, future in self._queue]
+        self._queue.clear()
+        self._closed = True
+        return [item for item in found if item is not None]
+
+    def close(self) -> None:
+        """Stops, and waits for the work that is under way; results that nobody took are lost."""
+        self._closed = True
+        if self._pool is not None:
+            self._pool.shutdown(wait=True, cancel_futures=True)
+        self._queue.clear()
+
+    def _next(self) -> Item[B] | None:
+        item = next(self._source, None)
+        if item is None:
+            return None
+        return Item(self._work(item), item.step, item.ts)
+
+    def _fill(self) -> None:
+        if self._pool is not None:
+            while len(self._queue) < self.capacity:
+                self._queue.append((self._taken, self._pool.submit(self._next)))
+
+
+class Delayed(Generic[A]):
+    """Does `work` for each item `capacity` puts later: updates run during the next step.
+
+    A put lets the oldest item go once more than `capacity` wait. Its work runs in one other thread,
+    or at once in the caller's with `background` off, in the order of the puts. Capacity 0 is off:
+    a put does the work. `drain` does all that waits. An error of the work is raised by the next
+    call; what waited behind it still waits. `counters` tell "put", "done", and "waiting_steps",
+    the puts that items waited for, all together.
+
+    >>> done = []
+    >>> later = Delayed(lambda item: done.append(item.step), 1, background=False)
+    >>> for step in range(3):
+    ...     later.put(Item("gradients", step))
+    >>> done
+    [0, 1]
+    >>> later.drain()
+    >>> done
+    [0, 1, 2]
+    """
+
+    def __init__(
+        self, work: Callable[[Item[A]], object], capacity: int, *, background: bool = True
+    ) -> None:
+        self.capacity = checks.count("capacity", capacity)
+        self.counters = Counters()
+        self._work = work
+        self._waiting: deque[tuple[int, Item[A]]] = deque()
+        self._pool = _one_thread("delayed") if capacity and background else None
+        self._running: deque[Future[None]] = deque()
+        self._puts, self._closed = 0, False
+
+    def __enter__(self) -> Delayed[A]:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close(drain=error is None)
+
+    def put(self, item: Item[A]) -> None:
+        """Adds an item, and lets the oldest go if too many wait."""
+        if self._closed:
+            raise StateError("put into a stage that is closed; make a new one.")
+        self._settle()
+        self._waiting.append((self._puts, item))
+        self._puts += 1
+        self.counters.add("put")
+        while len(self._waiting) > self.capacity:
+            self._release()
+
+    def drain(self) -> None:
+        """Does all that waits, and returns when it is done."""
+        self._settle()
+        while self._waiting:
+            self._release()
+        self._settle()
+
+    def close(self, *, drain: bool = True) -> None:
+        """Drains, unless told not to, and ends the thread."""
+        self._closed = True
+        try:
+            if drain:
+                self.drain()
+        finally:
+            self._waiting.clear()
+            if self._pool is not None:
+                self._pool.shutdown(wait=True, cancel_futures=True)
+
+    def _release(self) -> None:
+        put, item = self._waiting.popleft()
+        self.counters.add("waiting_steps", self._puts - 1 - put)
+        if self._pool is None:
+            self._do(item)
+        else:
+            self._running.append(self._pool.submit(self._do, item))
+
+    def _do(self, item: Item[A]) -> None:
+        self._work(item)
+        self.counters.add("done")
+
+    def _settle(self) -> None:
+        """Waits for what runs; raises its error here."""
+        while self._running:
+            self._running.popleft().result()
+
+
+def _one_thread(name: str) -> ThreadPoolExecutor:
+    return ThreadPoolExecutor(1, thread_name_prefix=f"hedgerow-{name}")

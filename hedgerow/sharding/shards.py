@@ -1,0 +1,217 @@
+"""Where the shards of partitioned tables live: all in this process, or one on every rank."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from ..core.errors import ConfigError, InputError, NotSupportedError
+from ..core.shapes import Float32, Int64
+from ..tables.multi import parts
+from ..tables.schedules import Rate
+from ..tables.store import Applied, Missing, TableKeys
+from .all_to_all_tables import ShardStore
+from .delivery import Delivery, Merging, Push, deliver, floats_of, sizes_of, start_fetch, totals
+from .exchange import Exchange
+
+
+class Shards(Protocol):
+    """Tables in several shards; ids come shard after shard, inside a shard table after table."""
+
+    @property
+    def count(self) -> int:
+        """How many shards there are."""
+        ...
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """The tables of every shard, in byte order."""
+        ...
+
+    @property
+    def dims(self) -> tuple[int, ...]:
+        """Columns of each table."""
+        ...
+
+    def pull(
+        self,
+        ids: Int64[Tensor, "n"],
+        slot_sizes: Int64[Tensor, "shards * tables"],
+        *,
+        missing: Missing,
+        step: int | None,
+    ) -> tuple[Delivery, Float32[Tensor, "floats"]]:
+        """Rows in the order of the ids, and where the ids went."""
+        ...
+
+    def push(
+        self,
+        at: Delivery,
+        grads: Float32[Tensor, "floats"],
+        occurrences: Int64[Tensor, "n"],
+        *,
+        rates: Sequence[Rate] | None,
+        step: int | None,
+        ts: int,
+    ) -> Applied:
+        """One optimizer step per table and distinct id of what was pulled."""
+        ...
+
+    def assign(
+        self, keys: Sequence[TableKeys], rows: Sequence[Tensor], *, add: bool, ts: int
+    ) -> Applied:
+        """Sets rows, or adds to them; keys and rows of each shard are its own."""
+        ...
+
+
+class LocalShards:
+    """Shards of this process, one store each; a single one is a plain local table."""
+
+    def __init__(self, stores: Sequence[ShardStore]) -> None:
+        if not stores:
+            raise ConfigError("LocalShards without a store; give one a shard.")
+        self.stores = tuple(stores)
+        for store in self.stores:
+            if (store.names, store.dims) != (self.names, self.dims):
+                raise ConfigError(
+                    f"shards differ: tables {self.names} of {self.dims} columns and {store.names} "
+                    f"of {store.dims}; every shard holds all tables."
+                )
+
+    @property
+    def count(self) -> int:
+        """How many shards there are."""
+        return len(self.stores)
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """The tables of every shard."""
+        return self.stores[0].names
+
+    @property
+    def dims(self) -> tuple[int, ...]:
+        """Columns of each table."""
+        return self.stores[0].dims
+
+    def pull(
+        self,
+        ids: Int64[Tensor, "n"],
+        slot_sizes: Int64[Tensor, "shards * tables"],
+        *,
+        missing: Missing,
+        step: int | None,
+    ) -> tuple[Delivery, Float32[Tensor, "floats"]]:
+        """Rows in the order of the ids, and where the ids went."""
+        sizes = sizes_of(slot_sizes, self.count)
+        at = Delivery(sizes, sizes, ids)
+        floats = floats_of(sizes, self.dims)
+        rows = torch.empty(sum(floats))
+        for shard, out in enumerate(rows.split(floats)):
+            self.stores[shard].lookup(at.keys_of(shard), missing=missing, step=step, out=out)
+        return at, rows
+
+    def push(
+        self,
+        at: Delivery,
+        grads: Float32[Tensor, "floats"],
+        occurrences: Int64[Tensor, "n"],
+        *,
+        rates: Sequence[Rate] | None,
+        step: int | None,
+        ts: int,
+    ) -> Applied:
+        """One optimizer step per table and distinct id, shard after shard."""
+        shares = zip(
+            self.stores,
+            grads.split(floats_of(at.sent, self.dims)),
+            occurrences.split(totals(at.sent)),
+            strict=True,
+        )
+        return parts.total(
+            [
+                store.apply_gradients(
+                    at.keys_of(shard), share, rates=rates, step=step, ts=ts, counts=counts
+                )
+                for shard, (store, share, counts) in enumerate(shares)
+            ]
+        )
+
+    def assign(
+        self, keys: Sequence[TableKeys], rows: Sequence[Tensor], *, add: bool, ts: int
+    ) -> Applied:
+        """Sets rows, or adds to them; keys and rows of each shard are its own."""
+        if not len(keys) == len(rows) == self.count:
+            raise InputError(
+                f"keys of {len(keys)} and rows of {len(rows)} shards; there are {self.count}."
+            )
+        done = []
+        for store, its_keys, its_rows in zip(self.stores, keys, rows, strict=True):
+            verb = store.assign_add if add else store.assign
+            done.append(verb(its_keys, its_rows, ts=ts))
+        return parts.total(done)
+
+
+class RankShards:
+    """One shard on every rank of an exchange. Every rank makes the same calls."""
+
+    def __init__(
+        self,
+        local: ShardStore,
+        exchange: Exchange,
+        *,
+        merge_across_ranks: bool = True,
+        updates: Exchange | None = None,
+    ) -> None:
+        self.local, self.exchange, self.updates = local, exchange, updates or exchange
+        self._merging = Merging(merge_across_ranks)
+
+    @property
+    def count(self) -> int:
+        """How many shards there are: ranks."""
+        return self.exchange.ranks
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """The tables of every shard."""
+        return self.local.names
+
+    @property
+    def dims(self) -> tuple[int, ...]:
+        """Columns of each table."""
+        return self.local.dims
+
+    def pull(
+        self,
+        ids: Int64[Tensor, "n"],
+        slot_sizes: Int64[Tensor, "shards * tables"],
+        *,
+        missing: Missing,
+        step: int | None,
+    ) -> tuple[Delivery, Float32[Tensor, "floats"]]:
+        """Rows of this rank's ids from their owners, and where the ids went."""
+        at = deliver(self.exchange, ids, slot_sizes)
+        rows = start_fetch(self.exchange, at, self.local, self.dims, missing=missing, step=step)
+        return at, rows.wait()
+
+    def push(
+        self,
+        at: Delivery,
+        grads: Float32[Tensor, "floats"],
+        occurrences: Int64[Tensor, "n"],
+        *,
+        rates: Sequence[Rate] | None,
+        step: int | None,
+        ts: int,
+    ) -> Applied:
+        """The gradients of all ranks, summed, at their owners."""
+        going = Push.start(self.updates, at, self.dims, grads, occurrences, self._merging)
+        return going.apply(self.local, rates=rates, step=step, ts=ts)
+
+    def assign(
+        self, keys: Sequence[TableKeys], rows: Sequence[Tensor], *, add: bool, ts: int
+    ) -> Applied:
+        """Not offered over ranks, as in the original."""
+        raise NotSupportedError("assign over ranks; every rank assigns to its own `local` tables.")
