@@ -113,7 +113,7 @@ def test_d18_a_shard_out_of_range_is_an_error(wrong: int) -> None:
 def fused_model(
     slots: list[list[int]], shards: int, dims: list[int], rank0_empty: bool
 ) -> tuple[list[int], ...]:
-    router = Router("roundrobin", shards, rank0_empty)
+    router = Router("roundrobin", shards, rank0_empty=rank0_empty)
     output, shard_sizes, slot_sizes = [], [0] * shards, []
     places: list[dict[int, int]] = [{} for _ in slots]
     value = 0
@@ -160,7 +160,7 @@ def test_shards_are_the_routers(shards: int, rank0_empty: bool) -> None:
         return
     ids = torch.cat([torch.randint(-(2**63), 2**63 - 1, (3000,)), ints(EXTREME_IDS)]).unique()
     made = fused_reorder_by_indices([ids], shards, [1], rank0_empty)
-    owners = Router("roundrobin", shards, rank0_empty).owners(made.output)
+    owners = Router("roundrobin", shards, rank0_empty=rank0_empty).owners(made.output)
     expected = torch.repeat_interleave(torch.arange(shards), made.shard_sizes.long())
     assert torch.equal(owners, expected)
 
