@@ -10,7 +10,7 @@ from torch import Tensor
 
 from ..core import checks
 from ..core.counters import Counters
-from ..core.errors import ExchangeError, InputError
+from ..core.errors import ConfigError, ExchangeError, InputError
 from ..core.shapes import Float32, Int64
 
 WIRES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
@@ -39,6 +39,7 @@ class Exchange:
     are 0. Threads that exchange side by side need a group each. Without a group the process is
     alone, and what it sends arrives as it is, without a copy. With `wire` bf16 or fp16 floats are
     rounded for the journey, those a rank keeps for itself too: a row reads the same on every rank.
+    fp16 ends at 65504; what is larger arrives as infinity.
 
     `counters` holds, for counts, ids and floats, the bytes sent to and received from other ranks.
 
@@ -52,6 +53,8 @@ class Exchange:
         self.wire = wire
         self.counters = Counters()
         self._group = group
+        if self.rank < 0:
+            raise ConfigError("this process is not a rank of the group; only its ranks exchange.")
 
     @property
     def rank(self) -> int:

@@ -36,8 +36,8 @@ class LocalExchange(Exchange):
     """
 
     def __init__(self, board: _Board, rank: int, *, wire: str = "fp32") -> None:
-        super().__init__(wire=wire)
         self._board, self._rank = board, rank
+        super().__init__(wire=wire)
 
     @staticmethod
     def of(ranks: int, *, wire: str = "fp32", timeout_s: float = 60.0) -> list[LocalExchange]:

@@ -11,7 +11,7 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from hedgerow.core.errors import ExchangeError
+from hedgerow.core.errors import ConfigError, ExchangeError
 from hedgerow.routing.router import Router
 from hedgerow.sharding.all_to_all_tables import AllToAllTables
 from hedgerow.sharding.exchange import Exchange
@@ -34,6 +34,7 @@ def work(rank: int) -> None:
     group = dist.group.WORLD
     assert group is not None
     uneven_and_empty_parts(group)
+    a_group_of_others()
     ranks = dist.get_world_size()
     for wire in ("fp32", "bf16", "fp16"):
         for reduce, dedup, merge, by_lookup in itertools.product(
@@ -56,6 +57,19 @@ def uneven_and_empty_parts(group: dist.ProcessGroup) -> None:
     assert sent == 8 * sum(exchange.rank + q for q in range(exchange.ranks) if q != exchange.rank)
     nothing, none = torch.empty(0, dtype=torch.int64), [0] * exchange.ranks
     assert len(exchange.ids(nothing, none, none)) == 0
+
+
+def a_group_of_others() -> None:
+    first = dist.new_group([0])
+    if dist.get_rank() == 0:
+        assert Exchange(first).ranks == 1
+        return
+    try:
+        Exchange(first)
+    except ConfigError as error:
+        assert "not a rank of the group" in str(error)
+        return
+    raise AssertionError("a rank that is not in the group was taken")
 
 
 def batches_of(ranks: int, step: int) -> list[Batch]:

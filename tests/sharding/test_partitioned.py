@@ -15,6 +15,7 @@ from hedgerow.ops.layout import Feature, FeatureConfigs, OutConfig, Slice
 from hedgerow.sharding.exchange import Exchange
 from hedgerow.sharding.local_exchange import LocalExchange
 from hedgerow.sharding.partitioned import PLACEHOLDER_TABLE, PartitionedTables
+from hedgerow.sharding.pipeline import Item, Prefetch
 from hedgerow.sharding.shards import LocalShards, RankShards
 from hedgerow.tables.admission import Count
 from hedgerow.tables.config import Segment, TableConfig
@@ -143,6 +144,24 @@ def test_rows_that_are_partitioned_already() -> None:
     over_ranks = PartitionedTables(flow(), RankShards(stores(1)[0], Exchange()))
     with pytest.raises(NotSupportedError, match="own `local` tables"):
         over_ranks.assign([TableKeys(torch.tensor([1]), (0, 1, 1))], [torch.ones(2)])
+
+
+def test_stages_one_behind_the_other() -> None:
+    """Ids are sharded in one thread and pulled in another; the layouts are those of one call."""
+    tables = PartitionedTables(flow(), LocalShards(stores(2)))
+    batches = [batch_of({name: [[i, i + 1], [i]] for name in "abc"}) for i in range(6)]
+    for rows in batches:
+        pulled = tables.pull(tables.shard(rows, 2))
+        tables.apply_gradients(pulled, {"all": torch.ones(2, 6)})
+    source = (Item(rows, step) for step, rows in enumerate(batches))
+    with (
+        Prefetch(source, lambda item: tables.shard(item.value, 2), 2) as sharded,
+        Prefetch(sharded, lambda item: tables.pull(item.value), 1) as pulled,
+    ):
+        for step, (item, rows) in enumerate(zip(pulled, batches, strict=True)):
+            assert item.step == step
+            wanted = tables.lookup(rows, 2)["all"]
+            assert torch.equal(tables.layout(item.value)["all"], wanted)
 
 
 def test_what_it_refuses() -> None:
