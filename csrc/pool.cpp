@@ -60,24 +60,39 @@ class Pool {
     job_.context = context;
     job_.tasks = tasks;
     job_.next.store(0, std::memory_order_relaxed);
-    working_.store(int(workers_.size()), std::memory_order_relaxed);
+    joined_.store(kOpen, std::memory_order_release);
     generation_.fetch_add(1, std::memory_order_release);
     generation_.notify_all();
     job_.work();
-    // Every worker must have looked at this job before the next may overwrite it.
-    for (int spins = 0; working_.load(std::memory_order_acquire) != 0; ++spins) {
+    // Nobody can join any more, and who has joined is waited for. A worker that has not woken up by
+    // now is not: on a machine that others keep busy that could take longer than all the work.
+    u32 left = joined_.fetch_and(~kOpen, std::memory_order_acq_rel) & ~kOpen;
+    for (int spins = 0; left != 0; ++spins) {
       if (spins < kSpins) {
         cpu_relax();
       } else {
-        const int left = working_.load(std::memory_order_acquire);
-        if (left != 0) working_.wait(left, std::memory_order_acquire);
+        joined_.wait(left, std::memory_order_acquire);
       }
+      left = joined_.load(std::memory_order_acquire);
     }
     return true;
   }
 
  private:
   static constexpr int kSpins = 4000;  // tens of microseconds: less than a wake-up costs
+  static constexpr u32 kOpen = u32(1) << 31;
+
+  // Whether the job could still be joined: then it stays as it is until `leave`.
+  bool join() {
+    u32 now = joined_.load(std::memory_order_acquire);
+    while ((now & kOpen) != 0)
+      if (joined_.compare_exchange_weak(now, now + 1, std::memory_order_acq_rel)) return true;
+    return false;
+  }
+
+  void leave() {
+    if (joined_.fetch_sub(1, std::memory_order_acq_rel) == 1) joined_.notify_all();
+  }
 
   void serve() {
     u32 seen = 0;
@@ -87,14 +102,15 @@ class Pool {
       generation_.wait(seen, std::memory_order_acquire);
       seen = generation_.load(std::memory_order_acquire);
       if (stopping_.load()) return;
+      if (!join()) continue;
       job_.work();
-      if (working_.fetch_sub(1, std::memory_order_acq_rel) == 1) working_.notify_all();
+      leave();
     }
   }
 
   std::mutex in_use_;
   Job job_;
-  std::atomic<int> working_{0};
+  std::atomic<u32> joined_{0};  // workers in the job, and kOpen while more may join
   std::atomic<u32> generation_{0};
   std::atomic<bool> stopping_{false};
   std::vector<std::thread> workers_;
