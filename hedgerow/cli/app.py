@@ -55,10 +55,13 @@ def _program(
 
 
 def main() -> None:
-    """Runs the program; an error of ours is one line on stderr."""
+    """Runs the program; an error of ours or of the system is one line on stderr."""
     try:
         app(prog_name="hedgerow")
     except HedgerowError as error:
         typer.echo(f"hedgerow: {' '.join(str(error).split())}", err=True)
         arguments = (ConfigError, DtypeError, InputError, UnknownNameError)
         sys.exit(_BAD_ARGUMENTS if isinstance(error, arguments) else _JOB_FAILED)
+    except OSError as error:  # a folder that cannot be written to, a full disk
+        typer.echo(f"hedgerow: {error}", err=True)
+        sys.exit(_JOB_FAILED)

@@ -17,7 +17,10 @@ DIVISOR = 4
 
 
 def hashed_baseline(job: Job, model: nn.Module, steps: int) -> dict[str, float]:
-    """Test metrics of the job after as many steps, with a quarter of the model's rows a table."""
+    """Test metrics of the job after as many steps, with a quarter of the model's rows a table.
+
+    Nothing where there is no test, or where Ctrl-C ended it.
+    """
     import torch
 
     from ..bench.quality_variants import hashed
@@ -42,7 +45,9 @@ def hashed_baseline(job: Job, model: nn.Module, steps: int) -> dict[str, float]:
         return {}
     schedule = Schedule(epochs=job.train.epochs, steps=steps)
     train = _Changed(parts.train, change)
-    Trainer(parts.model, parts.optimizer, train, schedule=schedule).run()
+    outcome = Trainer(parts.model, parts.optimizer, train, schedule=schedule).run()
+    if outcome.why == "interrupted":  # what it has learned so far is nothing to compare with
+        return {}
     return evaluate(parts.model, _Changed(parts.test, change))
 
 

@@ -33,7 +33,8 @@ def finish(
     report = _report(parts, run, outcome, _test(parts, trainer, outcome))
     if compare and outcome.why != "interrupted":
         typer.echo(f"once more, with ids that share 1/{DIVISOR} of the rows ...", err=True)
-        report["baselines"]["hashed table"] = hashed_baseline(job, parts.model, outcome.step)
+        if found := hashed_baseline(job, parts.model, outcome.step):
+            report["baselines"]["hashed table"] = found
     title = f"{job.model.word} on {job.data.word}"
     report["curves"] = _curves(run, title, report)
     if as_json:
@@ -122,14 +123,16 @@ def _number(values: dict[str, float], name: str) -> str:
 def _next(job: Job, run: RunFolder, outcome: Outcome) -> list[str]:
     if outcome.why == "interrupted":
         return ["", f"go on with:  hedgerow train --resume --out {run.path}"]
-    longer = f"--epochs {job.train.epochs + 1}"
-    if outcome.why == "step limit":
-        longer = f"--steps {2 * outcome.step}"
+    longer = {
+        "done": f"--epochs {job.train.epochs + 1}",
+        "step limit": f"--steps {2 * outcome.step}",
+    }.get(outcome.why)  # after an early stop it would stop at once
+    on = [f"  hedgerow train --resume --out {run.path} {longer}"] if longer else []
     return [
         "",
         "try next:",
         f"  hedgerow predict {run.path}",
-        f"  hedgerow train --resume --out {run.path} {longer}",
+        *on,
         f"  tensorboard --logdir {run.tensorboard}",
     ]
 

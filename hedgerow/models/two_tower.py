@@ -48,7 +48,7 @@ class TwoTower(nn.Module):
         for feature in items:
             if feature not in dims:
                 checks.unknown("feature", feature, dims)
-        self.items = tuple(items)
+        self.items = tuple(dict.fromkeys(items))  # one that is named twice counts once
         self.users = tuple(feature for feature in dims if feature not in items)
         if not self.items or not self.users:
             raise ConfigError(

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from ..core.checks import unknown
 from ..core.clock import Clock, SystemClock
-from ..core.errors import ConfigError
+from ..core.errors import ConfigError, InputError
 from ..core.id_batch import IdBatch
 from ..tables.admission import Admission
 from ..tables.expiry import Eviction
@@ -105,6 +105,8 @@ class Collection(nn.Module):
 
 def wanted(features: Sequence[str] | None, declared: tuple[str, ...]) -> tuple[str, ...]:
     """The features of a call: all in the order of their declaration, or those it names."""
+    if features is not None and not features:
+        raise InputError("features is empty; name at least one, or leave it out for all.")
     for name in features or ():
         if name not in declared:
             unknown("feature", name, declared)

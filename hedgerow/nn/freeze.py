@@ -23,6 +23,8 @@ _FORMS: dict[type[nn.Module], type[FrozenRows]] = {
     Embeddings: FrozenEmbeddings,
 }
 
+_COMPILED = "_orig_mod"  # what torch.compile calls the module within
+
 
 def freeze(model: nn.Module, *, name: str | None = None) -> nn.Module:
     """A read-only form of a model, in eval mode: for serving and for `torch.export`.
@@ -44,14 +46,15 @@ def freeze(model: nn.Module, *, name: str | None = None) -> nn.Module:
     """
     if not isinstance(model, nn.Module):
         raise DtypeError(f"freeze of a {type(model).__name__}; pass an nn.Module.")
-    model = getattr(model, "_orig_mod", model)  # of torch.compile, whose graph reads the original
+    model = _uncompiled(model)
     collections_of(model)  # refuses what is frozen already
     register_batches()
     base = type(model).__name__ if name is None else name
     places: dict[int, str] = {}
     for path, module in model.named_modules():
         if isinstance(module, Collection):
-            wanted = f"{base}.{path}" if path else base
+            parts = [part for part in path.split(".") if part not in ("", _COMPILED)]
+            wanted = ".".join([base, *parts])
             places[id(module)] = _claim(wanted, module.store, exactly=name is not None)
     return _view(model, places, {})
 
@@ -71,6 +74,7 @@ def _claim(wanted: str, store: HostTables, *, exactly: bool) -> str:
 
 def _view(module: nn.Module, places: dict[int, str], made: dict[int, nn.Module]) -> nn.Module:
     """The module anew around the same weights; one that stands at two places is one here, too."""
+    module = _uncompiled(module)
     if id(module) in made:
         return made[id(module)]
     if isinstance(module, Collection):
@@ -88,6 +92,13 @@ def _view(module: nn.Module, places: dict[int, str], made: dict[int, nn.Module])
     }
     view.__dict__["train"] = partial(_train, view)
     return view
+
+
+def _uncompiled(module: nn.Module) -> nn.Module:
+    """What torch.compile was given: its graph would read the original, in the original's mode."""
+    while _COMPILED in module._modules:
+        module = cast("nn.Module", module._modules[_COMPILED])
+    return module
 
 
 def _frozen(module: Collection, name: str) -> FrozenRows:

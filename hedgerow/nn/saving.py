@@ -84,7 +84,8 @@ def save(
             overwrite=overwrite,
         )
     except BaseException:
-        shutil.rmtree(dense, ignore_errors=True)
+        if not _is_complete(folder, dense):  # Ctrl-C may come when all is written
+            shutil.rmtree(dense, ignore_errors=True)
         if not was_there and folder.exists() and not any(folder.iterdir()):
             folder.rmdir()
         raise
@@ -126,6 +127,14 @@ def load(
     return loaded
 
 
+def _is_complete(folder: Path, dense: Path) -> bool:
+    """Whether the folder's checkpoint is the one with this dense part."""
+    try:
+        return read_manifest(folder).metadata.get(_DENSE) == dense.name
+    except CheckpointError:
+        return False
+
+
 def _every(
     optimizer: torch.optim.Optimizer | None, extras: Mapping[str, Stateful] | None
 ) -> dict[str, Stateful]:
@@ -143,8 +152,10 @@ def _taken_apart(every: Mapping[str, Stateful]) -> tuple[dict[str, Any], dict[st
 
 
 def _put_together(name: str, plain: Any, state: Mapping[str, Tensor]) -> Any:
-    own = [key for key in state if key.startswith(f"{name}.")]
-    return put_together(plain, [state[f"{name}.{i}"] for i in range(len(own))])
+    tensors: list[Tensor] = []
+    while f"{name}.{len(tensors)}" in state:  # another's name may begin with this one and a dot
+        tensors.append(state[f"{name}.{len(tensors)}"])
+    return put_together(plain, tensors)
 
 
 def _check(folder: Path, about: Mapping[str, Any], wanted: Mapping[str, Any], modules: int) -> None:

@@ -45,9 +45,11 @@ def read_text(path: Path) -> tuple[dict[str, Any], Origin]:
     if not path.is_file():
         raise ConfigMissingError(f"{path} is no file; check the path of the configuration.")
     try:
-        text = path.read_text(encoding="utf-8")
+        text = path.read_text(encoding="utf-8-sig")  # some editors put a mark in front
     except UnicodeDecodeError as error:
         raise ConfigError(f"{path}: not UTF-8 text, at byte {error.start}.") from error
+    except OSError as error:
+        raise ConfigError(f"{path} cannot be read: {error.strerror}.") from error
     if path.suffix == ".json":
         return _from_json(text, path), Origin(str(path))
     return _from_toml(text, path), Origin(str(path), text)
@@ -61,6 +63,8 @@ def _from_toml(text: str, path: Path) -> dict[str, Any]:
         line = int(found[1]) if found else text.count("\n") + 1  # "at end of document"
         rule = str(error).replace(found[0], "") if found else str(error)
         raise ConfigError(f"{path}:{line}: this is no TOML: {rule}.") from error
+    except (ValueError, RecursionError) as error:  # a number or a nest that is too large to parse
+        raise ConfigError(f"{path}: this cannot be read: {error}.") from error
 
 
 def _from_json(text: str, path: Path) -> dict[str, Any]:
@@ -68,6 +72,8 @@ def _from_json(text: str, path: Path) -> dict[str, Any]:
         found = json.loads(text)
     except json.JSONDecodeError as error:
         raise ConfigError(f"{path}:{error.lineno}: this is no JSON: {error.msg}.") from error
+    except (ValueError, RecursionError) as error:
+        raise ConfigError(f"{path}: this cannot be read: {error}.") from error
     if not isinstance(found, dict):
         raise ConfigError(f"{path}: holds a {type(found).__name__}; it must be an object.")
     return found
@@ -84,11 +90,11 @@ def line_of(text: str, path: KeyPath) -> int:
     >>> line_of('[model]\\ndim = 8', ("model", "tables", "user"))
     1
     """
-    lines, line, depth = text.splitlines(keepends=True), 0, 0
+    lines, line, depth = text.split("\n"), 0, 0  # what TOML calls a line, and editors count
     begin = 0  # of the statement that is not complete yet
     for end in range(1, len(lines) + 1):
         try:
-            document = tomllib.loads("".join(lines[:end]))
+            document = tomllib.loads("\n".join(lines[:end]))
         except tomllib.TOMLDecodeError:
             continue  # inside a list or string of several lines
         found = _depth(document, path)

@@ -89,6 +89,10 @@ class MovieLensData(DataJob):
     def check(self, place: Place) -> None:
         """Only fields; the rating would tell the label."""
         check_names("feature", self.features, FEATURES, place.key("features"))
+        if not self.features or len(set(self.features)) != len(self.features):
+            place.key("features").refuse(
+                f"is {list(self.features)}; name at least one, and each once."
+            )
 
     def train(self, fields: Mapping[str, str]) -> Source:
         """All but the last ratings, shuffled."""
@@ -249,8 +253,13 @@ class ColumnData(FileData):
             "dense": self.dense,
             "label": self.label,
             "weight": self.weight,
-            "fields": self.fields or fields,
+            "fields": {**self._untouched(fields), **self.fields},
         }
+
+    def _untouched(self, fields: Mapping[str, str]) -> dict[str, str]:
+        """Fields of tables without a feature of which `self.fields` says something."""
+        touched = {fields[feature] for feature in self.fields if feature in fields}
+        return {feature: name for feature, name in fields.items() if name not in touched}
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -8,6 +8,7 @@ from typing import Any, ClassVar, Literal
 
 from torch import nn
 
+from ..core.errors import ConfigError
 from ..models.deepfm import DeepFM
 from ..models.dlrm import DLRM
 from ..models.two_tower import TwoTower
@@ -75,6 +76,10 @@ class ModelJob(Variant):
                     f"lacks {features[-1]!r}, whose table by default is this one; add it, or give "
                     f"it to another table."
                 )
+            try:
+                self._table(name, features, self.tables.get(name, TableJob())).resolve()
+            except ConfigError as error:  # a name, a width or rows that no table has
+                at.refuse(str(error))
 
     def layout(self, data: DataJob) -> dict[str, tuple[str, ...]]:
         """Which table has which features: as listed, then one a feature, or one a shared name."""

@@ -95,6 +95,7 @@ class Trainer:
         self._tables = list(tables_of(model).values())
         self._tested: dict[str, float] = {}
         self._saved: Path | None = None
+        self._goes_on = False
         self._began_s = time.perf_counter()
 
     def resume(self) -> bool:
@@ -104,16 +105,19 @@ class Trainer:
         if not self.checkpoints.any():
             return False
         self._saved = self.checkpoints.load_newest(self.model, self.optimizer, self._extras())
+        self._goes_on = True
         return True
 
     def run(self) -> Outcome:
         """Trains to the end of the schedule; Ctrl-C or SIGTERM saves and ends it early."""
         self.model.train()
         self._began_s = time.perf_counter()
+        if self._goes_on:
+            self._tell_saved()
         with StopSignal() as stop:
             why = self._epochs(stop)
         at = self.progress
-        if self._saved is None or self._saved.name != step_name(at.step):
+        if not self._is_saved():
             self._save()
         self._write("end", {"why": why, **self._metrics.result()})
         return Outcome(why, at.step, at.epoch, at.samples, self._tested, self._saved)
@@ -122,7 +126,7 @@ class Trainer:
         """Why the run ends."""
         while True:
             why = self._why_over()
-            if why is None and self.progress.epoch == self.schedule.epochs:
+            if why is None and self.progress.epoch >= self.schedule.epochs:
                 why = "done"
             why = why or self._epoch(stop)
             if why is not None:
@@ -137,7 +141,7 @@ class Trainer:
                 self._log()
             if every is not None and at.step % every == 0:
                 self._evaluate()
-            if self.checkpoints is not None and self.checkpoints.due(at.step):
+            if self._is_save_due():
                 self._save()
             why = "interrupted" if stop.wanted else self._why_over()
             if why is not None:
@@ -181,7 +185,6 @@ class Trainer:
     def _save(self, test_loss: float | None = None) -> None:
         if self.checkpoints is None:
             return
-        self.progress.events += 1  # the line below belongs to what is saved
         self._saved = self.checkpoints.save(
             self.model,
             self.optimizer,
@@ -189,8 +192,20 @@ class Trainer:
             step=self.progress.step,
             test_loss=test_loss,
         )
-        self.progress.events -= 1
+        self._tell_saved()
+
+    def _tell_saved(self) -> None:
+        """Not among the events that are saved: a kill may come before it, so who goes on tells."""
+        self._goes_on = False
         self._write("checkpoint", {"path": str(self._saved)})
+
+    def _is_saved(self) -> bool:
+        return self._saved is not None and self._saved.name == step_name(self.progress.step)
+
+    def _is_save_due(self) -> bool:
+        """Once a step: the best test may have saved it already."""
+        due = self.checkpoints is not None and self.checkpoints.due(self.progress.step)
+        return due and not self._is_saved()
 
     def _extras(self) -> dict[str, Stateful]:
         return {

@@ -224,6 +224,27 @@ def test_an_interrupted_run_says_how_to_go_on(job: Path, tmp_path: Path) -> None
     assert (tmp_path / "run/checkpoints/step-000000001").is_dir()
 
 
+def test_a_baseline_that_was_interrupted_or_not_tested_is_left_out(
+    job: Path, clicks: Path, tmp_path: Path
+) -> None:
+    from hedgerow.cli.train_compare import _Changed
+
+    batches = _Changed.__iter__
+
+    def interrupted(self: _Changed) -> Any:
+        for batch in batches(self):
+            signal.raise_signal(signal.SIGINT)
+            yield batch
+
+    with mock.patch.object(_Changed, "__iter__", interrupted):
+        said = json.loads(_run("train", clicks, "--compare", "--out", tmp_path / "a", "--json"))
+    assert said["why"] == "done"
+    assert set(said["baselines"]) == {"majority", "best reachable"}
+    job.write_text(JOB.replace('test_files = "test.parquet"\n', ""))
+    said = json.loads(_run("train", job, "--compare", "--out", tmp_path / "b", "--json"))
+    assert said["baselines"] == {}
+
+
 def test_a_summary_shows_tables_and_step(job: Path, tmp_path: Path) -> None:
     _run("train", job, "--out", tmp_path / "run")
     said = _run("summary", tmp_path / "run")
@@ -336,6 +357,18 @@ def test_without_a_package_index_movielens_points_at_synthetic_clicks(
     monkeypatch.setattr(subprocess, "run", lambda *_, **__: failed)
     with pytest.raises(FileMissingError, match=r"no index.*hedgerow train --data clicks"):
         _run("train", tmp_path / "job.toml")
+
+
+def test_what_the_system_refuses_is_one_line_and_status_1(
+    clicks: Path, tmp_path: Path, capsys: Any
+) -> None:
+    code, told = _status(capsys, "train", clicks, "--steps", 1, "--out", clicks)
+    assert (code, told.count("\n")) == (1, 1)
+    assert "File exists" in told
+    _run("train", clicks, "--steps", 1, "--out", tmp_path / "run")
+    code, told = _status(capsys, "predict", tmp_path / "run", "--out", tmp_path)
+    assert (code, told.count("\n")) == (1, 1)
+    assert "Is a directory" in told
 
 
 def test_predict_refuses_what_does_not_fit_the_run(job: Path, clicks: Path, tmp_path: Path) -> None:

@@ -102,3 +102,12 @@ def test_some_features_of_a_module() -> None:
     assert bags.table("user").size() == 0
     with pytest.raises(hr.HedgerowError, match="unknown feature 'histroy'"):
         bags(ids, ["histroy"])
+    with pytest.raises(hr.HedgerowError, match="features is empty"):
+        bags(ids, [])
+
+
+def test_an_item_that_is_named_twice_counts_once() -> None:
+    model = hr.models.TwoTower(TABLES, items=["item", "item"], dense=4)
+    dense, ids, _ = next(iter(hr.data.clicks(batch_size=8, steps=1)))
+    assert model(dense, ids).shape == (8,)
+    assert model.item_vectors(ids.select(["item"])).shape == (8, 32)

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from torch._dynamo.testing import CompileCounter, CompileCounterWithBackend
 
 import hedgerow as hr
+from hedgerow.core.errors import StateError
 
 # torch hides this word of its own compiler from users, though not from a filter that makes errors.
 pytestmark = pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf")
@@ -145,3 +146,32 @@ def test_a_model_that_was_compiled_can_be_frozen() -> None:
     assert torch.equal(hr.freeze(run)(*inputs), wanted)
     model.compile(backend="eager")
     assert torch.equal(hr.freeze(model)(*inputs), wanted)
+
+
+def test_parts_that_are_compiled_freeze_as_the_rest() -> None:
+    class Inner(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.bags = hr.EmbeddingBags([hr.Table("user", 2)], init=hr.Uniform(1.0), seed=0)
+            self.drop = nn.Dropout(0.5)
+
+        def forward(self, ids: hr.IdBatch) -> Tensor:
+            return self.drop(self.bags(ids)["user"])
+
+    class Outer(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.inner = torch.compile(Inner(), backend="eager")
+
+        def forward(self, ids: hr.IdBatch) -> Tensor:
+            return self.inner(ids)
+
+    model, ids = Outer(), hr.IdBatch.from_lists({"user": [[1], [2, 3]]})
+    model(ids).sum().backward()
+    frozen = hr.freeze(model)
+    assert frozen.inner.bags.name == "Outer.inner.bags"
+    with pytest.raises(StateError, match="backward of a frozen model"):
+        frozen(ids).sum().backward()
+    assert model.training
+    found = frozen(ids).detach()
+    assert torch.equal(found, model.eval()(ids))

@@ -147,6 +147,33 @@ def test_extras_come_back_as_they_were(tmp_path: Path) -> None:
     hr.load(_Model(), tmp_path / "a")  # the model alone
 
 
+def test_names_of_extras_may_begin_with_others(tmp_path: Path) -> None:
+    model, one, two = _Model(), _Counting(), _Counting()
+    one.state, two.state = {"a": torch.ones(2)}, {"a": torch.zeros(3), "b": torch.ones(1)}
+    hr.save(model, tmp_path / "a", extras={"one": one, "one.0": two})
+    others = {"one": _Counting(), "one.0": _Counting()}
+    hr.load(model, tmp_path / "a", extras=others)
+    assert torch.equal(others["one"].state["a"], torch.ones(2))
+    assert torch.equal(others["one.0"].state["b"], torch.ones(1))
+
+
+def test_ctrl_c_after_the_manifest_leaves_a_whole_checkpoint(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model, save_tables = _Model(), saving.save_tables
+    hr.save(model, tmp_path / "a", step=1)
+
+    def interrupted(*args: Any, **options: Any) -> None:
+        save_tables(*args, **options)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(saving, "save_tables", interrupted)
+    for name, step in (("a", 2), ("b", 3)):
+        with pytest.raises(KeyboardInterrupt):
+            hr.save(model, tmp_path / name, step=step, overwrite=True)
+        assert hr.load(_Model(), tmp_path / name).step == step
+
+
 def test_extras_that_do_not_fit_are_refused(tmp_path: Path) -> None:
     model, one = _Model(), _Counting()
     one.state = {"bad": [object()]}

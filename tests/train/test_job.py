@@ -24,7 +24,7 @@ from hedgerow.data.synthetic_clicks import SyntheticClicks
 from hedgerow.nn.summary import tables_of
 from hedgerow.train.config_text import line_of
 from hedgerow.train.job import OPTIONS, Job, job_of, read_job
-from hedgerow.train.job_data import FileData
+from hedgerow.train.job_data import ColumnData, FileData
 from hedgerow.train.job_parts import build
 from hedgerow.train.record_names import named_kinds
 
@@ -392,3 +392,44 @@ def test_the_docs_name_every_key(source: str) -> None:
     text = DOCS.read_text()
     for key in _keys(job.to_dict()):
         assert f"`{key}`" in text or f"`[{key}]`" in text, f"docs/jobs.md does not explain {key}"
+
+
+@pytest.mark.parametrize("features", [[], ["user", "user"]])
+def test_movielens_needs_features_and_each_once(features: list[str]) -> None:
+    with pytest.raises(ConfigError, match=r"data.features: is .*name at least one, and each once"):
+        job_of({"data": {"source": "movielens-100k", "features": features}})
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ('[model.tables.""]\nfeatures = ["user"]', "job.toml:4: model.tables.: .*name is ''"),
+        ("[model]\ndim = 70000", "model.tables.user: .*70000; at most"),
+        ("[model.tables.user]\nrows = 5000000000", "job.toml:4: model.tables.user: .*2..32"),
+        ("[train]\nseed = " + "1" * 5000, "job.toml: this cannot be read"),
+        ("[train]\nseed = " + "[" * 5000, "job.toml: this cannot be read"),
+        ("# \u2028 is no end of a line\n[train]\nepoch = 1", "job.toml:6: train.epoch"),
+    ],
+)
+def test_what_no_table_or_parser_takes_is_told_with_its_place(
+    tmp_path: Path, text: str, said: str
+) -> None:
+    told = _refusal(tmp_path, '[data]\nsource = "clicks"\n\n' + text)
+    assert re.search(said, told), told
+
+
+def test_a_mark_of_the_byte_order_is_no_error(tmp_path: Path) -> None:
+    assert read_job(_written(tmp_path, '\ufeff[data]\nsource = "clicks"\n')).data.word == "clicks"
+
+
+def test_fields_of_other_features_leave_shared_tables_alike() -> None:
+    def fields(given: dict[str, str]) -> dict[str, str]:
+        data = {"source": "parquet", "files": "none.parquet", **_COLUMNS, "fields": given}
+        tables = {"things": {"features": ["item", "seen"]}}
+        job = job_of({"data": data, "model": {"tables": tables}})
+        assert isinstance(job.data, ColumnData)
+        return job.data._columns(0, job.model.fields(job.data))["fields"]
+
+    shared = {"item": "things", "seen": "things"}
+    assert fields({"user": "who"}) == {**shared, "user": "who"}
+    assert fields({"seen": "item"}) == {"seen": "item"}  # strings of items are hashed as such

@@ -100,6 +100,44 @@ def test_a_step_limit_ends_a_run_and_a_higher_one_goes_on(tmp_path: Path) -> Non
         assert torch.equal(weight, again.model.state_dict()[name])
 
 
+def test_a_run_that_has_more_epochs_than_asked_for_is_done(tmp_path: Path) -> None:
+    _trainer(schedule=Schedule(epochs=2), checkpoints=Checkpoints(tmp_path))[0].run()
+    again, _ = _trainer(schedule=Schedule(epochs=1), checkpoints=Checkpoints(tmp_path))
+    assert again.resume()
+    outcome = again.run()
+    assert (outcome.why, outcome.step) == ("done", 12)
+
+
+def test_a_kill_before_the_line_of_a_checkpoint_leaves_the_log_whole(tmp_path: Path) -> None:
+    def made(folder: int) -> tuple[Trainer, _Kept]:
+        test = hr.data.clicks(batch_size=64, steps=6).held_out(64, 1)
+        schedule = Schedule(log_every=2, eval_every=2)  # a best test and a save at one step
+        keep = Checkpoints(tmp_path / str(folder), every_steps=2)
+        return _trainer(test=test, schedule=schedule, checkpoints=keep)
+
+    whole, log = made(0)
+    whole.run()
+    saves = [step for kind, step in log.kinds() if kind == "checkpoint"]
+    assert len(set(saves)) == len(saves)
+    for folder, step in enumerate(saves, start=1):
+        killed, before = made(folder)
+
+        def die(step: int = step, killed: Trainer = killed) -> None:
+            if killed.progress.step == step:
+                raise KeyboardInterrupt
+            Trainer._tell_saved(killed)
+
+        killed._tell_saved = die  # pyright: ignore[reportAttributeAccessIssue]
+        with pytest.raises(KeyboardInterrupt):
+            killed.run()
+        again, after = made(folder)
+        assert again.resume()
+        kept = again.progress.events
+        again.run()
+        told = before.kinds()[:kept] + after.kinds()
+        assert told == log.kinds(), step
+
+
 def test_early_stop_keeps_the_best_checkpoint(tmp_path: Path) -> None:
     batch = hr.data.clicks(batch_size=64, steps=1).batch(0)
     upside_down = Batch(batch.dense, batch.ids, 1 - batch.labels)  # learning makes it worse
