@@ -213,8 +213,15 @@ void set_thread_count(int threads) {
 CallScope::CallScope() { Process::process().gate.enter(); }
 CallScope::~CallScope() { Process::process().gate.leave(); }
 
+static thread_local bool runs_alone = false;
+
+RunAlone::RunAlone(bool alone) : before_(runs_alone) { runs_alone = before_ || alone; }
+RunAlone::~RunAlone() { runs_alone = before_; }
+
 void detail::run_tasks(i64 tasks, TaskFunction function, void* context) {
-  if (tasks > 1 && Process::process().running_pool().try_run(tasks, function, context)) return;
+  if (tasks > 1 && !runs_alone &&
+      Process::process().running_pool().try_run(tasks, function, context))
+    return;
   for (i64 task = 0; task < tasks; ++task) function(context, task);
 }
 

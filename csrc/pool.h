@@ -23,6 +23,22 @@ class CallScope {
   CallScope& operator=(const CallScope&) = delete;
 };
 
+// While one is held with `alone`, this thread does all of its tasks itself. For work of some
+// hundred microseconds: a worker wakes up too late to help, and takes a core from whoever works
+// beside us.
+class RunAlone {
+ public:
+  explicit RunAlone(bool alone);
+  ~RunAlone();
+  RunAlone(const RunAlone&) = delete;
+  RunAlone& operator=(const RunAlone&) = delete;
+
+ private:
+  const bool before_;
+};
+
+constexpr u64 kAloneIds = 8192;  // calls of fewer ids on one table run alone
+
 namespace detail {
 using TaskFunction = void (*)(void* context, i64 task);
 void run_tasks(i64 tasks, TaskFunction function, void* context);

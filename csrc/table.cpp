@@ -266,6 +266,7 @@ Applied Table::write(const i64* ids, u64 n, const Op& op, i64 newest, const Aski
 
 template <class Op>
 Applied Table::write_now(const i64* ids, u64 n, const Op& op, const Asking* asking) {
+  const RunAlone alone(n < kAloneIds);
   Plan& plan = Plan::of_this_thread();
   const Trim trim{plan};
   plan.fresh = {};

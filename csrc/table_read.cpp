@@ -86,6 +86,7 @@ void Table::visit_piece(const i64* keys, u64 from, u64 count, const Visitor& vis
 // Tasks of `task_ids` ids go to the pool; a piece of a task is read under one hold of locks.
 template <class Visitor>
 void Table::visit(const i64* ids, u64 n, u64 task_ids, const Visitor& visitor) const {
+  const RunAlone alone(n < kAloneIds);
   parallel_for(i64(piece_count(n, task_ids)), [&](i64 task) {
     const u64 end = std::min(n, u64(task + 1) * task_ids);
     for (u64 from = u64(task) * task_ids; from < end; from += kReadIds)
