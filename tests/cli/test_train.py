@@ -27,6 +27,7 @@ from hedgerow.core.errors import (
     HedgerowError,
     InputError,
 )
+from hedgerow.train.checkpoints import Checkpoints
 
 JOB = """\
 [data]
@@ -243,6 +244,17 @@ def test_a_baseline_that_was_interrupted_or_not_tested_is_left_out(
     job.write_text(JOB.replace('test_files = "test.parquet"\n', ""))
     said = json.loads(_run("train", job, "--compare", "--out", tmp_path / "b", "--json"))
     assert said["baselines"] == {}
+
+
+def test_the_best_checkpoint_is_not_the_newest(job: Path, tmp_path: Path) -> None:
+    from hedgerow.train.run_folder import RunFolder, load_run
+
+    run = tmp_path / "run"
+    _run("train", job, "--steps", 4, "--out", run)
+    best = Checkpoints(RunFolder(run).checkpoints)
+    best.save(load_run(run).model, None, {}, step=2, test_loss=0.1)
+    assert (load_run(run).step, load_run(run, best=True).step) == (4, 2)
+    assert json.loads(_run("predict", run, "--best", "--json"))["step"] == 2
 
 
 def test_a_summary_shows_tables_and_step(job: Path, tmp_path: Path) -> None:

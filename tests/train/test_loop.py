@@ -17,6 +17,7 @@ from hedgerow.data.batch import Batch
 from hedgerow.train.checkpoints import Checkpoints
 from hedgerow.train.evaluate import evaluate
 from hedgerow.train.loop import Schedule, Trainer
+from hedgerow.train.progress import Progress
 
 
 class _List:
@@ -136,6 +137,18 @@ def test_a_kill_before_the_line_of_a_checkpoint_leaves_the_log_whole(tmp_path: P
         again.run()
         told = before.kinds()[:kept] + after.kinds()
         assert told == log.kinds(), step
+
+
+def test_an_equal_loss_is_no_better_one() -> None:
+    progress = Progress()
+    assert [progress.note(loss) for loss in (0.5, 0.5, float("nan"), 0.4)] == [
+        True,
+        False,
+        False,
+        True,
+    ]
+    progress.note(0.4)
+    assert (progress.worse, progress.best_loss) == (1, 0.4)
 
 
 def test_early_stop_keeps_the_best_checkpoint(tmp_path: Path) -> None:
