@@ -101,10 +101,8 @@ class Collection(nn.Module):
             unknown("table", name, self.store.names)
         return self.store.table(self.store.names.index(name))
 
-    def spread(
-        self, over: AllToAllTables, ranks: Ranks, model: Sequence[RowUpdates]
-    ) -> None:
-        """Reads and updates go to the rows of all ranks from now on; `model` are all its updates."""
+    def spread(self, over: AllToAllTables, ranks: Ranks, model: Sequence[RowUpdates]) -> None:
+        """Reads and updates go to the rows of all ranks from now on; `model`: all its updates."""
         self.store, self.ranks = over, ranks
         self.updates.spread(over, model)
 

@@ -97,14 +97,14 @@ def _check(model: nn.Module, collections: Sequence[Collection], ranks: Ranks) ->
     """The model is new, and the same on every rank."""
 
     def describe() -> list[list[str]]:
+        if any(one.ranks.count > 1 for one in collections):
+            raise StateError("the model is distributed already; call hr.distribute once.")
         for name, table in tables_of(model).items():
             if table.size():
                 raise StateError(
                     f"distribute of a model with rows: table {name!r} has {table.size()}. "
                     f"Distribute it first, then hr.load: every rank takes the rows it owns."
                 )
-        if any(one.ranks.count > 1 for one in collections):
-            raise StateError("the model is distributed already; call hr.distribute once.")
         return [[_about(table) for table in one.tables] for one in collections]
 
     told = ranks.together("distribute", describe)

@@ -71,17 +71,7 @@ def save(
     dense = folder / f"{_DENSE}-{secrets.token_hex(6)}"
 
     def save_rest() -> dict[str, Any]:
-        states, tensors = _taken_apart(_every(optimizer, extras))
-        tensors.update(_weights(model))
-        folder.mkdir(parents=True, exist_ok=True)
-        save_dense(tensors, dense)
-        return {
-            "user": dict(metadata or {}),
-            _DENSE: dense.name,
-            _FILES: checksums(dense),
-            _UPDATES: [one.updates.step for one in collections_of(model)],
-            _EXTRAS: states,
-        }
+        return _save_rest(model, dense, _every(optimizer, extras), metadata)
 
     try:
         if ranks.count > 1:
@@ -131,6 +121,26 @@ def load(
     job.rows.prove(brought)  # the same answer on every rank
     ranks.together("the load", job.others_take)
     return job.finish()
+
+
+def _save_rest(
+    model: nn.Module,
+    dense: Path,
+    every: Mapping[str, Stateful],
+    metadata: Mapping[str, Any] | None,
+) -> dict[str, Any]:
+    """All but the rows into a folder of its own; what the manifest says of it."""
+    states, tensors = _taken_apart(every)
+    tensors.update(_weights(model))
+    dense.parent.mkdir(parents=True, exist_ok=True)
+    save_dense(tensors, dense)
+    return {
+        "user": dict(metadata or {}),
+        _DENSE: dense.name,
+        _FILES: checksums(dense),
+        _UPDATES: [one.updates.step for one in collections_of(model)],
+        _EXTRAS: states,
+    }
 
 
 class _Load:

@@ -1,4 +1,4 @@
-"""What one rank finds out, all learn: words between ranks, and work that fails on all or on none."""
+"""What one rank finds out, all learn; work between ranks fails on all of them or on none."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ T = TypeVar("T")
 
 
 class Ranks:
-    """The ranks of a group as one; without a group the process is alone. Every call is a collective.
+    """The ranks of a group as one; without a group the process is alone. Calls are collectives.
 
     >>> alone = Ranks()
     >>> alone.tell("here"), alone.total(0.5), alone.together("counting", lambda: 3)

@@ -45,9 +45,7 @@ ALONE = Place()
 def filter_blobs(dumped: Dumped, place: Place) -> dict[str, bytes]:
     """The states as named bytes; every shard has its own."""
     which = "" if place.shards == 1 else f"of shard {place.shard} "
-    return {
-        f"{_PREFIX}{which}{names[0]}": _pack(state, names, place) for state, names in dumped
-    }
+    return {f"{_PREFIX}{which}{names[0]}": _pack(state, names, place) for state, names in dumped}
 
 
 def is_filter_blob(name: str) -> bool:

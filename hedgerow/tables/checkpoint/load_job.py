@@ -73,9 +73,7 @@ class LoadJob:
         flag = checks.flag("reroute", reroute)
         self._owner = _Owner(self._chain, self._common, router, shard, flag)
         self._fits = {
-            name: Fit(
-                self._live[name].config, self._chain.tables[name].schema, on_state_mismatch
-            )
+            name: Fit(self._live[name].config, self._chain.tables[name].schema, on_state_mismatch)
             for name in self._common
         }
         self._among, self._reset = among, on_state_mismatch == "reset"
@@ -101,9 +99,7 @@ class LoadJob:
             staged = self._live[name].beside(owner.share(chain.base, name))
             self._staged[name] = staged
             fit = self._fits[name]
-            self._rows[name], self._in_files[name] = _fill(
-                staged, chain, fit, owner, self._meter
-            )
+            self._rows[name], self._in_files[name] = _fill(staged, chain, fit, owner, self._meter)
         return dict(self._rows)
 
     def prove(self, brought: Sequence[Mapping[str, int]]) -> None:

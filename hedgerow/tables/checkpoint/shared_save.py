@@ -9,7 +9,7 @@ from os import PathLike
 from pathlib import Path
 
 from ...core import checks
-from ...core.errors import SaveError
+from ...core.errors import HedgerowError, SaveError
 from .files import make_folder, sole_writer
 from .filter_blobs import Place
 from .freeze import Saveable, freeze
@@ -21,6 +21,7 @@ from .writer import (
     Header,
     Source,
     Written,
+    disk_error,
     new_mark,
     no_remains,
     remove_remains,
@@ -69,26 +70,33 @@ class SharedSave:
         return {name: table.max_ts() for name, table in self._tables.items()}
 
     def write(self, mark: str, newest_s: Mapping[str, int]) -> Written:
-        """The files of this shard; rows that have expired at the newest time are left out."""
-        with ExitStack() as held, no_remains(self._folder, mark):
-            frozen = freeze(self._tables, held, lambda _: None, self._place)
-            self._sources = [
-                table_source(
-                    table.config, replace(frozen.tables[name], newest_s=newest_s[name]), None
+        """The files of this shard; rows that have expired at the newest time are left out.
+
+        What fails leaves its files to `abandon`: the others still write theirs.
+        """
+        try:
+            with ExitStack() as held:
+                frozen = freeze(self._tables, held, lambda _: None, self._place)
+                self._sources = [
+                    table_source(
+                        table.config, replace(frozen.tables[name], newest_s=newest_s[name]), None
+                    )
+                    for name, table in self._tables.items()
+                ]
+                meter = Meter(sum(table.size() for table in self._tables.values()))
+                return write_files(
+                    self._folder,
+                    self._sources,
+                    self._routers,
+                    Header(blobs=frozen.blobs),
+                    meter,
+                    mark,
+                    shard=self._place.shard,
                 )
-                for name, table in self._tables.items()
-            ]
-            meter = Meter(sum(table.size() for table in self._tables.values()))
-            header = Header(blobs=frozen.blobs)
-            return write_files(
-                self._folder,
-                self._sources,
-                self._routers,
-                header,
-                meter,
-                mark,
-                shard=self._place.shard,
-            )
+        except OSError as error:
+            if isinstance(error, HedgerowError):
+                raise
+            raise disk_error(self._folder, error, complete=False) from error
 
     def finish(self, mark: str, written: Sequence[Written], header: Header) -> Manifest:
         """The manifest over the files of all shards; then what it replaces goes."""
@@ -98,9 +106,7 @@ class SharedSave:
         together = Written(tuple(files), tuple(blob for one in written for blob in one.blobs))
         self._check_there(together)
         with no_remains(self._folder, mark):
-            manifest = write_manifest(
-                self._folder, self._sources, self._routers, header, together
-            )
+            manifest = write_manifest(self._folder, self._sources, self._routers, header, together)
             clean_after(self._folder, manifest)
         return manifest
 

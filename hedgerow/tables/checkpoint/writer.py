@@ -167,22 +167,25 @@ def clean_folder(folder: Path, keep: set[str]) -> None:
 
 @contextmanager
 def no_remains(folder: Path, mark: str) -> Iterator[None]:
-    """What fails removes its files, and an error of the disk says what became of the save."""
+    """What fails removes the files of its save, and says what became of it."""
     try:
         yield
     except BaseException as error:
-        committed = not remove_remains(folder, mark)
+        removed = remove_remains(folder, mark)
         if isinstance(error, OSError) and not isinstance(error, HedgerowError):
-            became = (
-                "It is complete, and may not outlast a loss of power; save again."
-                if committed
-                else "Its files were removed and an earlier checkpoint is untouched; make room, or "
-                "save elsewhere."
-            )
-            raise SaveError(
-                f"the save to {folder} failed: {error.strerror or error}. {became}"
-            ) from error
+            raise disk_error(folder, error, complete=not removed) from error
         raise
+
+
+def disk_error(folder: Path, error: OSError, *, complete: bool) -> SaveError:
+    """An error of the disk, with what became of the save."""
+    became = (
+        "It is complete, and may not outlast a loss of power; save again."
+        if complete
+        else "Its files were removed and an earlier checkpoint is untouched; make room, or "
+        "save elsewhere."
+    )
+    return SaveError(f"the save to {folder} failed: {error.strerror or error}. {became}")
 
 
 def remove_remains(folder: Path, mark: str) -> bool:
