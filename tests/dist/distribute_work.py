@@ -47,21 +47,22 @@ def world() -> tuple[int, int]:
     return dist.get_rank(), dist.get_world_size()
 
 
-def losses(model: nn.Module, rank: int = 0, ranks: int = 1) -> list[float]:
+def losses(model: nn.Module, rank: int = 0, ranks: int = 1, steps: int = STEPS) -> list[float]:
     """The loss of every step on this rank's share of the same global batches."""
     optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
-    return [train(model, optimizer, range(step, step + 1), rank, ranks) for step in range(STEPS)]
+    return [train(model, optimizer, range(step, step + 1), rank, ranks) for step in range(steps)]
 
 
 def losses_as_on_one_process(wanted: dict[str, list[float]], owners: dict[str, set[int]]) -> None:
     """100 steps with every optimizer, all modes in one model; equal ids sent once or each."""
     rank, ranks = world()
-    cases = [(name, True) for name in wanted] + [("adagrad", False)] * (ranks == 2)
-    for name, dedup in cases:
+    cases = [(name, True, STEPS) for name in wanted] + [("adagrad", False, 25)]
+    for name, dedup, steps in cases:
         model = hr.distribute(made(optimizer=OPTIMIZERS[name]), dedup=dedup)
         assert isinstance(model, DistributedDataParallel)
-        assert losses(model, rank, ranks) == pytest.approx(wanted[name], rel=1e-5), name
-        for table, rows in rows_of(model).items():
+        got = losses(model, rank, ranks, steps)
+        assert got == pytest.approx(wanted[name][:steps], rel=1e-5), name
+        for table, rows in rows_of(model).items() if steps == STEPS else ():
             ids = torch.tensor(sorted(owners[table]))
             mine = ids[routers_of(model, ranks)[table].owners(ids) == rank]
             assert set(mine.tolist()) == set(rows), (name, table)
