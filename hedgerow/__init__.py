@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from .core.ids import Ragged as Ragged
     from .nn.bags import EmbeddingBags as EmbeddingBags
     from .nn.clip import ClipRow as ClipRow
+    from .nn.distribute import distribute as distribute
     from .nn.embeddings import Embeddings as Embeddings
     from .nn.freeze import freeze as freeze
     from .nn.hold import hold_updates as hold_updates
@@ -71,6 +72,7 @@ _NAMES = {
     "core.ids": ("Ragged",),
     "nn.bags": ("EmbeddingBags",),
     "nn.clip": ("ClipRow",),
+    "nn.distribute": ("distribute",),
     "nn.embeddings": ("Embeddings",),
     "nn.freeze": ("freeze",),
     "nn.hold": ("hold_updates",),

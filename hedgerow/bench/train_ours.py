@@ -60,7 +60,8 @@ class OurTraining(Training):
     def reset(self) -> None:
         """The same model from the start."""
         if self.steps:
-            self.model.bags.store.clear()  # before the next takes as much memory
+            for table in self.model.bags.store.tables:
+                table.clear()  # before the next takes as much memory
             self.fill()
 
     def ids_of(self, batch: NDArray[np.int64]) -> Tensor:

@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn.parallel import DistributedDataParallel
 
 from ..core.checks import unknown
 from ..core.clock import Clock, SystemClock
 from ..core.errors import ConfigError, InputError
 from ..core.id_batch import IdBatch
+from ..sharding.agreement import Ranks
+from ..sharding.all_to_all_tables import AllToAllTables
 from ..tables.admission import Admission
 from ..tables.expiry import Eviction
 from ..tables.host import HostTable
@@ -22,7 +26,7 @@ from ..tables.table import Table
 from .clip import ClipRow
 from .read_only import ReadOnlyRows, refuse
 from .reading import Feature, Reading, RowsOf
-from .updates import RowUpdates
+from .updates import RowUpdates, without_rows
 
 
 class Collection(nn.Module):
@@ -55,7 +59,9 @@ class Collection(nn.Module):
         self.tables = tuple(table.with_defaults(**defaults) for table in tables)
         self._check_names()
         configs = {table.name: table.resolve(seed) for table in self.tables}
-        self.store = HostTables(configs, clock=clock)
+        own = HostTables(configs, clock=clock)
+        self.store: HostTables | AllToAllTables = own
+        self.ranks = Ranks()  # this process alone
         number = {name: k for k, name in enumerate(self.store.names)}
         self.declared = tuple(f for table in self.tables for f in table.features)
         self.features = tuple(
@@ -63,7 +69,7 @@ class Collection(nn.Module):
             for table in sorted(self.tables, key=lambda table: number[table.name])
             for feature in table.features
         )
-        self.updates = RowUpdates(self.store, clip, clock)
+        self.updates = RowUpdates(own, clip, clock)
         self._anchor = torch.empty(0, requires_grad=True)
 
     def _check_names(self) -> None:
@@ -85,7 +91,8 @@ class Collection(nn.Module):
         found = self.store.lookup(reading.keys, missing=missing, step=self.updates.step)
         if not (self.training and torch.is_grad_enabled()):
             return reading, reading.rows(found)
-        outputs: Any = RowsOf.apply(self._anchor, reading, found, self.updates.collect)
+        collect = partial(self.updates.collect, without_rows(found))
+        outputs: Any = RowsOf.apply(self._anchor, reading, found, collect)
         return reading, outputs
 
     def table(self, name: str) -> HostTable:
@@ -93,6 +100,11 @@ class Collection(nn.Module):
         if name not in self.store.names:
             unknown("table", name, self.store.names)
         return self.store.table(self.store.names.index(name))
+
+    def spread(self, over: AllToAllTables, ranks: Ranks, model: Sequence[RowUpdates]) -> None:
+        """Reads and updates go to the rows of all ranks from now on; `model`: all its updates."""
+        self.store, self.ranks = over, ranks
+        self.updates.spread(over, model)
 
     def extra_repr(self) -> str:
         """One line a table."""
@@ -111,6 +123,22 @@ def wanted(features: Sequence[str] | None, declared: tuple[str, ...]) -> tuple[s
         if name not in declared:
             unknown("feature", name, declared)
     return declared if features is None else tuple(features)
+
+
+def ranks_of(model: nn.Module) -> Ranks:
+    """The ranks that share the rows of a model: this process alone, unless it was distributed."""
+    found = collections_of(model)
+    return found[0].ranks if found else Ranks()
+
+
+def undressed(model: nn.Module) -> nn.Module:
+    """The model inside what torch wraps around it: its names are those that the user gave."""
+    while True:
+        inner = model.module if isinstance(model, DistributedDataParallel) else model
+        inner = getattr(inner, "_orig_mod", inner)  # of torch.compile
+        if inner is model:
+            return model
+        model = inner
 
 
 def collections_of(model: nn.Module) -> list[Collection]:

@@ -15,24 +15,34 @@ _SHARE = 8
 class Evictions:
     """Runs rules where it is time; holds no state of its own, so that a resumed run goes on alike.
 
-    A rule of room waits until a table holds an eighth more than its rows. A rule of age runs once
+    A rule of room waits until a table holds an eighth more than its rows; over ranks every shard
+    keeps its share of them. A rule of age runs once
     in an eighth of the age: when the clock has passed from one such period into the next since the
     tables' newest update.
     """
 
-    def __init__(self, tables: Sequence[HostTable]) -> None:
+    def __init__(self, tables: Sequence[HostTable], rank: int = 0, ranks: int = 1) -> None:
         self._tables = [table for table in tables if table.config.evict is not None]
+        self._rank, self._ranks = rank, ranks
 
     def __call__(self, before_s: int, now_s: int) -> None:
         """After an update at `now_s`; `before_s` is the time of the one before."""
         for table in self._tables:
-            if _is_due(table.config.evict, table, before_s, now_s):
-                table.evict()
+            rule = table.config.evict
+            rows = self._share(rule.rows) if isinstance(rule, Lru | Lfu) else None
+            if _is_due(rule, table, rows, before_s, now_s):
+                _ = table.evict() if rows is None else table.evict(rows=rows)
+
+    def _share(self, rows: int) -> int:
+        """What this rank's shard may keep of the rows that all shards together may keep."""
+        return max(1, rows // self._ranks + (self._rank < rows % self._ranks))
 
 
-def _is_due(rule: Eviction | None, table: HostTable, before_s: int, now_s: int) -> bool:
-    if isinstance(rule, Lru | Lfu):
-        return table.size() > rule.rows + rule.rows // _SHARE
+def _is_due(
+    rule: Eviction | None, table: HostTable, rows: int | None, before_s: int, now_s: int
+) -> bool:
+    if rows is not None:
+        return table.size() > rows + rows // _SHARE
     if isinstance(rule, Ttl):
         period_s = max(1, rule.shortest_s() // _SHARE)
         return before_s // period_s != now_s // period_s

@@ -10,9 +10,10 @@ from torch import nn
 
 from ..core import registry
 from ..core.errors import DtypeError, NotSupportedError
+from ..sharding.all_to_all_tables import AllToAllTables
 from ..tables.multi.host_tables import HostTables
 from .bags import EmbeddingBags
-from .collection import Collection, collections_of
+from .collection import Collection, collections_of, undressed
 from .embeddings import Embeddings
 from .frozen import FrozenBags, FrozenEmbeddings, FrozenRows
 from .pytree import register_batches
@@ -33,7 +34,8 @@ def freeze(model: nn.Module, *, name: str | None = None) -> nn.Module:
     frozen form shows what it learns. What would train the frozen form is refused. Every
     EmbeddingBags and Embeddings reads through one op, which an exported graph holds in its place.
     The op names its store: `name`, or the model's class, and the module's place in the model. A
-    program that is loaded elsewhere finds its rows once the same model was frozen there.
+    program that is loaded elsewhere finds its rows once the same model was frozen there. The frozen
+    form of a distributed model reads from all ranks: every rank must call it.
 
     >>> import torch, hedgerow as hr
     >>> bags = hr.EmbeddingBags([hr.Table("user", 2)], init=hr.Zeros(), optimizer=hr.Sgd(lr=1.0))
@@ -46,7 +48,7 @@ def freeze(model: nn.Module, *, name: str | None = None) -> nn.Module:
     """
     if not isinstance(model, nn.Module):
         raise DtypeError(f"freeze of a {type(model).__name__}; pass an nn.Module.")
-    model = _uncompiled(model)
+    model = undressed(model)  # what torch.compile makes of it reads the original
     collections_of(model)  # refuses what is frozen already
     register_batches()
     base = type(model).__name__ if name is None else name
@@ -59,7 +61,7 @@ def freeze(model: nn.Module, *, name: str | None = None) -> nn.Module:
     return _view(model, places, {})
 
 
-def _claim(wanted: str, store: HostTables, *, exactly: bool) -> str:
+def _claim(wanted: str, store: HostTables | AllToAllTables, *, exactly: bool) -> str:
     """A name that is the store's own in this process: the wanted one, or that with a number."""
     for number in count(1):
         name = wanted if number == 1 else f"{wanted}#{number}"
@@ -74,7 +76,7 @@ def _claim(wanted: str, store: HostTables, *, exactly: bool) -> str:
 
 def _view(module: nn.Module, places: dict[int, str], made: dict[int, nn.Module]) -> nn.Module:
     """The module anew around the same weights; one that stands at two places is one here, too."""
-    module = _uncompiled(module)
+    module = undressed(module)  # a compiled part would read the original, in its mode
     if id(module) in made:
         return made[id(module)]
     if isinstance(module, Collection):
@@ -92,13 +94,6 @@ def _view(module: nn.Module, places: dict[int, str], made: dict[int, nn.Module])
     }
     view.__dict__["train"] = partial(_train, view)
     return view
-
-
-def _uncompiled(module: nn.Module) -> nn.Module:
-    """What torch.compile was given: its graph would read the original, in the original's mode."""
-    while _COMPILED in module._modules:
-        module = cast("nn.Module", module._modules[_COMPILED])
-    return module
 
 
 def _frozen(module: Collection, name: str) -> FrozenRows:

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from ..core import checks
 from ..core.errors import InputError
-from .collection import Collection, collections_of
+from .collection import Collection, collections_of, ranks_of
 
 
 class HeldUpdates:
@@ -19,10 +19,14 @@ class HeldUpdates:
     def __init__(self, model: nn.Module) -> None:
         self._model = model
         self._collections = collections_of(model)
+        self._ranks = ranks_of(model)
         self._unscaled = False
 
     def row_gradients(self) -> list[Tensor]:
-        """The summed gradients of the rows of every table; changing them changes the update."""
+        """The summed gradients of the rows of every table; changing them changes the update.
+
+        Of a distributed model: of the rows that this rank owns, from all ranks. All ranks call it.
+        """
         return [one.grads for c in self._collections for one in c.updates.gradients()]
 
     def clip_grad_norm_(self, max_norm: float) -> Tensor:
@@ -32,16 +36,22 @@ class HeldUpdates:
         """
         checks.setting("clip_grad_norm_", "max_norm", max_norm, least=0)
         dense = [p.grad for p in self._model.parameters() if p.grad is not None]
-        every = [*dense, *self.row_gradients()]
-        if not every:
-            return torch.zeros(())
-        norm = torch.linalg.vector_norm(
-            torch.stack([torch.linalg.vector_norm(grad) for grad in every])
-        )
+        rows = self.row_gradients()
+        every = [*dense, *rows]
+        norm = _norm([*map(torch.linalg.vector_norm, dense), self._norm_of_rows(rows)])
+        if norm == 0:
+            return norm
         factor = (max_norm / norm.clamp(min=1e-30)).clamp(max=1.0)
         for grad in every:
             grad.mul_(factor)
         return norm
+
+    def _norm_of_rows(self, rows: list[Tensor]) -> Tensor:
+        """Over the rows of all ranks: each has those it owns, while dense gradients are shared."""
+        norm = _norm([torch.linalg.vector_norm(grad) for grad in rows])
+        if self._ranks.count == 1:
+            return norm
+        return torch.tensor(self._ranks.total(norm.double().square().item()) ** 0.5)
 
     def unscale_(self, scaler: torch.amp.GradScaler) -> bool:
         """Divides row gradients by the scale; whether all gradients of the model are finite.
@@ -55,7 +65,8 @@ class HeldUpdates:
             for grad in rows:
                 grad.div_(scaler.get_scale())
         dense = [p.grad for p in self._model.parameters() if p.grad is not None]
-        return all(bool(torch.isfinite(grad).all()) for grad in [*dense, *rows])
+        bad = sum(not bool(torch.isfinite(grad).all()) for grad in [*dense, *rows])
+        return self._ranks.total(bad) == 0  # one answer for all ranks
 
 
 @contextmanager
@@ -96,6 +107,10 @@ def hold_updates(
             one.updates.drop()
     for one in collections:
         one.updates.apply()
+
+
+def _norm(norms: list[Tensor]) -> Tensor:
+    return torch.linalg.vector_norm(torch.stack(norms)) if norms else torch.zeros(())
 
 
 def _change(collections: list[Collection], by: int) -> None:

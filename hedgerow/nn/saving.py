@@ -13,16 +13,19 @@ import torch
 from torch import Tensor, nn
 
 from ..core.errors import CheckpointError, CheckpointMissingError
-from ..tables.checkpoint.load import Loaded, check_rules, load_tables
+from ..sharding.agreement import Ranks
+from ..tables.checkpoint.load_job import Loaded, LoadJob
 from ..tables.checkpoint.manifest import Manifest
 from ..tables.checkpoint.manifest_reader import read_manifest
 from ..tables.checkpoint.save import save_tables
-from .collection import collections_of
+from .collection import collections_of, ranks_of, undressed
 from .dense_files import checksums, load_dense, save_dense
 from .routers import routers_of
+from .shared_saving import save_over_ranks
 from .summary import tables_of
 from .trees import put_together, take_apart
 
+_MODEL = "model."
 _DENSE, _FILES, _UPDATES, _EXTRAS = "dense", "dense_sha256", "updates", "extras"
 
 
@@ -53,6 +56,9 @@ def save(
     `extras` are other objects with a state, by name. `metadata` is anything that JSON holds, given
     back by `load`. What an earlier save left in the folder counts until this one is complete.
 
+    Of a distributed model every rank calls it, with one folder that all see: each writes the rows
+    it owns, rank 0 the rest, the states of its own optimizer and extras.
+
     >>> import tempfile, hedgerow as hr
     >>> model = hr.EmbeddingBags([hr.Table("user", 2)])
     >>> with tempfile.TemporaryDirectory() as folder:
@@ -60,38 +66,37 @@ def save(
     ...     hr.load(model, folder + "/step-7").step
     7
     """
-    tables, folder = tables_of(model), Path(path)
-    states, tensors = _taken_apart(_every(optimizer, extras))
-    tensors.update({f"model.{name}": value for name, value in model.state_dict().items()})
+    folder, ranks = Path(path), ranks_of(model)
     was_there = folder.exists()
-    folder.mkdir(parents=True, exist_ok=True)
     dense = folder / f"{_DENSE}-{secrets.token_hex(6)}"
+
+    def save_rest() -> dict[str, Any]:
+        return _save_rest(model, dense, _every(optimizer, extras), metadata)
+
     try:
-        save_dense(tensors, dense)
-        about = {
-            "user": dict(metadata or {}),
-            _DENSE: dense.name,
-            _FILES: checksums(dense),
-            _UPDATES: [one.updates.step for one in collections_of(model)],
-            _EXTRAS: states,
-        }
-        manifest = save_tables(
-            tables.values(),
-            folder,
-            router=routers_of(model),
-            step=step,
-            metadata=about,
-            overwrite=overwrite,
-        )
+        if ranks.count > 1:
+            manifest = save_over_ranks(
+                model, folder, ranks, save_rest, step=step, overwrite=overwrite
+            )
+        else:
+            manifest = save_tables(
+                tables_of(model).values(),
+                folder,
+                router=routers_of(model),
+                step=step,
+                metadata=save_rest(),
+                overwrite=overwrite,
+            )
     except BaseException:
         if not _is_complete(folder, dense):  # Ctrl-C may come when all is written
             shutil.rmtree(dense, ignore_errors=True)
-        if not was_there and folder.exists() and not any(folder.iterdir()):
+        if ranks.rank == 0 and not was_there and folder.exists() and not any(folder.iterdir()):
             folder.rmdir()
         raise
-    for old in folder.glob(f"{_DENSE}-*"):
-        if old != dense:
-            shutil.rmtree(old)
+    if ranks.rank == 0:
+        for old in folder.glob(f"{_DENSE}-*"):
+            if old != dense:
+                shutil.rmtree(old)
     return manifest
 
 
@@ -107,24 +112,91 @@ def load(
 
     What was saved and is not asked for stays where it is: a model alone can be loaded from the
     checkpoint of a training run. A table that was saved under another `dist_type` is refused,
-    unless `reroute` is set: its rows then go by the new rule. Rows are read by a strict reader. The
-    dense part is torch's own format, which holds pickles: load only what you trust.
+    unless `reroute` is set: its rows then go by the new rule. Of a distributed model every rank
+    calls it and takes the rows it owns, however many ranks saved it. Rows are read by a strict
+    reader. The dense part is torch's own format, which holds pickles: load only what you trust.
     """
-    folder, wanted = Path(path), _every(optimizer, extras)
-    manifest, routers = read_manifest(folder), routers_of(model)
-    about, collections = manifest.metadata, collections_of(model)
-    _check(folder, about, wanted, len(collections))
-    check_rules(manifest, routers, reroute=reroute)  # here, too: before anything takes its state
-    weights = {f"model.{name}": value for name, value in model.state_dict().items()}
-    prefixes = tuple(f"{name}." for name in wanted)
-    state = load_dense(folder / str(about[_DENSE]), weights, prefixes)
-    for name, value in wanted.items():  # first, since they may refuse, and hold no rows
-        value.load_state_dict(_put_together(name, about[_EXTRAS][name], state))
-    loaded = load_tables(folder, tables_of(model).values(), router=routers, reroute=reroute)
-    model.load_state_dict({name.removeprefix("model."): state[name] for name in weights})
-    for one, updates in zip(collections, about[_UPDATES], strict=True):
-        one.updates.step = updates
-    return loaded
+    ranks = ranks_of(model)
+    job = _Load(model, Path(path), _every(optimizer, extras), ranks, reroute=reroute)
+    brought = ranks.together("the load", job.bring)
+    job.rows.prove(brought)  # the same answer on every rank
+    ranks.together("the load", job.others_take)
+    return job.finish()
+
+
+def _save_rest(
+    model: nn.Module,
+    dense: Path,
+    every: Mapping[str, Stateful],
+    metadata: Mapping[str, Any] | None,
+) -> dict[str, Any]:
+    """All but the rows into a folder of its own; what the manifest says of it."""
+    states, tensors = _taken_apart(every)
+    tensors.update(_weights(model))
+    dense.parent.mkdir(parents=True, exist_ok=True)
+    save_dense(tensors, dense)
+    return {
+        "user": dict(metadata or {}),
+        _DENSE: dense.name,
+        _FILES: checksums(dense),
+        _UPDATES: [one.updates.step for one in collections_of(model)],
+        _EXTRAS: states,
+    }
+
+
+class _Load:
+    """One rank's part of a load; nothing of the model changes before `others_take`."""
+
+    def __init__(
+        self,
+        model: nn.Module,
+        folder: Path,
+        wanted: Mapping[str, Stateful],
+        ranks: Ranks,
+        *,
+        reroute: bool,
+    ) -> None:
+        self._model, self._folder, self._wanted = model, folder, wanted
+        self._ranks, self._reroute = ranks, reroute
+
+    def bring(self) -> dict[str, int]:
+        """Reads and checks all of it; how many rows of each table are this rank's."""
+        folder, ranks = self._folder, self._ranks
+        self._about = read_manifest(folder).metadata
+        _check(folder, self._about, self._wanted, len(collections_of(self._model)))
+        self.rows = LoadJob(  # before the dense part: it knows whether the owner rules fit
+            folder,
+            tables_of(self._model).values(),
+            router=routers_of(self._model, ranks.count),
+            shard=ranks.rank,
+            reroute=self._reroute,
+            among=True,
+        )
+        prefixes = tuple(f"{name}." for name in self._wanted)
+        dense = folder / str(self._about[_DENSE])
+        self._state = load_dense(dense, _weights(self._model), prefixes)
+        return self.rows.bring()
+
+    def others_take(self) -> None:
+        """Optimizer and extras come first, since they may refuse, and hold no rows."""
+        for name, value in self._wanted.items():
+            value.load_state_dict(_put_together(name, self._about[_EXTRAS][name], self._state))
+
+    def finish(self) -> Loaded:
+        """Rows and weights."""
+        loaded = self.rows.finish()
+        names = _weights(self._model)
+        state = {name.removeprefix(_MODEL): self._state[name] for name in names}
+        undressed(self._model).load_state_dict(state)
+        updates = self._about[_UPDATES]
+        for one, step in zip(collections_of(self._model), updates, strict=True):
+            one.updates.step = step
+        return loaded
+
+
+def _weights(model: nn.Module) -> dict[str, Tensor]:
+    """The dense part, under the names that the user gave."""
+    return {_MODEL + name: value for name, value in undressed(model).state_dict().items()}
 
 
 def _is_complete(folder: Path, dense: Path) -> bool:

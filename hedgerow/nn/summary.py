@@ -7,11 +7,13 @@ from torch import nn
 from ..core.errors import DtypeError, InputError
 from ..tables.host import HostTable
 from ..tables.stats import TableStats, table_stats
-from .collection import collections_of
+from .collection import collections_of, ranks_of
 
 
 def stats(thing: HostTable | nn.Module) -> TableStats | dict[str, TableStats]:
     """Rows, bytes, load and counts of a table, or of every table of a model by name.
+
+    Of a distributed model they are those of this rank's shard.
 
     >>> import torch, hedgerow as hr
     >>> table = hr.HostTable(hr.TableConfig("user", (hr.Segment(4, hr.Zeros(), hr.Sgd()),)))
@@ -30,7 +32,7 @@ def stats(thing: HostTable | nn.Module) -> TableStats | dict[str, TableStats]:
 
 
 def summary(model: nn.Module) -> str:
-    """One line a table and one for the dense rest.
+    """One line a table and one for the dense rest. Rows and bytes are those of this process.
 
     >>> import hedgerow as hr
     >>> print(hr.summary(hr.EmbeddingBags([hr.Table("item", 2)])))
@@ -65,7 +67,9 @@ def summary(model: nn.Module) -> str:
         for line in lines
     ]
     dense = sum(p.numel() for p in model.parameters())
-    return "\n".join([*shown, f"{rows} rows, {dense} dense parameters"])
+    ranks = ranks_of(model)
+    whose = "" if ranks.count == 1 else f" on rank {ranks.rank} of {ranks.count}"
+    return "\n".join([*shown, f"{rows} rows{whose}, {dense} dense parameters"])
 
 
 def tables_of(model: nn.Module) -> dict[str, HostTable]:

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
-from itertools import accumulate
+from itertools import accumulate, pairwise
 from weakref import WeakValueDictionary
 
 import torch
@@ -14,8 +14,9 @@ from torch import Tensor
 from ..core.clock import Clock
 from ..core.recycle import Recycler
 from ..core.shapes import Float32, Int64
+from ..sharding.all_to_all_tables import AllToAllTables
 from ..tables.multi.host_tables import HostTables
-from ..tables.store import TableKeys
+from ..tables.store import Lookup, TableKeys
 from .clip import ClipRow
 from .evictions import Evictions
 from .reading import Reading
@@ -49,16 +50,36 @@ class RowGradients:
         counts = torch.zeros_like(unique).index_add_(0, inverse, self.counts_or_ones())
         return RowGradients(unique, total.index_add_(0, inverse, self.grads), counts)
 
+    def with_later(self, later: RowGradients) -> RowGradients:
+        """Each id once, of these and of others."""
+        if not len(later.ids):
+            return self
+        later = later.merged()
+        return RowGradients(
+            torch.cat([self.ids, later.ids]),
+            torch.cat([self.grads, later.grads]),
+            torch.cat([self.counts_or_ones(), later.counts_or_ones()]),
+        ).merged()
+
     def counts_or_ones(self) -> Int64[Tensor, "n"]:
         """How many occurrences each entry stands for."""
         return torch.ones_like(self.ids) if self.counts is None else self.counts
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Collected:
+    """The gradients of one lookup, by feature; `at` is the lookup without its rows."""
+
+    reading: Reading
+    grads: tuple[Tensor | None, ...]
+    at: Lookup
 
 
 class _Backward:
     """What one running backward has collected. Only torch holds it: a failed one leaves nothing."""
 
     def __init__(self) -> None:
-        self.found: list[tuple[Reading, tuple[Tensor | None, ...]]] = []
+        self.found: list[_Collected] = []
 
 
 class RowUpdates:
@@ -67,27 +88,42 @@ class RowUpdates:
     `held` counts the blocks that hold updates back: then gradients add up until the last is left.
     `step` counts updates; schedules follow it. After an update, rows leave as the rules of the
     tables say.
+
+    Over ranks (`spread`) gradients first go to the owners of their rows. That is a collective of
+    all ranks: `gradients` and `apply` take part also where nothing waits, and the first gradient of
+    a backward makes every module of the model take part at its end, in the order of modules.
     """
 
     def __init__(self, store: HostTables, clip: ClipRow | None, clock: Clock) -> None:
         self.held = 0
         self.step = 0
         self._store, self._clip, self._clock = store, clip, clock
+        self._over: AllToAllTables | None = None
+        self._model: Sequence[RowUpdates] = (self,)
         self._evict = Evictions(store.tables)
-        self._waiting: list[tuple[Reading, tuple[Tensor | None, ...]]] = []
+        self._waiting: list[_Collected] = []
         self._merged: list[RowGradients] | None = None
+        self._some = False  # of what is merged: whether any rank gave a gradient
         self._running: WeakValueDictionary[int, _Backward] = WeakValueDictionary()
         self._memory = Recycler()
 
-    def collect(self, reading: Reading, grads: Sequence[Tensor | None]) -> None:
+    def spread(self, over: AllToAllTables, model: Sequence[RowUpdates]) -> None:
+        """Rows are those of all ranks from now on; `model` are the updates of all its modules."""
+        self._over, self._model = over, model
+        self._evict = Evictions(self._store.tables, over.exchange.rank, over.exchange.ranks)
+
+    def collect(self, at: Lookup, reading: Reading, grads: Sequence[Tensor | None]) -> None:
         """Called by autograd, once for every lookup that took part in the loss."""
         task = torch._C._current_graph_task_id()
-        backward = self._running.get(task)
-        if backward is None:
-            backward = self._running[task] = _Backward()
-            at_end = partial(self._end_of_backward, backward)
-            torch.autograd.Variable._execution_engine.queue_callback(at_end)
-        backward.found.append((reading, tuple(grads)))
+        if task not in self._running:
+            for one in self._model:
+                one._open(task)
+        self._running[task].found.append(_Collected(reading, tuple(grads), at))
+
+    def _open(self, task: int) -> None:
+        backward = self._running[task] = _Backward()
+        at_end = partial(self._end_of_backward, backward)
+        torch.autograd.Variable._execution_engine.queue_callback(at_end)
 
     def _end_of_backward(self, backward: _Backward) -> None:
         self._waiting += backward.found
@@ -96,33 +132,39 @@ class RowUpdates:
             self.apply()
 
     def gradients(self) -> list[RowGradients]:
-        """What waits, of each table: every id once. Changing the gradients changes the update."""
-        waiting = [one.summed() for one in self._of_tables()]
-        self._waiting, self._merged = [], waiting
-        return waiting
+        """What waits, of each table: every id once. Changing the gradients changes the update.
+
+        Over ranks: of the rows of this rank, what all ranks gave.
+        """
+        waiting, some = self._of_tables()
+        merged = [one.merged() if self._over is not None else one.summed() for one in waiting]
+        self._waiting, self._merged, self._some = [], merged, some
+        return merged
 
     def drop(self) -> None:
         """Forgets what waits."""
-        self._waiting, self._merged = [], None
+        self._waiting, self._merged, self._some = [], None, False
 
     def apply(self) -> None:
         """One optimizer step for every row that has a gradient."""
-        by_table = self._of_tables()
+        by_table, some = self._of_tables()
         self.drop()
-        if self._clip is not None:
-            by_table = [self._clip(one.summed()) for one in by_table]
-        splits = tuple(accumulate((len(one.ids) for one in by_table), initial=0))
-        if not splits[-1]:
+        if not some:  # on all ranks
             return
+        if self._clip is not None:
+            summed = [one.merged() if self._over is not None else one.summed() for one in by_table]
+            by_table = [self._clip(one) for one in summed]
         before_s, now_s = self._store.max_ts(), self._clock.now_s()
+        splits = tuple(accumulate((len(one.ids) for one in by_table), initial=0))
         counted = [one.counts for one in by_table if one.counts is not None]
-        self._store.apply_gradients(
-            TableKeys(_joined([one.ids for one in by_table]), splits),
-            self._flat([one.grads for one in by_table]),
-            step=self.step,
-            ts=now_s,
-            counts=_joined(counted) if counted else None,
-        )
+        if splits[-1]:
+            self._store.apply_gradients(
+                TableKeys(_joined([one.ids for one in by_table]), splits),
+                self._flat([one.grads for one in by_table]),
+                step=self.step,
+                ts=now_s,
+                counts=_joined(counted) if counted else None,
+            )
         self.step += 1
         self._evict(before_s, now_s)
 
@@ -137,30 +179,57 @@ class RowUpdates:
             part.view(grad.shape).copy_(grad)
         return flat
 
-    def _of_tables(self) -> list[RowGradients]:
-        return [self._of_table(k, dim) for k, dim in enumerate(self._store.dims)]
+    def _of_tables(self) -> tuple[list[RowGradients], bool]:
+        """What waits and what was merged before; whether there is any, on any rank."""
+        if self._over is None:
+            found = [self._of_table(k, dim) for k, dim in enumerate(self._store.dims)]
+            some = any(len(one.ids) for one in found)
+        else:
+            found, some = self._from_ranks(self._over)
+        if self._merged is not None:
+            pairs = zip(self._merged, found, strict=True)
+            found = [merged.with_later(one) for merged, one in pairs]
+            some = some or self._some or any(len(one.ids) for one in found)
+        return found, some
 
     def _of_table(self, table: int, dim: int) -> RowGradients:
         """All that waits for one table, in the order of lookups and features."""
         ids: list[Tensor] = []
         grads: list[Tensor] = []
-        for reading, given in self._waiting:
-            for i, grad in enumerate(given):
-                if grad is not None and reading.features[i].table == table:
-                    ids.append(reading.ids_of(i))
+        for one in self._waiting:
+            for i, grad in enumerate(one.grads):
+                if grad is not None and one.reading.features[i].table == table:
+                    ids.append(one.reading.ids_of(i))
                     grads.append(grad.float())
-        merged = None if self._merged is None else self._merged[table]
         if not ids:
-            return merged or RowGradients(torch.empty(0, dtype=torch.int64), torch.empty(0, dim))
-        found = RowGradients(_joined(ids), _joined(grads))
-        if merged is None:
-            return found
-        later = found.merged()
-        return RowGradients(
-            torch.cat([merged.ids, later.ids]),
-            torch.cat([merged.grads, later.grads]),
-            torch.cat([merged.counts_or_ones(), later.counts_or_ones()]),
-        ).merged()
+            return RowGradients(torch.empty(0, dtype=torch.int64), torch.empty(0, dim))
+        return RowGradients(_joined(ids), _joined(grads))
+
+    def _from_ranks(self, over: AllToAllTables) -> tuple[list[RowGradients], bool]:
+        """What all ranks have for the rows of this one; whether any of them has anything."""
+        whole = self._waiting[0] if len(self._waiting) == 1 else None
+        if whole is not None and all(grad is not None for grad in whole.grads):
+            grads = [grad for grad in whole.grads if grad is not None]
+            brought = over.bring_gradients(whole.at, self._flat(grads))
+        else:
+            mine = [self._of_table(k, dim) for k, dim in enumerate(self._store.dims)]
+            splits = tuple(accumulate((len(one.ids) for one in mine), initial=0))
+            keys = TableKeys(_joined([one.ids for one in mine]), splits)
+            brought = over.bring_gradients(keys, self._flat([one.grads for one in mine]))
+        sizes = [stop - start for start, stop in pairwise(brought.keys.splits)]
+        dims = self._store.dims
+        floats = [n * dim for n, dim in zip(sizes, dims, strict=True)]
+        parts = brought.grads.split(floats), brought.counts.split(sizes)
+        found = [
+            RowGradients(brought.keys.ids_of(k), grads.view(-1, dims[k]), counts)
+            for k, (grads, counts) in enumerate(zip(*parts, strict=True))
+        ]
+        return found, brought.everywhere > 0
+
+
+def without_rows(found: Lookup) -> Lookup:
+    """A lookup for its keys and its way alone: rows that nobody reads need not live on."""
+    return replace(found, rows=found.rows[:0].clone())
 
 
 def _joined(parts: Sequence[Tensor]) -> Tensor:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
 from typing import Protocol
 
 import torch
@@ -54,10 +55,20 @@ class ShardStore(RowStore, Protocol):
 class _Journey:
     """Where the keys of a lookup went: an update at the same keys sends its gradients after."""
 
-    __slots__ = ("at", "of", "packed")
+    __slots__ = ("at", "number", "of", "packed")
 
-    def __init__(self, of: AllToAllTables, packed: Packed, at: Delivery) -> None:
-        self.of, self.packed, self.at = of, packed, at
+    def __init__(self, of: AllToAllTables, packed: Packed, at: Delivery, number: int) -> None:
+        self.of, self.packed, self.at, self.number = of, packed, at, number
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Brought:
+    """Gradients that came to their owner: an id stands once for every rank that sent it."""
+
+    keys: TableKeys
+    grads: Float32[Tensor, "floats"]
+    counts: Int64[Tensor, "n"]  # occurrences
+    everywhere: int  # gradients that all ranks brought, whoever owns their rows
 
 
 class PendingLookup:
@@ -122,6 +133,7 @@ class AllToAllTables:
         self.local, self.routers = local, tuple(routers)
         self.exchange, self.updates = exchange, updates or exchange
         self._dedup = dedup
+        self._lookups = 0  # so far, the same number on every rank
         self._outputs = Recycler()
         self._merging = Merging(merge_across_ranks, 1 if reduce == "sum" else exchange.ranks)
         self._check()
@@ -189,7 +201,8 @@ class AllToAllTables:
         keys = self._keys(keys)
         floats = parts.float_offsets(keys.splits, self.dims)[-1]
         rows = self._outputs.take(floats)[0] if out is None else parts.flat_output(out, floats)
-        journey = self._journey(self.exchange, keys, dedup=self._dedup)
+        self._lookups += 1
+        journey = self._journey(self.exchange, keys, dedup=self._dedup, number=self._lookups)
         found = start_fetch(
             self.exchange, journey.at, self.local, self.dims, missing=missing, step=step
         )
@@ -247,6 +260,36 @@ class AllToAllTables:
             self.updates, journey.at, self.dims, summed, occurrences, self._merging
         ).apply(self.local, rates=rates, step=step, ts=ts, per_occurrence=per_occurrence)
 
+    def bring_gradients(
+        self,
+        at: TableKeys | Lookup,
+        grads: Float32[Tensor, "floats"],
+        *,
+        counts: Int64[Tensor, "n"] | None = None,
+    ) -> Brought:
+        """Brings gradients to their owners, who decide what to do with the total of each row.
+
+        Some ranks may pass keys and others a lookup: where all pass the same one, no id travels.
+        """
+        keys = self._keys(at.keys if isinstance(at, Lookup) else at)
+        flat = self._flat("grads", grads, keys)
+        arguments.occurrences(counts, len(keys.ids))
+        epoch = at.epoch if isinstance(at, Lookup) else None
+        known = epoch if isinstance(epoch, _Journey) and epoch.of is self else None
+        word = torch.tensor([known.number if known else 0, len(keys.ids)])
+        words = self.updates.counts(word.repeat(self.updates.ranks)).view(-1, 2)
+        everywhere = int(words[:, 1].sum())
+        if everywhere == 0:  # on all ranks, so that nobody waits for anything
+            nothing = TableKeys(keys.ids[:0], (0,) * len(keys.splits))
+            return Brought(nothing, flat[:0], keys.ids[:0], 0)
+        if known is None or not bool((words[:, 0] == known.number).all()):
+            known = self._journey(self.updates, keys, dedup=self._dedup)
+        merging = replace(self._merging, across_ranks=True)
+        summed, occurrences = known.packed.sum_gradients(flat), known.packed.occurrences(counts)
+        push = Push.start(self.updates, known.at, self.dims, summed, occurrences, merging)
+        ((mine, arrived, its_counts),) = push.arrived()
+        return Brought(mine, arrived, its_counts, everywhere)
+
     def assign(
         self, keys: TableKeys | Int64[Tensor, "n"], rows: Float32[Tensor, "floats"], *, ts: int = 0
     ) -> Applied:
@@ -277,9 +320,11 @@ class AllToAllTables:
             return arguments.rows_of_batch(name, rows, len(keys.ids), self.dims[0]).view(-1)
         return parts.flat_rows(name, rows, parts.float_offsets(keys.splits, self.dims)[-1])
 
-    def _journey(self, exchange: Exchange, keys: TableKeys, *, dedup: bool) -> _Journey:
+    def _journey(
+        self, exchange: Exchange, keys: TableKeys, *, dedup: bool, number: int = 0
+    ) -> _Journey:
         packed = pack(keys, self.dims, self.routers, dedup=dedup)
-        return _Journey(self, packed, deliver(exchange, packed.ids, packed.slot_sizes))
+        return _Journey(self, packed, deliver(exchange, packed.ids, packed.slot_sizes), number)
 
     def _sent(
         self, keys: TableKeys | Tensor, rows: Tensor

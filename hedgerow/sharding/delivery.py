@@ -145,7 +145,7 @@ class Push:
     ) -> Applied:
         """Waits for those that come here, and makes their steps."""
         applied = []
-        for keys, grads, counts in self._arrived():
+        for keys, grads, counts in self.arrived():
             applied.append(
                 store.apply_gradients(
                     keys,
@@ -159,8 +159,8 @@ class Push:
             )
         return parts.total(applied)
 
-    def _arrived(self) -> Iterator[tuple[TableKeys, Tensor, Tensor]]:
-        """Keys, gradients and occurrences of each step."""
+    def arrived(self) -> Iterator[tuple[TableKeys, Tensor, Tensor]]:
+        """Waits for those that come here: keys, gradients and occurrences of each step."""
         counts, grads = self.counts.wait(), self.grads.wait()
         if self.merging.divide_by != 1:
             grads = grads / self.merging.divide_by

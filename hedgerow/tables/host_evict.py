@@ -44,12 +44,15 @@ class HostEvictions:
     _events: Counters
     _evicting: ForkLock
 
-    def evict(self, *, now_s: int | None = None, capture: bool = False) -> Evicted:
+    def evict(
+        self, *, now_s: int | None = None, capture: bool = False, rows: int | None = None
+    ) -> Evicted:
         """Removes the rows that the table's rule says must go; their memory serves new ids.
 
         Other calls go on meanwhile. A row is judged by its time at the moment it would leave: one
         that was updated in between stays. `now_s` replaces the rule's reference time. `capture`
-        gives the ids and times of the rows that left.
+        gives the ids and times of the rows that left. `rows` replaces the number of a rule of room:
+        a shard keeps its share of it.
         """
         rule = self.config.evict
         checks.flag("capture", capture)
@@ -58,7 +61,8 @@ class HostEvictions:
             if isinstance(rule, Ttl):
                 evicted = self._evict_older(rule, given, capture)
             elif isinstance(rule, Lru | Lfu):
-                evicted = self._evict_to(rule, capture)
+                budget = rule.rows if rows is None else checks.count("rows", rows, least=1)
+                evicted = self._evict_to(rule, budget, capture)
             else:
                 raise ConfigError(
                     f"table {self.config.name!r} has no eviction rule; make its TableConfig with "
@@ -80,9 +84,9 @@ class HostEvictions:
 
         return _in_slices(take, capture)
 
-    def _evict_to(self, rule: Lru | Lfu, capture: bool) -> Evicted:
+    def _evict_to(self, rule: Lru | Lfu, rows: int, capture: bool) -> Evicted:
         order = "use" if isinstance(rule, Lfu) else "time"
-        left, score, key = self._table.find_cut(order, rule.rows)
+        left, score, key = self._table.find_cut(order, rows)
         if left == 0:
             return _in_slices(lambda *_: (0, 0, True, 0), capture)
 

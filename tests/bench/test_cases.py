@@ -6,6 +6,7 @@ import pytest
 
 from hedgerow.bench.cases import FULL, QUICK, all_stages, choose
 from hedgerow.bench.contestants import CONTESTANTS, our_bytes
+from hedgerow.bench.train import PEERS as TRAINING_PEERS
 from hedgerow.core.errors import UnknownNameError
 
 STAGES = all_stages(FULL)
@@ -17,7 +18,8 @@ def _pairs(cases: tuple[str, ...], peers: tuple[str, ...]) -> set[tuple[str, str
 
 
 def test_every_peer_of_every_case_can_be_started() -> None:
-    assert {peer for stage in STAGES for peer in stage.peers()} == set(CONTESTANTS)
+    of_tables = {peer for stage in STAGES for peer in stage.peers()}
+    assert of_tables | set(TRAINING_PEERS) == set(CONTESTANTS)
 
 
 def test_quick_differs_in_size_only() -> None:

@@ -10,7 +10,8 @@ import pytest
 import torch
 
 from hedgerow.routing.router import Router
-from hedgerow.tables.checkpoint.load import check_routing, load_tables
+from hedgerow.tables.checkpoint.load import load_tables
+from hedgerow.tables.checkpoint.rules import check_routing
 from hedgerow.tables.checkpoint.save import save_tables
 from hedgerow.tables.host import HostTable
 from hedgerow.tables.optimizers import Sgd

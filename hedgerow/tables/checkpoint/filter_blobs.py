@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
+from dataclasses import asdict, dataclass
 
 import numpy as np
 import torch
@@ -30,9 +31,21 @@ def dump_filters(tables: Iterable[object]) -> Dumped:
     return [(filter_.dump(), names) for filter_, names in sharers.values()]
 
 
-def filter_blobs(dumped: Dumped) -> dict[str, bytes]:
-    """The states as named bytes."""
-    return {_PREFIX + names[0]: _pack(state, names) for state, names in dumped}
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Which of how many shards a filter counts for."""
+
+    shard: int = 0
+    shards: int = 1
+
+
+ALONE = Place()
+
+
+def filter_blobs(dumped: Dumped, place: Place) -> dict[str, bytes]:
+    """The states as named bytes; every shard has its own."""
+    which = "" if place.shards == 1 else f"of shard {place.shard} "
+    return {f"{_PREFIX}{which}{names[0]}": _pack(state, names, place) for state, names in dumped}
 
 
 def is_filter_blob(name: str) -> bool:
@@ -45,17 +58,27 @@ def is_filter_blob(name: str) -> bool:
 
 
 def filters_to_restore(
-    blobs: Mapping[str, bytes], tables: Mapping[str, HostTable], *, ignore_others: bool
+    blobs: Mapping[str, bytes],
+    tables: Mapping[str, HostTable],
+    place: Place,
+    *,
+    moved: Collection[str] = (),
+    ignore_others: bool,
 ) -> list[tuple[SlidingFilter, FilterState]]:
     """The saved state of each live filter, checked; a filter that differs is an error or left out.
 
     A table that has no filter now needs none, and one whose filter was not saved counts afresh.
+    What a single process counted serves every shard. What one of several counted serves the same
+    shard of as many, unless rows have `moved`: a filter does not know its ids, so nobody can tell
+    whose they are now, and it counts afresh.
     """
     found: dict[int, tuple[SlidingFilter, FilterState]] = {}
     for name, data in blobs.items():
         if not is_filter_blob(name):
             continue
-        state, sharers = _unpack(name, data)
+        state, sharers, saved = _unpack(name, data)
+        if saved.shards > 1 and (saved != place or any(t in moved for t in sharers)):
+            continue
         live = {id(f): f for t in sharers if t in tables and (f := tables[t].filter) is not None}
         for filter_ in live.values():
             now, then = filter_.meta().settings(), state.meta.settings()
@@ -75,13 +98,14 @@ def filters_to_restore(
     return list(found.values())
 
 
-def _pack(state: FilterState, names: list[str]) -> bytes:
-    head = json.dumps({"tables": names, "meta": state.meta.to_dict()}).encode()
+def _pack(state: FilterState, names: list[str], place: Place) -> bytes:
+    about = {"tables": names, "meta": state.meta.to_dict()}
+    head = json.dumps(about | (asdict(place) if place.shards > 1 else {})).encode()
     parts = [array.numpy().tobytes() for array in state.arrays]
     return b"".join([len(head).to_bytes(_LENGTH_BYTES, "little"), head, *parts])
 
 
-def _unpack(name: str, data: bytes) -> tuple[FilterState, list[str]]:
+def _unpack(name: str, data: bytes) -> tuple[FilterState, list[str], Place]:
     try:
         length = int.from_bytes(data[:_LENGTH_BYTES], "little")
         start = _LENGTH_BYTES + length
@@ -89,7 +113,8 @@ def _unpack(name: str, data: bytes) -> tuple[FilterState, list[str]]:
         meta = FilterMeta.from_dict(head["meta"])
         _check_numbers(meta)
         tables = [str(table) for table in head["tables"]]
-        return FilterState(meta, tuple(_arrays(meta, data, start))), tables
+        place = Place(head.get("shard", 0), head.get("shards", 1))
+        return FilterState(meta, tuple(_arrays(meta, data, start))), tables, place
     except (ValueError, KeyError, TypeError, ConfigError, InputError) as error:
         raise CheckpointError(f"blob {name!r} is not the state of a filter: {error}.") from error
 

@@ -15,7 +15,7 @@ from ..expiry import Ttl, expired
 from ..host import HostTable
 from ..snapshot import Snapshot
 from ..store import Entries
-from .filter_blobs import dump_filters, filter_blobs
+from .filter_blobs import ALONE, Place, dump_filters, filter_blobs
 
 
 class Saveable(Protocol):
@@ -62,6 +62,7 @@ def freeze(
     tables: Mapping[str, Saveable],
     held: ExitStack,
     at_instant: Callable[[dict[str, FrozenTable]], None],
+    place: Place = ALONE,
 ) -> Frozen:
     """Holds the tables as they are now until `held` is closed; training goes on.
 
@@ -84,4 +85,4 @@ def freeze(
     finally:
         for snapshot in snapshots:
             snapshot.resume()
-    return Frozen(found, filter_blobs(filters))
+    return Frozen(found, filter_blobs(filters, place))

@@ -50,6 +50,14 @@ class Header:
     parent: str | None = None
 
 
+@dataclass(frozen=True, slots=True)
+class Written:
+    """Files of a save whose manifest is not there yet."""
+
+    files: tuple[FileEntry, ...] = ()
+    blobs: tuple[BlobEntry, ...] = ()
+
+
 def write_checkpoint(
     folder: Path,
     sources: Sequence[Source],
@@ -63,45 +71,86 @@ def write_checkpoint(
     Files have names that no other save uses, so the checkpoint that was in the folder stays whole
     until the rename of the new manifest, and is the one that counts until then.
     """
-    mark = secrets.token_hex(6)
-    with _no_remains(folder, mark), Workers(threads) as writers:
+    mark = new_mark()
+    with no_remains(folder, mark):
+        written = write_files(folder, sources, routers, header, meter, mark, threads)
+        meter.go_on()
+        return write_manifest(folder, sources, routers, header, written)
+
+
+def new_mark() -> str:
+    """What the names of all files of one save have in common."""
+    return secrets.token_hex(6)
+
+
+def write_files(
+    folder: Path,
+    sources: Sequence[Source],
+    routers: TableRouters,
+    header: Header,
+    meter: Meter,
+    mark: str,
+    threads: int = THREADS,
+    shard: int | None = None,
+) -> Written:
+    """The files of rows and blobs; of a single `shard`, if given, to which all rows must belong."""
+    with Workers(threads) as writers:
         jobs = [
             _TableJob(
                 folder,
-                i,
+                f"{i:03d}-{_safe(source.name)}",
                 source,
                 routers.by_name[source.name],
-                header.number == 0,
+                _shards_to_write(routers.by_name[source.name], header, shard),
                 mark,
                 meter,
                 writers,
+                shard,
             )
             for i, source in enumerate(sources)
         ]
         with Workers(min(threads, len(jobs))) as tables:
             files = [file for found in _all(tables, jobs, meter) for file in found]
+        which = "" if shard is None else f"{shard:05d}-"
         blobs = [
-            _write_blob(folder, f"blob-{i:03d}-{_safe(name)}-{mark}.bin", name, data)
+            _write_blob(folder, f"blob-{which}{i:03d}-{_safe(name)}-{mark}.bin", name, data)
             for i, (name, data) in enumerate(sorted(header.blobs.items()))
         ]
-        rule = routers.default
-        manifest, data = Manifest(
-            routing=Routing(rule.dist_type, rule.shards, rule.rank0_empty),
-            tables={s.name: _entry(s, files, routers.by_name[s.name]) for s in sources},
-            files=tuple(files),
-            blobs=tuple(blobs),
-            number=header.number,
-            parent=header.parent,
-            step=header.step,
-            metadata=header.metadata,
-        ).sealed()
-        meter.go_on()
-        sync_folder(folder)  # the names of the files, before the manifest that needs them
-        last = HashedFile(folder / MANIFEST)
-        last.write(data)
-        last.publish()
-        sync_folder(folder)
+    return Written(tuple(files), tuple(blobs))
+
+
+def write_manifest(
+    folder: Path,
+    sources: Sequence[Source],
+    routers: TableRouters,
+    header: Header,
+    written: Written,
+) -> Manifest:
+    """Makes a checkpoint of files that are all there."""
+    rule, files = routers.default, written.files
+    manifest, data = Manifest(
+        routing=Routing(rule.dist_type, rule.shards, rule.rank0_empty),
+        tables={s.name: _entry(s, files, routers.by_name[s.name]) for s in sources},
+        files=files,
+        blobs=written.blobs,
+        number=header.number,
+        parent=header.parent,
+        step=header.step,
+        metadata=header.metadata,
+    ).sealed()
+    sync_folder(folder)  # the names of the files, before the manifest that needs them
+    last = HashedFile(folder / MANIFEST)
+    last.write(data)
+    last.publish()
+    sync_folder(folder)
     return manifest
+
+
+def _shards_to_write(router: Router, header: Header, shard: int | None) -> range:
+    """Those that have a file even without rows: all of a base."""
+    if header.number:
+        return range(0)
+    return range(router.shards) if shard is None else range(shard, shard + 1)
 
 
 def clean_folder(folder: Path, keep: set[str]) -> None:
@@ -117,29 +166,38 @@ def clean_folder(folder: Path, keep: set[str]) -> None:
 
 
 @contextmanager
-def _no_remains(folder: Path, mark: str) -> Iterator[None]:
-    """What fails removes its files, and an error of the disk says what became of the save."""
+def no_remains(folder: Path, mark: str) -> Iterator[None]:
+    """What fails removes the files of its save, and says what became of it."""
     try:
         yield
     except BaseException as error:
-        committed = False
-        try:
-            committed = mark in (folder / MANIFEST).read_text(errors="replace")
-        except OSError:
-            committed = False  # none there, or none to read: then ours is not there either
-        if not committed:
-            remove([*folder.glob(f"*-{mark}.*"), folder / (MANIFEST + PART)])
+        removed = remove_remains(folder, mark)
         if isinstance(error, OSError) and not isinstance(error, HedgerowError):
-            became = (
-                "It is complete, and may not outlast a loss of power; save again."
-                if committed
-                else "Its files were removed and an earlier checkpoint is untouched; make room, or "
-                "save elsewhere."
-            )
-            raise SaveError(
-                f"the save to {folder} failed: {error.strerror or error}. {became}"
-            ) from error
+            raise disk_error(folder, error, complete=not removed) from error
         raise
+
+
+def disk_error(folder: Path, error: OSError, *, complete: bool) -> SaveError:
+    """An error of the disk, with what became of the save."""
+    became = (
+        "It is complete, and may not outlast a loss of power; save again."
+        if complete
+        else "Its files were removed and an earlier checkpoint is untouched; make room, or "
+        "save elsewhere."
+    )
+    return SaveError(f"the save to {folder} failed: {error.strerror or error}. {became}")
+
+
+def remove_remains(folder: Path, mark: str) -> bool:
+    """Removes the files of a save that failed; not those of one that the manifest tells of."""
+    committed = False
+    try:
+        committed = mark in (folder / MANIFEST).read_text(errors="replace")
+    except OSError:
+        committed = False  # none there, or none to read: then ours is not there either
+    if not committed:
+        remove([*folder.glob(f"*-{mark}.*"), folder / (MANIFEST + PART)])
+    return not committed
 
 
 def _all(pool: Workers, jobs: Sequence[_TableJob], meter: Meter) -> list[list[FileEntry]]:
@@ -165,26 +223,25 @@ class _TableJob:
     def __init__(
         self,
         folder: Path,
-        number: int,
+        start: str,
         source: Source,
         router: Router,
-        every_shard: bool,
+        shards: range,
         mark: str,
         meter: Meter,
         writers: Workers,
+        only: int | None,
     ) -> None:
         self._folder, self._source, self._router = folder, source, router
-        self._every_shard, self._mark = every_shard, mark
-        self._meter, self._pool = meter, writers
-        self._start = f"{number:03d}-{_safe(source.name)}"
+        self._shards, self._mark, self._only = shards, mark, only
+        self._meter, self._pool, self._start = meter, writers, start
         self._open: dict[int, ShardWriter] = {}
 
     def run(self) -> list[FileEntry]:
         """The files, complete."""
         try:
-            if self._every_shard:
-                for shard in range(self._router.shards):
-                    self._shard(shard)
+            for shard in self._shards:
+                self._shard(shard)
             pending: list[Future[None]] = []
             for rows in self._source.rows():
                 parts = list(_by_owner(rows, self._router))
@@ -212,6 +269,11 @@ class _TableJob:
         self._meter.add(len(rows), writer.file_bytes - before)
 
     def _shard(self, shard: int) -> ShardWriter:
+        if self._only not in (None, shard):
+            raise SaveError(
+                f"table {self._source.name!r} of shard {self._only} holds rows of shard {shard}; "
+                f"write rows through the model, or to the table of the rank that owns them."
+            )
         if shard not in self._open:
             name = f"{self._start}-{shard:05d}-of-{self._router.shards:05d}-{self._mark}.arrow"
             self._open[shard] = ShardWriter(

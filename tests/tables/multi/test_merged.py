@@ -10,7 +10,8 @@ import torch
 from hedgerow.core.errors import DtypeError, InputError, NotSupportedError, UnknownNameError
 from hedgerow.tables import initializers, optimizers
 from hedgerow.tables.admission import Count
-from hedgerow.tables.checkpoint.load import Loaded, load_tables
+from hedgerow.tables.checkpoint.load import load_tables
+from hedgerow.tables.checkpoint.load_job import Loaded
 from hedgerow.tables.checkpoint.save import save_tables
 from hedgerow.tables.expiry import Lru
 from hedgerow.tables.host import HostTable

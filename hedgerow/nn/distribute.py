@@ -1,0 +1,122 @@
+"""One line that makes a model of one process a model of many."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from datetime import timedelta
+
+import torch.distributed as dist
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+
+from ..core import checks
+from ..core.errors import ConfigError, DtypeError, InputError, StateError
+from ..launch.process_group import group_settings, start_process_group
+from ..launch.rank_info import rank_info
+from ..routing.router import Router
+from ..sharding.agreement import Ranks
+from ..sharding.all_to_all_tables import AllToAllTables
+from ..sharding.exchange import WIRES, Exchange
+from ..tables.multi.host_tables import HostTables
+from ..tables.table import Table
+from .collection import Collection, collections_of
+from .routers import routers_of
+from .summary import tables_of
+
+
+def distribute(
+    model: nn.Module, *, reduce: str = "mean", wire: str = "fp32", dedup: bool = True
+) -> nn.Module:
+    """The model over all processes of the job: rows spread over them, the dense part in DDP.
+
+    Under plain python it returns the model as it is. Otherwise it joins the launcher's other
+    processes; every rank owns the rows that its tables' `dist_type` says, and what was one update
+    of one process is now one update of all: gradients of a row are averaged over ranks (`reduce`
+    "mean", as DDP does for the dense part) or summed, and make one optimizer step.
+
+    Calls of the model are then collectives: every rank makes the same ones, in eval, too. Rows and
+    gradients travel as `wire`: fp32, bf16 or fp16. `dedup` off sends equal ids of a batch each for
+    itself. Distribute before rows are there, then `hr.load`.
+
+    >>> import hedgerow as hr
+    >>> model = hr.EmbeddingBags([hr.Table("user", 2)])
+    >>> hr.distribute(model) is model  # alone
+    True
+    """
+    if not isinstance(model, nn.Module):
+        raise DtypeError(f"distribute of a {type(model).__name__}; pass an nn.Module.")
+    checks.choice("distribute", "reduce", reduce, ("mean", "sum"))
+    checks.choice("distribute", "wire", wire, WIRES)
+    checks.switch("distribute", "dedup", dedup)
+    collections = collections_of(model)
+    if not collections:
+        raise InputError("distribute of a model without EmbeddingBags or Embeddings.")
+    if (dist.get_world_size() if dist.is_initialized() else rank_info().world_size) == 1:
+        return model
+    start_process_group()
+    ranks = Ranks(_own_group())
+    _check(model, collections, ranks)
+    # Updates run when a backward ends, reads perhaps ahead in another thread: a group for each, and
+    # none of them DDP's. All groups are made in the same order on every rank.
+    reads, updates = (Exchange(_own_group(), wire=wire) for _ in range(2))
+    routers = routers_of(model, reads.ranks)
+    every = [one.updates for one in collections]
+    for one in collections:
+        over = _over(one, routers, reads, updates, reduce=reduce, dedup=dedup)
+        one.spread(over, ranks, every)
+    if not any(p.requires_grad for p in model.parameters()):
+        return model
+    return DistributedDataParallel(model)
+
+
+def _own_group() -> dist.ProcessGroup:
+    """All ranks in a group of host memory, whose calls mix with no other's."""
+    patience = timedelta(seconds=group_settings().timeout_s)
+    group = dist.new_group(backend="gloo", timeout=patience)
+    if not isinstance(group, dist.ProcessGroup):
+        raise StateError("this process is no member of the job's group; start it with the others.")
+    return group
+
+
+def _over(
+    one: Collection,
+    routers: dict[str, Router],
+    reads: Exchange,
+    updates: Exchange,
+    *,
+    reduce: str,
+    dedup: bool,
+) -> AllToAllTables:
+    if not isinstance(one.store, HostTables):
+        raise StateError("the model is distributed already; call hr.distribute once.")
+    own = [routers[name] for name in one.store.names]
+    return AllToAllTables(one.store, own, reads, reduce=reduce, dedup=dedup, updates=updates)
+
+
+def _check(model: nn.Module, collections: Sequence[Collection], ranks: Ranks) -> None:
+    """The model is new, and the same on every rank."""
+
+    def describe() -> list[list[str]]:
+        if any(one.ranks.count > 1 for one in collections):
+            raise StateError("the model is distributed already; call hr.distribute once.")
+        for name, table in tables_of(model).items():
+            if table.size():
+                raise StateError(
+                    f"distribute of a model with rows: table {name!r} has {table.size()}. "
+                    f"Distribute it first, then hr.load: every rank takes the rows it owns."
+                )
+        return [[_about(table) for table in one.tables] for one in collections]
+
+    told = ranks.together("distribute", describe)
+    for rank, tables in enumerate(told):
+        if tables != told[0]:
+            raise ConfigError(
+                f"the model of rank {rank} has other tables than that of rank 0: {tables} and "
+                f"{told[0]}. Build the same model on every rank."
+            )
+
+
+def _about(table: Table) -> str:
+    """What ranks must agree on; rates may be functions, which have no words."""
+    rule = f"{table.dist_type}, rows {table.rows}"
+    return f"{table.name}: dim {table.dim}, {rule}, features {', '.join(table.features)}"

@@ -1,0 +1,90 @@
+"""What one rank finds out, all learn; work between ranks fails on all of them or on none."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+import torch
+import torch.distributed as dist
+
+from ..core.errors import ExchangeError, HedgerowError
+
+T = TypeVar("T")
+
+
+class Ranks:
+    """The ranks of a group as one; without a group the process is alone. Calls are collectives.
+
+    >>> alone = Ranks()
+    >>> alone.tell("here"), alone.total(0.5), alone.together("counting", lambda: 3)
+    (['here'], 0.5, [3])
+    """
+
+    def __init__(self, group: dist.ProcessGroup | None = None) -> None:
+        self._group = group
+        self.rank = 0 if group is None else dist.get_rank(group)
+        self.count = 1 if group is None else dist.get_world_size(group)
+
+    def __repr__(self) -> str:
+        return f"Ranks(rank {self.rank} of {self.count})"
+
+    def tell(self, word: Any) -> list[Any]:
+        """The word of every rank, in the order of ranks."""
+        if self._group is None:
+            return [word]
+        words: list[Any] = [None] * self.count
+        try:
+            dist.all_gather_object(words, word, group=self._group)
+        except RuntimeError as error:
+            raise self._left_alone(error) from error
+        return words
+
+    def total(self, number: float) -> float:
+        """The sum of every rank's number, the same bits on all of them."""
+        if self._group is None:
+            return number
+        numbers = [torch.zeros(1, dtype=torch.float64) for _ in range(self.count)]
+        try:
+            mine = torch.tensor([number], dtype=torch.float64)
+            dist.all_gather(numbers, mine, group=self._group)
+        except RuntimeError as error:
+            raise self._left_alone(error) from error
+        return sum(one.item() for one in numbers)
+
+    def together(self, doing: str, work: Callable[[], T]) -> list[T]:
+        """What `work` gives on every rank; if it raises on one of them, all raise.
+
+        The rank that failed raises what went wrong; the others an error of the same kind, where it
+        is one of ours, that names the rank.
+        """
+        if self._group is None:
+            return [work()]
+        failed: BaseException | None = None
+        done: T | None = None
+        try:
+            done = work()
+        except BaseException as error:  # told to the others before it goes on
+            failed = error
+        words: list[Any] = self.tell((done, _told(failed)))
+        if failed is not None:
+            raise failed
+        for rank, (_, problem) in enumerate(words):
+            if problem is not None:
+                kind, text = problem
+                raise kind(f"{doing} failed on rank {rank} of {self.count}: {text}")
+        return [word for word, _ in words]
+
+    def _left_alone(self, error: Exception) -> ExchangeError:
+        return ExchangeError(
+            f"rank {self.rank} of {self.count} was left alone: {error} A rank has stopped, made "
+            f"another call, or came later than the group's timeout; its own log tells which."
+        )
+
+
+def _told(error: BaseException | None) -> tuple[type[HedgerowError], str] | None:
+    """An error as other ranks can raise it."""
+    if error is None:
+        return None
+    ours = isinstance(error, HedgerowError)
+    return (type(error), str(error)) if ours else (ExchangeError, f"{error!r}")

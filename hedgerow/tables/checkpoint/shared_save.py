@@ -1,0 +1,131 @@
+"""One shard's part of a save into a folder that all shards share; shard 0 makes it complete."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import replace
+from os import PathLike
+from pathlib import Path
+
+from ...core import checks
+from ...core.errors import HedgerowError, SaveError
+from .files import make_folder, sole_writer
+from .filter_blobs import Place
+from .freeze import Saveable, freeze
+from .manifest import Manifest
+from .meter import Meter
+from .routers import Routers, TableRouters
+from .save import by_name, clean_after, clean_before, complete_there, table_source
+from .writer import (
+    Header,
+    Source,
+    Written,
+    disk_error,
+    new_mark,
+    no_remains,
+    remove_remains,
+    write_files,
+    write_manifest,
+)
+
+
+class SharedSave:
+    """What one shard does, in this order; the caller lets no shard go on before all are there.
+
+    `open`: shard 0 holds the folder and makes the save's mark. `write`: every shard writes its
+    files, which count for nothing yet. `finish`: shard 0 writes the manifest. `close` in the end,
+    and `abandon` before it on every shard if one of them failed.
+    """
+
+    def __init__(
+        self,
+        tables: Iterable[Saveable],
+        path: str | PathLike[str],
+        *,
+        router: Routers,
+        shard: int,
+        overwrite: bool = False,
+    ) -> None:
+        self._tables = by_name(tables)
+        self._folder = Path(path)
+        self._routers = TableRouters.of(router, self._tables)
+        self._place = Place(shard, self._routers.default.shards)
+        self._overwrite = checks.flag("overwrite", overwrite)
+        self._held = ExitStack()
+        self._made = False
+        self._sources: list[Source] = []
+
+    def open(self) -> str:
+        """Holds the folder against other saves and cleans it; the mark of this save."""
+        self._made = not self._folder.exists()
+        make_folder(self._folder)
+        self._held.enter_context(sole_writer(self._folder))
+        old = complete_there(self._folder, self._overwrite)
+        clean_before(self._folder, old)
+        return new_mark()
+
+    def newest_s(self) -> dict[str, int]:
+        """The newest time of each table of this shard."""
+        return {name: table.max_ts() for name, table in self._tables.items()}
+
+    def write(self, mark: str, newest_s: Mapping[str, int]) -> Written:
+        """The files of this shard; rows that have expired at the newest time are left out.
+
+        What fails leaves its files to `abandon`: the others still write theirs.
+        """
+        try:
+            with ExitStack() as held:
+                frozen = freeze(self._tables, held, lambda _: None, self._place)
+                self._sources = [
+                    table_source(
+                        table.config, replace(frozen.tables[name], newest_s=newest_s[name]), None
+                    )
+                    for name, table in self._tables.items()
+                ]
+                meter = Meter(sum(table.size() for table in self._tables.values()))
+                return write_files(
+                    self._folder,
+                    self._sources,
+                    self._routers,
+                    Header(blobs=frozen.blobs),
+                    meter,
+                    mark,
+                    shard=self._place.shard,
+                )
+        except OSError as error:
+            if isinstance(error, HedgerowError):
+                raise
+            raise disk_error(self._folder, error, complete=False) from error
+
+    def finish(self, mark: str, written: Sequence[Written], header: Header) -> Manifest:
+        """The manifest over the files of all shards; then what it replaces goes."""
+        files = sorted(
+            (file for one in written for file in one.files), key=lambda f: (f.table, f.shard)
+        )
+        together = Written(tuple(files), tuple(blob for one in written for blob in one.blobs))
+        self._check_there(together)
+        with no_remains(self._folder, mark):
+            manifest = write_manifest(self._folder, self._sources, self._routers, header, together)
+            clean_after(self._folder, manifest)
+        return manifest
+
+    def _check_there(self, written: Written) -> None:
+        for entry in (*written.files, *written.blobs):
+            path = self._folder / entry.file
+            if not path.exists() or path.stat().st_size != entry.file_bytes:
+                raise SaveError(
+                    f"{path} was written by another rank, and rank 0 does not see it; save to a "
+                    f"folder that all ranks share."
+                )
+
+    def abandon(self, mark: str) -> None:
+        """Removes the files of this save, unless it is complete."""
+        if self._folder.exists():
+            remove_remains(self._folder, mark)
+
+    def close(self) -> None:
+        """Lets the folder go; one that this save made and left empty, too."""
+        if self._made and self._folder.exists() and not any(self._folder.iterdir()):
+            self._folder.rmdir()  # while it is still held
+        self._held.close()
