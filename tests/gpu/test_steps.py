@@ -100,7 +100,9 @@ def test_one_id_may_fill_a_batch(device: torch.device) -> None:
     assert torch.equal(sums.cpu(), wanted)
     model = host_table(table.config)
     assert repr(table.apply_gradients(*there)) == repr(model.apply_gradients(ids, grads))
-    assert torch.allclose(table.lookup(there[0][:1]).rows.cpu(), model.lookup(ids[:1]).rows)
+    # Of 50,000 numbers of size 1, partial sums reach some hundreds: float32 keeps three places.
+    rows = table.lookup(there[0][:1]).rows.cpu(), model.lookup(ids[:1]).rows
+    torch.testing.assert_close(*rows, rtol=1e-4, atol=0.02)
 
 
 def test_rows_beyond_2_to_31_floats_are_reached(device: torch.device) -> None:
