@@ -3,8 +3,9 @@
     python examples/movielens.py --train
     torchrun --standalone --nproc_per_node=2 examples/movielens.py --train
 
-`--dist_type roundrobin` spreads ids by another rule. Without --train it builds the model and says what it is. Every process reads the same batches and
-takes its share of each, so that the job learns the same on any number of them.
+`--dist_type roundrobin` spreads ids by another rule. Without --train it builds the model and says
+what it is. Every process reads the same batches and takes its share of each, so that the job learns
+the same on any number of them.
 """
 
 from __future__ import annotations
