@@ -125,21 +125,20 @@ def _built(job: Job) -> Parts:
 
 def _trained(job: Job, parts: Parts, run: RunFolder, resume: bool) -> tuple[Trainer, Outcome]:
     from ..train.checkpoints import Checkpoints
-    from ..train.loop import Schedule, Trainer
+    from ..train.job_parts import schedule
+    from ..train.loop import Trainer
     from ..train.sinks import JsonLines, TensorBoard
     from .live import Console
 
-    how = job.train
     keep = Checkpoints(
         run.checkpoints, every_steps=job.checkpoint.every_steps, keep=job.checkpoint.keep
     )
-    schedule = Schedule(how.epochs, how.steps, how.log_every, how.eval_every, how.early_stop)
     trainer = Trainer(
         parts.model,
         parts.optimizer,
         parts.train,
         test=parts.test,
-        schedule=schedule,
+        schedule=schedule(job),
         checkpoints=keep,
     )
     goes_on = resume and trainer.resume()

@@ -10,6 +10,7 @@ from torch import nn
 from ..data.batch import Source
 from .job import DenseJob, Job
 from .job_data import batches_of, best_auc
+from .loop import Schedule
 
 _OPTIMIZERS = {
     "adam": torch.optim.Adam,
@@ -43,9 +44,16 @@ def build(job: Job) -> Parts:
         torch.set_num_threads(job.train.threads)
     fields = job.model.fields(job.data)
     train, test = job.data.train(fields), job.data.test(fields)
+    schedule(job).check_test(test is not None)
     model = build_model(job)
     optimizer = _optimizer(job.dense, model)
     return Parts(model, optimizer, train, test, _total_steps(job, train), best_auc(train))
+
+
+def schedule(job: Job) -> Schedule:
+    """How long the job is, and how often it speaks."""
+    how = job.train
+    return Schedule(how.epochs, how.steps, how.log_every, how.eval_every, how.early_stop)
 
 
 def build_model(job: Job) -> nn.Module:

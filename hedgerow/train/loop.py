@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from ..core import checks
-from ..core.errors import StateError
+from ..core.errors import ConfigError, StateError
 from ..data.batch import Batch, Source
 from ..nn.saving import Stateful
 from ..nn.summary import tables_of
@@ -46,6 +46,15 @@ class Schedule:
         for name in ("steps", "eval_every"):
             if getattr(self, name) is not None:
                 checks.whole("Schedule", name, getattr(self, name), least=1)
+
+    def check_test(self, there: bool) -> None:
+        """What looks at test data needs some: a wish that nothing fulfils is an error."""
+        for name in ("early_stop", "eval_every"):
+            if getattr(self, name) and not there:
+                raise ConfigError(
+                    f"{name} is {getattr(self, name)}, and there is no test data to look at; give "
+                    f"some, or leave {name} out."
+                )
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,6 +97,7 @@ class Trainer:
     ) -> None:
         self.model, self.optimizer, self.train, self.test = model, optimizer, train, test
         self.schedule = schedule or Schedule()
+        self.schedule.check_test(test is not None)
         self.checkpoints = checkpoints
         self.sinks = list(sinks)
         self.progress = Progress()

@@ -123,3 +123,11 @@ def test_a_resumed_run_evicts_as_an_unbroken_one(rule: hr.Lru | hr.Ttl, tmp_path
         assert _rows(resumed) == _rows(whole)
     evicted: Any = hr.stats(whole)
     assert evicted["item"]["evicted"] > 20
+
+
+def test_an_eighth_more_than_the_room_stays_and_one_row_more_does_not() -> None:
+    bags = _bags(ManualClock(1000), hr.Lru(16))
+    _update(bags, list(range(18)))
+    assert bags.table("item").size() == 18
+    _update(bags, [100])
+    assert bags.table("item").size() == 16

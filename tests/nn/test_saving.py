@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-import os
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -79,18 +80,23 @@ def test_a_damaged_or_foreign_checkpoint_changes_nothing(tmp_path: Path) -> None
     assert torch.equal(model.top.weight, before)
 
 
-@pytest.mark.filterwarnings("ignore:This process .* is multi-threaded:DeprecationWarning")
+_KILLED = """
+import os, sys
+from hedgerow import save
+from hedgerow.nn import saving
+from tests.nn.test_saving import _Model
+saving.save_tables = lambda *_, **__: os._exit(9)
+save(_Model(), sys.argv[1], step=2, overwrite=True)
+"""
+
+
 def test_a_kill_between_the_dense_part_and_the_rows_leaves_the_old_checkpoint(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path,
 ) -> None:
     model = _Model()
     hr.save(model, tmp_path / "a", step=1)
-    child = os.fork()
-    if child == 0:
-        monkeypatch.setattr(saving, "save_tables", lambda *_, **__: os._exit(9))
-        hr.save(model, tmp_path / "a", step=2, overwrite=True)
-        os._exit(0)
-    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 9
+    killed = subprocess.run([sys.executable, "-c", _KILLED, str(tmp_path / "a")])
+    assert killed.returncode == 9
     assert len(list((tmp_path / "a").glob("dense-*"))) == 2
     assert hr.load(_Model(), tmp_path / "a").step == 1
     hr.save(model, tmp_path / "a", step=3, overwrite=True)

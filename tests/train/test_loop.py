@@ -234,5 +234,8 @@ def test_what_cannot_be_is_refused(tmp_path: Path) -> None:
     for bad in ({"epochs": 0}, {"log_every": 0}, {"steps": 0}, {"early_stop": -1}):
         with pytest.raises(hr.HedgerowError, match="at least"):
             Schedule(**bad)
+    for wish in (Schedule(early_stop=2), Schedule(eval_every=5)):
+        with pytest.raises(hr.HedgerowError, match="no test data to look at"):
+            _trainer(schedule=wish)
     with pytest.raises(hr.HedgerowError, match="keep"):
         Checkpoints(tmp_path, keep=0)
