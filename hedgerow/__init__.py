@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from .nn.embeddings import Embeddings as Embeddings
     from .nn.freeze import freeze as freeze
     from .nn.hold import hold_updates as hold_updates
+    from .nn.prefetch import prefetch as prefetch
     from .nn.pytree import dynamic_shapes as dynamic_shapes
     from .nn.saving import load as load
     from .nn.saving import save as save
@@ -76,6 +77,7 @@ _NAMES = {
     "nn.embeddings": ("Embeddings",),
     "nn.freeze": ("freeze",),
     "nn.hold": ("hold_updates",),
+    "nn.prefetch": ("prefetch",),
     "nn.pytree": ("dynamic_shapes",),
     "nn.saving": ("load", "save"),
     "nn.summary": ("stats", "summary"),

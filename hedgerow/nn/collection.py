@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import partial
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor, nn
@@ -22,11 +22,20 @@ from ..tables.host import HostTable
 from ..tables.initializers import Initializer
 from ..tables.multi.host_tables import HostTables
 from ..tables.optimizer_base import Optimizer
+from ..tables.store import Lookup
 from ..tables.table import Table
 from .clip import ClipRow
 from .read_only import ReadOnlyRows, refuse
 from .reading import Feature, Reading, RowsOf
 from .updates import RowUpdates, without_rows
+
+
+class ReadsAhead(Protocol):
+    """Who reads for a collection while batches are looked up ahead."""
+
+    def found(self, collection: Collection, batch: IdBatch, reading: Reading) -> Lookup:
+        """The rows of a call, read ahead or now."""
+        ...
 
 
 class Collection(nn.Module):
@@ -62,6 +71,7 @@ class Collection(nn.Module):
         own = HostTables(configs, clock=clock)
         self.store: HostTables | AllToAllTables = own
         self.ranks = Ranks()  # this process alone
+        self.ahead: ReadsAhead | None = None
         number = {name: k for k, name in enumerate(self.store.names)}
         self.declared = tuple(f for table in self.tables for f in table.features)
         self.features = tuple(
@@ -87,13 +97,20 @@ class Collection(nn.Module):
         """The rows of the ids of these features, in the order of `Reading.features`."""
         chosen = [feature for feature in self.features if feature.name in wanted]
         reading = Reading.of(batch, chosen, len(self.store.names))
-        missing = "training" if self.training else "zeros"
-        found = self.store.lookup(reading.keys, missing=missing, step=self.updates.step)
+        if self.ahead is None:
+            found = self.look_up(reading, training=self.training, step=self.updates.step)
+        else:
+            found = self.ahead.found(self, batch, reading)
         if not (self.training and torch.is_grad_enabled()):
             return reading, reading.rows(found)
         collect = partial(self.updates.collect, without_rows(found))
         outputs: Any = RowsOf.apply(self._anchor, reading, found, collect)
         return reading, outputs
+
+    def look_up(self, reading: Reading, *, training: bool, step: int) -> Lookup:
+        """Reads as training or eval does."""
+        missing = "training" if training else "zeros"
+        return self.store.lookup(reading.keys, missing=missing, step=step)
 
     def table(self, name: str) -> HostTable:
         """One of its tables: rows, scans and eviction are its own."""

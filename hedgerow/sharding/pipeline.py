@@ -15,6 +15,7 @@ from ..core.errors import StateError
 
 A = TypeVar("A")
 B = TypeVar("B")
+C = TypeVar("C")
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,6 +35,7 @@ class Prefetch(Generic[A, B]):
     update by as many steps as the queue holds: `counters` tell "taken", and the "stale_steps" of
     all of them together, if the taker says at which step it takes. An error of the source or of
     the work is raised where its item would have come. Work with exchanges needs a group of its own.
+    `work` may be replaced by the taker: what is started from then on is done the new way.
 
     >>> with Prefetch([Item(2, step=0), Item(3, step=1)], lambda item: item.value**2, 1) as ahead:
     ...     [item.value for item in ahead]
@@ -45,7 +47,8 @@ class Prefetch(Generic[A, B]):
     ) -> None:
         self.capacity = checks.count("capacity", capacity)
         self.counters = Counters()
-        self._source, self._work = iter(source), work
+        self.work = work
+        self._source = iter(source)
         self._queue: deque[tuple[int, Future[Item[B] | None]]] = deque()
         self._pool = _one_thread("prefetch") if capacity else None
         self._taken, self._closed = 0, False
@@ -71,7 +74,7 @@ class Prefetch(Generic[A, B]):
         if self._closed:
             raise StateError("take from a prefetch that is closed; make a new one.")
         if self._pool is None:
-            started, item = self._taken, self._next()
+            started, item = self._taken, self._next(self.work)
         else:
             self._fill()
             started, future = self._queue.popleft()
@@ -87,6 +90,10 @@ class Prefetch(Generic[A, B]):
         self._taken += 1
         return item
 
+    def in_turn(self, other: Callable[[], C]) -> C:
+        """Does other work in the same thread, behind what was started, and waits for it."""
+        return other() if self._pool is None else self._pool.submit(other).result()
+
     def drain(self) -> list[Item[B]]:
         """All results that were started and not taken; nothing new is started."""
         found = [future.result() for _, future in self._queue]
@@ -101,16 +108,14 @@ class Prefetch(Generic[A, B]):
             self._pool.shutdown(wait=True, cancel_futures=True)
         self._queue.clear()
 
-    def _next(self) -> Item[B] | None:
+    def _next(self, work: Callable[[Item[A]], B]) -> Item[B] | None:
         item = next(self._source, None)
-        if item is None:
-            return None
-        return Item(self._work(item), item.step, item.ts)
+        return None if item is None else Item(work(item), item.step, item.ts)
 
     def _fill(self) -> None:
         if self._pool is not None:
             while len(self._queue) < self.capacity:
-                self._queue.append((self._taken, self._pool.submit(self._next)))
+                self._queue.append((self._taken, self._pool.submit(self._next, self.work)))
 
 
 class Delayed(Generic[A]):
