@@ -92,6 +92,9 @@ CONTESTANTS = {
         Contestant(name="nn.EmbeddingBag(sparse)", module="peers.sparse_bags"),
         Contestant(name="EBC sparse", module="peers.ebc_sparse", home="torch"),
         Contestant(name="EBC fused", module="peers.ebc_fused", home="torch"),
+        Contestant(name="EBC row-wise", module="peers.rowwise_ebc", home="torch"),
+        Contestant(name="torch all-to-all", module="peers.torch_exchange"),
+        Contestant(name="torch all-to-all, unique", module="peers.torch_exchange_unique"),
         # Its tables have a power of two of slots.
         Contestant(name="TFRA", module="peers.tfra", home="tfra", rows_factor=2.2),
         Contestant(name="gather", module="hedgerow.bench.gather", path=_HOME),

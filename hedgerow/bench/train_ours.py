@@ -20,6 +20,11 @@ from .peers.training import HIDDEN, Training
 from .peers.workfile import Work
 
 
+def adagrad_of(work: Work) -> Adagrad:
+    """The optimizer of rows, as the work says."""
+    return Adagrad(lr=work.rate, initial_accumulator_value=work.accumulator, eps=work.eps)
+
+
 class OurTraining(Training):
     """Takes the real 64-bit ids; the batch of ids is made in the step, as TorchRec's is."""
 
@@ -33,18 +38,13 @@ class OurTraining(Training):
 
     def make_model(self) -> None:
         """A model without rows."""
-        rule = Adagrad(
-            lr=self.work.rate,
-            initial_accumulator_value=self.work.accumulator,
-            eps=self.work.eps,
-        )
         self.model = DLRM(
             [Table(name, self.work.dim) for name in self._names],
             dense=self.columns,
             bottom=(HIDDEN,),
             top=(),
             init=Zeros(),
-            optimizer=rule,
+            optimizer=adagrad_of(self.work),
         )
         self.over = self.model.over
 

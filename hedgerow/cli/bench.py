@@ -196,6 +196,38 @@ def train(
 
 
 @app.command()
+def a2a(
+    as_json: AsJson = False,
+    threads: _Threads = 2,
+    rounds: _Rounds = 5,
+    peers: _Peers = "",
+    quick: _Quick = False,
+) -> None:
+    """Measure whole training steps over two processes, against other ways to exchange rows.
+
+    The model is that of `bench train`, with 200,000 rows a table and 4,096 samples a process, over
+    gloo; threads are shared by the processes. Ours is `hr.distribute`, without prefetch. All start
+    from the same rows and weights; losses, weights and rows are compared; the exit status is 1 if
+    they differ.
+
+    Peers: TorchRec's EmbeddingBagCollection, sharded row-wise with FBGEMM's fused Adagrad (EBC
+    row-wise, needs `make bench-peers`); a chain of torch's own calls with all tables in one sharded
+    weight, sparse gradients and torch's Adagrad, and the same with `torch.unique` before it.
+
+    `overlap` is the step of a small model whose rows travel for 20 ms and whose dense part takes as
+    long, without and with `hr.prefetch`.
+    """
+    from ..bench.a2a import run
+    from ..bench.settings import Settings
+    from .show import progress_bar
+
+    settings = Settings(threads=threads, rounds=rounds, peers=_names(peers), quick=quick)
+    with progress_bar() as progress:
+        report = run(settings, progress)
+    _finish(report, as_json)
+
+
+@app.command()
 def comm(
     as_json: AsJson = False,
     nproc: Annotated[int, typer.Option(help="Processes on this machine.")] = 2,
