@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TypeVar
 
@@ -11,6 +12,7 @@ from torch import Tensor
 from ..core.errors import ConfigError, InputError
 from ..core.recycle import Recycler
 from ..core.shapes import Bool, Float32, Int8, Int64
+from ..core.timings import Timings
 from ..ops.shared_buffer import SharedBuffer
 from ..routing.router import Router
 from ..tables import arguments
@@ -36,7 +38,8 @@ class ServerTables:
     update tells counts distinct ids, of which each is one optimizer step; other workers' updates
     are steps of their own. An update takes the lookup in place of keys, and need not sort them
     again. A call that was refused has changed nothing; one that failed at a server may have changed
-    rows of others.
+    rows of others. `timings` has a timer "embedding_lookup" for every server, with tags `model` and
+    `server`: from the first request of a lookup to this server's answer.
 
     >>> from hedgerow.ps.shard import LocalShard
     >>> from hedgerow.tables.config import Segment
@@ -59,12 +62,15 @@ class ServerTables:
         routers: Sequence[Router] | None = None,
         *,
         dedup: bool = True,
+        timings: Timings | None = None,
+        model: str = "",
     ) -> None:
         self.config = configs if isinstance(configs, MultiConfig) else MultiConfig.of(configs)
         self.shards = tuple(shards)
         plain = Router("roundrobin", max(1, len(self.shards)))
         self.routers = (plain,) * len(self.names) if routers is None else tuple(routers)
-        self._dedup = dedup
+        self._dedup, self._model = dedup, model
+        self.timings = timings or Timings()
         self._outputs = Recycler()
         self._check()
 
@@ -107,7 +113,14 @@ class ServerTables:
         alone = {name: self.config.configs[k]}
         splits = self.config.segment_splits
         of_each = [TableOfShard(shard, k, splits) for shard in self.shards]
-        return ServerTables(of_each, alone, [self.routers[k]], dedup=self._dedup)
+        return ServerTables(
+            of_each,
+            alone,
+            [self.routers[k]],
+            dedup=self._dedup,
+            timings=self.timings,
+            model=self._model,
+        )
 
     # ---- reads
 
@@ -133,8 +146,10 @@ class ServerTables:
             shard = self.shards[share.server]
             return shard.start_lookup(share.keys, missing=missing, step=step, out=place)
 
-        buffer = SharedBuffer(rows)
+        buffer, began = SharedBuffer(rows), time.perf_counter()
         for share, answer in _answers(routed.shares, start):
+            took, server = time.perf_counter() - began, str(share.server)
+            self.timings.add("embedding_lookup", took, model=self._model, server=server)
             if not routed.is_plain:
                 routed.fill(share, answer.rows, buffer)
         return Lookup(keys, rows, self.dims, epoch=(self, routed))
