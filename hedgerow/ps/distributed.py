@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 import torch
 from torch import Tensor
@@ -19,7 +19,6 @@ from ..tables.multi.native_multi import NativeMultiTable
 from ..tables.multi.slot_front import SlotIds
 from ..tables.multi.store_front import StoreFront
 from ..tables.store import Missing
-from .half import HalfShard
 from .server_tables import ServerTables
 from .shard import Shard
 
@@ -61,9 +60,9 @@ class DistributedMultiTypeTable(StoreFront):
     """All tables on every server, each with its share of the rows; one request a server a call.
 
     `holds` is what a server's tables are: a `NativeMultiTable` takes raw calls, if values travel as
-    float32, and can `reinitialize`; otherwise calls are packed by slot. With `transfer_float16`
-    looked-up rows and gradients travel as half; rows stay float32. `serving` are the same servers
-    with the deadline of `max_rpc_deadline_millis`, for `serving_lookup`. `timings` has a timer
+    float32, and can `reinitialize`; otherwise calls are packed by slot. `transfer_float16` says
+    that the shards send looked-up rows and gradients as half. `serving` gives the same servers with
+    the deadline of `max_rpc_deadline_millis`, for `serving_lookup`. `timings` has a timer
     "embedding_lookup" for every server, tagged `model` and `server`.
 
     >>> from hedgerow.ps.shard import LocalShard
@@ -94,7 +93,7 @@ class DistributedMultiTypeTable(StoreFront):
         holds: type[NativeMultiTable] | type[MultiTypeTable] = NativeMultiTable,
         transfer_float16: bool = False,
         max_rpc_deadline_millis: int = DEADLINE_MS,
-        serving: Sequence[Shard] | None = None,
+        serving: Callable[[float], Sequence[Shard]] | None = None,
         model: str = "",
     ) -> None:
         self.holds = holds
@@ -102,15 +101,15 @@ class DistributedMultiTypeTable(StoreFront):
         self.max_rpc_deadline_millis = checks.count(
             "max_rpc_deadline_millis", max_rpc_deadline_millis, least=1
         )
-        self.timings = Timings()
+        self.timings, self._model, self._connect = Timings(), model, serving
         config = MultiConfig.of(configs)
+        super().__init__(self._over(shards, config, routers), config)
+        self._serving: ServerTables | None = None
 
-        def over(some: Sequence[Shard]) -> ServerTables:
-            wired = [HalfShard(shard) for shard in some] if transfer_float16 else some
-            return ServerTables(wired, config, routers, timings=self.timings, model=model)
-
-        super().__init__(over(shards), config)
-        self._serving = self.store if serving is None else over(serving)
+    def _over(
+        self, shards: Sequence[Shard], config: MultiConfig, routers: Sequence[Router] | None
+    ) -> ServerTables:
+        return ServerTables(shards, config, routers, timings=self.timings, model=self._model)
 
     @property
     def path(self) -> str:
@@ -121,6 +120,11 @@ class DistributedMultiTypeTable(StoreFront):
         self, ids: SlotIds, *, missing: Missing = "zeros", step: int | None = None
     ) -> dict[str, Float32[Tensor, "n dim"]]:
         """`lookup` within `max_rpc_deadline_millis`: an error names the server that was late."""
+        if self._serving is None:  # the first time, over connections of their own
+            shards = self.store.shards
+            if self._connect is not None:
+                shards = self._connect(self.max_rpc_deadline_millis / 1000)
+            self._serving = self._over(shards, self.config, self.store.routers)
         found = self._serving.lookup(self.keys(ids), missing=missing, step=step)
         return {slot: found.rows_of(self.config.at(slot)) for slot in ids}
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import TypeVar
 
 import torch
@@ -27,6 +27,7 @@ from .shard import Pending, Shard
 from .worker_checks import check_finite, rates_now
 
 A = TypeVar("A")
+S = TypeVar("S")
 
 
 class ServerTables:
@@ -260,6 +261,12 @@ class ServerTables:
         """Removes rows and says which were there."""
         return self._statuses(keys, lambda shard: shard.start_erase, torch.bool)
 
+    # ---- for those who have cut their keys themselves
+
+    def ask(self, servers: Iterable[int], start: Callable[[int, Shard], Pending[A]]) -> list[A]:
+        """What some servers answer, asked all at once; raises once none is under way."""
+        return [answer for _, answer in _answers(servers, lambda i: start(i, self.shards[i]))]
+
     # ---- helpers
 
     def _keys(self, keys: TableKeys | Tensor) -> TableKeys:
@@ -320,11 +327,9 @@ class ServerTables:
             )
 
 
-def _answers(
-    shares: Sequence[Share], start: Callable[[Share], Pending[A]]
-) -> Iterator[tuple[Share, A]]:
+def _answers(shares: Iterable[S], start: Callable[[S], Pending[A]]) -> Iterator[tuple[S, A]]:
     """The answers to all shares, asked at once; one that fails is raised when none is under way."""
-    waiting: list[tuple[Share, Pending[A]]] = []
+    waiting: list[tuple[S, Pending[A]]] = []
     failed: BaseException | None = None
     for share in shares:
         try:

@@ -61,6 +61,8 @@ class MergedMultiTypeTable:
     [[6.0, 6.0]]
     """
 
+    sync_clients: tuple[object, ...] = ()  # who is told of changed rows, one a shard
+
     def __init__(
         self,
         configs: Mapping[str, TableConfig],

@@ -43,6 +43,8 @@ class SlotFront:
     {'user': [[1.0, 1.0]]}
     """
 
+    sync_clients: tuple[object, ...] = ()  # who is told of changed rows, one a shard
+
     def __init__(
         self,
         configs: Mapping[str, TableConfig],

@@ -35,6 +35,8 @@ class SlotStores:
     Applied(inserted=1, refused=0, dropped=0)
     """
 
+    sync_clients: tuple[object, ...] = ()  # who is told of changed rows, one a shard
+
     def __init__(self, configs: Mapping[str, TableConfig], stores: Mapping[str, RowStore]) -> None:
         self.config = MultiConfig.of(configs)
         if set(stores) != set(self.config.names):

@@ -14,6 +14,8 @@ from .slot_front import SlotIds, SlotRates, SlotRows
 class SlotTables(Protocol):
     """Tables addressed by slot name; slots that a call does not list are left alone."""
 
+    sync_clients: tuple[object, ...]
+
     @property
     def names(self) -> tuple[str, ...]:
         """The slots, in byte order."""

@@ -35,6 +35,8 @@ class StoreFront:
     {'user': [[-0.5, -0.5]]}
     """
 
+    sync_clients: tuple[object, ...] = ()  # who is told of changed rows, one a shard
+
     def __init__(self, store: RowStore, config: MultiConfig) -> None:
         self.store, self.config = store, config
 
