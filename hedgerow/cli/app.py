@@ -9,7 +9,19 @@ from typing import Annotated
 import typer
 
 from ..core.errors import ConfigError, DtypeError, HedgerowError, InputError, UnknownNameError
-from . import balance, bench, doctor, inspect, launch, predict, reshard, summary, train
+from . import (
+    balance,
+    bench,
+    doctor,
+    inspect,
+    keys,
+    launch,
+    predict,
+    ps,
+    reshard,
+    summary,
+    train,
+)
 from .import_monolith import import_monolith
 
 _JOB_FAILED, _BAD_ARGUMENTS = 1, 2
@@ -29,6 +41,8 @@ app.command()(inspect.inspect)
 app.command(
     context_settings={**launch.CONTEXT, "allow_interspersed_args": False},
 )(launch.launch)
+app.command()(ps.ps)
+app.add_typer(keys.app, name="keys")
 app.command()(reshard.reshard)
 app.command()(train.train)
 app.command()(predict.predict)

@@ -13,7 +13,7 @@ from torch import Tensor
 from .. import native
 from ..core import checks
 from ..core.counters import Counters
-from ..core.errors import ServingTableError
+from ..core.errors import InputError, ServingTableError
 from ..core.recycle import Recycler
 from ..core.shapes import Bool, Float32, Int64
 from . import arguments
@@ -107,19 +107,35 @@ class HostReads:
         """
         return self._slices(slice_rows(self.layout, rows))
 
+    def scan_slice(self, cursor: int = 0, rows: int | None = None) -> tuple[Entries, int, bool]:
+        """One slice of a scan that goes on at `cursor`: rows, the next cursor, and if it was last.
+
+        A cursor is a place among all keys, not in memory: it serves any table with the same keys.
+        """
+        if type(cursor) is not int or not 0 <= cursor < 2**64:
+            raise InputError(f"cursor is {cursor!r}; use 0, or what the slice before gave.")
+        entries, cursor, done, _ = self._slice(cursor, slice_rows(self.layout, rows))
+        return entries, cursor, done
+
     def _slices(self, room: int) -> Iterator[Entries]:
         cursor, done = 0, False
         while not done:
+            entries, cursor, done, room = self._slice(cursor, room)
+            if len(entries):
+                yield entries
+
+    def _slice(self, cursor: int, room: int) -> tuple[Entries, int, bool, int]:
+        while True:
             ids = torch.empty(room, dtype=torch.int64)
             values, raw, ts = entry_room(self.layout, room)
             got, cursor, done, needed = self._table.scan(
                 cursor, room, ids.data_ptr(), values.data_ptr(), raw.data_ptr(), ts.data_ptr()
             )
-            if needed:
-                room = needed
-            if got:
+            if got or done or not needed:
                 states = self.layout.split(raw[:got])
-                yield Entries(ids[:got], all_found(got), values[:got], states, ts[:got])
+                entries = Entries(ids[:got], all_found(got), values[:got], states, ts[:got])
+                return entries, cursor, done, needed or room
+            room = needed
 
     def size(self) -> int:
         """Rows."""

@@ -1,0 +1,30 @@
+"""`hedgerow keys`: keys for parameter servers and their clients."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+app = typer.Typer(help="Keys for parameter servers and their clients.", no_args_is_help=True)
+
+
+@app.callback()
+def _keys() -> None:
+    """Keys for parameter servers and their clients."""
+
+
+@app.command()
+def new(
+    folder: Annotated[Path, typer.Argument(help="Where the keys go; made if it is not there.")],
+) -> None:
+    """Make a pair of keys for all servers and one for all clients.
+
+    Servers need server.key and client.pub, clients need client.key, client.pub and server.pub.
+    Secret keys are readable by their owner only; keys that are there are never replaced.
+    """
+    from ..ps.curve import new_keys
+
+    for path in new_keys(folder):
+        typer.echo(str(path))

@@ -1,0 +1,127 @@
+"""What a server remembers of its clients, so that a write that comes twice happens once."""
+
+from __future__ import annotations
+
+import threading
+from collections import OrderedDict
+from dataclasses import dataclass, field
+from enum import Enum
+
+from .frames import Answer, Origin
+
+MAX_CLIENTS = 65536  # remembered; beyond, the one that was silent longest and waits for nothing
+MAX_WAITING = 4096  # writes of one client whose answers it has not acknowledged
+
+
+class Seen(Enum):
+    """What the server knows of a write that has arrived."""
+
+    NEW = "new"
+    UNDERWAY = "underway"  # the same write came before and is not done
+    STALE = "stale"  # its client has the answer already: a copy that was late
+    FULL = "full"  # the client has too many writes whose answers it has not acknowledged
+
+
+@dataclass(slots=True)
+class Client:
+    """One client: `acked` and `done` say what happened, `underway` what is about to."""
+
+    acked: int = 0  # it has the answers to all its writes below this sequence
+    last: int = 0  # the highest sequence that was applied
+    done: dict[int, Answer] = field(default_factory=dict)
+    underway: dict[int, object] = field(default_factory=dict)  # to where the answer goes
+
+
+class Clients:
+    """All of them. Safe from many threads.
+
+    >>> clients = Clients()
+    >>> write = Origin(client=7, sequence=1)
+    >>> clients.admit(write, "here"), clients.admit(write, "there")
+    (<Seen.NEW: 'new'>, <Seen.UNDERWAY: 'underway'>)
+    >>> clients.last_of(7)
+    0
+    """
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._known: OrderedDict[int, Client] = OrderedDict()
+
+    def __len__(self) -> int:
+        return len(self._known)
+
+    def admit(self, origin: Origin, to: object) -> Seen | Answer:
+        """What to do with a write; one that is new is under way from now on."""
+        with self._lock:
+            client = self._of(origin.client)
+            self._acknowledge(client, origin.acked)
+            if origin.sequence < client.acked:
+                return Seen.STALE
+            if origin.sequence in client.done:
+                return client.done[origin.sequence]
+            if origin.sequence in client.underway:
+                client.underway[origin.sequence] = to  # the client may have come anew
+                return Seen.UNDERWAY
+            if len(client.done) + len(client.underway) >= MAX_WAITING:
+                return Seen.FULL
+            client.underway[origin.sequence] = to
+            return Seen.NEW
+
+    def finish(self, origin: Origin, answer: Answer) -> object:
+        """Remembers what a write did; to where its answer goes, None in a replay."""
+        with self._lock:
+            client = self._of(origin.client)
+            self._acknowledge(client, origin.acked)
+            if origin.sequence >= client.acked:
+                client.done[origin.sequence] = answer
+            client.last = max(client.last, origin.sequence)
+            return client.underway.pop(origin.sequence, None)
+
+    def give_up(self, origin: Origin) -> object:
+        """A write that was not done and may come again; to where that is told."""
+        with self._lock:
+            return self._of(origin.client).underway.pop(origin.sequence, None)
+
+    def is_writing(self, number: int) -> bool:
+        """Whether writes of a client are under way, which its reads must not overtake."""
+        client = self._known.get(number)
+        return client is not None and bool(client.underway)
+
+    def last_of(self, number: int) -> int:
+        """The last write of a client that was applied."""
+        client = self._known.get(number)
+        return 0 if client is None else client.last
+
+    def put(self, number: int, client: Client) -> None:
+        """One that a file remembers."""
+        with self._lock:
+            self._known[number] = client
+
+    def remembered(self) -> list[tuple[int, int, int, dict[int, Answer]]]:
+        """Number, acked, last and answers of each, the most silent first."""
+        with self._lock:
+            return [(n, c.acked, c.last, dict(c.done)) for n, c in self._known.items()]
+
+    def _of(self, number: int) -> Client:
+        client = self._known.get(number)
+        if client is None:
+            client = self._known[number] = Client()
+            self._forget_silent()
+        else:
+            self._known.move_to_end(number)
+        return client
+
+    def _acknowledge(self, client: Client, acked: int) -> None:
+        if acked <= client.acked:
+            return
+        client.acked = acked
+        for sequence in [s for s in client.done if s < acked]:
+            del client.done[sequence]
+
+    def _forget_silent(self) -> None:
+        if len(self._known) <= MAX_CLIENTS:
+            return
+        for number, client in self._known.items():
+            if not client.underway:
+                del self._known[number]
+                return

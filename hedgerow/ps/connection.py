@@ -1,0 +1,329 @@
+"""One connection to a server: many requests under way, deadlines, and asking again.
+
+Threads share a connection: the one that waits reads the socket for all of them, and stands aside
+for one that wants to send. So there is no thread of our own and no hand-over for a lone caller.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+import secrets
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from ..core.counters import Counters
+from ..core.errors import StateError
+from .curve import ClientKeys
+from .errors import DeadlineError, FrameError, RolledBackError, ServerAwayError
+from .frames import Answer, Buffer, Origin, Request, Status, read_answer
+from .line import Event, Line
+from .tickets import Sink, Ticket, error_of
+from .turns import Turns
+
+TRAINING_DEADLINE_S = 60.0
+_FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.005, 0.5  # before a busy server is asked again
+
+
+@dataclass(frozen=True, slots=True)
+class Patience:
+    """How long to wait for a server. None waits for ever; `retry_s` is until it is asked again."""
+
+    deadline_s: float | None = TRAINING_DEADLINE_S
+    retry_s: float = 1.0
+
+
+class Connection:
+    """A DEALER socket and the requests on it. Safe from many threads; not across a fork."""
+
+    def __init__(
+        self,
+        address: str,
+        *,
+        name: str = "",
+        keys: ClientKeys | None = None,
+        patience: Patience | None = None,
+        counters: Counters | None = None,
+    ) -> None:
+        self.address, self.name = address, name or address
+        self.patience = patience or Patience()
+        self.counters = counters or Counters()
+        self.client = secrets.randbits(64)
+        self.incarnation = 0
+        self._process = os.getpid()
+        self._tickets: dict[int, Ticket] = {}
+        self._unsent = 0
+        self._sequence = 0
+        self._complaint = ""
+        self._turns = Turns()
+        self._line = Line(address, keys, self._turns.wake_fd)
+        self._socket, self._zmq = self._line.socket, self._line.zmq
+
+    @property
+    def where(self) -> str:
+        """The server, as errors name it."""
+        return self.name if self.name == self.address else f"server {self.name} at {self.address}"
+
+    def close(self) -> None:
+        """Ends the connection; requests under way are forgotten."""
+        if self._socket.closed or os.getpid() != self._process:
+            return
+        self._turns.take()
+        try:
+            for ticket in self._tickets.values():
+                ticket.finish(StateError(f"the connection to {self.where} was closed."))
+            self._tickets.clear()
+            self._line.close()
+        finally:
+            self._turns.end()
+
+    def __del__(self) -> None:
+        if hasattr(self, "_line"):  # else it was never open
+            self.close()
+
+    # ---- asking
+
+    def start(
+        self,
+        request: Request,
+        frames: Sequence[Buffer],
+        sink: Sink,
+        patience: Patience | None = None,
+    ) -> Ticket:
+        """Sends a request; its answer goes to `sink` while somebody waits for an answer."""
+        patience = patience or self.patience
+        limit_s = math.inf
+        if patience.deadline_s is not None:
+            limit_s = time.monotonic() + patience.deadline_s
+        ticket = Ticket(request, frames, sink, limit_s, patience.retry_s)
+        self._check_process()
+        self._turns.take()
+        try:
+            if self._socket.closed:
+                raise StateError(f"the connection to {self.where} is closed; make another.")
+            self._sequence += 1
+            ticket.sequence = self._sequence
+            self._tickets[ticket.sequence] = ticket
+            self._unsent += 1
+            self._try_send(ticket)
+        finally:
+            self._turns.end()
+        return ticket
+
+    def wait(self, ticket: Ticket) -> None:
+        """Returns when the answer is whole; raises what went wrong."""
+        self._check_process()
+        while not ticket.done:
+            if self._turns.take_to_read(ticket):
+                try:
+                    self._read_until(ticket)
+                finally:
+                    self._turns.end()
+        if ticket.error is not None:
+            raise ticket.error
+
+    def _check_process(self) -> None:
+        if os.getpid() != self._process:
+            raise StateError(
+                f"the connection to {self.where} was made by process {self._process}, from which "
+                f"this one was forked; connect again here."
+            )
+
+    # ---- sending; whoever does has the turn
+
+    def _try_send(self, ticket: Ticket) -> None:
+        zmq, now = self._zmq, time.monotonic()
+        left_s = ticket.limit_s - now
+        left_ms = 0 if math.isinf(left_s) else min(max(int(left_s * 1000), 1), 2**32 - 1)
+        origin = Origin(self.client, ticket.sequence, self._acked(), self.incarnation, left_ms)
+        head = replace(ticket.request, origin=origin).head()
+        try:
+            if ticket.frames:
+                self._socket.send(head, zmq.SNDMORE | zmq.NOBLOCK)
+                for frame in ticket.frames[:-1]:
+                    self._socket.send(frame, zmq.SNDMORE, copy=False)
+                self._socket.send(ticket.frames[-1], copy=False)
+            else:
+                self._socket.send(head, zmq.NOBLOCK)
+        except zmq.Again:
+            return  # away, or more is queued than it takes: sent when the socket can
+        self._mark(ticket, sent=True)
+        ticket.again_s = now + ticket.retry_s
+        ticket.retry_s *= 2
+
+    def _mark(self, ticket: Ticket, *, sent: bool) -> None:
+        if ticket.sent != sent:
+            self._unsent += -1 if sent else 1
+            ticket.sent = sent
+
+    def _acked(self) -> int:
+        """Below it, no write waits for its answer."""
+        waiting = [s for s, ticket in self._tickets.items() if ticket.request.is_write]
+        return min(waiting, default=self._sequence + 1)
+
+    # ---- reading; whoever does has the turn
+
+    def _read_until(self, ticket: Ticket) -> None:
+        zmq = self._zmq
+        while not ticket.done:
+            if self._turns.stand_aside():
+                return
+            found, complained, wanted = self._line.poll(self._pause_ms(), send=self._unsent > 0)
+            self._turns.go_on()
+            if complained:
+                self._read_monitor()
+            if found & zmq.POLLIN:
+                self._read_some(ticket)
+            if found & zmq.POLLOUT and self._unsent:
+                self._send_unsent()
+            self._tend()
+            if wanted:
+                return
+
+    def _pause_ms(self) -> int:
+        now = time.monotonic()
+        due = min(
+            (min(t.limit_s, t.again_s if t.sent else math.inf) for t in self._tickets.values()),
+            default=now,
+        )
+        return 1000 if math.isinf(due) else min(max(int((due - now) * 1000) + 1, 0), 1000)
+
+    def _read_some(self, own: Ticket) -> None:
+        zmq = self._zmq
+        while not own.done:
+            try:
+                head = self._socket.recv(zmq.NOBLOCK)
+            except zmq.Again:
+                return
+            try:
+                self._read_answer(head, own)
+            finally:
+                while self._socket.getsockopt(zmq.RCVMORE):
+                    self._socket.recv(copy=False)
+
+    def _read_answer(self, head: bytes, own: Ticket) -> None:
+        try:
+            answer, frames = read_answer(head)
+        except FrameError:
+            self.counters.add("answers_refused")  # not from a server of ours; the deadline holds
+            return
+        ticket = self._tickets.get(answer.sequence)
+        if ticket is None:
+            self.counters.add("answers_late")
+            return
+        try:
+            whole = self._took(ticket, answer, frames)
+            error = None
+        except FrameError as raised:
+            whole, error = True, FrameError(f"{raised} [{self.where}]")
+        if whole:
+            self._finish(ticket, error)
+            if ticket is not own:
+                self._turns.tell()
+
+    def _took(self, ticket: Ticket, answer: Answer, frames: int) -> bool:
+        if answer.status == Status.ROLLED_BACK:
+            self._roll_back(answer)
+            return False
+        self._meet(answer.incarnation)
+        if answer.status == Status.BUSY:
+            self.counters.add("busy")
+            pause_s = min(_FIRST_PAUSE_S * 2**ticket.busy, _LONGEST_PAUSE_S)
+            ticket.busy += 1
+            ticket.again_s = time.monotonic() + pause_s
+            return False
+        if answer.status == Status.FAILED:
+            told = [self._line.frame() for _ in range(frames)]
+            self._finish(ticket, error_of(told, self.where))
+            return True
+        return ticket.sink.take(answer, frames, self._line)
+
+    def _meet(self, incarnation: int) -> None:
+        if incarnation != self.incarnation:
+            if self.incarnation:
+                self.counters.add("server_restarts")
+            self.incarnation = incarnation
+
+    def _finish(self, ticket: Ticket, error: Exception | None) -> None:
+        if self._tickets.pop(ticket.sequence, None) is not None:
+            self._mark(ticket, sent=True)
+            ticket.finish(error)
+
+    # ---- when things go wrong
+
+    def _roll_back(self, answer: Answer) -> None:
+        """Writes under way fail; reads are asked again, but one at least tells the caller."""
+        if answer.incarnation == self.incarnation:
+            return  # told already
+        self.incarnation = answer.incarnation
+        self.counters.add("rolled_back")
+        step, sequence, _ = answer.numbers
+        what = f"the checkpoint of step {step}" if step else "an empty start"
+        waiting = list(self._tickets.values())
+        told = [t for t in waiting if t.request.is_write] or waiting[:1]
+        for ticket in waiting:
+            if ticket in told:
+                error = RolledBackError(
+                    f"{self.where} was restarted and went back to {what}: writes of this client "
+                    f"after its sequence {sequence} are lost. Load a checkpoint of all servers, or "
+                    f"go on from there.",
+                    step=step,
+                    sequence=sequence,
+                )
+                self._finish(ticket, error)
+            else:
+                self._mark(ticket, sent=False)
+        self._turns.tell()
+
+    def _read_monitor(self) -> None:
+        for event in self._line.events():
+            if event is Event.CONNECTED:
+                self._complaint = ""
+            elif event is Event.DISCONNECTED:
+                self.counters.add("disconnected")
+                for ticket in self._tickets.values():
+                    self._mark(ticket, sent=False)  # it may have been lost on its way
+            else:
+                self._complaint = (
+                    "it refuses this client: the keys do not fit, or only one side has keys"
+                )
+                self._refuse_all()
+
+    def _refuse_all(self) -> None:
+        for ticket in list(self._tickets.values()):
+            if not math.isinf(ticket.limit_s):
+                self._finish(ticket, ServerAwayError(f"{self.where}: {self._complaint}."))
+        self._turns.tell()
+
+    def _send_unsent(self) -> None:
+        for ticket in [t for t in self._tickets.values() if not t.sent]:
+            if ticket.again_s:
+                self.counters.add("sent_again")
+            self._try_send(ticket)
+            if not ticket.sent:
+                return
+
+    def _tend(self) -> None:
+        """Sends again what was not answered, and gives up what is late."""
+        now = time.monotonic()
+        for ticket in list(self._tickets.values()):
+            if now >= ticket.limit_s:
+                self._give_up(ticket, now)
+            elif ticket.sent and now >= ticket.again_s:
+                self._mark(ticket, sent=False)
+                self._send_unsent()
+
+    def _give_up(self, ticket: Ticket, now: float) -> None:
+        self.counters.add("deadlines")
+        verb = ticket.request.verb.name.lower()
+        limit_s = ticket.limit_s - ticket.born_s
+        reached = "it was sent" if ticket.sent else "the server was not reached"
+        unsure = "; the write may have happened" if ticket.request.is_write and ticket.sent else ""
+        why = f" ({self._complaint})" if self._complaint else ""
+        error = DeadlineError(
+            f"no answer to {verb} from {self.where} within its deadline of {limit_s:.3g} s: "
+            f"{reached}{unsure}{why}."
+        )
+        self._finish(ticket, error)
+        self._turns.tell()

@@ -1,0 +1,44 @@
+"""What can go wrong between a client and its servers."""
+
+from __future__ import annotations
+
+from ..core.errors import HedgerowError, StateError
+
+
+class FrameError(HedgerowError, ValueError):
+    """A message that is no request, or no answer, of this version. Nothing was done."""
+
+
+class ServerAwayError(HedgerowError, ConnectionError):
+    """A server that cannot be reached, or that refuses this client."""
+
+
+class DeadlineError(ServerAwayError, TimeoutError):
+    """No answer within the deadline. A write may have happened or not."""
+
+
+class ServerRefusedError(HedgerowError, RuntimeError):
+    """A server could not do what it was asked for; the message is its own."""
+
+
+class LogError(HedgerowError, OSError):
+    """The server's log cannot be written or read. What it says was not accepted, was not."""
+
+
+class RolledBackError(StateError):
+    """A server was restarted and has lost the writes since its last checkpoint. Raised once.
+
+    `step` is that of the checkpoint, `sequence` the last write of this connection that is in it; 0
+    means none. The writes under way when it was found out were not applied.
+
+    >>> RolledBackError("server 0/2", step=100, sequence=7)
+    RolledBackError('server 0/2', step=100, sequence=7)
+    """
+
+    def __init__(self, message: str, *, step: int = 0, sequence: int = 0) -> None:
+        super().__init__(message)
+        self.step = step
+        self.sequence = sequence
+
+    def __repr__(self) -> str:
+        return f"RolledBackError({self.args[0]!r}, step={self.step}, sequence={self.sequence})"

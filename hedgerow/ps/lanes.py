@@ -1,0 +1,137 @@
+"""Threads of a server that work on its tables while its loop serves the socket."""
+
+from __future__ import annotations
+
+import queue
+import threading
+import time
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from .frames import Request
+
+GROUP = 64  # writes that one flush of the log may cover
+
+
+class Room:
+    """How much work may wait: requests and their bytes. Safe from many threads.
+
+    >>> room = Room(requests=1, room_bytes=100)
+    >>> room.take(70), room.take(20)
+    (True, False)
+    """
+
+    def __init__(self, requests: int, room_bytes: int) -> None:
+        self._lock = threading.Lock()
+        self._requests, self._bytes = requests, room_bytes
+        self.waiting = 0
+        self.waiting_bytes = 0
+
+    def take(self, amount_bytes: int) -> bool:
+        """Whether there was room; one request always finds some, however large it is."""
+        with self._lock:
+            full = self.waiting_bytes + amount_bytes > self._bytes and self.waiting > 0
+            if full or self.waiting >= self._requests:
+                return False
+            self.waiting += 1
+            self.waiting_bytes += amount_bytes
+            return True
+
+    def give(self, amount_bytes: int) -> None:
+        """A request is done."""
+        with self._lock:
+            self.waiting -= 1
+            self.waiting_bytes -= amount_bytes
+
+
+@dataclass(frozen=True, slots=True)
+class Job:
+    """A request that was accepted, and to where its answer goes."""
+
+    request: Request
+    to: object
+    room_bytes: int
+    arrived_s: float = field(default_factory=time.monotonic)
+
+    def is_late(self) -> bool:
+        """Whether its client has stopped waiting."""
+        limit_ms = self.request.origin.deadline_ms
+        return limit_ms > 0 and (time.monotonic() - self.arrived_s) * 1000 > limit_ms
+
+
+class Lane:
+    """Threads that take jobs in order, each one some at a time.
+
+    `work` never raises: what goes wrong is an answer.
+    """
+
+    def __init__(
+        self, name: str, threads: int, work: Callable[[list[Job]], None], group: int = 1
+    ) -> None:
+        self._jobs: deque[Job] = deque()
+        self._ready = threading.Condition()
+        self._work, self._group = work, group
+        self._closed = False
+        self._running = 0
+        self._threads = [
+            threading.Thread(target=self._serve, name=f"hedgerow {name} {i}", daemon=True)
+            for i in range(threads)
+        ]
+        for thread in self._threads:
+            thread.start()
+
+    def submit(self, job: Job) -> None:
+        """Queues a job."""
+        with self._ready:
+            self._jobs.append(job)
+            self._ready.notify()
+
+    def is_idle(self) -> bool:
+        """Whether everything that was queued is done."""
+        with self._ready:
+            return not self._jobs and not self._running
+
+    def _serve(self) -> None:
+        while True:
+            with self._ready:
+                while not self._jobs:
+                    if self._closed:
+                        return
+                    self._ready.wait()
+                count = min(self._group, len(self._jobs))
+                jobs = [self._jobs.popleft() for _ in range(count)]
+                self._running += 1
+            try:
+                self._work(jobs)
+            finally:
+                with self._ready:
+                    self._running -= 1
+
+    def close(self) -> None:
+        """Does what is queued, then ends."""
+        with self._ready:
+            self._closed = True
+            self._ready.notify_all()
+        for thread in self._threads:
+            thread.join()
+
+
+class Outbox:
+    """Answers on their way to the loop, which is woken for them."""
+
+    def __init__(self, wake: Callable[[], None]) -> None:
+        self._answers: queue.SimpleQueue[tuple[object, int, object]] = queue.SimpleQueue()
+        self._wake = wake
+
+    def put(self, to: object, sequence: int, answer: object) -> None:
+        """From any thread."""
+        self._answers.put((to, sequence, answer))
+        self._wake()
+
+    def take(self) -> tuple[object, int, object] | None:
+        """The next, if there is one."""
+        try:
+            return self._answers.get_nowait()
+        except queue.Empty:
+            return None

@@ -1,0 +1,107 @@
+"""The socket of a client: its settings, what happens to it, and the frames that arrive."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from enum import Enum
+
+from .curve import ClientKeys
+from .errors import FrameError
+from .frames import MAX_FRAME_BYTES, Buffer
+
+_SOCKET_BYTES = 2**22
+_QUEUED_OUT = 256  # requests inside the socket; more wait outside
+
+
+class Event(Enum):
+    """What happened to the line."""
+
+    CONNECTED = "connected"
+    DISCONNECTED = "disconnected"
+    REFUSED = "refused"
+
+
+class Line:
+    """A DEALER socket. Single-owner: whoever has the turn."""
+
+    def __init__(self, address: str, keys: ClientKeys | None, wake_fd: int) -> None:
+        import zmq
+
+        self.zmq = zmq
+        self._wake_fd = wake_fd
+        self._context = zmq.Context()
+        socket = self.socket = self._context.socket(zmq.DEALER)
+        for option, value in (
+            (zmq.LINGER, 0),
+            (zmq.IMMEDIATE, 1),  # nothing queues up for a server that is away
+            (zmq.RCVHWM, 0),  # the requests under way bound it
+            (zmq.SNDHWM, _QUEUED_OUT),
+            (zmq.MAXMSGSIZE, MAX_FRAME_BYTES),
+            (zmq.RECONNECT_IVL, 20),
+            (zmq.RECONNECT_IVL_MAX, 500),
+            (zmq.SNDBUF, _SOCKET_BYTES),
+            (zmq.RCVBUF, _SOCKET_BYTES),
+        ):
+            socket.setsockopt(option, value)
+        if keys is not None:
+            keys.protect(socket)
+        self._kinds: dict[int, Event] = {
+            zmq.EVENT_HANDSHAKE_SUCCEEDED: Event.CONNECTED,
+            zmq.EVENT_DISCONNECTED: Event.DISCONNECTED,
+            zmq.EVENT_HANDSHAKE_FAILED_AUTH: Event.REFUSED,
+            zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL: Event.REFUSED,
+            zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL: Event.REFUSED,
+        }
+        self._monitor = socket.get_monitor_socket(sum(self._kinds))
+        socket.connect(address)
+        self._poller = zmq.Poller()
+        for source in (socket, wake_fd, self._monitor):
+            self._poller.register(source, zmq.POLLIN)
+        self._sends = False
+
+    def poll(self, pause_ms: int, *, send: bool) -> tuple[int, bool, bool]:
+        """What the socket can do, whether something happened to it, whether a sender woke us."""
+        zmq = self.zmq
+        if send != self._sends:
+            self._sends = send
+            self._poller.modify(self.socket, zmq.POLLIN | zmq.POLLOUT if send else zmq.POLLIN)
+        found = dict(self._poller.poll(pause_ms))
+        woken = bool(found.get(self._wake_fd))
+        if woken:
+            os.eventfd_read(self._wake_fd)
+        return found.get(self.socket, 0), bool(found.get(self._monitor)), woken
+
+    def events(self) -> Iterator[Event]:
+        """What happened since the last time."""
+        from zmq.utils.monitor import recv_monitor_message
+
+        while self._monitor.poll(0):
+            yield self._kinds[recv_monitor_message(self._monitor)["event"]]
+
+    def into(self, room: memoryview) -> int:
+        """The next buffer of a message, copied once into its place; its length."""
+        self._check_more()
+        if not room:
+            return len(self.socket.recv())
+        taken = self.socket.recv_into(room)
+        if taken > len(room):
+            raise FrameError(f"{taken} bytes of rows where {len(room)} were asked for.")
+        return taken
+
+    def frame(self) -> Buffer:
+        """The next buffer of a message as it lies in the socket's memory."""
+        self._check_more()
+        return self.socket.recv(copy=False).buffer
+
+    def _check_more(self) -> None:
+        if not self.socket.getsockopt(self.zmq.RCVMORE):
+            raise FrameError("an answer that lacks a buffer.")
+
+    def close(self) -> None:
+        """Ends it; what was not sent is dropped."""
+        self.socket.disable_monitor()
+        self._monitor.close()
+        self.socket.close()
+        self._context.term()
+        os.close(self._wake_fd)

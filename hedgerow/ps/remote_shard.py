@@ -1,0 +1,369 @@
+"""The tables of one server, as a shard whose answers may be under way."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, Generic, Literal, TypeVar
+
+import torch
+from torch import Tensor
+
+from ..core import checks
+from ..core.counters import Counters
+from ..core.errors import InputError
+from ..core.recycle import Recycler
+from ..core.shapes import Bool, Float32, Int8, Int64
+from ..tables import arguments
+from ..tables.config import TableConfig
+from ..tables.layout import RowLayout
+from ..tables.multi import parts
+from ..tables.multi.multi_config import MultiConfig
+from ..tables.schedules import Rate
+from ..tables.store import Applied, Entries, Lookup, Missing, TableKeys, as_keys
+from .buffers import buffer_of, check_room, narrowed, tensor_over, text_of, value_of, wire_code
+from .configs import config_of, document_of, rates_now
+from .connection import Connection, Patience
+from .curve import ClientKeys
+from .errors import FrameError, RolledBackError, ServerAwayError
+from .frames import MAX_FRAME_BYTES, NO_OPTIONS, Buffer, Options, Request, Verb
+from .service import MISSING
+from .tickets import Kept, RowsInto, Ticket, zeros_into
+
+A = TypeVar("A")
+Away = Literal["fail", "wait", "zeros"]
+"""When a server stays away: raise at the deadline, wait for ever, or read zeros."""
+
+
+class Underway(Generic[A]):
+    """An answer of a server, on its way; the second `wait` gives the same."""
+
+    def __init__(
+        self,
+        connection: Connection,
+        ticket: Ticket,
+        made: Callable[[], A],
+        instead: Callable[[ServerAwayError], A] | None = None,
+    ) -> None:
+        self._connection, self._ticket = connection, ticket
+        self._made, self._instead = made, instead
+
+    def wait(self) -> A:
+        """The answer, once it is here."""
+        try:
+            self._connection.wait(self._ticket)
+        except ServerAwayError as error:
+            if self._instead is None:
+                raise
+            return self._instead(error)
+        return self._made()
+
+
+class RemoteShard:
+    """A shard on a server. Safe from many threads, which may share its one connection.
+
+    `configs` are the tables: the first client brings them, later ones must have the same; without
+    them the server's own are taken. A request waits for `deadline_s` (60 s, for training; give a
+    serving client its own), and `away` says what happens then. Rows and gradients travel as `wire`;
+    they stay float32 on the server. Reads are asked again freely, and a write that is sent again
+    happens once. Ids, rows and gradients must stay as they are until the answer is here.
+    """
+
+    def __init__(
+        self,
+        address: str,
+        configs: Mapping[str, TableConfig] | None = None,
+        *,
+        name: str = "",
+        keys: ClientKeys | Path | str | None = None,
+        deadline_s: float = 60.0,
+        retry_s: float = 1.0,
+        away: Away = "fail",
+        wire: torch.dtype = torch.float32,
+        counters: Counters | None = None,
+    ) -> None:
+        checks.setting("RemoteShard", "deadline_s", deadline_s, above=0)
+        checks.choice("RemoteShard", "away", away, ("fail", "wait", "zeros"))
+        self._wire, self._away = wire_code(wire), away
+        if isinstance(keys, Path | str):
+            keys = ClientKeys.read(keys)
+        patience = Patience(None if away == "wait" else deadline_s, retry_s)
+        self.connection = Connection(
+            address, name=name, keys=keys, patience=patience, counters=counters
+        )
+        self._outputs = Recycler()
+        self._met = -1  # the life of the server in which the tables were shown to it
+        try:
+            self.config = self._meet(configs)
+        except BaseException:
+            self.connection.close()
+            raise
+        self._layouts = tuple(RowLayout(config) for config in self.config.configs)
+
+    def __repr__(self) -> str:
+        return f"RemoteShard({self.connection.where}, tables {', '.join(self.names)})"
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """The tables, in byte order."""
+        return self.config.names
+
+    @property
+    def dims(self) -> tuple[int, ...]:
+        """Columns of each table."""
+        return self.config.dims
+
+    @property
+    def counters(self) -> Counters:
+        """What went otherwise than planned: asked again, late, busy, zeros."""
+        return self.connection.counters
+
+    def close(self) -> None:
+        """Ends the connection."""
+        self.connection.close()
+
+    # ---- reads
+
+    def start_lookup(
+        self,
+        keys: TableKeys,
+        *,
+        missing: Missing = "zeros",
+        step: int | None = None,
+        out: Float32[Tensor, "floats"] | None = None,
+    ) -> Underway[Lookup]:
+        """Rows of `keys`, into `out` if given."""
+        keys = self._keys(keys)
+        arguments.missing_rule(missing)
+        floats = parts.float_offsets(keys.splits, self.dims)[-1]
+        rows = self._outputs.take(floats)[0] if out is None else _output(out, floats)
+        options = Options(self._wire, MISSING.index(missing), _step(step))
+        found = Lookup(keys, rows, self.dims)
+
+        def zeros(error: ServerAwayError) -> Lookup:
+            if self._away != "zeros":
+                raise error
+            self.counters.add("lookups_of_zeros")
+            zeros_into(rows)
+            return found
+
+        request = Request(Verb.LOOKUP, options=options, splits=keys.splits)
+        ticket = self._start(request, [buffer_of(keys.ids)], RowsInto(rows))
+        return Underway(self.connection, ticket, lambda: found, zeros)
+
+    def start_contains(self, keys: TableKeys) -> Underway[Bool[Tensor, "n"]]:
+        """Whether each key has a row."""
+        return self._start_marks(Verb.CONTAINS, keys, torch.bool)
+
+    def start_entries(self, k: int, ids: Int64[Tensor, "n"]) -> Underway[Entries]:
+        """Whole rows of table `k`."""
+        checks.tensor("ids", ids, torch.int64, (None,))
+        layout = self._layouts[arguments.table_number(k, len(self.names))]
+        _check_reply(len(ids), layout)
+        kept = Kept()
+        request = Request(Verb.ENTRIES, options=Options(table=k), splits=(0, len(ids)))
+        ticket = self._start(request, [buffer_of(ids)], kept)
+
+        def entries() -> Entries:
+            found = tensor_over(kept.frames[0], torch.bool, len(ids), "marks")
+            return _entries(layout, ids, found, kept.frames)
+
+        return Underway(self.connection, ticket, entries)
+
+    def scan(self, k: int, rows: int | None = None) -> Iterator[Entries]:
+        """All rows of table `k`, in slices of at most about `rows`; a fresh request for each."""
+        layout = self._layouts[arguments.table_number(k, len(self.names))]
+        most = 0 if rows is None else min(checks.count("rows", rows, least=1), 2**32 - 1)
+        cursor, done = 0, False
+        while not done:
+            kept = Kept()
+            options = Options(table=k, rows=most, cursor=cursor)
+            self.connection.wait(self._start(Request(Verb.SCAN, options=options), [], kept))
+            if kept.answer is None:
+                raise FrameError(f"a scan without an answer [{self.connection.where}].")
+            cursor, done, n = kept.answer.offset, bool(kept.number(0)), kept.number(1)
+            ids = tensor_over(kept.frames[0], torch.int64, n, "ids")
+            if n:
+                yield _entries(layout, ids, torch.ones(n, dtype=torch.bool), kept.frames)
+
+    def start_sizes(self) -> Underway[tuple[int, ...]]:
+        """Rows of each table."""
+        kept = Kept()
+        ticket = self._start(Request(Verb.SIZES), [], kept)
+        tables = len(self.names)
+
+        def sizes() -> tuple[int, ...]:
+            return tuple(tensor_over(kept.frames[0], torch.int64, tables, "sizes").tolist())
+
+        return Underway(self.connection, ticket, sizes)
+
+    def start_max_ts(self) -> Underway[int]:
+        """The largest `ts` any write gave."""
+        kept = Kept()
+        ticket = self._start(Request(Verb.MAX_TS), [], kept)
+        return Underway(self.connection, ticket, kept.number)
+
+    # ---- writes
+
+    def start_apply_gradients(
+        self,
+        keys: TableKeys,
+        grads: Float32[Tensor, "floats"],
+        *,
+        rates: Sequence[Rate] | None = None,
+        step: int | None = None,
+        ts: int = 0,
+        counts: Int64[Tensor, "n"] | None = None,
+        per_occurrence: bool = False,
+    ) -> Underway[Applied]:
+        """One optimizer step per table and distinct id; rates are computed here."""
+        keys = self._keys(keys)
+        arguments.occurrences(counts, len(keys.ids))
+        options = Options(
+            self._wire,
+            step=_step(step),
+            ts=checks.count("ts", ts),
+            per_occurrence=checks.flag("per_occurrence", per_occurrence),
+            has_counts=counts is not None,
+        )
+        now = rates_now(self.config, rates, step)
+        more = [] if counts is None else [buffer_of(counts)]
+        return self._start_rows(Verb.APPLY_GRADIENTS, keys, "grads", grads, options, now, more)
+
+    def start_assign(
+        self, keys: TableKeys, rows: Float32[Tensor, "floats"], *, ts: int = 0
+    ) -> Underway[Applied]:
+        """Sets rows and keeps optimizer state."""
+        options = Options(self._wire, ts=checks.count("ts", ts))
+        return self._start_rows(Verb.ASSIGN, self._keys(keys), "rows", rows, options)
+
+    def start_assign_add(
+        self, keys: TableKeys, rows: Float32[Tensor, "floats"], *, ts: int = 0
+    ) -> Underway[Applied]:
+        """Adds to rows; an absent one starts from its first value."""
+        options = Options(self._wire, ts=checks.count("ts", ts))
+        return self._start_rows(Verb.ASSIGN_ADD, self._keys(keys), "rows", rows, options)
+
+    def start_reinitialize(self, keys: TableKeys) -> Underway[Int8[Tensor, "n"]]:
+        """Makes rows as new; 0 = was absent, 1 = was there."""
+        return self._start_marks(Verb.REINITIALIZE, keys, torch.int8)
+
+    def start_erase(self, keys: TableKeys) -> Underway[Bool[Tensor, "n"]]:
+        """Removes rows and says which were there."""
+        return self._start_marks(Verb.ERASE, keys, torch.bool)
+
+    # ---- about the server
+
+    def ask(
+        self, verb: Verb, order: Mapping[str, Any] | None = None, *, deadline_s: float | None = None
+    ) -> dict[str, Any]:
+        """What a server tells in words: health, counters, or how a save went."""
+        kept = Kept()
+        frames = [] if order is None else [text_of(order)]
+        patience = self.connection.patience
+        if deadline_s is not None:
+            patience = Patience(deadline_s, deadline_s)
+        self.connection.wait(self.connection.start(Request(verb), frames, kept, patience))
+        return dict(value_of(kept.frames[0]))
+
+    def health(self, deadline_s: float | None = None) -> dict[str, Any]:
+        """State, rows, and what waits."""
+        return self.ask(Verb.HEALTH, deadline_s=deadline_s)
+
+    def server_counters(self) -> dict[str, int]:
+        """What the server has counted since its start."""
+        return self.ask(Verb.COUNTERS)
+
+    def _meet(self, configs: Mapping[str, TableConfig] | None) -> MultiConfig:
+        if configs is not None:
+            return self._open(MultiConfig.of(configs))
+        return config_of(self.ask(Verb.DESCRIBE)["configs"])
+
+    def _open(self, config: MultiConfig) -> MultiConfig:
+        kept = Kept()
+        frames = [text_of(document_of(config))]
+        try:
+            self.connection.wait(self.connection.start(Request(Verb.OPEN), frames, kept))
+        finally:
+            self._met = self.connection.incarnation
+        return config
+
+    # ---- helpers
+
+    def _start(self, request: Request, frames: Sequence[Buffer], sink: Kept | RowsInto) -> Ticket:
+        # A server that was restarted without its tables is shown them again before it is asked.
+        if self._met not in (-1, self.connection.incarnation):
+            try:
+                self._open(self.config)
+            except RolledBackError:
+                self._open(self.config)
+                raise
+        return self.connection.start(request, frames, sink)
+
+    def _start_marks(self, verb: Verb, keys: TableKeys, dtype: torch.dtype) -> Underway[Tensor]:
+        keys, kept = self._keys(keys), Kept()
+        n = len(keys.ids)
+        request = Request(verb, splits=keys.splits)
+        ticket = self._start(request, [buffer_of(keys.ids)], kept)
+        return Underway(
+            self.connection, ticket, lambda: tensor_over(kept.frames[0], dtype, n, "marks")
+        )
+
+    def _start_rows(
+        self,
+        verb: Verb,
+        keys: TableKeys,
+        what: str,
+        rows: Tensor,
+        options: Options = NO_OPTIONS,
+        rates: tuple[float, ...] = (),
+        more: Sequence[Buffer] = (),
+    ) -> Underway[Applied]:
+        floats = parts.float_offsets(keys.splits, self.dims)[-1]
+        rows = rows.view(-1) if len(self.dims) == 1 and rows.dim() == 2 else rows
+        rows = parts.flat_rows(what, rows, floats)
+        check_room(floats, self._wire)
+        kept = Kept()
+        request = Request(verb, options=options, splits=keys.splits, rates=rates)
+        frames = [buffer_of(keys.ids), buffer_of(narrowed(rows.detach(), self._wire)), *more]
+        ticket = self._start(request, frames, kept)
+        return Underway(
+            self.connection,
+            ticket,
+            lambda: Applied.of(kept.number(0), kept.number(1), kept.number(2)),
+        )
+
+    def _keys(self, keys: TableKeys) -> TableKeys:
+        keys = as_keys(keys, len(self.config.names))
+        if 8 * len(keys.ids) > MAX_FRAME_BYTES:
+            raise InputError(
+                f"{len(keys.ids)} ids in one request; at most {MAX_FRAME_BYTES // 8}. Split it."
+            )
+        return keys
+
+
+def _step(step: int | None) -> int | None:
+    return None if step is None else checks.count("step", step)
+
+
+def _output(out: Tensor, floats: int) -> Float32[Tensor, "floats"]:
+    flat = parts.flat_output(out, floats)
+    torch.autograd.graph.increment_version(flat)
+    return flat
+
+
+def _check_reply(n: int, layout: RowLayout) -> None:
+    row_bytes = 4 * max(layout.dim, layout.state_floats)
+    if n * row_bytes > MAX_FRAME_BYTES:
+        raise InputError(
+            f"whole rows of {n} ids; at most {MAX_FRAME_BYTES // row_bytes} in one request."
+        )
+
+
+def _entries(layout: RowLayout, ids: Tensor, found: Tensor, frames: Sequence[Buffer]) -> Entries:
+    n = len(ids)
+    rows = tensor_over(frames[1], torch.float32, n * layout.dim, "rows").view(n, layout.dim)
+    floats = layout.state_floats
+    raw = tensor_over(frames[2], torch.float32, n * floats, "states").view(n, floats)
+    ts = tensor_over(frames[3], torch.int64, n, "times")
+    return Entries(ids, found, rows, layout.split(raw), ts)

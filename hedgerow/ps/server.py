@@ -1,0 +1,226 @@
+"""The loop of a server: requests in from the socket, answers out, nothing in between waits."""
+
+from __future__ import annotations
+
+import logging
+import os
+import threading
+from dataclasses import dataclass
+from typing import Any
+
+from ..core.counters import Counters
+from .clients import Clients
+from .curve import ServerKeys, needs_keys
+from .desk import Desk, Journal
+from .errors import FrameError
+from .frames import MAX_FRAME_BYTES, MAX_FRAMES, Answer, Request, Verb, read_request
+from .lanes import Outbox, Room
+from .service import Service, failure
+
+_TURN = 64  # requests read before answers go out
+_LINGER_MS = 5000  # for the last answers of a server that leaves
+_QUEUED_IN = 64  # messages of one client that wait inside the socket; then its sends wait
+_QUEUED_OUT = 4096  # parts of answers that a client has not taken; what comes after is dropped
+_SOCKET_BYTES = 2**22
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """How much may wait in a server before it says that it is busy."""
+
+    requests: int = 1024
+    request_bytes: int = 2**31
+    frame_bytes: int = MAX_FRAME_BYTES
+
+
+class Server:
+    """One server process's socket and desk. Made, used and closed by one thread.
+
+    `stop` may be called from any thread or signal handler: what was accepted is still done.
+    """
+
+    def __init__(
+        self,
+        service: Service,
+        clients: Clients | None = None,
+        *,
+        name: str = "0/1",
+        listen: str = "tcp://127.0.0.1:0",
+        keys: ServerKeys | None = None,
+        insecure: bool = False,
+        limits: Limits | None = None,
+        journal: Journal | None = None,
+        rolled_back_to: int = 0,
+    ) -> None:
+        import zmq
+
+        needs_keys(listen, keys, insecure)
+        limits = limits or Limits()
+        self._zmq = zmq
+        self._wake_fd = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
+        self._thread = threading.get_ident()
+        self._outbox = Outbox(self._wake)
+        self._stopping = False
+        self._context = zmq.Context()
+        self._guard = None if keys is None else keys.guard(self._context)
+        self._socket = self._bind(listen, keys, limits)
+        self.address = self._socket.getsockopt(zmq.LAST_ENDPOINT).decode().rstrip("\0")
+        self.desk = Desk(
+            service,
+            clients or Clients(),
+            self._send,
+            name=name,
+            room=Room(limits.requests, limits.request_bytes),
+            journal=journal,
+            rolled_back_to=rolled_back_to,
+        )
+
+    @property
+    def counters(self) -> Counters:
+        """Everything counted since the start."""
+        return self.desk.counters
+
+    def _bind(self, listen: str, keys: ServerKeys | None, limits: Limits) -> Any:
+        zmq = self._zmq
+        socket = self._context.socket(zmq.ROUTER)
+        socket.setsockopt(zmq.LINGER, _LINGER_MS)
+        socket.setsockopt(zmq.ROUTER_MANDATORY, 1)  # an answer that cannot go is counted
+        socket.setsockopt(zmq.MAXMSGSIZE, limits.frame_bytes)
+        socket.setsockopt(zmq.RCVHWM, _QUEUED_IN)
+        socket.setsockopt(zmq.SNDHWM, _QUEUED_OUT)
+        socket.setsockopt(zmq.SNDBUF, _SOCKET_BYTES)
+        socket.setsockopt(zmq.RCVBUF, _SOCKET_BYTES)
+        if keys is not None:
+            keys.protect(socket)
+        socket.bind(listen)
+        return socket
+
+    # ---- the loop
+
+    def run(self) -> None:
+        """Serves until `stop`, then does what was accepted and sends the last answers."""
+        self._thread = threading.get_ident()
+        poller = self._zmq.Poller()
+        poller.register(self._socket, self._zmq.POLLIN)
+        poller.register(self._wake_fd, self._zmq.POLLIN)
+        if self._guard is not None:
+            poller.register(self._guard.socket, self._zmq.POLLIN)
+        while not self._stopping:
+            for source, _ in poller.poll():
+                if source == self._wake_fd:
+                    self._clear_wake()
+                elif source is self._socket:
+                    self._read_some()
+                elif self._guard is not None:
+                    self._guard.answer()
+            self._send_waiting()
+        self._drain()
+
+    def stop(self) -> None:
+        """Ends `run` in good order."""
+        self._stopping = True
+        self._wake()
+
+    def close(self) -> None:
+        """Gives the address back; answers that were sent still go out."""
+        self._socket.close()
+        if self._guard is not None:
+            self._guard.socket.close()
+        self._context.term()
+        os.close(self._wake_fd)
+
+    def _drain(self) -> None:
+        self.desk.is_draining = True
+        self._socket.unbind(self.address)  # connections stay: answers still go out
+        self.desk.close()
+        self._send_waiting()
+
+    def _wake(self) -> None:
+        os.eventfd_write(self._wake_fd, 1)
+
+    def _clear_wake(self) -> None:
+        try:
+            os.eventfd_read(self._wake_fd)
+        except BlockingIOError:
+            return
+
+    # ---- in
+
+    def _read_some(self) -> None:
+        again = self._zmq.Again
+        for _ in range(_TURN):
+            try:
+                to = self._socket.recv(self._zmq.NOBLOCK)
+            except again:
+                return
+            self._take(to)
+
+    def _take(self, to: bytes) -> None:
+        socket, more = self._socket, self._zmq.RCVMORE
+        frames: list[Any] = []
+        total = 0
+        while socket.getsockopt(more):
+            frame = socket.recv(copy=bool(not frames))  # the head is small
+            total += len(frame)
+            if len(frames) < MAX_FRAMES:
+                frames.append(frame if isinstance(frame, bytes) else frame.buffer)
+        self.counters.add("bytes_in", total)
+        try:
+            request = read_request(frames)
+        except FrameError as error:
+            self._refuse(to, frames, error)
+            return
+        try:
+            self.desk.take(to, request, total)
+        except Exception as error:  # a fault of ours must not end the loop
+            logging.getLogger("hedgerow").exception("server %s: a fault", self.desk.name)
+            self.counters.add("faults")
+            self._send(to, request.origin.sequence, failure(request.verb, error))
+
+    def _refuse(self, to: bytes, frames: list[Any], error: FrameError) -> None:
+        self.counters.add("frames_refused")
+        sequence = _sequence_of(frames)
+        self._send(to, sequence, failure(Verb.HEALTH, error))
+
+    # ---- out
+
+    def _send(self, to: object, sequence: int, answer: Answer) -> None:
+        if threading.get_ident() == self._thread:
+            self._send_now(to, sequence, answer)
+        else:
+            self._outbox.put(to, sequence, answer)
+
+    def _send_waiting(self) -> None:
+        while (found := self._outbox.take()) is not None:
+            self._send_now(*found)
+
+    def _send_now(self, to: Any, sequence: int, answer: Any) -> None:
+        zmq = self._zmq
+        head = answer.head(sequence, self.desk.incarnation)
+        try:
+            if answer.frames:
+                self._socket.send(to, zmq.SNDMORE | zmq.NOBLOCK)
+                self._socket.send(head, zmq.SNDMORE)
+                for frame in answer.frames[:-1]:
+                    self._socket.send(frame, zmq.SNDMORE, copy=False)
+                self._socket.send(answer.frames[-1], copy=False)
+            else:
+                self._socket.send(to, zmq.SNDMORE | zmq.NOBLOCK)
+                self._socket.send(head)
+        except zmq.ZMQError as error:
+            if error.errno not in (zmq.EHOSTUNREACH, zmq.EAGAIN):
+                raise
+            self.counters.add("answers_dropped")  # the client asks again, or is gone
+
+
+def _sequence_of(frames: list[Any]) -> int:
+    """The number of a request that cannot be read, if there is one: its client waits for it."""
+    place = 24
+    if not frames or len(frames[0]) < place + 8:
+        return 0
+    return int.from_bytes(bytes(frames[0][place : place + 8]), "little")
+
+
+def request_bytes(request: Request) -> int:
+    """Bytes of its buffers."""
+    return sum(memoryview(frame).nbytes for frame in request.frames)

@@ -1,0 +1,236 @@
+"""What a server does with a request on its tables. No sockets, no threads."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+
+import torch
+from torch import Tensor
+
+from ..core.clock import Clock
+from ..core.errors import ConfigError, HedgerowError, InputError, StateError
+from ..core.recycle import Recycler
+from ..core.shapes import Float32
+from ..tables.multi import parts
+from ..tables.multi.host_tables import HostTables
+from ..tables.multi.multi_config import MultiConfig
+from ..tables.store import Applied, Entries, Missing, TableKeys
+from .buffers import buffer_of, float_bytes, narrowed, tensor_over, text_of, widened
+from .configs import difference, document_of, fingerprint
+from .errors import FrameError
+from .frames import Answer, Request, Status, Verb
+
+PART_BYTES = 2**20  # of rows in one part of an answer: large enough to be cheap, small enough that
+# the next part is looked up while this one travels
+SLICE_BYTES = 2**24  # of whole rows in one answer to a scan
+MISSING: tuple[Missing, ...] = ("zeros", "initializer", "training")
+
+
+class Service:
+    """The verbs on the tables of one shard, which the first client brings if no file did.
+
+    Writes must come one after the other; reads may come from any thread at any time.
+    """
+
+    def __init__(self, clock: Clock | None = None) -> None:
+        self._clock = clock
+        self._store: HostTables | None = None
+        self._outputs = Recycler()
+        self._reads: dict[Verb, Callable[[HostTables, Request], Iterator[Answer]]] = {
+            Verb.LOOKUP: self._lookup,
+            Verb.CONTAINS: self._contains,
+            Verb.ENTRIES: self._entries,
+            Verb.SCAN: self._scan,
+            Verb.SIZES: self._sizes,
+            Verb.MAX_TS: self._max_ts,
+        }
+        self._writes: dict[Verb, Callable[[HostTables, Request], Answer]] = {
+            Verb.APPLY_GRADIENTS: self._apply_gradients,
+            Verb.ASSIGN: self._assign,
+            Verb.ASSIGN_ADD: self._assign_add,
+            Verb.REINITIALIZE: self._reinitialize,
+            Verb.ERASE: self._erase,
+        }
+
+    @property
+    def is_open(self) -> bool:
+        """Whether the tables are there."""
+        return self._store is not None
+
+    @property
+    def store(self) -> HostTables:
+        """The tables."""
+        if self._store is None:
+            raise StateError(
+                "this server has no tables yet; a client gives them with its configs, or the "
+                "server is started with --tables."
+            )
+        return self._store
+
+    def open(self, config: MultiConfig) -> None:
+        """Makes the tables, or proves that they are those that are there."""
+        if self._store is None:
+            named = dict(zip(config.names, config.configs, strict=True))
+            self._store = HostTables(named, clock=self._clock)
+            return
+        found = difference(self._store.config, config)
+        if found:
+            raise ConfigError(
+                f"the tables of this server are other ones: {found}. Give every client the same "
+                f"tables, or start the servers anew."
+            )
+
+    def describe(self) -> dict[str, object]:
+        """Names, dims and configs of the tables, and what tells them from others."""
+        config = self.store.config
+        return {
+            "names": list(config.names),
+            "dims": list(config.dims),
+            "fingerprint": fingerprint(config),
+            "configs": document_of(config),
+        }
+
+    def read(self, request: Request) -> Iterator[Answer]:
+        """The parts of the answer, one after the other; an error becomes an answer, too."""
+        try:
+            yield from self._reads[request.verb](self.store, request)
+        except HedgerowError as error:
+            yield failure(request.verb, error)
+
+    def write(self, request: Request) -> Answer:
+        """Changes rows."""
+        try:
+            return self._writes[request.verb](self.store, request)
+        except HedgerowError as error:
+            return failure(request.verb, error)
+
+    def floats_of(self, request: Request) -> int:
+        """Values in the rows of a request's keys."""
+        return parts.float_offsets(request.splits, self.store.dims)[-1]
+
+    # ---- reads
+
+    def _lookup(self, store: HostTables, request: Request) -> Iterator[Answer]:
+        keys, options = _keys(store, request), request.options
+        missing, wire = MISSING[options.missing], options.wire
+        cuts = _cuts(keys.splits, store.dims)
+        offset = 0
+        for part, (start, stop) in enumerate(cuts):
+            own = TableKeys(keys.ids[start:stop], _within(keys.splits, start, stop))
+            floats = parts.float_offsets(own.splits, store.dims)[-1]
+            out, _ = self._outputs.take(floats)
+            store.lookup(own, missing=missing, step=options.step, out=out)
+            frames = [buffer_of(narrowed(out, wire))]
+            yield Answer(
+                Verb.LOOKUP, wire=wire, part=part, parts=len(cuts), offset=offset, frames=frames
+            )
+            offset += floats
+
+    def _contains(self, store: HostTables, request: Request) -> Iterator[Answer]:
+        found = store.contains(_keys(store, request))
+        yield Answer(Verb.CONTAINS, frames=[buffer_of(found)])
+
+    def _entries(self, store: HostTables, request: Request) -> Iterator[Answer]:
+        table = store.table(request.options.table)
+        if len(request.splits) != 2:
+            raise FrameError("entries of several tables in one request; ask table by table.")
+        ids = tensor_over(request.frames[0], torch.int64, request.splits[-1], "ids")
+        yield Answer(Verb.ENTRIES, frames=_whole_rows(store, request, table.entries(ids)))
+
+    def _scan(self, store: HostTables, request: Request) -> Iterator[Answer]:
+        table, options = store.table(request.options.table), request.options
+        most = max(1, SLICE_BYTES // (4 * (table.layout.dim + table.layout.state_floats) + 16))
+        found, cursor, done = table.scan_slice(options.cursor, min(options.rows or most, most))
+        frames = _whole_rows(store, request, found)
+        yield Answer(Verb.SCAN, offset=cursor, numbers=(int(done), len(found), 0), frames=frames)
+
+    def _sizes(self, store: HostTables, request: Request) -> Iterator[Answer]:
+        sizes = torch.tensor([table.size() for table in store.tables])
+        yield Answer(Verb.SIZES, frames=[buffer_of(sizes)])
+
+    def _max_ts(self, store: HostTables, request: Request) -> Iterator[Answer]:
+        yield Answer(Verb.MAX_TS, numbers=(store.max_ts(), 0, 0))
+
+    # ---- writes
+
+    def _apply_gradients(self, store: HostTables, request: Request) -> Answer:
+        keys, options = _keys(store, request), request.options
+        grads = self._rows(request, "gradients")
+        counts = None
+        if options.has_counts:
+            counts = tensor_over(_frame(request, 2), torch.int64, len(keys.ids), "counts")
+        done = store.apply_gradients(
+            keys,
+            grads,
+            rates=request.rates or None,
+            step=options.step,
+            ts=options.ts,
+            counts=counts,
+            per_occurrence=options.per_occurrence,
+        )
+        return _applied(request.verb, done)
+
+    def _assign(self, store: HostTables, request: Request) -> Answer:
+        keys = _keys(store, request)
+        done = store.assign(keys, self._rows(request, "rows"), ts=request.options.ts)
+        return _applied(request.verb, done)
+
+    def _assign_add(self, store: HostTables, request: Request) -> Answer:
+        keys = _keys(store, request)
+        done = store.assign_add(keys, self._rows(request, "rows"), ts=request.options.ts)
+        return _applied(request.verb, done)
+
+    def _reinitialize(self, store: HostTables, request: Request) -> Answer:
+        return Answer(request.verb, frames=[buffer_of(store.reinitialize(_keys(store, request)))])
+
+    def _erase(self, store: HostTables, request: Request) -> Answer:
+        return Answer(request.verb, frames=[buffer_of(store.erase(_keys(store, request)))])
+
+    def _rows(self, request: Request, what: str) -> Float32[Tensor, "floats"]:
+        return widened(_frame(request, 1), request.options.wire, self.floats_of(request), what)
+
+
+def failure(verb: Verb, error: Exception, status: Status = Status.FAILED) -> Answer:
+    """An error as an answer; the client raises it again by its name."""
+    text = text_of({"error": type(error).__name__, "message": str(error)})
+    return Answer(verb, status=status, frames=[text])
+
+
+def _frame(request: Request, at: int) -> object:
+    if len(request.frames) <= at:
+        raise FrameError(f"{request.verb.name.lower()} without its buffer {at + 1}.")
+    return request.frames[at]
+
+
+def _keys(store: HostTables, request: Request) -> TableKeys:
+    if len(request.splits) != len(store.names) + 1:
+        raise InputError(
+            f"keys of {len(request.splits) - 1} tables for a server of {len(store.names)}."
+        )
+    ids = tensor_over(_frame(request, 0), torch.int64, request.splits[-1], "ids")
+    return TableKeys(ids, request.splits)
+
+
+def _cuts(splits: tuple[int, ...], dims: tuple[int, ...]) -> list[tuple[int, int]]:
+    """Runs of keys whose rows make a part of an answer; one, perhaps of nothing, at least."""
+    total = parts.float_offsets(splits, dims)[-1]
+    n = splits[-1]
+    count = max(1, -(-total * float_bytes(0) // PART_BYTES))
+    step = max(1, -(-n // count))
+    return [(at, min(at + step, n)) for at in range(0, max(n, 1), step)]
+
+
+def _within(splits: tuple[int, ...], start: int, stop: int) -> tuple[int, ...]:
+    return tuple(min(max(at, start), stop) - start for at in splits)
+
+
+def _applied(verb: Verb, done: Applied) -> Answer:
+    inserted, refused, dropped = done.counts.tolist()
+    return Answer(verb, numbers=(inserted, refused, dropped))
+
+
+def _whole_rows(store: HostTables, request: Request, found: Entries) -> list[object]:
+    layout = store.table(request.options.table).layout
+    raw = layout.join(found.states, len(found))
+    first = found.ids if request.verb == Verb.SCAN else found.found
+    return [buffer_of(part.contiguous()) for part in (first, found.rows, raw, found.ts)]

@@ -1,0 +1,140 @@
+"""Requests that wait for their answers, and what becomes of an answer."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+import numpy as np
+from torch import Tensor
+
+from ..core import errors as core_errors
+from ..core.errors import HedgerowError
+from ..core.shapes import Float32
+from . import errors as own_errors
+from .buffers import value_of, widened
+from .errors import FrameError, ServerRefusedError
+from .frames import Answer, Buffer, Request
+
+
+class Reader(Protocol):
+    """The rest of a message whose head was read."""
+
+    def into(self, room: memoryview) -> int:
+        """The next buffer, copied once; its length."""
+        ...
+
+    def frame(self) -> Buffer:
+        """The next buffer as it is."""
+        ...
+
+
+class Sink(Protocol):
+    """Where an answer goes."""
+
+    def take(self, answer: Answer, frames: int, rest: Reader) -> bool:
+        """Takes one part; whether the answer is whole now."""
+        ...
+
+
+class Kept:
+    """An answer of one part, kept with its buffers."""
+
+    def __init__(self) -> None:
+        self.answer: Answer | None = None
+        self.frames: list[Buffer] = []
+
+    def number(self, at: int = 0) -> int:
+        """One of the numbers of the answer, which is here."""
+        if self.answer is None:
+            raise FrameError("an answer that is not here yet.")
+        return self.answer.numbers[at]
+
+    def take(self, answer: Answer, frames: int, rest: Reader) -> bool:
+        """Keeps it."""
+        self.answer = answer
+        self.frames = [rest.frame() for _ in range(frames)]
+        return True
+
+
+class RowsInto:
+    """Rows that go straight into their place; parts may come in any order, and twice."""
+
+    def __init__(self, out: Float32[Tensor, "floats"]) -> None:
+        self._out = out
+        self._bytes = out.numpy().data.cast("B") if out.numel() else memoryview(b"")
+        self._there: set[int] = set()
+        self._taken = 0
+
+    def take(self, answer: Answer, frames: int, rest: Reader) -> bool:
+        """Puts one part into its place."""
+        if frames != 1:
+            raise FrameError(f"a part of rows in {frames} buffers; it has one.")
+        if answer.wire:
+            self._take_narrow(answer, rest)
+        else:
+            start = 4 * answer.offset
+            self._count(answer, rest.into(self._bytes[start:]))
+        if len(self._there) < answer.parts:
+            return False
+        if self._taken != len(self._bytes):
+            raise FrameError(f"{self._taken} bytes of rows; {len(self._bytes)} were asked for.")
+        return True
+
+    def _count(self, answer: Answer, taken: int) -> None:
+        if answer.part not in self._there:
+            self._there.add(answer.part)
+            self._taken += taken
+
+    def _take_narrow(self, answer: Answer, rest: Reader) -> None:
+        frame = rest.frame()
+        count = memoryview(frame).nbytes // 2
+        if answer.offset + count > self._out.numel():
+            raise FrameError(f"rows up to {answer.offset + count}, beyond {self._out.numel()}.")
+        part = self._out[answer.offset : answer.offset + count]
+        part.copy_(widened(frame, answer.wire, count, "rows"))
+        self._count(answer, 4 * count)
+
+
+@dataclass(slots=True)
+class Ticket:
+    """One request under way."""
+
+    request: Request
+    frames: Sequence[Buffer]
+    sink: Sink
+    limit_s: float  # when to give up, on the monotonic clock; infinite to wait for ever
+    retry_s: float  # until it is sent again if nobody answers
+    sequence: int = 0
+    sent: bool = False
+    again_s: float = 0.0
+    done: bool = False
+    error: Exception | None = None
+    busy: int = 0
+    born_s: float = field(default_factory=time.monotonic)
+
+    def finish(self, error: Exception | None = None) -> None:
+        """Nothing more is expected."""
+        self.error = error
+        self.frames = ()
+        self.done = True
+
+
+def error_of(frames: Sequence[Buffer], where: str) -> Exception:
+    """The error that an answer tells of, by the name it has on the server."""
+    told = value_of(frames[0]) if frames else {}
+    if not isinstance(told, dict):
+        raise FrameError(f"an error of {where} that is no object.")
+    name, message = str(told.get("error")), f"{told.get('message')} [{where}]"
+    for module in (core_errors, own_errors):
+        kind: Any = getattr(module, name, None)
+        if isinstance(kind, type) and issubclass(kind, HedgerowError):
+            return kind(message)
+    return ServerRefusedError(f"{name}: {message}")
+
+
+def zeros_into(out: Float32[Tensor, "floats"]) -> None:
+    """Zeros where rows did not come."""
+    np.asarray(out.numpy())[...] = 0.0
