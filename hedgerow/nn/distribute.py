@@ -54,11 +54,11 @@ def distribute(
     if (dist.get_world_size() if dist.is_initialized() else rank_info().world_size) == 1:
         return model
     start_process_group()
-    ranks = Ranks(_own_group())
+    ranks = Ranks(own_group())
     _check(model, collections, ranks)
     # Updates run when a backward ends, reads perhaps ahead in another thread: a group for each, and
     # none of them DDP's. All groups are made in the same order on every rank.
-    reads, updates = (Exchange(_own_group(), wire=wire) for _ in range(2))
+    reads, updates = (Exchange(own_group(), wire=wire) for _ in range(2))
     routers = routers_of(model, reads.ranks)
     every = [one.updates for one in collections]
     for one in collections:
@@ -69,7 +69,7 @@ def distribute(
     return DistributedDataParallel(model)
 
 
-def _own_group() -> dist.ProcessGroup:
+def own_group() -> dist.ProcessGroup:
     """All ranks in a group of host memory, whose calls mix with no other's."""
     patience = timedelta(seconds=group_settings().timeout_s)
     group = dist.new_group(backend="gloo", timeout=patience)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Protocol
 
 import torch
@@ -245,6 +246,19 @@ class AllToAllTables:
         per_occurrence: bool = False,
     ) -> Applied:
         """The owners make one step per distinct id. Rates, step and time are the owner's own."""
+        going = self.start_apply(at, grads, counts=counts, per_occurrence=per_occurrence)
+        return going(rates=rates, step=step, ts=ts)
+
+    def start_apply(
+        self,
+        at: TableKeys | Lookup | Int64[Tensor, "n"],
+        grads: Float32[Tensor, "floats"],
+        *,
+        counts: Int64[Tensor, "n"] | None = None,
+        per_occurrence: bool = False,
+    ) -> Callable[..., Applied]:
+        """Sends gradients to their owners; what it gives makes the steps, with `rates`, `step` and
+        `ts`. All ranks make them in the order in which they sent."""
         keys = self._keys(at.keys if isinstance(at, Lookup) else at)
         flat = self._flat("grads", grads, keys)
         arguments.occurrences(counts, len(keys.ids))
@@ -256,9 +270,8 @@ class AllToAllTables:
             journey = self._journey(self.updates, keys, dedup=dedup)
         packed = journey.packed
         summed, occurrences = packed.sum_gradients(flat), packed.occurrences(counts)
-        return Push.start(
-            self.updates, journey.at, self.dims, summed, occurrences, self._merging
-        ).apply(self.local, rates=rates, step=step, ts=ts, per_occurrence=per_occurrence)
+        push = Push.start(self.updates, journey.at, self.dims, summed, occurrences, self._merging)
+        return partial(push.apply, self.local, per_occurrence=per_occurrence)
 
     def bring_gradients(
         self,

@@ -77,15 +77,15 @@ class PartitionedTables:
     def __init__(self, config: FeatureConfigs, shards: Shards, *, unique: bool = True) -> None:
         self.config, self.shards, self._unique = config, shards, unique
         names, features = list(shards.names), config.features
-        self._by_feature = names != config.tables
-        if self._by_feature and (names != config.names or len(config.tables) != 1):
+        self.by_feature = names != config.tables
+        if self.by_feature and (names != config.names or len(config.tables) != 1):
             raise ConfigError(
                 f"the shards hold tables {names}; the features want {config.tables}, or one table "
                 f"each under one placeholder."
             )
         dims = dict(zip(shards.names, shards.dims, strict=True))
         for name, feature in features.items():
-            table = name if self._by_feature else feature.table
+            table = name if self.by_feature else feature.table
             if feature.width != dims[table]:
                 raise ConfigError(
                     f"feature {name!r} has {feature.width} columns, its table {table!r} "
@@ -180,7 +180,7 @@ class PartitionedTables:
     # ---- helpers
 
     def _slot_sizes(self, sharded: ShardedFids) -> Int64[Tensor, "shards * tables"]:
-        if not self._by_feature:
+        if not self.by_feature:
             return sharded.table_row_lengths.to(torch.int64)
         return sharded.flat_row_splits.view(self.shards.count, -1).diff(dim=1).reshape(-1)
 

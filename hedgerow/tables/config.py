@@ -66,7 +66,8 @@ class TableConfig(Record):
     happens to NaN and infinity in gradients and rows: "reject" raises and changes nothing, "drop"
     leaves such rows and gradients out and counts them. `admit` says which absent ids a write may
     give a row; None means all. `evict` says which rows leave when the table is told to evict, and
-    which expired rows are not saved.
+    which expired rows are not saved. `also` are other names of the table: a load finds its rows
+    under any of them.
 
     >>> from hedgerow.tables.initializers import Zeros
     >>> from hedgerow.tables.optimizers import Sgd
@@ -85,8 +86,11 @@ class TableConfig(Record):
     not_finite: str = "reject"
     admit: Admission | None = None
     evict: Eviction | None = None
+    also: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
+        if not isinstance(self.also, tuple) or not all(isinstance(n, str) for n in self.also):
+            raise ConfigError(f"TableConfig.also is {self.also!r}; give a tuple of names.")
         if not isinstance(self.name, str) or not self.name:
             raise ConfigError(f"TableConfig.name is {self.name!r}; it must be a non-empty str.")
         if not isinstance(self.segments, tuple) or not self.segments:

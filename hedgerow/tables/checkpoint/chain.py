@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 
@@ -87,6 +87,25 @@ class Chain:
                 f"increment {len(found) + 1} is missing."
             )
         return Chain(folder, base, found[:increments])
+
+    def as_live(self, live: Mapping[str, Sequence[str]]) -> Chain:
+        """With the names of live tables: a table is found under any other name of it, too.
+
+        `live` has the other names of each live table. A name that stands itself comes first.
+        """
+        saved = {name: entry.also for name, entry in self.tables.items()}
+        free = [name for name in saved if name not in live]
+        renames: dict[str, str] = {}
+        for name, others in live.items():
+            mine = {name, *others}
+            found = [one for one in free if one in mine or mine & set(saved[one])]
+            if name not in saved and found:
+                renames[found[0]] = name
+                free.remove(found[0])
+        if not renames:
+            return self
+        base, *later = (_renamed(manifest, renames) for manifest in self.manifests)
+        return Chain(self.folder, base, tuple(later))
 
     @property
     def last(self) -> Manifest:
@@ -178,6 +197,12 @@ class Chain:
                 f"{folder}: id {unique[counts > 1][0]} of table {table!r} stands there twice."
             )
         return unique
+
+
+def _renamed(manifest: Manifest, names: Mapping[str, str]) -> Manifest:
+    tables = {names.get(name, name): entry for name, entry in manifest.tables.items()}
+    files = tuple(replace(file, table=names.get(file.table, file.table)) for file in manifest.files)
+    return replace(manifest, tables=tables, files=files)
 
 
 def _among(ids: np.ndarray, known: np.ndarray) -> np.ndarray:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import ExitStack
+from functools import partial
 from os import PathLike
 from pathlib import Path
 from typing import Any, Protocol
@@ -185,7 +186,8 @@ def copy_rows(
 
     def source(name: str) -> Source:
         entry = chain.tables[name]
-        return Source(name, entry.schema, lambda: chain.rows(name), config=entry.config)
+        rows = partial(chain.rows, name)
+        return Source(name, entry.schema, rows, config=entry.config, also=entry.also)
 
     last = chain.last
     header = Header(last.step, last.metadata, chain.blobs(), parent=repeats)
@@ -242,4 +244,6 @@ def _changes(table: Readable, ids: Tensor, chain: Chain, keep: Keep | None) -> S
     def rows() -> Iterator[Rows]:
         return iter(slices)
 
-    return Source(name, schema, rows, np.concatenate(gone), plain_config(table.config))
+    return Source(
+        name, schema, rows, np.concatenate(gone), plain_config(table.config), table.config.also
+    )

@@ -68,7 +68,8 @@ class LoadJob:
         if on_state_mismatch not in ("error", "reset"):
             raise InputError(f"on_state_mismatch is {on_state_mismatch!r}; use 'error' or 'reset'.")
         self._live = _host_tables(tables)
-        self._chain = Chain.read(Path(path), increments)
+        names = {name: table.config.also for name, table in self._live.items()}
+        self._chain = Chain.read(Path(path), increments).as_live(names)
         self._common = [name for name in self._live if name in self._chain.tables]
         flag = checks.flag("reroute", reroute)
         self._owner = _Owner(self._chain, self._common, router, shard, flag)

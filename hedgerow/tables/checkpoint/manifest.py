@@ -46,7 +46,7 @@ class TableEntry:
 
     The config is None where it cannot be written, because a rate is a function. `dist_type` is None
     in old manifests, which have one rule for all tables. `dist_rows` and `dist_bounds` are `rows`
-    and `bounds` of the router.
+    and `bounds` of the router. `also` are other names under which a load finds it.
     """
 
     schema: TableSchema
@@ -56,6 +56,7 @@ class TableEntry:
     dist_type: str | None = None
     dist_rows: int | None = None
     dist_bounds: tuple[int, ...] | None = None
+    also: tuple[str, ...] = ()
 
     def columns(self, content: str) -> tuple[Column, ...]:
         """The columns of its files of that content."""
@@ -67,6 +68,7 @@ class TableEntry:
             "dist_type": self.dist_type,
             "dist_rows": self.dist_rows,
             "dist_bounds": None if self.dist_bounds is None else list(self.dist_bounds),
+            "also": list(self.also) or None,
         }
         return {
             "schema": self.schema.to_dict(),

@@ -171,7 +171,7 @@ class _Reader:
         return {name: self.table(f"tables[{name!r}]", entry) for name, entry in value.items()}
 
     def table(self, at: str, value: object) -> TableEntry:
-        rule = "dist_type dist_rows dist_bounds"
+        rule = "dist_type dist_rows dist_bounds also"
         entry = self.fields(at, value, "schema rows deletions config", rule)
         if not isinstance(entry["config"], dict | None):
             self.fail(f"{at}.config", entry["config"], "it must be an object or null")
@@ -186,6 +186,7 @@ class _Reader:
             self.count(f"{at}.deletions", entry["deletions"]),
             entry["config"],
             *self.rule(at, entry),
+            self.items(f"{at}.also", entry.get("also", []), self.text),
         )
 
     def rule(

@@ -230,7 +230,8 @@ def table_source(config: TableConfig, frozen: FrozenTable, keep: Keep | None) ->
             chosen = rows_of(entries)
             yield chosen if wanted is None else chosen.take(kept(wanted, entries))
 
-    return Source(config.name, TableSchema.of(config), rows, config=plain_config(config))
+    schema, plain = TableSchema.of(config), plain_config(config)
+    return Source(config.name, schema, rows, config=plain, also=config.also)
 
 
 def rows_of(entries: Entries) -> Rows:

@@ -37,6 +37,7 @@ class Source:
     rows: Callable[[], Iterator[Rows]]
     deletions: np.ndarray | None = None
     config: dict[str, Any] | None = None
+    also: tuple[str, ...] = ()  # other names of the table
 
 
 @dataclass(frozen=True, slots=True)
@@ -331,6 +332,7 @@ def _entry(source: Source, files: Sequence[FileEntry], router: Router) -> TableE
         router.dist_type,
         router.rows,
         None if router.bounds is None else tuple(router.bounds),
+        source.also,
     )
 
 

@@ -14,6 +14,7 @@ from ...core.recycle import Recycler
 from ...core.shapes import Bool, Float32, Int8, Int64
 from .. import arguments
 from ..config import TableConfig
+from ..filters import SlidingFilter
 from ..host import HostTable
 from ..schedules import Rate
 from ..store import Applied, Entries, Lookup, Missing, TableKeys, as_keys
@@ -27,7 +28,8 @@ class HostTables:
 
     Keys are `TableKeys` with one split a table; rows and gradients are flat, table after table. A
     call checks its share for every table before it changes the first. A table without keys in a
-    call is left alone, its `max_ts` too. `rates` holds one rate a segment, tables in order.
+    call is left alone, its `max_ts` too. `rates` holds one rate a segment, tables in order. Tables
+    that count ids for admission share the `filter`, if one is given.
 
     >>> from hedgerow.tables.config import Segment
     >>> from hedgerow.tables.initializers import Zeros
@@ -45,9 +47,17 @@ class HostTables:
             [-2., -2.]])
     """
 
-    def __init__(self, configs: Mapping[str, TableConfig], *, clock: Clock | None = None) -> None:
+    def __init__(
+        self,
+        configs: Mapping[str, TableConfig],
+        *,
+        clock: Clock | None = None,
+        filter: SlidingFilter | None = None,
+    ) -> None:
         self.config = MultiConfig.of(configs)
-        self._tables = tuple(HostTable(config, clock=clock) for config in self.config.configs)
+        self._tables = tuple(
+            HostTable(config, clock=clock, filter=filter) for config in self.config.configs
+        )
         self._outputs = Recycler()
 
     def __repr__(self) -> str:

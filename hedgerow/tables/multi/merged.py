@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import dataclasses
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import NoReturn
 
@@ -20,7 +21,9 @@ from ..schedules import Rate, check_rates
 from ..store import Applied, Missing
 from .merged_names import group_names, legacy_names, merged_name
 from .multi_config import MultiConfig
+from .multi_type import MultiTypeTable
 from .slot_front import SlotFront, SlotIds, SlotRates, SlotRows, slot_items, slot_pairs
+from .slot_tables import SlotTables
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,7 +45,9 @@ class MergedMultiTypeTable:
     Two configs are equal if they differ in nothing but their name. Ids of different slots should
     differ, for example by carrying their slot: equal ids share a row. A table's name follows from
     the shape of its rows (`merged_names.group_names`), so slots may join and leave, and rates may
-    change; `groups` says who is where, for the checkpoint.
+    change; `groups` says who is where, for the checkpoint. `below` makes the front that holds the
+    merged tables, wherever they lie; by default they are in this process. `name_of` may give them
+    other names.
 
     >>> from hedgerow.tables.config import Segment
     >>> from hedgerow.tables.initializers import Zeros
@@ -56,7 +61,16 @@ class MergedMultiTypeTable:
     [[6.0, 6.0]]
     """
 
-    def __init__(self, configs: Mapping[str, TableConfig], *, clock: Clock | None = None) -> None:
+    sync_clients: tuple[object, ...] = ()  # who is told of changed rows, one a shard
+
+    def __init__(
+        self,
+        configs: Mapping[str, TableConfig],
+        *,
+        clock: Clock | None = None,
+        below: Callable[[Mapping[str, TableConfig]], SlotTables] | None = None,
+        name_of: Callable[[Group], str] | None = None,
+    ) -> None:
         self.config = MultiConfig.of(configs)
         members: dict[str, list[str]] = {}
         shared: dict[str, TableConfig] = {}
@@ -67,7 +81,14 @@ class MergedMultiTypeTable:
             shared.setdefault(name, config)
         self.groups = tuple(Group(name, tuple(members[name])) for name in sorted(members))
         self._group_of = {slot: group for group in self.groups for slot in group.slots}
-        self._merged = SlotFront(shared, clock=clock)
+        self._name_of = name_of or (lambda group: group.name)
+        merged = {
+            self._name_of(group): _renamed(shared[group.name], group.name, self._name_of(group))
+            for group in self.groups
+        }
+        self.below: SlotTables = (
+            MultiTypeTable(merged, clock=clock) if below is None else below(merged)
+        )
 
     def __repr__(self) -> str:
         slots = "; ".join(f"{g.name}: {', '.join(g.slots)}" for g in self.groups)
@@ -86,7 +107,11 @@ class MergedMultiTypeTable:
     def table(self, slot: str) -> HostTable:
         """The table that holds a slot, and all of its group."""
         self.config.at(slot)
-        return self._merged.table(self._group_of[slot].name)
+        if not isinstance(self.below, SlotFront):
+            raise NotSupportedError(
+                f"table({slot!r}) of merged tables that lie elsewhere; ask those who hold them."
+            )
+        return self.below.table(self._name_of(self._group_of[slot]))
 
     def lookup(
         self, ids: SlotIds, *, missing: Missing = "zeros", step: int | None = None
@@ -96,21 +121,22 @@ class MergedMultiTypeTable:
         for slot, own in given.items():
             self.config.at(slot)
             checks.tensor(f"ids of {slot!r}", own, torch.int64, (None,))
-        merged = {group.name: _joined([given[s] for s in own]) for group, own in self._used(given)}
-        rows = self._merged.lookup(merged, missing=missing, step=step)
+        used = self._used(given)
+        merged = {self._name_of(group): _joined([given[s] for s in own]) for group, own in used}
+        rows = self.below.lookup(merged, missing=missing, step=step)
         found = {}
-        for group, own in self._used(given):
+        for group, own in used:
             lengths = [len(given[slot]) for slot in own]
-            found.update(zip(own, rows[group.name].split(lengths), strict=True))
+            found.update(zip(own, rows[self._name_of(group)].split(lengths), strict=True))
         return {slot: found[slot] for slot in given}
 
     def assign(self, batch: SlotRows, *, ts: int = 0) -> Applied:
         """Sets rows and keeps optimizer state. The last of equal ids wins, slots in byte order."""
-        return self._merged.assign(self._batch("rows", batch), ts=ts)
+        return self.below.assign(self._batch("rows", batch), ts=ts)
 
     def assign_add(self, batch: SlotRows, *, ts: int = 0) -> Applied:
         """Adds to rows; an absent one starts from its first value."""
-        return self._merged.assign_add(self._batch("rows", batch), ts=ts)
+        return self.below.assign_add(self._batch("rows", batch), ts=ts)
 
     def apply_gradients(
         self,
@@ -124,7 +150,7 @@ class MergedMultiTypeTable:
     ) -> Applied:
         """One optimizer step per table and distinct id; `rates` must agree inside a group."""
         merged = self._batch("grads", batch)
-        return self._merged.apply_gradients(
+        return self.below.apply_gradients(
             merged,
             rates=None if rates is None else self._rates(rates),
             step=step,
@@ -142,11 +168,11 @@ class MergedMultiTypeTable:
 
     def size(self) -> int:
         """Rows of all tables."""
-        return self._merged.size()
+        return self.below.size()
 
     def max_ts(self) -> int:
         """The largest `ts` that a write gave to any table."""
-        return self._merged.max_ts()
+        return self.below.max_ts()
 
     def _used(self, given: Mapping[str, object]) -> list[tuple[Group, list[str]]]:
         used = [(group, [s for s in group.slots if s in given]) for group in self.groups]
@@ -160,7 +186,7 @@ class MergedMultiTypeTable:
             rows = arguments.rows_of_batch(f"{name} of {slot!r}", rows, len(ids), dim)
             checked[slot] = (ids, rows)
         return {
-            group.name: (
+            self._name_of(group): (
                 _joined([checked[slot][0] for slot in own]),
                 _joined([checked[slot][1] for slot in own]),
             )
@@ -181,7 +207,7 @@ class MergedMultiTypeTable:
                         f"slots {own[0]!r} and {slot!r} share a table but have rates {first!r} and "
                         f"{given[slot]!r}; give both the same."
                     )
-            found[group.name] = first
+            found[self._name_of(group)] = first
         return found
 
     def _counts(self, batch: SlotRows, counts: SlotIds) -> dict[str, Tensor]:
@@ -195,10 +221,19 @@ class MergedMultiTypeTable:
             for slot, (ids, _) in batch.items()
         }
         return {
-            group.name: _joined([whole[slot] for slot in own])
+            self._name_of(group): _joined([whole[slot] for slot in own])
             for group, own in self._used(batch)
             if any(slot in given for slot in own)
         }
+
+
+def _renamed(config: TableConfig, stable: str, name: str) -> TableConfig:
+    """Under another name: first values stay those of the stable one, and files know both."""
+    if name == stable:
+        return config
+    seed = dataclasses.replace(config, name=stable).row_seed
+    also = (stable, *(one for one in config.also if one != stable))
+    return dataclasses.replace(config, seed=seed, also=also)
 
 
 def _joined(tensors: Sequence[Tensor]) -> Tensor:

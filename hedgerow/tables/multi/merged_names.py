@@ -50,9 +50,11 @@ def _shape(config: TableConfig) -> str:
 
 
 def _settings(config: TableConfig) -> dict[str, str]:
-    """Every setting but the name by its path, as `segments.0.optimizer.lr`."""
+    """Every setting but the names by its path, as `segments.0.optimizer.lr`."""
     found: dict[str, str] = {}
-    waiting: list[tuple[str, object]] = [("", json.loads(canonical(config, without=("name",))))]
+    waiting: list[tuple[str, object]] = [
+        ("", json.loads(canonical(config, without=("name", "also"))))
+    ]
     while waiting:
         path, value = waiting.pop()
         if isinstance(value, dict):

@@ -9,6 +9,7 @@ from itertools import accumulate, pairwise
 import torch
 from torch import Tensor
 
+from ... import native
 from ...core import checks
 from ...core.errors import InputError
 from ...core.shapes import Float32, Int64
@@ -116,6 +117,15 @@ def total(done: Sequence[Applied]) -> Applied:
     if not done:
         return Applied.of()
     return Applied(torch.stack([applied.counts for applied in done]).sum(0))
+
+
+def first_not_finite(flat: Float32[Tensor, "floats"]) -> int:
+    """The place of the first value that is not finite; -1 if all are.
+
+    >>> first_not_finite(torch.tensor([1.0, float("inf")]))
+    1
+    """
+    return native.first_not_finite(flat.data_ptr(), flat.numel())
 
 
 def flat_rows(name: str, rows: Tensor, floats: int) -> Float32[Tensor, "floats"]:

@@ -14,6 +14,7 @@ from ...core.errors import DtypeError, InputError
 from ...core.shapes import Float32, Int64
 from .. import arguments
 from ..config import TableConfig
+from ..filters import SlidingFilter
 from ..host import HostTable
 from ..schedules import Rate, check_rates
 from ..store import Applied, Missing
@@ -42,8 +43,16 @@ class SlotFront:
     {'user': [[1.0, 1.0]]}
     """
 
-    def __init__(self, configs: Mapping[str, TableConfig], *, clock: Clock | None = None) -> None:
-        self.store = HostTables(configs, clock=clock)
+    sync_clients: tuple[object, ...] = ()  # who is told of changed rows, one a shard
+
+    def __init__(
+        self,
+        configs: Mapping[str, TableConfig],
+        *,
+        clock: Clock | None = None,
+        filter: SlidingFilter | None = None,
+    ) -> None:
+        self.store = HostTables(configs, clock=clock, filter=filter)
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}({self.store!r})"

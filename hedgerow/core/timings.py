@@ -1,0 +1,58 @@
+"""How long things took, by name and tags."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+from .forklock import ForkLock
+
+Tags = tuple[tuple[str, str], ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Timing:
+    """All times of one thing together."""
+
+    count: int = 0
+    total_s: float = 0.0
+    longest_s: float = 0.0
+
+    def with_one(self, seconds: float) -> Timing:
+        """One more."""
+        return replace(
+            self,
+            count=self.count + 1,
+            total_s=self.total_s + seconds,
+            longest_s=max(self.longest_s, seconds),
+        )
+
+
+class Timings:
+    """Timers by name and tags; owns a lock that survives forks.
+
+    >>> timings = Timings()
+    >>> timings.add("embedding_lookup", 0.25, server="0")
+    >>> timings.add("embedding_lookup", 0.5, server="0")
+    >>> timings.read("embedding_lookup", server="0")
+    Timing(count=2, total_s=0.75, longest_s=0.5)
+    """
+
+    def __init__(self) -> None:
+        self._lock = ForkLock()
+        self._timings: dict[tuple[str, Tags], Timing] = {}
+
+    def add(self, name: str, seconds: float, **tags: str) -> None:
+        """Adds one time to a timer; it starts at none."""
+        key = name, tuple(sorted(tags.items()))
+        with self._lock:
+            self._timings[key] = self._timings.get(key, Timing()).with_one(seconds)
+
+    def read(self, name: str, **tags: str) -> Timing:
+        """One timer."""
+        with self._lock:
+            return self._timings.get((name, tuple(sorted(tags.items()))), Timing())
+
+    def snapshot(self) -> dict[tuple[str, Tags], Timing]:
+        """All of them at one moment."""
+        with self._lock:
+            return dict(sorted(self._timings.items()))
