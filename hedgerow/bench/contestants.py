@@ -95,6 +95,18 @@ CONTESTANTS = {
         Contestant(name="EBC row-wise", module="peers.rowwise_ebc", home="torch"),
         Contestant(name="torch all-to-all", module="peers.torch_exchange"),
         Contestant(name="torch all-to-all, unique", module="peers.torch_exchange_unique"),
+        *(
+            Contestant(name=name, module=f"hedgerow.bench.ps_peers.{file}", path=_HOME)
+            for name, file in (
+                ("grpcio stream", "grpc_stream"),
+                ("grpcio unary", "grpc_unary"),
+                ("torch.rpc", "torch_rpc"),
+                ("Ray actors", "ray_actors"),
+                ("plain sockets", "sockets"),
+                ("with CURVE", "ours_curve"),
+                ("with the log", "ours_log"),
+            )
+        ),
         # Its tables have a power of two of slots.
         Contestant(name="TFRA", module="peers.tfra", home="tfra", rows_factor=2.2),
         Contestant(name="gather", module="hedgerow.bench.gather", path=_HOME),

@@ -1,0 +1,85 @@
+"""Our own servers: `hedgerow ps` and a `RemoteShard` for each."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from ...ps.remote_shard import RemoteShard
+from ...tables.store import TableKeys
+from ..peers.serve import serve
+from .asked import SERVERS, Asked
+from .processes import started
+from .shard_rows import TABLE, config_of
+
+
+class OurServers(Asked):
+    """As a user starts them on one machine."""
+
+    def options(self, server: int) -> list[str]:
+        """More arguments of `hedgerow ps`."""
+        return []
+
+    def client_keys(self) -> Path | None:
+        """The folder of keys, if any."""
+        return None
+
+    def fill(self) -> None:
+        """Rows are assigned from here; the time of that is nobody's."""
+        commands = [
+            ["hedgerow", "ps", "--shard", f"{i}/{SERVERS}", *self.options(i)]
+            for i in range(SERVERS)
+        ]
+        addresses = self.stack.enter_context(started(commands))
+        configs = {TABLE: config_of(self.work.dim)}
+        self.shards = [
+            RemoteShard(address, configs, keys=self.client_keys()) for address in addresses
+        ]
+        for shard in self.shards:
+            self.stack.callback(shard.close)
+        for start, stop in self.work.calls():
+            numbers = np.arange(start, stop)
+            for i, shard in enumerate(self.shards):
+                mine = numbers[numbers % SERVERS == i]
+                rows = torch.from_numpy(self.work.first_rows_of(mine)).view(-1)
+                shard.start_assign(TableKeys.of_one(torch.from_numpy(mine)), rows).wait()
+
+    def ask(self, shares: Sequence[Tensor], outs: Sequence[Tensor]) -> None:
+        """All under way, then all awaited."""
+        pairs = zip(self.shards, shares, outs, strict=True)
+        waiting = [
+            shard.start_lookup(TableKeys.of_one(share), out=out) for shard, share, out in pairs
+        ]
+        for one in waiting:
+            one.wait()
+
+    def update(self, batch: int, output: str) -> Tensor:
+        """One push to every server, with a gradient of ones; nothing is read."""
+        shares = self._shares[batch]
+        waiting = []
+        for shard, share in zip(self.shards, shares, strict=True):
+            grads = self._ones[: len(share) * self.work.dim]
+            waiting.append(shard.start_apply_gradients(TableKeys.of_one(share), grads))
+        for one in waiting:
+            one.wait()
+        return self._ones[:0]
+
+    def place(self, access: str) -> None:
+        """And a gradient for pushes."""
+        super().place(access)
+        self._ones = torch.ones_like(self._reused)
+
+    def rows(self, numbers: np.ndarray) -> np.ndarray:
+        """Rows as they are now."""
+        out = torch.empty(len(numbers) * self.work.dim)
+        shares = [torch.from_numpy(numbers[numbers % SERVERS == i]) for i in range(SERVERS)]
+        self.ask(shares, out.split([len(share) * self.work.dim for share in shares]))
+        return out.numpy()
+
+
+if __name__ == "__main__":
+    serve(OurServers)
