@@ -38,34 +38,16 @@ def transport_stages(*, quick: bool) -> list[Stage]:
         batches=20 if quick else 300,
         random_ids=False,
     )
-    many, few = f"lookup of {rows:,} ids", "lookup of 1,000 ids"
     return [
-        _stage(
-            large,
-            Case(
-                name=many, operation="lookup", access="inserts", output="reused", peers=OTHERS + OWN
-            ),
-        ),
-        _stage(
-            small,
-            Case(
-                name=few, operation="lookup", access="uniform", output="reused", peers=OTHERS + OWN
-            ),
-        ),
-        _stage(
-            large,
-            Case(
-                name=f"push of {rows:,} ids",
-                operation="update",
-                access="inserts",
-                output="reused",
-                peers=PUSHED,
-            ),
-        ),
+        _stage(large, f"lookup of {rows:,} ids", "lookup", OTHERS + OWN),
+        _stage(small, "lookup of 1,000 ids", "lookup", OTHERS + OWN),
+        _stage(large, f"push of {rows:,} ids", "update", PUSHED),
     ]
 
 
-def _stage(plan: WorkPlan, case: Case) -> Stage:
+def _stage(plan: WorkPlan, name: str, operation: str, peers: tuple[str, ...]) -> Stage:
+    (access,) = plan.accesses
+    case = Case(name=name, operation=operation, access=access, output="reused", peers=peers)
     return Stage(plan=plan, optimizer="sgd", cases=(case,))
 
 
@@ -80,24 +62,30 @@ def measure_transports(
     versions: dict[str, str] = {}
     try:
         for stage in stages:
-            made: list[Asked] = []
-
-            class Ours(OurServers):
-                """Remembered, to be ended."""
-
-                def __init__(self, work: Work, threads: int, optimizer: str | None) -> None:
-                    super().__init__(work, threads, optimizer)
-                    made.append(self)
-
-            with tempfile.TemporaryDirectory(prefix="hedgerow-bench-") as folder:
-                runner = StageRunner(settings, Path(folder), counter, ours=Ours)
-                try:
-                    results += list(runner.stage(stage))
-                finally:
-                    for one in made:
-                        one.leave()
-                versions |= runner.versions
+            results += _results(settings, stage, counter, versions)
     finally:
         native.set_threads(before[0])
         torch.set_num_threads(before[1])
     return versions, results
+
+
+def _results(
+    settings: Settings, stage: Stage, counter: Counter, versions: dict[str, str]
+) -> list[dict[str, Any]]:
+    made: list[Asked] = []
+
+    class Ours(OurServers):
+        """Remembered, to be ended."""
+
+        def __init__(self, work: Work, threads: int, optimizer: str | None) -> None:
+            super().__init__(work, threads, optimizer)
+            made.append(self)
+
+    with tempfile.TemporaryDirectory(prefix="hedgerow-bench-") as folder:
+        runner = StageRunner(settings, Path(folder), counter, ours=Ours)
+        try:
+            return list(runner.stage(stage))
+        finally:
+            versions |= runner.versions
+            for one in made:
+                one.leave()
