@@ -17,7 +17,7 @@ from ..core.counters import Counters
 from ..core.errors import StateError
 from .curve import ClientKeys
 from .errors import DeadlineError, FrameError, RolledBackError, ServerAwayError
-from .frames import Answer, Buffer, Origin, Request, Status, read_answer
+from .frames import CONTROL, Answer, Buffer, Origin, Request, Status, read_answer
 from .line import Event, Line
 from .tickets import Sink, Ticket, error_of
 from .turns import Turns
@@ -226,7 +226,8 @@ class Connection:
         if answer.status == Status.ROLLED_BACK:
             self._roll_back(answer)
             return False
-        self._meet(answer.incarnation)
+        if answer.verb not in CONTROL or not self.incarnation:
+            self._meet(answer.incarnation)  # told only where a rolled-back server would say so
         if answer.status == Status.BUSY:
             self.counters.add("busy")
             pause_s = min(_FIRST_PAUSE_S * 2**ticket.busy, _LONGEST_PAUSE_S)
