@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -13,7 +14,7 @@ from hedgerow.ps.shard import LocalShard
 from hedgerow.tables.multi.host_tables import HostTables
 from hedgerow.tables.store import TableKeys
 
-from .servers import ServerProcess, server
+from .servers import server
 from .tables import counting_table, some_keys, some_rows, two_tables
 from .test_remote_shard import same
 
@@ -29,9 +30,9 @@ def counted(shard: RemoteShard) -> list[float]:
 
 
 def test_with_the_log_a_crash_costs_nothing(tmp_path: Path) -> None:
-    options = ("--checkpoint", str(tmp_path), "--durability", "log")
+    options: dict[str, Any] = {"checkpoint": tmp_path, "durability": "log"}
     local = LocalShard(HostTables(two_tables()))
-    with server(*options) as started:
+    with server(**options) as started:
         remote = RemoteShard(started.address, two_tables(), deadline_s=60)
         for seed in range(4):
             keys = some_keys(seed)
@@ -41,12 +42,10 @@ def test_with_the_log_a_crash_costs_nothing(tmp_path: Path) -> None:
             if seed == 1:
                 assert remote.checkpoint() == 1
             if seed in (0, 2):
-                started.kill()
-                started.restart()
+                started.crash()
         same((remote, local))
         assert remote.counters.read("server_restarts") == 2
-        started.kill()
-        started.restart()
+        started.crash()
         late = RemoteShard(started.address)  # the tables came out of the log, not from a client
         same((late, local))
         for shard in (remote, late):
@@ -54,13 +53,13 @@ def test_with_the_log_a_crash_costs_nothing(tmp_path: Path) -> None:
 
 
 def test_with_checkpoints_the_client_is_told_once(tmp_path: Path) -> None:
-    with server("--checkpoint", str(tmp_path)) as started:
+    with server(checkpoint=tmp_path) as started:
         shard = RemoteShard(started.address, counting_table(), deadline_s=60)
         for step in range(3):
             count_one(shard, step)
         assert shard.checkpoint() == 2
         count_one(shard, 3)
-        crash(started)
+        started.crash()
         assert shard.health()["state"] == "serving"  # asking about it takes nothing away
         with pytest.raises(RolledBackError, match="went back to the checkpoint of step 2") as told:
             count_one(shard, 4)
@@ -77,7 +76,7 @@ def test_a_server_that_never_saved_starts_empty_and_says_so() -> None:
         count_one(shard)
         under_way = shard.start_lookup(KEYS)
         assert under_way.wait().rows.tolist() == [1.0] * 4
-        crash(started)
+        started.crash()
         with pytest.raises(RolledBackError, match="an empty start"):
             counted(shard)
         assert counted(shard) == [0.0] * 4
@@ -85,7 +84,7 @@ def test_a_server_that_never_saved_starts_empty_and_says_so() -> None:
 
 
 def test_a_server_told_to_stop_saves_and_comes_back_as_it_was(tmp_path: Path) -> None:
-    with server("--checkpoint", str(tmp_path)) as started:
+    with server(checkpoint=tmp_path) as started:
         shard = RemoteShard(started.address, counting_table(), deadline_s=60)
         under_way = [shard.start_apply_gradients(KEYS, -torch.ones(4)) for _ in range(20)]
         under_way[-1].wait()
@@ -94,7 +93,7 @@ def test_a_server_told_to_stop_saves_and_comes_back_as_it_was(tmp_path: Path) ->
             answer.wait()
         started.restart()
         assert counted(shard) == [20.0] * 4  # no word of a roll back: nothing was lost
-        crash(started)
+        started.crash()
         with pytest.raises(RolledBackError):
             counted(shard)
         shard.close()
@@ -110,8 +109,3 @@ def test_zeros_and_waiting_while_a_server_is_away() -> None:
         with pytest.raises(DeadlineError, match="apply_gradients"):
             count_one(zeros)
         zeros.close()
-
-
-def crash(started: ServerProcess) -> None:
-    started.kill()
-    started.restart()
