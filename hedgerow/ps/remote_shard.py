@@ -23,12 +23,12 @@ from ..tables.schedules import Rate
 from ..tables.store import Applied, Entries, Lookup, Missing, TableKeys, as_keys
 from .buffers import buffer_of, check_room, narrowed, tensor_over, text_of, value_of, wire_code
 from .configs import config_of, document_of, rates_now
-from .connection import Connection, Patience
+from .connection import Connection
 from .curve import ClientKeys
 from .errors import FrameError, RolledBackError, ServerAwayError
 from .frames import MAX_FRAME_BYTES, NO_OPTIONS, Buffer, Options, Request, Verb
 from .service import MISSING
-from .tickets import Kept, RowsInto, Ticket, zeros_into
+from .tickets import Kept, Patience, RowsInto, Ticket, zeros_into
 
 A = TypeVar("A")
 Away = Literal["fail", "wait", "zeros"]
