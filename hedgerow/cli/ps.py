@@ -17,6 +17,17 @@ def ps(
         Path | None,
         typer.Option(help="JSON list of table configs; without it the first client brings them."),
     ] = None,
+    checkpoint: Annotated[
+        Path | None,
+        typer.Option(help="Folder for this server's rows, saved on SIGTERM; it starts from there."),
+    ] = None,
+    durability: Annotated[
+        str,
+        typer.Option(
+            help="What a crash may cost: `checkpoint` (the writes since then; clients are told) or "
+            "`log` (nothing: writes are on the disk before they are answered)."
+        ),
+    ] = "checkpoint",
     keys: Annotated[
         Path | None, typer.Option(help="Folder of keys (`hedgerow keys new`); needed off loopback.")
     ] = None,
@@ -37,5 +48,7 @@ def ps(
         tables=None if tables is None else read_configs(tables),
         keys=keys,
         insecure=insecure,
+        checkpoint=checkpoint,
+        durability=durability,
     )
     serve(plan, lambda address: typer.echo(address))

@@ -11,27 +11,19 @@ import os
 import secrets
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from ..core.counters import Counters
 from ..core.errors import StateError
 from .curve import ClientKeys
 from .errors import DeadlineError, FrameError, RolledBackError, ServerAwayError
-from .frames import Answer, Buffer, Origin, Request, Status, read_answer
+from .frames import CONTROL, Answer, Buffer, Origin, Request, Status, read_answer
 from .line import Event, Line
-from .tickets import Sink, Ticket, error_of
+from .tickets import Patience, Sink, Ticket, error_of
 from .turns import Turns
 
-TRAINING_DEADLINE_S = 60.0
+_LONGEST_GAP = 4  # times `retry_s` between two times of asking
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.005, 0.5  # before a busy server is asked again
-
-
-@dataclass(frozen=True, slots=True)
-class Patience:
-    """How long to wait for a server. None waits for ever; `retry_s` is until it is asked again."""
-
-    deadline_s: float | None = TRAINING_DEADLINE_S
-    retry_s: float = 1.0
 
 
 class Connection:
@@ -96,7 +88,7 @@ class Connection:
         limit_s = math.inf
         if patience.deadline_s is not None:
             limit_s = time.monotonic() + patience.deadline_s
-        ticket = Ticket(request, frames, sink, limit_s, patience.retry_s)
+        ticket = Ticket(request, frames, sink, limit_s, patience, patience.retry_s)
         self._check_process()
         self._turns.take()
         try:
@@ -149,8 +141,8 @@ class Connection:
         except zmq.Again:
             return  # away, or more is queued than it takes: sent when the socket can
         self._mark(ticket, sent=True)
-        ticket.again_s = now + ticket.retry_s
-        ticket.retry_s *= 2
+        ticket.again_s = now + ticket.gap_s
+        ticket.gap_s = min(2 * ticket.gap_s, _LONGEST_GAP * ticket.patience.retry_s)
 
     def _mark(self, ticket: Ticket, *, sent: bool) -> None:
         if ticket.sent != sent:
@@ -226,7 +218,8 @@ class Connection:
         if answer.status == Status.ROLLED_BACK:
             self._roll_back(answer)
             return False
-        self._meet(answer.incarnation)
+        if answer.verb not in CONTROL or not self.incarnation:
+            self._meet(answer.incarnation)  # told only where a rolled-back server would say so
         if answer.status == Status.BUSY:
             self.counters.add("busy")
             pause_s = min(_FIRST_PAUSE_S * 2**ticket.busy, _LONGEST_PAUSE_S)
@@ -309,21 +302,20 @@ class Connection:
         now = time.monotonic()
         for ticket in list(self._tickets.values()):
             if now >= ticket.limit_s:
-                self._give_up(ticket, now)
+                self._give_up(ticket)
             elif ticket.sent and now >= ticket.again_s:
                 self._mark(ticket, sent=False)
                 self._send_unsent()
 
-    def _give_up(self, ticket: Ticket, now: float) -> None:
+    def _give_up(self, ticket: Ticket) -> None:
         self.counters.add("deadlines")
         verb = ticket.request.verb.name.lower()
-        limit_s = ticket.limit_s - ticket.born_s
         reached = "it was sent" if ticket.sent else "the server was not reached"
         unsure = "; the write may have happened" if ticket.request.is_write and ticket.sent else ""
         why = f" ({self._complaint})" if self._complaint else ""
         error = DeadlineError(
-            f"no answer to {verb} from {self.where} within its deadline of {limit_s:.3g} s: "
-            f"{reached}{unsure}{why}."
+            f"no answer to {verb} from {self.where} within its deadline of "
+            f"{ticket.patience.deadline_s:g} s: {reached}{unsure}{why}."
         )
         self._finish(ticket, error)
         self._turns.tell()

@@ -7,7 +7,7 @@ import secrets
 import threading
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
-from typing import Protocol
+from typing import Any, Protocol
 
 from ..core.counters import Counters
 from ..core.errors import HedgerowError, StateError
@@ -15,7 +15,7 @@ from .buffers import text_of, value_of
 from .clients import Clients, Seen
 from .configs import config_of
 from .errors import LogError
-from .frames import Answer, Buffer, Request, Status, Verb
+from .frames import CONTROL, Answer, Buffer, Request, Status, Verb
 from .lanes import GROUP, Job, Lane, Room
 from .service import Service, failure
 
@@ -36,8 +36,12 @@ class Journal(Protocol):
 class Keeper(Protocol):
     """Who saves and loads the tables for a client; called in a thread of its own."""
 
-    def serve(self, verb: Verb, order: dict[str, object]) -> dict[str, object]:
+    def serve(self, verb: Verb, order: dict[str, Any]) -> dict[str, Any]:
         """Does what `order` says."""
+        ...
+
+    def after_writes(self) -> None:
+        """Called after each group of writes, between two of them; must not wait."""
         ...
 
 
@@ -58,10 +62,12 @@ class Desk:
         room: Room,
         journal: Journal | None = None,
         rolled_back_to: int = 0,
+        incarnation: int = 0,
     ) -> None:
         self.service, self.clients, self.name = service, clients, name
         self.counters = Counters()
-        self.incarnation = secrets.randbits(63) | 1
+        self.incarnation = incarnation or secrets.randbits(63) | 1
+        self.last_step = rolled_back_to
         self.keeper: Keeper | None = None
         self.is_draining = False
         self._send, self._room, self._journal = send, room, journal
@@ -80,7 +86,7 @@ class Desk:
     def take(self, to: object, request: Request, request_bytes: int) -> None:
         """Does a request, or sees to it that it is done."""
         self.counters.add(f"requests_{request.verb.name.lower()}")
-        if request.verb in (Verb.DESCRIBE, Verb.HEALTH, Verb.COUNTERS):
+        if request.verb in CONTROL:
             self._send(to, request.origin.sequence, self._tell(request.verb))
         elif self._is_from_before(request):
             self._tell_rolled_back(to, request)
@@ -201,6 +207,8 @@ class Desk:
                     self._fault(job, error)
                 finally:
                     self._room.give(job.room_bytes)
+            if self.keeper is not None:
+                self.keeper.after_writes()
 
     def _journalled(self, jobs: list[Job]) -> LogError | None:
         if self._journal is None or not jobs:
@@ -227,6 +235,7 @@ class Desk:
             self._answer_read(job.to, request)
         else:
             answer = self.service.write(request)
+            self.last_step = max(self.last_step, request.options.step or 0)
             to = self.clients.finish(request.origin, answer)
             self.counters.add("writes_applied")
             self._send(to or job.to, request.origin.sequence, answer)

@@ -60,6 +60,7 @@ class Verb(IntEnum):
 WRITES = frozenset(
     (Verb.APPLY_GRADIENTS, Verb.ASSIGN, Verb.ASSIGN_ADD, Verb.REINITIALIZE, Verb.ERASE)
 )
+CONTROL = frozenset((Verb.DESCRIBE, Verb.HEALTH, Verb.COUNTERS))
 _VERBS = {int(verb): verb for verb in Verb}
 
 

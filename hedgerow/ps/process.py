@@ -8,11 +8,15 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from ..core import checks
 from ..core.errors import ConfigError
 from ..tables.config import TableConfig
 from ..tables.multi.multi_config import MultiConfig
 from .clients import Clients
 from .curve import ServerKeys
+from .keeper import Keeper
+from .log import LogClock
+from .recovery import Recovered, Recovery, own_folder
 from .server import Server
 from .service import Service
 
@@ -29,6 +33,13 @@ class ServerPlan:
     tables: MultiConfig | None = None
     keys: Path | None = None
     insecure: bool = False
+    checkpoint: Path | None = None
+    durability: str = "checkpoint"
+
+    def __post_init__(self) -> None:
+        checks.choice("ServerPlan", "durability", self.durability, ("checkpoint", "log"))
+        if self.durability == "log" and self.checkpoint is None:
+            raise ConfigError("durability is 'log' without a folder; pass --checkpoint DIR.")
 
     @staticmethod
     def of(
@@ -38,6 +49,8 @@ class ServerPlan:
         tables: Sequence[TableConfig] | None = None,
         keys: Path | None = None,
         insecure: bool = False,
+        checkpoint: Path | None = None,
+        durability: str = "checkpoint",
     ) -> ServerPlan:
         """From what a command line says.
 
@@ -54,6 +67,8 @@ class ServerPlan:
             tables=None if tables is None else MultiConfig.of({t.name: t for t in tables}),
             keys=keys,
             insecure=insecure,
+            checkpoint=checkpoint,
+            durability=durability,
         )
 
     @property
@@ -66,9 +81,11 @@ def serve(plan: ServerPlan, tell: Callable[[str], None]) -> None:
     """Serves until SIGTERM or SIGINT; `tell` gets the address once clients may come."""
     sys.setswitchinterval(_SWITCH_S)
     keys = None if plan.keys is None else ServerKeys.read(plan.keys)
-    service, clients = Service(), Clients()
+    clock = LogClock() if plan.durability == "log" else None
+    service, clients = Service(clock), Clients()
     if plan.tables is not None:
         service.open(plan.tables)
+    start = _recover(plan, service, clients, clock)
     server = Server(
         service,
         clients,
@@ -76,11 +93,27 @@ def serve(plan: ServerPlan, tell: Callable[[str], None]) -> None:
         listen=plan.listen,
         keys=keys,
         insecure=plan.insecure,
+        journal=start.log,
+        rolled_back_to=start.step,
+        incarnation=start.incarnation,
     )
+    folder = plan.checkpoint and own_folder(plan.checkpoint, plan.shard, plan.shards)
+    keeper = Keeper(server.desk, plan.shard, plan.shards, folder=folder, log=start.log)
+    server.desk.keeper = keeper
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda _number, _frame: server.stop())
     try:
         tell(server.address)
         server.run()
+        keeper.leave()
     finally:
         server.close()
+
+
+def _recover(
+    plan: ServerPlan, service: Service, clients: Clients, clock: LogClock | None
+) -> Recovered:
+    if plan.checkpoint is None:
+        return Recovered()
+    recovery = Recovery(plan.checkpoint, plan.shard, plan.shards, service, clients)
+    return recovery.from_checkpoint() if clock is None else recovery.from_log(clock)

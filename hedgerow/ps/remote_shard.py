@@ -23,12 +23,12 @@ from ..tables.schedules import Rate
 from ..tables.store import Applied, Entries, Lookup, Missing, TableKeys, as_keys
 from .buffers import buffer_of, check_room, narrowed, tensor_over, text_of, value_of, wire_code
 from .configs import config_of, document_of, rates_now
-from .connection import Connection, Patience
+from .connection import Connection
 from .curve import ClientKeys
 from .errors import FrameError, RolledBackError, ServerAwayError
 from .frames import MAX_FRAME_BYTES, NO_OPTIONS, Buffer, Options, Request, Verb
 from .service import MISSING
-from .tickets import Kept, RowsInto, Ticket, zeros_into
+from .tickets import Kept, Patience, RowsInto, Ticket, zeros_into
 
 A = TypeVar("A")
 Away = Literal["fail", "wait", "zeros"]
@@ -258,13 +258,19 @@ class RemoteShard:
         self, verb: Verb, order: Mapping[str, Any] | None = None, *, deadline_s: float | None = None
     ) -> dict[str, Any]:
         """What a server tells in words: health, counters, or how a save went."""
+        return self.start_ask(verb, order, deadline_s=deadline_s).wait()
+
+    def start_ask(
+        self, verb: Verb, order: Mapping[str, Any] | None = None, *, deadline_s: float | None = None
+    ) -> Underway[dict[str, Any]]:
+        """As `ask`, on its way; an order that may take long needs its own deadline."""
         kept = Kept()
         frames = [] if order is None else [text_of(order)]
         patience = self.connection.patience
         if deadline_s is not None:
             patience = Patience(deadline_s, deadline_s)
-        self.connection.wait(self.connection.start(Request(verb), frames, kept, patience))
-        return dict(value_of(kept.frames[0]))
+        ticket = self.connection.start(Request(verb), frames, kept, patience)
+        return Underway(self.connection, ticket, lambda: dict(value_of(kept.frames[0])))
 
     def health(self, deadline_s: float | None = None) -> dict[str, Any]:
         """State, rows, and what waits."""
@@ -273,6 +279,10 @@ class RemoteShard:
     def server_counters(self) -> dict[str, int]:
         """What the server has counted since its start."""
         return self.ask(Verb.COUNTERS)
+
+    def checkpoint(self, step: int = 0, *, deadline_s: float = 3600.0) -> int:
+        """Lets the server save its rows into its own folder; the step that is saved."""
+        return int(self.ask(Verb.CHECKPOINT, {"step": step}, deadline_s=deadline_s)["step"])
 
     def _meet(self, configs: Mapping[str, TableConfig] | None) -> MultiConfig:
         if configs is not None:

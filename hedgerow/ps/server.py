@@ -13,7 +13,7 @@ from .clients import Clients
 from .curve import ServerKeys, needs_keys
 from .desk import Desk, Journal
 from .errors import FrameError
-from .frames import MAX_FRAME_BYTES, MAX_FRAMES, Answer, Request, Verb, read_request
+from .frames import MAX_FRAME_BYTES, MAX_FRAMES, Answer, Verb, read_request
 from .lanes import Outbox, Room
 from .service import Service, failure
 
@@ -51,6 +51,7 @@ class Server:
         limits: Limits | None = None,
         journal: Journal | None = None,
         rolled_back_to: int = 0,
+        incarnation: int = 0,
     ) -> None:
         import zmq
 
@@ -73,6 +74,7 @@ class Server:
             room=Room(limits.requests, limits.request_bytes),
             journal=journal,
             rolled_back_to=rolled_back_to,
+            incarnation=incarnation,
         )
 
     @property
@@ -219,8 +221,3 @@ def _sequence_of(frames: list[Any]) -> int:
     if not frames or len(frames[0]) < place + 8:
         return 0
     return int.from_bytes(bytes(frames[0][place : place + 8]), "little")
-
-
-def request_bytes(request: Request) -> int:
-    """Bytes of its buffers."""
-    return sum(memoryview(frame).nbytes for frame in request.frames)

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, Protocol
 
 import numpy as np
@@ -98,6 +97,14 @@ class RowsInto:
         self._count(answer, 4 * count)
 
 
+@dataclass(frozen=True, slots=True)
+class Patience:
+    """How long to wait for a server. None waits for ever; `retry_s` is until it is asked again."""
+
+    deadline_s: float | None = 60.0
+    retry_s: float = 1.0
+
+
 @dataclass(slots=True)
 class Ticket:
     """One request under way."""
@@ -106,14 +113,14 @@ class Ticket:
     frames: Sequence[Buffer]
     sink: Sink
     limit_s: float  # when to give up, on the monotonic clock; infinite to wait for ever
-    retry_s: float  # until it is sent again if nobody answers
+    patience: Patience
+    gap_s: float  # until it is sent again if nobody answers
     sequence: int = 0
     sent: bool = False
     again_s: float = 0.0
     done: bool = False
     error: Exception | None = None
     busy: int = 0
-    born_s: float = field(default_factory=time.monotonic)
 
     def finish(self, error: Exception | None = None) -> None:
         """Nothing more is expected."""

@@ -3,84 +3,95 @@
 from __future__ import annotations
 
 import json
-import select
-import signal
-import subprocess
-import sys
+import multiprocessing
 import threading
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
+from hedgerow.ps.process import ServerPlan, serve
 from hedgerow.ps.server import Server
 from hedgerow.ps.service import Service
 from hedgerow.tables.config import TableConfig
 
 START_S = 60.0
+FORKS = multiprocessing.get_context("forkserver")
+FORKS.set_forkserver_preload(["hedgerow.ps.process", "zmq", "pyarrow", __name__])
 
 
 class ServerProcess:
-    """One `hedgerow ps`; `restart` brings it back at the same address."""
+    """A server in a process of its own; `restart` brings it back at the same address.
 
-    def __init__(self, shard: int, shards: int, *options: str, listen: str = "127.0.0.1:0") -> None:
-        self._start = [sys.executable, "-m", "hedgerow", "ps", "--shard", f"{shard}/{shards}"]
-        self._options = options
-        self.process = self._spawn(listen)
-        self.address = self._address()
+    It is forked from a process that has imported everything, since a start takes seconds else.
+    """
 
-    def _spawn(self, listen: str) -> subprocess.Popen[str]:
-        command = [*self._start, "--listen", listen, *self._options]
-        return subprocess.Popen(
-            command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, bufsize=1
-        )
+    def __init__(self, shard: int, shards: int, **settings: Any) -> None:
+        self._shard, self._settings = f"{shard}/{shards}", settings
+        self.address = "127.0.0.1:0"
+        self._start()
 
-    def _address(self) -> str:
-        out = self.process.stdout
-        assert out is not None
-        assert select.select([out], [], [], START_S)[0], "a server did not start in time"
-        line = out.readline().strip()
-        if not line:
-            raise RuntimeError(f"a server did not start: {self.stderr()}")
-        return line
+    def _start(self) -> None:
+        ours, theirs = FORKS.Pipe(duplex=False)
+        plan = ServerPlan.of(self._shard, self.address, **self._settings)
+        self.process = FORKS.Process(target=_serve, args=(plan, theirs), daemon=True)
+        self.process.start()
+        theirs.close()
+        with ours:
+            assert ours.poll(START_S), "a server did not start in time"
+            told = ours.recv()
+        if isinstance(told, Exception):
+            self.process.join(START_S)
+            raise told
+        self.address = told
 
-    def stderr(self) -> str:
-        assert self.process.stderr is not None
-        return self.process.stderr.read()
+    @property
+    def pid(self) -> int:
+        assert self.process.pid is not None
+        return self.process.pid
 
     def kill(self) -> None:
         """As a crash: kill -9."""
         self.process.kill()
-        self.process.wait(START_S)
+        self.process.join(START_S)
 
-    def terminate(self) -> int:
+    def terminate(self) -> int | None:
         """As a supervisor; the status it leaves with."""
-        self.process.send_signal(signal.SIGTERM)
-        return self.process.wait(START_S)
+        self.process.terminate()
+        self.process.join(START_S)
+        return self.process.exitcode
 
-    def restart(self, *options: str) -> None:
+    def restart(self) -> None:
         """Once it is gone."""
-        self._close_pipes()
-        self._options = options or self._options
-        self.process = self._spawn(self.address.removeprefix("tcp://"))
-        assert self._address() == self.address
+        before = self.address
+        self._start()
+        assert self.address == before
+
+    def crash(self) -> None:
+        """Kills it and brings it back."""
+        self.kill()
+        self.restart()
 
     def reap(self) -> None:
-        if self.process.poll() is None:
+        if self.process.is_alive():
             self.kill()
-        self._close_pipes()
+        self.process.close()
 
-    def _close_pipes(self) -> None:
-        for pipe in (self.process.stdout, self.process.stderr):
-            if pipe is not None:
-                pipe.close()
+
+def _serve(plan: ServerPlan, told: Connection) -> None:
+    try:
+        serve(plan, told.send)
+    except Exception as error:
+        told.send(error)
+        raise
 
 
 @contextmanager
-def server(*options: str, shard: int = 0, shards: int = 1) -> Iterator[ServerProcess]:
-    """One server process."""
-    started = ServerProcess(shard, shards, *options)
+def server(shard: int = 0, shards: int = 1, **settings: Any) -> Iterator[ServerProcess]:
+    """One server process; `settings` are those of a `ServerPlan`."""
+    started = ServerProcess(shard, shards, **settings)
     try:
         yield started
     finally:
@@ -102,11 +113,11 @@ def server_thread(**settings: Any) -> Iterator[Server]:
 
 
 @contextmanager
-def servers(n: int, *options: str) -> Iterator[dict[str, list[str]]]:
+def servers(n: int, **settings: Any) -> Iterator[dict[str, list[str]]]:
     """n real servers and their addresses, as `{"ps": [address, ...]}`."""
     started: list[ServerProcess] = []
     try:
-        started.extend(ServerProcess(i, n, *options) for i in range(n))
+        started.extend(ServerProcess(i, n, **settings) for i in range(n))
         yield {"ps": [one.address for one in started]}
     finally:
         for one in started:

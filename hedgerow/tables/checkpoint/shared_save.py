@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
-from contextlib import ExitStack
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import replace
 from os import PathLike
 from pathlib import Path
@@ -28,6 +28,11 @@ from .writer import (
     write_files,
     write_manifest,
 )
+
+
+@contextmanager
+def _nothing_beside() -> Iterator[Mapping[str, bytes]]:
+    yield {}
 
 
 class SharedSave:
@@ -69,14 +74,22 @@ class SharedSave:
         """The newest time of each table of this shard."""
         return {name: table.max_ts() for name, table in self._tables.items()}
 
-    def write(self, mark: str, newest_s: Mapping[str, int]) -> Written:
+    def write(
+        self,
+        mark: str,
+        newest_s: Mapping[str, int],
+        instant: Callable[[], AbstractContextManager[Mapping[str, bytes]]] = _nothing_beside,
+    ) -> Written:
         """The files of this shard; rows that have expired at the newest time are left out.
 
-        What fails leaves its files to `abandon`: the others still write theirs.
+        `instant` is entered while the rows are frozen and gives named bytes of the same moment,
+        which are saved beside them. What fails leaves its files to `abandon`: the others still
+        write theirs.
         """
         try:
             with ExitStack() as held:
-                frozen = freeze(self._tables, held, lambda _: None, self._place)
+                with instant() as beside:
+                    frozen = freeze(self._tables, held, lambda _: None, self._place)
                 self._sources = [
                     table_source(
                         table.config, replace(frozen.tables[name], newest_s=newest_s[name]), None
@@ -88,7 +101,7 @@ class SharedSave:
                     self._folder,
                     self._sources,
                     self._routers,
-                    Header(blobs=frozen.blobs),
+                    Header(blobs={**beside, **frozen.blobs}),
                     meter,
                     mark,
                     shard=self._place.shard,

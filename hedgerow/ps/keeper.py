@@ -1,0 +1,225 @@
+"""Saves and loads the tables of a running server: its own checkpoint, and its part of all's."""
+
+from __future__ import annotations
+
+import dataclasses
+import logging
+import os
+import threading
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from ..core.errors import HedgerowError, InputError, SaveError
+from ..routing.router import Router
+from ..tables.checkpoint.files import sync_folder
+from ..tables.checkpoint.load_job import LoadJob
+from ..tables.checkpoint.manifest import BlobEntry, FileEntry
+from ..tables.checkpoint.manifest_reader import read_manifest
+from ..tables.checkpoint.save import checked_header, save_tables_async
+from ..tables.checkpoint.shared_save import SharedSave
+from ..tables.checkpoint.writer import Written
+from .client_file import BLOB, blob_name, pack
+from .configs import config_of
+from .desk import Desk
+from .errors import FrameError
+from .frames import Verb
+from .log import Log
+from .recovery import CLEAN, ROWS
+
+LOG_BYTES = 2**30  # of the log, before the rows are saved and it starts anew
+Order = dict[str, Any]
+
+
+class Keeper:
+    """What a client orders, and what the server does by itself. `folder` is the server's own."""
+
+    def __init__(
+        self, desk: Desk, shard: int, shards: int, *, folder: Path | None, log: Log | None
+    ) -> None:
+        self._desk, self._shard, self._shards = desk, shard, shards
+        self._folder, self._log = folder, log
+        self._saving = threading.Lock()
+        self._job: SharedSave | None = None
+        self._load: LoadJob | None = None
+        self._told: dict[tuple[str, str], Order] = {}  # by the number of an order and its phase
+        self._phases: dict[tuple[Verb, str], Callable[[Order], Order]] = {
+            (Verb.SAVE, "open"): self._save_open,
+            (Verb.SAVE, "write"): self._save_write,
+            (Verb.SAVE, "finish"): self._save_finish,
+            (Verb.SAVE, "close"): self._save_close,
+            (Verb.LOAD, "bring"): self._load_bring,
+            (Verb.LOAD, "finish"): self._load_finish,
+            (Verb.LOAD, "close"): self._load_close,
+        }
+
+    def serve(self, verb: Verb, order: Order) -> Order:
+        """Does what `order` says; an order that comes twice is done once."""
+        if verb == Verb.CHECKPOINT:
+            return {"step": self.checkpoint(int(order.get("step", 0)))}
+        phase, number = str(order.get("phase")), str(order.get("number"))
+        if (verb, phase) not in self._phases:
+            raise FrameError(f"an order to {verb.name.lower()} with phase {phase!r}.")
+        if (number, phase) not in self._told:
+            self._told = {key: told for key, told in self._told.items() if key[0] == number}
+            self._told[number, phase] = self._phases[verb, phase](order)
+        return self._told[number, phase]
+
+    # ---- its own checkpoint
+
+    def checkpoint(self, step: int = 0) -> int:
+        """Saves the rows and what is remembered of clients; then the log may start anew."""
+        if self._folder is None:
+            raise SaveError(f"server {self._desk.name} has no folder; start it with --checkpoint.")
+        desk, segment = self._desk, 0
+        if not desk.service.is_open:
+            return 0
+        with self._saving:
+            with desk.between_writes():
+                step = max(step, desk.last_step)
+                if self._log is not None:
+                    segment = self._log.rotate()
+                handle = save_tables_async(
+                    desk.service.store.tables,
+                    self._folder / ROWS,
+                    step=step,
+                    blobs={BLOB: pack(desk.clients, segment)},
+                    overwrite=True,
+                )
+            handle.wait()
+            if self._log is not None:
+                self._log.remove_before(segment)
+        desk.counters.add("checkpoints")
+        return step
+
+    def after_writes(self) -> None:
+        """Saves in the background once the log is long; a failure is told, and tried again."""
+        if self._log is None or self._log.file_bytes < LOG_BYTES or self._saving.locked():
+            return
+        threading.Thread(target=self._shorten, name="hedgerow shorten log", daemon=True).start()
+
+    def _shorten(self) -> None:
+        try:
+            self.checkpoint()
+        except (HedgerowError, OSError) as error:
+            self._desk.counters.add("checkpoint_failures")
+            logging.getLogger("hedgerow").warning("the log stays long: %s", error)
+
+    def leave(self) -> None:
+        """The last checkpoint of a server that ends in good order."""
+        if self._folder is None or not self._desk.service.is_open:
+            return
+        self.checkpoint()
+        path = self._folder / CLEAN
+        descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o644)
+        with os.fdopen(descriptor, "w") as file:
+            file.write(str(self._desk.incarnation))
+            file.flush()
+            os.fsync(file.fileno())
+        sync_folder(self._folder)
+
+    # ---- its part of a save of all servers
+
+    def _save_open(self, order: Order) -> Order:
+        self._end_save()
+        self._job = SharedSave(
+            self._desk.service.store.tables,
+            _path(order),
+            router=_routers(order),
+            shard=self._shard,
+            overwrite=bool(order.get("overwrite")),
+        )
+        mark = self._job.open() if self._shard == 0 else ""
+        return {"mark": mark, "newest_s": self._job.newest_s()}
+
+    def _save_write(self, order: Order) -> Order:
+        with self._saving:
+            written = self._open_job().write(
+                str(order["mark"]), _times(order["newest_s"]), self._instant
+            )
+        return dataclasses.asdict(written)
+
+    @contextmanager
+    def _instant(self) -> Iterator[Mapping[str, bytes]]:
+        with self._desk.between_writes():
+            yield {blob_name(self._shard, self._shards): pack(self._desk.clients)}
+
+    def _save_finish(self, order: Order) -> Order:
+        written = [
+            Written(
+                tuple(FileEntry(**file) for file in one["files"]),
+                tuple(BlobEntry(**blob) for blob in one["blobs"]),
+            )
+            for one in order["written"]
+        ]
+        header = checked_header(int(order["step"]), order.get("metadata"), None)
+        manifest = self._open_job().finish(str(order["mark"]), written, header)
+        return {"rows": manifest.rows, "checksum": manifest.checksum}
+
+    def _save_close(self, order: Order) -> Order:
+        if order.get("abandon") and self._job is not None:
+            self._job.abandon(str(order.get("mark")))
+        self._end_save()
+        return {}
+
+    def _open_job(self) -> SharedSave:
+        if self._job is None:
+            raise SaveError(
+                f"server {self._desk.name} was restarted during the save, or another save began; "
+                f"save again."
+            )
+        return self._job
+
+    def _end_save(self) -> None:
+        if self._job is not None:
+            self._job.close()
+            self._job = None
+
+    # ---- its part of a load
+
+    def _load_bring(self, order: Order) -> Order:
+        path, service = _path(order), self._desk.service
+        if not service.is_open:
+            configs = [table.config for table in read_manifest(path).tables.values()]
+            service.open(config_of(configs))
+        self._load = LoadJob(
+            path,
+            service.store.tables,
+            router=_routers(order),
+            shard=self._shard,
+            reroute=bool(order.get("reroute")),
+            among=True,
+        )
+        return {"rows": self._load.bring()}
+
+    def _load_finish(self, order: Order) -> Order:
+        if self._load is None:
+            raise SaveError(f"server {self._desk.name} was restarted during the load; load again.")
+        job, self._load = self._load, None
+        job.prove(order["brought"])
+        with self._desk.between_writes():
+            loaded = job.finish()
+            self._desk.last_step = loaded.step
+        if self._folder is not None:
+            self.checkpoint(loaded.step)  # neither a log nor an older checkpoint has these rows
+        return {"rows": loaded.rows, "step": loaded.step, "metadata": loaded.metadata}
+
+    def _load_close(self, order: Order) -> Order:
+        self._load = None
+        return {}
+
+
+def _path(order: Order) -> Path:
+    path = order.get("path")
+    if not isinstance(path, str) or not path:
+        raise InputError(f"the folder is {path!r}; name one that all servers see.")
+    return Path(path)
+
+
+def _routers(order: Order) -> dict[str, Router]:
+    return {name: Router.from_dict(rule) for name, rule in order["routers"].items()}
+
+
+def _times(given: Mapping[str, Any]) -> dict[str, int]:
+    return {name: int(time) for name, time in given.items()}

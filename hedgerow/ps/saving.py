@@ -1,0 +1,127 @@
+"""Saves and loads the tables of all servers: one manifest, any number of servers to any other."""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Mapping, Sequence
+from os import PathLike
+from pathlib import Path
+from typing import Any
+
+from ..core.errors import HedgerowError, InputError
+from ..tables.checkpoint.routers import Routers, TableRouters
+from .frames import Verb
+from .remote_shard import RemoteShard
+
+DEADLINE_S = 600.0  # of one phase, however many rows
+_QUIET_S = 5.0
+
+
+def save_servers(
+    shards: Sequence[RemoteShard],
+    path: str | PathLike[str],
+    *,
+    router: Routers,
+    step: int = 0,
+    metadata: Mapping[str, Any] | None = None,
+    overwrite: bool = False,
+    deadline_s: float = DEADLINE_S,
+) -> int:
+    """Every server writes its rows into the folder `path`, which all see; rows saved.
+
+    `router` is what the clients route by. The checkpoint is complete or not there; writes that
+    come meanwhile are not in it.
+    """
+    orders = _Orders(Verb.SAVE, shards, deadline_s, path, router)
+    mark = ""
+    try:
+        told = orders.all("open", overwrite=overwrite)
+        mark = told[0]["mark"]
+        names = told[0]["newest_s"]
+        newest_s = {name: max(one["newest_s"][name] for one in told) for name in names}
+        written = orders.all("write", mark=mark, newest_s=newest_s)
+        about = {"step": step, "metadata": dict(metadata or {})}
+        done = orders.one(0, "finish", mark=mark, written=written, **about)
+    except BaseException:
+        orders.quietly("close", mark=mark, abandon=bool(mark))
+        raise
+    orders.all("close", mark=mark)
+    return int(done["rows"])
+
+
+def load_servers(
+    shards: Sequence[RemoteShard],
+    path: str | PathLike[str],
+    *,
+    router: Routers,
+    reroute: bool = False,
+    deadline_s: float = DEADLINE_S,
+) -> int:
+    """Every server loads the rows it owns, from a checkpoint of any number of them; its step.
+
+    Nothing changes before all servers together have proved that they have every row.
+    """
+    orders = _Orders(Verb.LOAD, shards, deadline_s, path, router)
+    try:
+        brought = [one["rows"] for one in orders.all("bring", reroute=reroute)]
+        told = orders.all("finish", brought=brought)
+    except BaseException:
+        orders.quietly("close")
+        raise
+    return int(told[0]["step"])
+
+
+class _Orders:
+    """Phases of one job; a server that gets one twice does it once."""
+
+    def __init__(
+        self,
+        verb: Verb,
+        shards: Sequence[RemoteShard],
+        deadline_s: float,
+        path: str | PathLike[str],
+        router: Routers,
+    ) -> None:
+        rules = TableRouters.of(router, shards[0].names)
+        if rules.default.shards != len(shards):
+            raise InputError(
+                f"a router over {rules.default.shards} shards for {len(shards)} servers."
+            )
+        self._verb, self._shards, self._deadline_s = verb, shards, deadline_s
+        self._order = {
+            "number": secrets.token_hex(8),
+            "path": str(Path(path).absolute()),
+            "routers": {name: rule.to_dict() for name, rule in rules.by_name.items()},
+        }
+
+    def all(self, phase: str, **more: Any) -> list[dict[str, Any]]:
+        """One phase on every server at once; all have ended when this raises."""
+        order = {**self._order, "phase": phase, **more}
+        under_way = [
+            shard.start_ask(self._verb, order, deadline_s=self._deadline_s)
+            for shard in self._shards
+        ]
+        told: list[dict[str, Any]] = []
+        errors: list[HedgerowError] = []
+        for answer in under_way:
+            try:
+                told.append(answer.wait())
+            except HedgerowError as error:
+                errors.append(error)
+        if errors:
+            raise errors[0]
+        return told
+
+    def one(self, shard: int, phase: str, **more: Any) -> dict[str, Any]:
+        """One phase on one server."""
+        order = {**self._order, "phase": phase, **more}
+        return self._shards[shard].ask(self._verb, order, deadline_s=self._deadline_s)
+
+    def quietly(self, phase: str, **more: Any) -> None:
+        """After a failure, which is what the caller should hear of."""
+        order = {**self._order, "phase": phase, **more}
+        for shard in self._shards:
+            try:
+                shard.ask(self._verb, order, deadline_s=_QUIET_S)
+            except HedgerowError:
+                continue
