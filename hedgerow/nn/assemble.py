@@ -16,7 +16,7 @@ from ..sharding.exchange import Exchange
 from ..sharding.shards import LocalShards, RankShards, Shards
 from ..tables.config import TableConfig
 from ..tables.filters import SlidingFilter
-from ..tables.multi.merged import Group, MergedMultiTypeTable
+from ..tables.multi.merged import MergedMultiTypeTable, NamesOf
 from ..tables.multi.multi_config import MultiConfig
 from ..tables.multi.multi_type import MultiTypeTable
 from ..tables.multi.native_multi import NativeMultiTable
@@ -69,13 +69,13 @@ def assemble(
     *,
     native: bool = True,
     merge: bool = False,
-    name_of: Callable[[Group], str] | None = None,
+    names_of: NamesOf | None = None,
     front: Callable[[Configs, SlidingFilter | None], NativeMultiTable | MultiTypeTable]
     | None = None,
 ) -> SlotTables:
     """Tables by slot name. `native`: one object for all of them, else a table for each.
 
-    With `merge` slots of equal config share a table; `name_of` names it. `front` makes what holds
+    With `merge` slots of equal config share a table; `names_of` names it. `front` makes what holds
     the rows of this process, if it is to be a class of the caller's.
 
     >>> from hedgerow.tables.config import Segment
@@ -108,7 +108,7 @@ def assemble(
 
     if not merge:
         return below(configs)
-    return MergedMultiTypeTable(configs, below=below, name_of=name_of)
+    return MergedMultiTypeTable(configs, below=below, names_of=names_of)
 
 
 def _over_servers(configs: Configs, where: OverServers, holds: Front) -> SlotTables:

@@ -1,4 +1,4 @@
-"""The area `tables`: what its files share, what later issues bring, and how its numbers compare."""
+"""The area `tables`: what its files share, and how its numbers compare."""
 
 from __future__ import annotations
 
@@ -13,13 +13,6 @@ from hedgerow.tables.initializers import Constant
 from hedgerow.tables.optimizer_base import Optimizer
 
 from .runner import Area
-
-
-def _later(file: str, section: str, value: Any) -> bool:
-    if (file, section) == ("duplicates", "cases"):
-        return "servers" in value  # parameter servers
-    return False
-
 
 AREA = Area(
     "tables",
@@ -40,12 +33,9 @@ AREA = Area(
         "touched": {"kind"},
         "alltoall": {"kind"},
         "partitioned": {"kind", "fid_offset_encoding", "nfl_flag"},
+        "factory": {"kind"},
+        "benchmarks": {"kind"},
     },
-    later_files={
-        "factory",  # distribution
-        "benchmarks",
-    },
-    later_cases=_later,
 )
 
 ATOL, RTOL = 2e-6, 2e-5

@@ -10,8 +10,10 @@ import torch
 from torch import Tensor
 
 from hedgerow.core.ids import Ragged
+from hedgerow.nn.server_shards import ServerShards
 from hedgerow.ops.layout import Feature, FeatureConfigs, OutConfig, Slice
 from hedgerow.ops.reorder import fused_reorder_by_indices
+from hedgerow.ps.shard import LocalShard
 from hedgerow.routing.router import Router
 from hedgerow.sharding.all_to_all_tables import AllToAllTables
 from hedgerow.sharding.local_exchange import LocalExchange
@@ -188,8 +190,12 @@ def _everywhere(
     stores: Callable[[], list[HostTables]],
     work: Callable[[PartitionedTables, bool], None],
 ) -> None:
-    """In one process, and with a shard on every rank, where rank 0 alone has a batch."""
+    """In one process, on servers, and over ranks, where rank 0 alone has a batch."""
     work(PartitionedTables(config, LocalShards(stores())), True)
+    made = stores()
+    configs = dict(zip(made[0].names, made[0].config.configs, strict=True))
+    servers = ServerShards([LocalShard(store) for store in made], configs)
+    work(PartitionedTables(config, servers), True)
     shards = stores()
 
     def one(exchange: LocalExchange) -> None:

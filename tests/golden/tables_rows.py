@@ -25,6 +25,7 @@ from .tables_area import (
     row_and_state,
     same_state,
 )
+from .tables_servers import equal_ids_on_servers
 
 # An erratum of the vectors: the first entry of this case shows norm 5.1, although 4.1 and the
 # square of the gradient that follows make the 5.1 of the last one. That an assignment keeps the
@@ -207,6 +208,8 @@ def raises(case: Case) -> None:
 def equal_ids(case: Case) -> None:
     if "worker_grads" in case.value:
         return two_workers(case)
+    if "servers" in case.value:
+        return equal_ids_on_servers(case)
     c = case.take(("id", "optimizer", "config", "lr", "ids", "grads", "expect"), ("init",))
     expected = take(c["expect"], ("per_occurrence", "summed"))
     for mode, wanted in expected.items():

@@ -7,10 +7,12 @@ import pytest
 from . import (  # noqa: F401  (they register handlers)
     tables_distribution,
     tables_eviction,
+    tables_factory,
     tables_filters,
     tables_optimizers,
     tables_restore,
     tables_rows,
+    tables_servers,
     tables_sharding,
     tables_touched,
     tables_values,

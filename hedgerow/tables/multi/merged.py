@@ -39,6 +39,10 @@ class Group:
         return (merged_name(self.slots), *legacy_names(self.slots))
 
 
+NamesOf = Callable[[Group], Sequence[str]]
+"""The name of a group's table, and other names of it."""
+
+
 class MergedMultiTypeTable:
     """One table for all slots of equal config; safe from many threads.
 
@@ -46,8 +50,8 @@ class MergedMultiTypeTable:
     differ, for example by carrying their slot: equal ids share a row. A table's name follows from
     the shape of its rows (`merged_names.group_names`), so slots may join and leave, and rates may
     change; `groups` says who is where, for the checkpoint. `below` makes the front that holds the
-    merged tables, wherever they lie; by default they are in this process. `name_of` may give them
-    other names.
+    merged tables, wherever they lie; by default they are in this process. `names_of` gives
+    them another name, and more under which a load finds them.
 
     >>> from hedgerow.tables.config import Segment
     >>> from hedgerow.tables.initializers import Zeros
@@ -69,23 +73,12 @@ class MergedMultiTypeTable:
         *,
         clock: Clock | None = None,
         below: Callable[[Mapping[str, TableConfig]], SlotTables] | None = None,
-        name_of: Callable[[Group], str] | None = None,
+        names_of: NamesOf | None = None,
     ) -> None:
         self.config = MultiConfig.of(configs)
-        members: dict[str, list[str]] = {}
-        shared: dict[str, TableConfig] = {}
-        configs_in_order = self.config.configs
-        names = group_names(configs_in_order)
-        for slot, config, name in zip(self.config.names, configs_in_order, names, strict=True):
-            members.setdefault(name, []).append(slot)
-            shared.setdefault(name, config)
-        self.groups = tuple(Group(name, tuple(members[name])) for name in sorted(members))
+        self.groups, merged = merge_slots(self.config, names_of)
         self._group_of = {slot: group for group in self.groups for slot in group.slots}
-        self._name_of = name_of or (lambda group: group.name)
-        merged = {
-            self._name_of(group): _renamed(shared[group.name], group.name, self._name_of(group))
-            for group in self.groups
-        }
+        self._table_of = dict(zip(self.groups, merged, strict=True))
         self.below: SlotTables = (
             MultiTypeTable(merged, clock=clock) if below is None else below(merged)
         )
@@ -111,7 +104,7 @@ class MergedMultiTypeTable:
             raise NotSupportedError(
                 f"table({slot!r}) of merged tables that lie elsewhere; ask those who hold them."
             )
-        return self.below.table(self._name_of(self._group_of[slot]))
+        return self.below.table(self._table_of[self._group_of[slot]])
 
     def lookup(
         self, ids: SlotIds, *, missing: Missing = "zeros", step: int | None = None
@@ -122,12 +115,12 @@ class MergedMultiTypeTable:
             self.config.at(slot)
             checks.tensor(f"ids of {slot!r}", own, torch.int64, (None,))
         used = self._used(given)
-        merged = {self._name_of(group): _joined([given[s] for s in own]) for group, own in used}
+        merged = {self._table_of[group]: _joined([given[s] for s in own]) for group, own in used}
         rows = self.below.lookup(merged, missing=missing, step=step)
         found = {}
         for group, own in used:
             lengths = [len(given[slot]) for slot in own]
-            found.update(zip(own, rows[self._name_of(group)].split(lengths), strict=True))
+            found.update(zip(own, rows[self._table_of[group]].split(lengths), strict=True))
         return {slot: found[slot] for slot in given}
 
     def assign(self, batch: SlotRows, *, ts: int = 0) -> Applied:
@@ -186,7 +179,7 @@ class MergedMultiTypeTable:
             rows = arguments.rows_of_batch(f"{name} of {slot!r}", rows, len(ids), dim)
             checked[slot] = (ids, rows)
         return {
-            self._name_of(group): (
+            self._table_of[group]: (
                 _joined([checked[slot][0] for slot in own]),
                 _joined([checked[slot][1] for slot in own]),
             )
@@ -207,7 +200,7 @@ class MergedMultiTypeTable:
                         f"slots {own[0]!r} and {slot!r} share a table but have rates {first!r} and "
                         f"{given[slot]!r}; give both the same."
                     )
-            found[self._name_of(group)] = first
+            found[self._table_of[group]] = first
         return found
 
     def _counts(self, batch: SlotRows, counts: SlotIds) -> dict[str, Tensor]:
@@ -221,19 +214,35 @@ class MergedMultiTypeTable:
             for slot, (ids, _) in batch.items()
         }
         return {
-            self._name_of(group): _joined([whole[slot] for slot in own])
+            self._table_of[group]: _joined([whole[slot] for slot in own])
             for group, own in self._used(batch)
             if any(slot in given for slot in own)
         }
 
 
-def _renamed(config: TableConfig, stable: str, name: str) -> TableConfig:
-    """Under another name: first values stay those of the stable one, and files know both."""
-    if name == stable:
-        return config
+def merge_slots(
+    config: MultiConfig, names_of: NamesOf | None = None
+) -> tuple[tuple[Group, ...], dict[str, TableConfig]]:
+    """The groups of slots of equal config, and the config of each group's table by its name."""
+    members: dict[str, list[str]] = {}
+    shared: dict[str, TableConfig] = {}
+    names = group_names(config.configs)
+    for slot, own, name in zip(config.names, config.configs, names, strict=True):
+        members.setdefault(name, []).append(slot)
+        shared.setdefault(name, own)
+    groups = tuple(Group(name, tuple(members[name])) for name in sorted(members))
+    if names_of is None:
+        return groups, {group.name: shared[group.name] for group in groups}
+    called = {group: names_of(group) for group in groups}
+    merged = {names[0]: _renamed(shared[g.name], g.name, names[1:]) for g, names in called.items()}
+    return groups, merged
+
+
+def _renamed(config: TableConfig, stable: str, others: Sequence[str]) -> TableConfig:
+    """Under another name: first values stay those of the stable one, and files know all names."""
     seed = dataclasses.replace(config, name=stable).row_seed
-    also = (stable, *(one for one in config.also if one != stable))
-    return dataclasses.replace(config, seed=seed, also=also)
+    also = dict.fromkeys((stable, *others, *config.also))
+    return dataclasses.replace(config, seed=seed, also=tuple(also))
 
 
 def _joined(tensors: Sequence[Tensor]) -> Tensor:

@@ -1,0 +1,93 @@
+"""Where the processes of a job are, for factories whose arguments do not say it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+
+from ..core.errors import InputError
+from ..launch.process_group import start_process_group
+from ..launch.rank_info import rank_info
+from ..nn.assemble import Configs, local_shards
+from ..nn.distribute import own_group
+from ..ps.connect import connect
+from ..ps.shard import Shard
+from ..sharding.exchange import Exchange
+from ..tables.filters import SlidingFilter
+
+
+@dataclass(frozen=True, slots=True)
+class _Cluster:
+    ps: tuple[str, ...] = ()
+    keys: Path | None = None
+    exchange: Exchange | None = None
+    updates: Exchange | None = None
+
+
+_NOWHERE = _Cluster()
+_current: ContextVar[_Cluster] = ContextVar("cluster", default=_NOWHERE)
+
+
+@contextmanager
+def cluster(
+    servers: Mapping[str, Sequence[str]] | None = None,
+    *,
+    keys: Path | None = None,
+    exchange: Exchange | None = None,
+    updates: Exchange | None = None,
+) -> Iterator[None]:
+    """Factories called inside build over these servers, `{"ps": [address, ...]}`, or these ranks.
+
+    Without servers a factory that is asked for some keeps their shards in this process; without an
+    exchange the ranks are those of the launcher.
+
+    >>> with cluster({"ps": ["10.0.0.1:7070", "10.0.0.2:7070"]}):
+    ...     server_count()
+    2
+    """
+    addresses = tuple((servers or {}).get("ps", ()))
+    token = _current.set(_Cluster(addresses, keys, exchange, updates))
+    try:
+        yield
+    finally:
+        _current.reset(token)
+
+
+def server_count() -> int:
+    """How many servers the cluster has; 0 where none was named."""
+    return len(_current.get().ps)
+
+
+def connector(
+    num_ps: int, filters: Sequence[SlidingFilter | None]
+) -> Callable[[Configs, float | None, bool], Sequence[Shard]]:
+    """What gives the shards of so many servers: those of the cluster, or tables of this process."""
+    now = _current.get()
+    if not now.ps:
+        return local_shards(num_ps, filters)
+    if len(now.ps) != num_ps:
+        raise InputError(f"num_ps is {num_ps}, and the cluster has {len(now.ps)} servers.")
+
+    def over(configs: Configs, deadline_s: float | None, half: bool) -> Sequence[Shard]:
+        wire = torch.float16 if half else torch.float32
+        return connect(now.ps, configs, wire=wire, deadline_s=deadline_s, keys=now.keys)
+
+    return over
+
+
+def exchanges() -> tuple[Exchange, Exchange]:
+    """The exchanges of reads and of updates: the cluster's, or new groups of all ranks."""
+    now = _current.get()
+    if now.exchange is not None:
+        return now.exchange, now.updates or now.exchange
+    if (dist.get_world_size() if dist.is_initialized() else rank_info().world_size) == 1:
+        alone = Exchange()
+        return alone, alone
+    start_process_group()
+    return Exchange(own_group()), Exchange(own_group())
