@@ -12,8 +12,7 @@ from .. import native
 from .a2a_ours import OurPair
 from .a2a_overlap import measure_overlap
 from .cases import Case, Stage, choose
-from .peers.pair import RANKS, Pair
-from .peers.workfile import Work
+from .peers.pair import RANKS
 from .progress import Counter, Progress
 from .report import machine
 from .settings import Settings
@@ -55,15 +54,6 @@ def run(settings: Settings, progress: Progress) -> dict[str, Any]:
 def _against_peers(
     settings: Settings, sizes: TrainSizes, stages: list[Stage], counter: Counter
 ) -> tuple[dict[str, str], list[dict[str, Any]]]:
-    made: list[Pair] = []
-
-    class Ours(OurPair):
-        """Remembered, to be ended."""
-
-        def __init__(self, work: Work, threads: int, optimizer: str | None) -> None:
-            super().__init__(work, threads, optimizer)
-            made.append(self)
-
     before = native.threads(), torch.get_num_threads()
     try:
         with tempfile.TemporaryDirectory(prefix="hedgerow-bench-") as folder:
@@ -72,12 +62,10 @@ def _against_peers(
                 Path(folder),
                 counter,
                 make=lambda plan, to: make_train_work(sizes, to),
-                ours=Ours,
+                ours=OurPair,
             )
             results = [result for stage in stages for result in runner.stage(stage)]
     finally:
-        for one in made:
-            one.leave()
         native.set_threads(before[0])
         torch.set_num_threads(before[1])
     ours = OurPair.versions()

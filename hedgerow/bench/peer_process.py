@@ -21,6 +21,7 @@ _START = (
     "sys.argv.append(str(os.dup(1))); os.dup2(2, 1); "
     "runpy.run_module(sys.argv[2], run_name='__main__')"
 )
+_LEAVE_S = 10
 _LAST_WORDS = 4  # lines of stderr in an error
 
 
@@ -72,11 +73,14 @@ class PeerProcess:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        self._process.kill()  # it has nothing to save
-        self._process.wait()
+        _close(self._process.stdin)  # then it ends by itself, and first what it has started
+        try:
+            self._process.wait(_LEAVE_S)
+        except subprocess.TimeoutExpired:
+            self._process.kill()  # it has nothing to save
+            self._process.wait()
         self._reader.join(timeout=5)  # a grandchild may hold the pipe
-        for stream in (self._process.stdin, self._process.stdout):
-            _close(stream)
+        _close(self._process.stdout)
 
     def ask(self, do: str, **arguments: Any) -> dict[str, Any]:
         """Sends one request and waits for its answer."""

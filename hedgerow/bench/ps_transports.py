@@ -10,9 +10,7 @@ import torch
 
 from .. import native
 from .cases import Case, Stage, choose
-from .peers.workfile import Work
 from .progress import Counter, Progress
-from .ps_peers.asked import Asked
 from .ps_peers.ours import OurServers
 from .settings import Settings
 from .stages import StageRunner
@@ -58,34 +56,11 @@ def measure_transports(
     stages, _ = choose(transport_stages(quick=settings.quick), settings.cases, settings.peers)
     counter = Counter(progress, stages, settings.rounds)
     before = native.threads(), torch.get_num_threads()
-    results: list[dict[str, Any]] = []
-    versions: dict[str, str] = {}
     try:
-        for stage in stages:
-            results += _results(settings, stage, counter, versions)
+        with tempfile.TemporaryDirectory(prefix="hedgerow-bench-") as folder:
+            runner = StageRunner(settings, Path(folder), counter, ours=OurServers)
+            results = [result for stage in stages for result in runner.stage(stage)]
     finally:
         native.set_threads(before[0])
         torch.set_num_threads(before[1])
-    return versions, results
-
-
-def _results(
-    settings: Settings, stage: Stage, counter: Counter, versions: dict[str, str]
-) -> list[dict[str, Any]]:
-    made: list[Asked] = []
-
-    class Ours(OurServers):
-        """Remembered, to be ended."""
-
-        def __init__(self, work: Work, threads: int, optimizer: str | None) -> None:
-            super().__init__(work, threads, optimizer)
-            made.append(self)
-
-    with tempfile.TemporaryDirectory(prefix="hedgerow-bench-") as folder:
-        runner = StageRunner(settings, Path(folder), counter, ours=Ours)
-        try:
-            return list(runner.stage(stage))
-        finally:
-            versions |= runner.versions
-            for one in made:
-                one.leave()
+    return runner.versions, results

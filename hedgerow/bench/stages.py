@@ -42,18 +42,22 @@ class StageRunner:
     def stage(self, stage: Stage) -> Iterator[dict[str, Any]]:
         """The results of all cases of a stage, peer by peer."""
         ours: Subject | None = None
-        for name in stage.peers():
-            contestant = self._settings.contestants[name]
-            cases = [case for case in stage.cases if name in case.peers]
-            needed = contestant.needed_bytes(stage) + (0 if ours else our_bytes(stage))
-            why = contestant.missing() or no_room(needed, free_bytes())
-            if why is not None:
-                yield from (self._result(stage, case, name, missing=why) for case in cases)
-            else:
-                if ours is None:
-                    ours = self._our_side(stage)
-                yield from self._against(stage, cases, ours, contestant)
-            self._counter.finish(len(cases))
+        try:
+            for name in stage.peers():
+                contestant = self._settings.contestants[name]
+                cases = [case for case in stage.cases if name in case.peers]
+                needed = contestant.needed_bytes(stage) + (0 if ours else our_bytes(stage))
+                why = contestant.missing() or no_room(needed, free_bytes())
+                if why is not None:
+                    yield from (self._result(stage, case, name, missing=why) for case in cases)
+                else:
+                    if ours is None:
+                        ours = self._our_side(stage)
+                    yield from self._against(stage, cases, ours, contestant)
+                self._counter.finish(len(cases))
+        finally:
+            if ours is not None:
+                ours.leave()
 
     def _our_side(self, stage: Stage) -> Subject:
         self._counter.say(f"making {stage.plan.name}")

@@ -20,29 +20,34 @@ def serve(kind: type[Subject]) -> None:
     Answers go to the descriptor that the last argument names.
     """
     answers = os.fdopen(int(sys.argv[-1]), "w")
-    subject: Subject | None = None
-    for line in sys.stdin:
-        request = json.loads(line)
-        if request["do"] == "prepare":
-            subject, answer = _prepare(kind, request)
-        elif subject is None:
-            raise RuntimeError(f"{request['do']} came before prepare")
-        else:
-            answer = _answer(subject, request)
-        answers.write(json.dumps(answer) + "\n")
-        answers.flush()
+    made: list[Subject] = []
+    try:
+        for line in sys.stdin:
+            answers.write(json.dumps(_do(kind, made, json.loads(line))) + "\n")
+            answers.flush()
+    finally:
+        for subject in made:
+            subject.leave()
 
 
-def _prepare(kind: type[Subject], request: dict[str, Any]) -> tuple[Subject | None, dict[str, Any]]:
+def _do(kind: type[Subject], made: list[Subject], request: dict[str, Any]) -> dict[str, Any]:
+    if request["do"] == "prepare":
+        return _prepare(kind, made, request)
+    if not made:
+        raise RuntimeError(f"{request['do']} came before prepare")
+    return _answer(made[-1], request)
+
+
+def _prepare(kind: type[Subject], made: list[Subject], request: dict[str, Any]) -> dict[str, Any]:
     try:
         versions = kind.versions()
         work = Work.read(Path(request["work"]))
-        subject = kind(work, request["threads"], request["optimizer"])
+        made.append(kind(work, request["threads"], request["optimizer"]))
         if request["filled"]:
-            subject.fill()
+            made[-1].fill()
     except ModuleNotFoundError as error:
-        return None, {"missing": f"{error}; build its environment: make bench-peers"}
-    return subject, {"versions": versions}
+        return {"missing": f"{error}; build its environment: make bench-peers"}
+    return {"versions": versions}
 
 
 def _answer(subject: Subject, request: dict[str, Any]) -> dict[str, Any]:

@@ -66,6 +66,9 @@ class Subject:
         """Gives every row its first value and optimizer state again, as after `fill`."""
         raise NotImplementedError
 
+    def leave(self) -> None:
+        """Ends what runs beside this process, where something does."""
+
     @classmethod
     def versions(cls) -> dict[str, str]:
         """Of the packages behind this subject."""

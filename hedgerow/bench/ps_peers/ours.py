@@ -41,6 +41,15 @@ class OurServers(Asked):
         ]
         for shard in self.shards:
             self.stack.callback(shard.close)
+        self._assign()
+
+    def reset(self) -> None:
+        """First rows again, where pushes changed them."""
+        if self._pushed:
+            self._assign()
+
+    def _assign(self) -> None:
+        self._pushed = False
         for start, stop in self.work.calls():
             numbers = np.arange(start, stop)
             for i, shard in enumerate(self.shards):
@@ -59,6 +68,7 @@ class OurServers(Asked):
 
     def update(self, batch: int, output: str) -> Tensor:
         """One push to every server, with a gradient of ones; nothing is read."""
+        self._pushed = True
         shares = self._shares[batch]
         waiting = []
         for shard, share in zip(self.shards, shares, strict=True):
