@@ -60,8 +60,8 @@ class OurTraining(Training):
     def reset(self) -> None:
         """The same model from the start."""
         if self.steps:
-            for table in self.model.bags.store.tables:
-                table.clear()  # before the next takes as much memory
+            for name in self.model.bags.store.names:
+                self.model.bags.table(name).clear()  # before the next takes as much memory
             self.fill()
 
     def ids_of(self, batch: NDArray[np.int64]) -> Tensor:

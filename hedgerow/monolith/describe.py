@@ -7,9 +7,9 @@ from ..nn.partitioned_table import PartitionedTable
 from ..nn.server_shards import ServerShards
 from ..ps.distributed import DistributedMultiTypeTable, DistributedTable
 from ..ps.half import HalfShard
-from ..ps.one_table import TableOfShard
 from ..ps.remote_shard import RemoteShard
 from ..ps.shard import Shard
+from ..ps.some_tables import TablesOfShard
 from ..sharding.all_to_all_front import AllToAllMultiTypeTable
 from ..sharding.shards import RankShards
 from ..tables.multi.merged import Group, MergedMultiTypeTable
@@ -111,7 +111,7 @@ def shards_of(table: object) -> list[Shard]:
 
 
 def _whole(shard: Shard) -> Shard:
-    while isinstance(shard, HalfShard | TableOfShard):
+    while isinstance(shard, HalfShard | TablesOfShard):
         shard = shard.shard
     return shard
 

@@ -9,8 +9,8 @@ from ..core import checks
 from ..ops.layout import FeatureConfigs
 from ..ps.distributed import DEADLINE_MS, DistributedMultiTypeTable, DistributedTable
 from ..ps.half import HalfShard
-from ..ps.one_table import TableOfShard
 from ..ps.shard import LocalShard, Shard
+from ..ps.some_tables import TablesOfShard
 from ..sharding.all_to_all_front import AllToAllMultiTypeTable
 from ..sharding.exchange import Exchange
 from ..sharding.shards import LocalShards, RankShards, Shards
@@ -125,7 +125,7 @@ def _over_servers(configs: Configs, where: OverServers, holds: Front) -> SlotTab
     config = MultiConfig.of(configs)
     stores = {}
     for k, (name, own) in enumerate(zip(config.names, config.configs, strict=True)):
-        views = [TableOfShard(shard, k, config.segment_splits) for shard in shards]
+        views = [TablesOfShard(shard, [k], config.segment_splits) for shard in shards]
         stores[name] = DistributedTable(views, own)
     return SlotStores(configs, stores)
 

@@ -12,8 +12,9 @@ from torch.nn.parallel import DistributedDataParallel
 
 from ..core.checks import unknown
 from ..core.clock import Clock, SystemClock
-from ..core.errors import ConfigError, InputError
+from ..core.errors import ConfigError, InputError, NotSupportedError
 from ..core.id_batch import IdBatch
+from ..ps.server_tables import ServerTables
 from ..sharding.agreement import Ranks
 from ..sharding.all_to_all_tables import AllToAllTables
 from ..tables.admission import Admission
@@ -27,6 +28,7 @@ from ..tables.table import Table
 from .clip import ClipRow
 from .read_only import ReadOnlyRows, refuse
 from .reading import Feature, Reading, RowsOf
+from .server_group import ServerGroup
 from .updates import RowUpdates, without_rows
 
 
@@ -69,7 +71,8 @@ class Collection(nn.Module):
         self._check_names()
         configs = {table.name: table.resolve(seed) for table in self.tables}
         own = HostTables(configs, clock=clock)
-        self.store: HostTables | AllToAllTables = own
+        self.store: HostTables | AllToAllTables | ServerTables = own
+        self.servers: ServerGroup | None = None  # where rows are, if not in processes like this
         self.ranks = Ranks()  # this process alone
         self.ahead: ReadsAhead | None = None
         number = {name: k for k, name in enumerate(self.store.names)}
@@ -116,18 +119,34 @@ class Collection(nn.Module):
         """One of its tables: rows, scans and eviction are its own."""
         if name not in self.store.names:
             unknown("table", name, self.store.names)
+        if isinstance(self.store, ServerTables):
+            raise NotSupportedError(
+                f"table {name!r} is on servers; ask for rows with module.store.table(k)."
+            )
         return self.store.table(self.store.names.index(name))
+
+    def row_counts(self) -> dict[str, int]:
+        """Rows of each table: of this process, or of all servers."""
+        if isinstance(self.store, ServerTables):
+            return dict(zip(self.store.names, self.store.sizes(), strict=True))
+        return {name: self.table(name).size() for name in self.store.names}
 
     def spread(self, over: AllToAllTables, ranks: Ranks, model: Sequence[RowUpdates]) -> None:
         """Reads and updates go to the rows of all ranks from now on; `model`: all its updates."""
         self.store, self.ranks = over, ranks
         self.updates.spread(over, model)
 
+    def move(self, store: ServerTables, servers: ServerGroup) -> None:
+        """Reads and updates go to the rows of servers from now on."""
+        self.store, self.servers = store, servers
+        self.updates.move(store)
+
     def extra_repr(self) -> str:
         """One line a table."""
+        counts = self.row_counts()
         return "\n".join(
             f"{t.name}: dim {t.dim}, {t.pooling}, features {', '.join(t.features)}, "
-            f"{self.table(t.name).size()} rows"
+            f"{counts[t.name]} rows"
             for t in self.tables
         )
 
@@ -146,6 +165,12 @@ def ranks_of(model: nn.Module) -> Ranks:
     """The ranks that share the rows of a model: this process alone, unless it was distributed."""
     found = collections_of(model)
     return found[0].ranks if found else Ranks()
+
+
+def servers_of(model: nn.Module) -> ServerGroup | None:
+    """The servers that hold the rows of a model; None where processes like this one do."""
+    found = collections_of(model)
+    return found[0].servers if found else None
 
 
 def undressed(model: nn.Module) -> nn.Module:

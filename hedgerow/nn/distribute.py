@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from datetime import timedelta
+from pathlib import Path
 
 import torch.distributed as dist
 from torch import nn
@@ -13,6 +14,7 @@ from ..core import checks
 from ..core.errors import ConfigError, DtypeError, InputError, StateError
 from ..launch.process_group import group_settings, start_process_group
 from ..launch.rank_info import rank_info
+from ..ps.curve import ClientKeys
 from ..routing.router import Router
 from ..sharding.agreement import Ranks
 from ..sharding.all_to_all_tables import AllToAllTables
@@ -20,12 +22,19 @@ from ..sharding.exchange import WIRES, Exchange
 from ..tables.multi.host_tables import HostTables
 from ..tables.table import Table
 from .collection import Collection, collections_of
+from .on_servers import put_on_servers
 from .routers import routers_of
 from .summary import tables_of
 
 
 def distribute(
-    model: nn.Module, *, reduce: str = "mean", wire: str = "fp32", dedup: bool = True
+    model: nn.Module,
+    *,
+    reduce: str = "mean",
+    wire: str = "fp32",
+    dedup: bool = True,
+    servers: Sequence[str] | None = None,
+    keys: ClientKeys | Path | str | None = None,
 ) -> nn.Module:
     """The model over all processes of the job: rows spread over them, the dense part in DDP.
 
@@ -37,6 +46,11 @@ def distribute(
     Calls of the model are then collectives: every rank makes the same ones, in eval, too. Rows and
     gradients travel as `wire`: fp32, bf16 or fp16. `dedup` off sends equal ids of a batch each for
     itself. Distribute before rows are there, then `hr.load`.
+
+    With `servers`, the addresses of `hedgerow ps` processes in the order of their shards, rows live
+    there instead, and `keys` are those of `hedgerow keys new`. Every process reads and updates for
+    itself: an update of one is one optimizer step, whatever others do (`reduce` has no effect). The
+    dense part of several processes is in DDP all the same.
 
     >>> import hedgerow as hr
     >>> model = hr.EmbeddingBags([hr.Table("user", 2)])
@@ -51,7 +65,10 @@ def distribute(
     collections = collections_of(model)
     if not collections:
         raise InputError("distribute of a model without EmbeddingBags or Embeddings.")
-    if (dist.get_world_size() if dist.is_initialized() else rank_info().world_size) == 1:
+    if servers is not None:
+        put_on_servers(model, collections, servers, wire=wire, dedup=dedup, keys=keys)
+        return _dense_over_ranks(model)
+    if _is_alone():
         return model
     start_process_group()
     ranks = Ranks(own_group())
@@ -64,8 +81,17 @@ def distribute(
     for one in collections:
         over = _over(one, routers, reads, updates, reduce=reduce, dedup=dedup)
         one.spread(over, ranks, every)
-    if not any(p.requires_grad for p in model.parameters()):
+    return _dense_over_ranks(model)
+
+
+def _is_alone() -> bool:
+    return (dist.get_world_size() if dist.is_initialized() else rank_info().world_size) == 1
+
+
+def _dense_over_ranks(model: nn.Module) -> nn.Module:
+    if _is_alone() or not any(p.requires_grad for p in model.parameters()):
         return model
+    start_process_group()
     return DistributedDataParallel(model)
 
 

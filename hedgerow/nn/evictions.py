@@ -25,6 +25,10 @@ class Evictions:
         self._tables = [table for table in tables if table.config.evict is not None]
         self._rank, self._ranks = rank, ranks
 
+    def __bool__(self) -> bool:
+        """Whether any table has a rule."""
+        return bool(self._tables)
+
     def __call__(self, before_s: int, now_s: int) -> None:
         """After an update at `now_s`; `before_s` is the time of the one before."""
         for table in self._tables:

@@ -10,14 +10,13 @@ from torch import nn
 
 from ..core import registry
 from ..core.errors import DtypeError, NotSupportedError
-from ..sharding.all_to_all_tables import AllToAllTables
-from ..tables.multi.host_tables import HostTables
 from .bags import EmbeddingBags
 from .collection import Collection, collections_of, undressed
 from .embeddings import Embeddings
 from .frozen import FrozenBags, FrozenEmbeddings, FrozenRows
 from .pytree import register_batches
 from .read_only import refuse
+from .read_op import Store
 
 _FORMS: dict[type[nn.Module], type[FrozenRows]] = {
     EmbeddingBags: FrozenBags,
@@ -61,7 +60,7 @@ def freeze(model: nn.Module, *, name: str | None = None) -> nn.Module:
     return _view(model, places, {})
 
 
-def _claim(wanted: str, store: HostTables | AllToAllTables, *, exactly: bool) -> str:
+def _claim(wanted: str, store: Store, *, exactly: bool) -> str:
     """A name that is the store's own in this process: the wanted one, or that with a number."""
     for number in count(1):
         name = wanted if number == 1 else f"{wanted}#{number}"

@@ -12,11 +12,13 @@ from ..core.checks import unknown
 from ..core.errors import InputError, StateError
 from ..core.id_batch import IdBatch
 from ..ops.library import register, unknown_size
+from ..ps.server_tables import ServerTables
 from ..sharding.all_to_all_tables import AllToAllTables
 from ..tables.multi.host_tables import HostTables
 from .pooling import Pooling, pool_features
 from .reading import Feature, Reading
 
+Store = HostTables | AllToAllTables | ServerTables
 _SCHEMA = (
     "read_rows(str store, str[] names, str[] features, str[] tables, str[] poolings, int[] dims, "
     "int step, Tensor values, Tensor offsets, Tensor? weights) -> Tensor[]"
@@ -37,9 +39,9 @@ def _pooling(text: str) -> Pooling:
     return (kind, int(count)) if count else kind
 
 
-def _store(name: str, tables: Sequence[str], dims: Sequence[int]) -> HostTables | AllToAllTables:
+def _store(name: str, tables: Sequence[str], dims: Sequence[int]) -> Store:
     store = registry.find(name)
-    if not isinstance(store, HostTables | AllToAllTables):
+    if not isinstance(store, HostTables | AllToAllTables | ServerTables):
         raise StateError(
             f"an exported program reads the store {name!r}, which is not in this process (any "
             f"more). Keep the model it came from alive, or build it again, load its rows with "

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import secrets
 import shutil
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from os import PathLike
 from pathlib import Path
 from typing import Any, Protocol
@@ -18,9 +18,10 @@ from ..tables.checkpoint.load_job import Loaded, LoadJob
 from ..tables.checkpoint.manifest import Manifest
 from ..tables.checkpoint.manifest_reader import read_manifest
 from ..tables.checkpoint.save import save_tables
-from .collection import collections_of, ranks_of, undressed
+from .collection import collections_of, ranks_of, servers_of, undressed
 from .dense_files import checksums, load_dense, save_dense
 from .routers import routers_of
+from .server_saving import load_on_servers, save_on_servers
 from .shared_saving import save_over_ranks
 from .summary import tables_of
 from .trees import put_together, take_apart
@@ -57,7 +58,8 @@ def save(
     back by `load`. What an earlier save left in the folder counts until this one is complete.
 
     Of a distributed model every rank calls it, with one folder that all see: each writes the rows
-    it owns, rank 0 the rest, the states of its own optimizer and extras.
+    it owns, rank 0 the rest, the states of its own optimizer and extras. Of a model on servers one
+    process calls it, and every server writes its rows into the folder, which must be theirs, too.
 
     >>> import tempfile, hedgerow as hr
     >>> model = hr.EmbeddingBags([hr.Table("user", 2)])
@@ -74,19 +76,7 @@ def save(
         return _save_rest(model, dense, _every(optimizer, extras), metadata)
 
     try:
-        if ranks.count > 1:
-            manifest = save_over_ranks(
-                model, folder, ranks, save_rest, step=step, overwrite=overwrite
-            )
-        else:
-            manifest = save_tables(
-                tables_of(model).values(),
-                folder,
-                router=routers_of(model),
-                step=step,
-                metadata=save_rest(),
-                overwrite=overwrite,
-            )
+        manifest = _save_all(model, folder, save_rest, step=step, overwrite=overwrite)
     except BaseException:
         if not _is_complete(folder, dense):  # Ctrl-C may come when all is written
             shutil.rmtree(dense, ignore_errors=True)
@@ -98,6 +88,30 @@ def save(
             if old != dense:
                 shutil.rmtree(old)
     return manifest
+
+
+def _save_all(
+    model: nn.Module,
+    folder: Path,
+    save_rest: Callable[[], dict[str, Any]],
+    *,
+    step: int,
+    overwrite: bool,
+) -> Manifest:
+    """Wherever the rows are."""
+    ranks, servers = ranks_of(model), servers_of(model)
+    if servers is not None:
+        return save_on_servers(model, folder, servers, save_rest, step=step, overwrite=overwrite)
+    if ranks.count > 1:
+        return save_over_ranks(model, folder, ranks, save_rest, step=step, overwrite=overwrite)
+    return save_tables(
+        tables_of(model).values(),
+        folder,
+        router=routers_of(model),
+        step=step,
+        metadata=save_rest(),
+        overwrite=overwrite,
+    )
 
 
 def load(
@@ -116,8 +130,14 @@ def load(
     calls it and takes the rows it owns, however many ranks saved it. Rows are read by a strict
     reader. The dense part is torch's own format, which holds pickles: load only what you trust.
     """
-    ranks = ranks_of(model)
+    ranks, servers = ranks_of(model), servers_of(model)
     job = _Load(model, Path(path), _every(optimizer, extras), ranks, reroute=reroute)
+    if servers is not None:
+        job.read_rest()
+        loaded = load_on_servers(model, Path(path), servers, reroute=reroute)
+        job.others_take()
+        job.weights_take()
+        return loaded
     brought = ranks.together("the load", job.bring)
     job.rows.prove(brought)  # the same answer on every rank
     ranks.together("the load", job.others_take)
@@ -162,8 +182,7 @@ class _Load:
     def bring(self) -> dict[str, int]:
         """Reads and checks all of it; how many rows of each table are this rank's."""
         folder, ranks = self._folder, self._ranks
-        self._about = read_manifest(folder).metadata
-        _check(folder, self._about, self._wanted, len(collections_of(self._model)))
+        self._read_about()
         self.rows = LoadJob(  # before the dense part: it knows whether the owner rules fit
             folder,
             tables_of(self._model).values(),
@@ -172,10 +191,22 @@ class _Load:
             reroute=self._reroute,
             among=True,
         )
-        prefixes = tuple(f"{name}." for name in self._wanted)
-        dense = folder / str(self._about[_DENSE])
-        self._state = load_dense(dense, _weights(self._model), prefixes)
+        self._read_state()
         return self.rows.bring()
+
+    def read_rest(self) -> None:
+        """Reads and checks all but the rows."""
+        self._read_about()
+        self._read_state()
+
+    def _read_about(self) -> None:
+        self._about = read_manifest(self._folder).metadata
+        _check(self._folder, self._about, self._wanted, len(collections_of(self._model)))
+
+    def _read_state(self) -> None:
+        prefixes = tuple(f"{name}." for name in self._wanted)
+        dense = self._folder / str(self._about[_DENSE])
+        self._state = load_dense(dense, _weights(self._model), prefixes)
 
     def others_take(self) -> None:
         """Optimizer and extras come first, since they may refuse, and hold no rows."""
@@ -185,13 +216,17 @@ class _Load:
     def finish(self) -> Loaded:
         """Rows and weights."""
         loaded = self.rows.finish()
+        self.weights_take()
+        return loaded
+
+    def weights_take(self) -> None:
+        """The dense part, and how many updates there were."""
         names = _weights(self._model)
         state = {name.removeprefix(_MODEL): self._state[name] for name in names}
         undressed(self._model).load_state_dict(state)
         updates = self._about[_UPDATES]
         for one, step in zip(collections_of(self._model), updates, strict=True):
             one.updates.step = step
-        return loaded
 
 
 def _weights(model: nn.Module) -> dict[str, Tensor]:

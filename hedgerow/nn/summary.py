@@ -43,16 +43,20 @@ def summary(model: nn.Module) -> str:
     lines = [("table", "dim", "rows", "bytes", "optimizer", "features")]
     rows = 0
     for collection in collections_of(model):
+        counts = collection.row_counts()
         for declared in collection.tables:
-            table = collection.table(declared.name)
-            rules = dict.fromkeys(type(s.optimizer).__name__ for s in table.config.segments)
-            rows += table.size()
+            size, held = counts[declared.name], "on servers"
+            if collection.servers is None:
+                held = str(collection.table(declared.name).memory().total_bytes)
+            config = declared.resolve(None)
+            rules = dict.fromkeys(type(s.optimizer).__name__ for s in config.segments)
+            rows += size
             lines.append(
                 (
                     declared.name,
                     str(declared.dim),
-                    str(table.size()),
-                    str(table.memory().total_bytes),
+                    str(size),
+                    held,
                     ", ".join(rules),
                     ", ".join(declared.features),
                 )

@@ -14,6 +14,7 @@ from torch import Tensor
 from ..core.clock import Clock
 from ..core.recycle import Recycler
 from ..core.shapes import Float32, Int64
+from ..ps.server_tables import ServerTables
 from ..sharding.all_to_all_tables import AllToAllTables
 from ..tables.multi.host_tables import HostTables
 from ..tables.store import Lookup, TableKeys
@@ -97,7 +98,8 @@ class RowUpdates:
     def __init__(self, store: HostTables, clip: ClipRow | None, clock: Clock) -> None:
         self.held = 0
         self.step = 0
-        self._store, self._clip, self._clock = store, clip, clock
+        self._store: HostTables | ServerTables = store
+        self._clip, self._clock = clip, clock
         self._over: AllToAllTables | None = None
         self._model: Sequence[RowUpdates] = (self,)
         self._evict = Evictions(store.tables)
@@ -110,7 +112,11 @@ class RowUpdates:
     def spread(self, over: AllToAllTables, model: Sequence[RowUpdates]) -> None:
         """Rows are those of all ranks from now on; `model` are the updates of all its modules."""
         self._over, self._model = over, model
-        self._evict = Evictions(self._store.tables, over.exchange.rank, over.exchange.ranks)
+        self._evict = Evictions(over.tables, over.exchange.rank, over.exchange.ranks)
+
+    def move(self, store: ServerTables) -> None:
+        """Rows are on servers from now on, which make a step of every update of this process."""
+        self._store, self._evict = store, Evictions(())
 
     def collect(self, at: Lookup, reading: Reading, grads: Sequence[Tensor | None]) -> None:
         """Called by autograd, once for every lookup that took part in the loss."""
@@ -154,7 +160,8 @@ class RowUpdates:
         if self._clip is not None:
             summed = [one.merged() if self._over is not None else one.summed() for one in by_table]
             by_table = [self._clip(one) for one in summed]
-        before_s, now_s = self._store.max_ts(), self._clock.now_s()
+        before_s = self._store.max_ts() if self._evict else 0
+        now_s = self._clock.now_s()
         splits = tuple(accumulate((len(one.ids) for one in by_table), initial=0))
         counted = [one.counts for one in by_table if one.counts is not None]
         if splits[-1]:

@@ -21,9 +21,9 @@ from ..tables.multi import parts
 from ..tables.multi.multi_config import MultiConfig
 from ..tables.schedules import Rate
 from ..tables.store import Applied, Entries, Lookup, Missing, TableKeys, as_keys
-from .one_table import TableOfShard
 from .routed import Routed, Share, finite_part, route
 from .shard import Pending, Shard
+from .some_tables import TablesOfShard
 from .worker_checks import check_finite, rates_now
 
 A = TypeVar("A")
@@ -113,7 +113,7 @@ class ServerTables:
         name = self.names[arguments.table_number(k, len(self.names))]
         alone = {name: self.config.configs[k]}
         splits = self.config.segment_splits
-        of_each = [TableOfShard(shard, k, splits) for shard in self.shards]
+        of_each = [TablesOfShard(shard, [k], splits) for shard in self.shards]
         return ServerTables(
             of_each,
             alone,

@@ -1,9 +1,10 @@
-"""One table of a shard that holds several, as a shard of its own."""
+"""Some tables of a shard that holds more of them, as a shard of its own."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from itertools import accumulate, pairwise
 
 from torch import Tensor
 
@@ -15,17 +16,18 @@ from .shard import Pending, Shard
 
 @dataclass(frozen=True, slots=True)
 class _Sizes:
-    """The size of one table, out of those of all."""
+    """The sizes of some tables, out of those of all."""
 
     pending: Pending[tuple[int, ...]]
-    k: int
+    of: tuple[int, ...]
 
     def wait(self) -> tuple[int, ...]:
-        return (self.pending.wait()[self.k],)
+        sizes = self.pending.wait()
+        return tuple(sizes[k] for k in self.of)
 
 
-class TableOfShard:
-    """Table `k` of a shard, whose tables have segments `segment_splits`.
+class TablesOfShard:
+    """The tables `of` a shard, by number, whose tables have the segments `segment_splits`.
 
     `max_ts` is that of all its tables.
 
@@ -37,35 +39,38 @@ class TableOfShard:
     >>> from hedgerow.tables.optimizers import Sgd
     >>> config = TableConfig("any", (Segment(1, Zeros(), Sgd(lr=1.0)),))
     >>> both = LocalShard(HostTables({"item": config, "user": config}))
-    >>> user = TableOfShard(both, 1, (0, 1, 2))
+    >>> user = TablesOfShard(both, [1], (0, 1, 2))
     >>> user.start_assign(TableKeys.of_one(torch.tensor([7])), torch.ones(1)).wait()
     Applied(inserted=1, refused=0, dropped=0)
     >>> user.names, user.start_sizes().wait(), both.start_sizes().wait()
     (('user',), (1,), (0, 1))
     """
 
-    def __init__(self, shard: Shard, k: int, segment_splits: Sequence[int]) -> None:
-        self.shard, self.k = shard, k
+    def __init__(self, shard: Shard, of: Sequence[int], segment_splits: Sequence[int]) -> None:
+        self.shard, self.of = shard, tuple(sorted(of))
         self._segments = tuple(segment_splits)  # of all tables of the shard
 
     @property
     def names(self) -> tuple[str, ...]:
-        """The table."""
-        return (self.shard.names[self.k],)
+        """These tables, in byte order."""
+        return tuple(self.shard.names[k] for k in self.of)
 
     @property
     def dims(self) -> tuple[int, ...]:
-        """Its columns."""
-        return (self.shard.dims[self.k],)
+        """Columns of each."""
+        return tuple(self.shard.dims[k] for k in self.of)
 
     def _among(self, keys: TableKeys) -> TableKeys:
-        after = len(self.shard.names) - self.k
-        return TableKeys(keys.ids, (0,) * (self.k + 1) + (len(keys.ids),) * after)
+        sizes = dict.fromkeys(range(len(self.shard.names)), 0)
+        sizes.update(zip(self.of, (b - a for a, b in pairwise(keys.splits)), strict=True))
+        return TableKeys(keys.ids, (0, *accumulate(sizes.values())))
 
     def _rates(self, rates: Sequence[Rate]) -> list[Rate]:
         """Those of all tables; of tables without keys nobody reads them."""
-        before, after = self._segments[self.k], self._segments[-1] - self._segments[self.k + 1]
-        return [*[0.0] * before, *rates, *[0.0] * after]
+        given, every = iter(rates), list[Rate]()
+        for k, (start, stop) in enumerate(pairwise(self._segments)):
+            every += [next(given) if k in self.of else 0.0 for _ in range(start, stop)]
+        return every
 
     def start_lookup(
         self,
@@ -125,16 +130,16 @@ class TableOfShard:
         return self.shard.start_erase(self._among(keys))
 
     def start_entries(self, k: int, ids: Int64[Tensor, "n"]) -> Pending[Entries]:
-        """Whole rows."""
-        return self.shard.start_entries(self.k + k, ids)
+        """Whole rows of table `k` of these."""
+        return self.shard.start_entries(self.of[k], ids)
 
     def scan(self, k: int, rows: int | None = None) -> Iterator[Entries]:
-        """All rows, in slices of about `rows`."""
-        return self.shard.scan(self.k + k, rows)
+        """All rows of table `k` of these, in slices of about `rows`."""
+        return self.shard.scan(self.of[k], rows)
 
     def start_sizes(self) -> Pending[tuple[int, ...]]:
-        """Its rows."""
-        return _Sizes(self.shard.start_sizes(), self.k)
+        """Rows of each."""
+        return _Sizes(self.shard.start_sizes(), self.of)
 
     def start_max_ts(self) -> Pending[int]:
         """The largest `ts` any write gave."""
