@@ -228,6 +228,54 @@ def a2a(
 
 
 @app.command()
+def ps(
+    folder: Annotated[
+        Path | None,
+        typer.Argument(help="Where traces go, with --profile.", show_default=False),
+    ] = None,
+    as_json: AsJson = False,
+    threads: _Threads = 2,
+    rounds: _Rounds = 5,
+    cases: _Cases = "",
+    peers: _Peers = "",
+    profile: Annotated[
+        bool,
+        typer.Option(
+            "--profile",
+            help="Write traces of torch's profiler, to FOLDER or else to "
+            "distributed_ps_benchmark in the folder for temporary files.",
+        ),
+    ] = False,
+    quick: _Quick = False,
+) -> None:
+    """Measure parameter servers: the way there and back, and the original's benchmark.
+
+    Two servers of each kind with our tables behind them, ids split beforehand, rows into one
+    output: ours (`hedgerow ps`) against a grpcio server (raw bytes, in chunks and in one message),
+    torch.rpc, Ray actors and plain sockets, which are the floor. `with CURVE` and `with the log`
+    are ours again, encrypted or with every push on the disk first. All results are compared.
+
+    Then the original's benchmark on 10 servers: 1,000,000 ids of dim 16, lookups of x // 2 with and
+    without de-duplication, gradients of 0.3 that make 0.4 of 1; and p50 and p99 of lookups of 1,000
+    to 100,000 ids on 4 servers. The exit status is 1 if a number is wrong. Takes some minutes.
+    """
+    from ..bench.ps import run
+    from ..bench.ps_original import default_folder
+    from ..bench.settings import Settings
+    from ..core.errors import InputError
+    from .show import progress_bar
+
+    if folder is not None and not profile:
+        raise InputError(f"FOLDER is {folder}, but nothing is written without --profile; add it.")
+    settings = Settings(
+        threads=threads, rounds=rounds, cases=_names(cases), peers=_names(peers), quick=quick
+    )
+    with progress_bar() as progress:
+        report = run(settings, progress, (folder or default_folder()) if profile else None)
+    _finish(report, as_json)
+
+
+@app.command()
 def comm(
     as_json: AsJson = False,
     nproc: Annotated[int, typer.Option(help="Processes on this machine.")] = 2,
@@ -263,7 +311,11 @@ def _finish(report: dict[str, Any], as_json: bool) -> None:
         typer.echo(json.dumps(report, indent=1))
     else:
         show_table_bench(report)
-    unequal = [f"{r['case']} of {r['peer']}" for r in report["results"] if r.get("equal") is False]
+    unequal = [
+        f"{r['case']} of {r['peer']}" if "peer" in r else r["case"]
+        for r in report["results"]
+        if r.get("equal") is False
+    ]
     if unequal:
         typer.echo(f"hedgerow: results differ: {', '.join(unequal)}", err=True)
         raise typer.Exit(1)
