@@ -49,13 +49,19 @@ class Connection:
         self._sequence = 0
         self._complaint = ""
         self._turns = Turns()
-        self._line = Line(address, keys, self._turns.wake_fd)
-        self._socket, self._zmq = self._line.socket, self._line.zmq
+        self._keys = keys
+        self._connect()
 
     @property
     def where(self) -> str:
         """The server, as errors name it."""
         return self.name if self.name == self.address else f"server {self.name} at {self.address}"
+
+    def _connect(self) -> None:
+        self._line = Line(self.address, self._keys, self._turns.wake_fd)
+        self._socket, self._zmq = self._line.socket, self._line.zmq
+        self._more, self._now = int(self._zmq.SNDMORE), int(self._zmq.NOBLOCK)
+        self._in, self._out = int(self._zmq.POLLIN), int(self._zmq.POLLOUT)
 
     def close(self) -> None:
         """Ends the connection; requests under way are forgotten."""
@@ -67,6 +73,7 @@ class Connection:
                 ticket.finish(StateError(f"the connection to {self.where} was closed."))
             self._tickets.clear()
             self._line.close()
+            self._turns.close()
         finally:
             self._turns.end()
 
@@ -132,12 +139,12 @@ class Connection:
         head = replace(ticket.request, origin=origin).head()
         try:
             if ticket.frames:
-                self._socket.send(head, zmq.SNDMORE | zmq.NOBLOCK)
+                self._socket.send(head, self._more | self._now)
                 for frame in ticket.frames[:-1]:
-                    self._socket.send(frame, zmq.SNDMORE, copy=False)
+                    self._socket.send(frame, self._more, copy=False)
                 self._socket.send(ticket.frames[-1], copy=False)
             else:
-                self._socket.send(head, zmq.NOBLOCK)
+                self._socket.send(head, self._now)
         except zmq.Again:
             return  # away, or more is queued than it takes: sent when the socket can
         self._mark(ticket, sent=True)
@@ -157,7 +164,6 @@ class Connection:
     # ---- reading; whoever does has the turn
 
     def _read_until(self, ticket: Ticket) -> None:
-        zmq = self._zmq
         while not ticket.done:
             if self._turns.stand_aside():
                 return
@@ -165,9 +171,9 @@ class Connection:
             self._turns.go_on()
             if complained:
                 self._read_monitor()
-            if found & zmq.POLLIN:
+            if found & self._in:
                 self._read_some(ticket)
-            if found & zmq.POLLOUT and self._unsent:
+            if found & self._out and self._unsent:
                 self._send_unsent()
             self._tend()
             if wanted:
@@ -185,7 +191,7 @@ class Connection:
         zmq = self._zmq
         while not own.done:
             try:
-                head = self._socket.recv(zmq.NOBLOCK)
+                head = self._socket.recv(self._now)
             except zmq.Again:
                 return
             try:
@@ -240,7 +246,8 @@ class Connection:
 
     def _finish(self, ticket: Ticket, error: Exception | None) -> None:
         if self._tickets.pop(ticket.sequence, None) is not None:
-            self._mark(ticket, sent=True)
+            if not ticket.sent:
+                self._unsent -= 1
             ticket.finish(error)
 
     # ---- when things go wrong
@@ -318,4 +325,14 @@ class Connection:
             f"{ticket.patience.deadline_s:g} s: {reached}{unsure}{why}."
         )
         self._finish(ticket, error)
+        if ticket.request.is_write and ticket.sent:
+            self._forget_sent()
         self._turns.tell()
+
+    def _forget_sent(self) -> None:
+        """A write that was given up may lie in the socket still, in memory of the caller's that
+        will change now: a new line, and what else is under way is sent again."""
+        self._line.close()
+        self._connect()
+        for ticket in self._tickets.values():
+            self._mark(ticket, sent=False)

@@ -16,11 +16,13 @@ from .clients import Clients, Seen
 from .configs import config_of
 from .errors import LogError
 from .frames import CONTROL, Answer, Buffer, Request, Status, Verb
-from .lanes import GROUP, Job, Lane, Room
+from .lanes import GROUP, Job, Lane, Outflow, Room
 from .service import Service, failure
 
 SMALL_IDS = 4096  # done by the loop itself: handing over would take longer than the work
 READERS = 2
+OUT_BYTES = 2**29  # of large answers under way, before the next part is looked up
+OUT_PATIENCE_S = 2.0
 Send = Callable[[object, int, Answer], None]
 """To whom, the sequence, the answer; from any thread."""
 
@@ -72,6 +74,7 @@ class Desk:
         self.is_draining = False
         self._send, self._room, self._journal = send, room, journal
         self._rolled_back_to = rolled_back_to
+        self._outflow = Outflow(OUT_BYTES)
         self._applying = threading.Lock()
         self._writes = Lane("writer", 1, self._write_group, GROUP)
         self._reads = Lane("reader", READERS, self._read_group)
@@ -170,6 +173,7 @@ class Desk:
             "rows": self.service.store.size() if self.service.is_open else 0,
             "waiting": self._room.waiting,
             "waiting_bytes": self._room.waiting_bytes,
+            "answer_bytes": self._outflow.waiting_bytes,
             "clients": len(self.clients),
             "incarnation": self.incarnation,
         }
@@ -186,11 +190,25 @@ class Desk:
                 if job.is_late():
                     self.counters.add("late")
                 else:
-                    self._answer_read(job.to, job.request)
+                    self._answer_in_parts(job.to, job.request)
             except Exception as error:  # a fault of ours must not end the thread
                 self._fault(job, error)
             finally:
                 self._room.give(job.room_bytes)
+
+    def _answer_in_parts(self, to: object, request: Request) -> None:
+        """No faster than clients take them; one that takes nothing asks again if it still lives."""
+        parts = self.service.read(request)
+        while self._outflow.has_room(OUT_PATIENCE_S):
+            answer = next(parts, None)
+            if answer is None:
+                return
+            for frame in answer.frames:
+                if isinstance(frame, memoryview):
+                    self._outflow.hold(frame, frame.nbytes)
+            self._send(to, request.origin.sequence, answer)
+            del answer  # else its memory would wait for the next
+        self.counters.add("answers_dropped")
 
     def _write_group(self, jobs: list[Job]) -> None:
         # One hold over log and rows: a save in between would find the one without the other.
@@ -232,7 +250,7 @@ class Desk:
         if request.verb == Verb.OPEN:
             self._send(job.to, request.origin.sequence, self._open(request))
         elif not request.is_write:
-            self._answer_read(job.to, request)
+            self._answer_in_parts(job.to, request)
         else:
             answer = self.service.write(request)
             self.last_step = max(self.last_step, request.options.step or 0)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import queue
 import threading
 import time
+import weakref
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -43,6 +44,31 @@ class Room:
         with self._lock:
             self.waiting -= 1
             self.waiting_bytes -= amount_bytes
+
+
+class Outflow:
+    """Bytes of large answers that clients have not taken yet. Safe from many threads."""
+
+    def __init__(self, most_bytes: int) -> None:
+        self._most = most_bytes
+        self._lower = threading.Condition()
+        self.waiting_bytes = 0
+
+    def hold(self, buffer: object, amount_bytes: int) -> None:
+        """Counts a buffer until nobody holds it: then the socket has sent it."""
+        with self._lower:
+            self.waiting_bytes += amount_bytes
+        weakref.finalize(buffer, self._sent, amount_bytes).atexit = False
+
+    def _sent(self, amount_bytes: int) -> None:
+        with self._lower:
+            self.waiting_bytes -= amount_bytes
+            self._lower.notify_all()
+
+    def has_room(self, patience_s: float) -> bool:
+        """Waits until less is under way than may be; False if that takes too long."""
+        with self._lower:
+            return self._lower.wait_for(lambda: self.waiting_bytes < self._most, patience_s)
 
 
 @dataclass(frozen=True, slots=True)

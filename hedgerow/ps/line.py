@@ -70,7 +70,7 @@ class Line:
         woken = bool(found.get(self._wake_fd))
         if woken:
             os.eventfd_read(self._wake_fd)
-        return found.get(self.socket, 0), bool(found.get(self._monitor)), woken
+        return int(found.get(self.socket, 0)), bool(found.get(self._monitor)), woken
 
     def events(self) -> Iterator[Event]:
         """What happened since the last time."""
@@ -104,4 +104,3 @@ class Line:
         self._monitor.close()
         self.socket.close()
         self._context.term()
-        os.close(self._wake_fd)

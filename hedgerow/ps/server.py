@@ -58,6 +58,7 @@ class Server:
         needs_keys(listen, keys, insecure)
         limits = limits or Limits()
         self._zmq = zmq
+        self._more, self._now = int(zmq.SNDMORE), int(zmq.NOBLOCK)
         self._wake_fd = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
         self._thread = threading.get_ident()
         self._outbox = Outbox(self._wake)
@@ -152,7 +153,7 @@ class Server:
         again = self._zmq.Again
         for _ in range(_TURN):
             try:
-                to = self._socket.recv(self._zmq.NOBLOCK)
+                to = self._socket.recv(self._now)
             except again:
                 return
             self._take(to)
@@ -197,17 +198,16 @@ class Server:
             self._send_now(*found)
 
     def _send_now(self, to: Any, sequence: int, answer: Any) -> None:
-        zmq = self._zmq
+        zmq, more = self._zmq, self._more
         head = answer.head(sequence, self.desk.incarnation)
         try:
+            self._socket.send(to, more | self._now)
             if answer.frames:
-                self._socket.send(to, zmq.SNDMORE | zmq.NOBLOCK)
-                self._socket.send(head, zmq.SNDMORE)
+                self._socket.send(head, more)
                 for frame in answer.frames[:-1]:
-                    self._socket.send(frame, zmq.SNDMORE, copy=False)
+                    self._socket.send(frame, more, copy=False)
                 self._socket.send(answer.frames[-1], copy=False)
             else:
-                self._socket.send(to, zmq.SNDMORE | zmq.NOBLOCK)
                 self._socket.send(head)
         except zmq.ZMQError as error:
             if error.errno not in (zmq.EHOSTUNREACH, zmq.EAGAIN):

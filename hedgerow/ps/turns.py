@@ -62,6 +62,10 @@ class Turns:
             self._taken = False
             self._changed.notify_all()
 
+    def close(self) -> None:
+        """Nobody will wait any more."""
+        os.close(self.wake_fd)
+
     def tell(self) -> None:
         """Something was found that others may wait for."""
         with self._changed:

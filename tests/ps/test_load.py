@@ -9,12 +9,15 @@ from typing import Any
 
 import pytest
 import torch
+import zmq
 
+from hedgerow.ps import desk
+from hedgerow.ps.frames import Origin, Request, Verb
 from hedgerow.ps.remote_shard import RemoteShard
 from hedgerow.ps.server import Limits
 from hedgerow.tables.store import TableKeys
 
-from .servers import FORKS, START_S, server, server_thread
+from .servers import FORKS, START_S, server, server_thread, until
 from .tables import counting_table
 
 IDS = 200
@@ -113,3 +116,27 @@ def test_a_busy_server_says_so_and_nothing_is_lost() -> None:
         assert started.counters.read("writes_applied") == 12
         assert started.counters.read("busy") == shard.counters.read("busy") > 0
         shard.close()
+
+
+def test_a_client_that_takes_nothing_does_not_fill_the_server(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(desk, "OUT_BYTES", 4 * 2**20)
+    monkeypatch.setattr(desk, "OUT_PATIENCE_S", 0.2)
+    n = 6_000_000  # 24 MB of answers
+    request = Request(Verb.LOOKUP, Origin(1, 1), splits=(0, n))
+    context = zmq.Context()
+    lazy = context.socket(zmq.DEALER)
+    for option, value in ((zmq.LINGER, 0), (zmq.RCVHWM, 1), (zmq.RCVBUF, 2**16)):
+        lazy.setsockopt(option, value)
+    with server_thread() as started:
+        other = RemoteShard(started.address, counting_table(), deadline_s=60)
+        lazy.connect(started.address)
+        lazy.send_multipart([request.head(), bytes(8 * n)])  # and nobody reads
+        until(lambda: started.counters.read("answers_dropped") > 0)
+        assert 0 < other.health()["answer_bytes"] < 8 * 2**20
+        assert other.start_contains(TableKeys.of_one(torch.arange(9))).wait().sum() == 0
+        lazy.close()
+        until(lambda: other.health()["answer_bytes"] == 0)
+        other.close()
+    context.term()
