@@ -10,6 +10,7 @@ from typing import Self
 from ..core.clock import Clock
 from ..core.errors import InputError
 from ..tables.config import TableConfig
+from ..tables.expiry import Eviction
 from ..tables.filters import SlidingFilter
 from ..tables.multi.multi_config import MultiConfig
 from ..tables.multi.native_multi import NativeMultiTable
@@ -38,6 +39,11 @@ class CachedConfig:
     def serialized(self) -> str:
         """All of it as one text."""
         return self.tables.text
+
+    @property
+    def expire(self) -> tuple[Eviction | None, ...]:
+        """When rows of each leave."""
+        return tuple(config.evict for config in self.tables.configs)
 
     @property
     def configs(self) -> dict[str, TableConfig]:

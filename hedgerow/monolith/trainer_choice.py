@@ -22,10 +22,14 @@ class Choice:
         return self.factory.__name__ + (f"({given})" if given else "")
 
 
-def trainer_choice(*, full_sync: bool, fused_layout: bool, native: bool = True) -> Choice:
+def trainer_choice(
+    *, full_sync: bool, fused_layout: bool, native: bool = True, gpu_workers: int = 0
+) -> Choice:
     """The factory of a training run: over servers, or with `full_sync` over ranks.
 
-    A partitioned table of `fused_layout` is told `use_native_multi_hash_table` by its caller.
+    A partitioned table of `fused_layout` is told `use_native_multi_hash_table` by its caller. With
+    `full_sync` and tables on the GPUs of so many workers there are as many shards, and filters and
+    clients are given once for each.
 
     >>> str(trainer_choice(full_sync=False, fused_layout=False, native=False))
     'create_multi_type_hash_table(reduce_network_packets=True)'
@@ -36,6 +40,10 @@ def trainer_choice(*, full_sync: bool, fused_layout: bool, native: bool = True) 
         ("native", native),
     ):
         checks.flag(name, value)
+    checks.count("gpu_workers", gpu_workers)
+    if fused_layout and full_sync and gpu_workers:
+        over = {"num_ps": gpu_workers, "enable_gpu_emb": True}
+        return Choice(factories.create_partitioned_hash_table, over)
     if fused_layout:
         return Choice(factories.create_partitioned_hash_table)
     if full_sync:

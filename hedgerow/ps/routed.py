@@ -10,9 +10,10 @@ from itertools import pairwise
 import torch
 from torch import Tensor
 
+from ..core.errors import StateError
 from ..core.ids import Ragged
 from ..core.shapes import Float32, Int64
-from ..ops.fill import SharedBuffer, fill_with_offset_map, fill_with_offset_map_gradient
+from ..ops.fill import fill_trusted, sum_trusted
 from ..ops.offsets import ValueOffset
 from ..ops.split import ragged_split_by_indices
 from ..ops.unique import unique_key_with_value_and_offset
@@ -54,15 +55,22 @@ class Routed:
         alone = len(self.shares) == 1
         return alone and len(self.shares[0].keys.ids) == len(self.keys.ids)
 
-    def fill(self, share: Share, rows: Float32[Tensor, "floats"], buffer: SharedBuffer) -> None:
+    def fill(
+        self, share: Share, rows: Float32[Tensor, "floats"], out: Float32[Tensor, "call"]
+    ) -> None:
         """Writes the rows that a server answered to all their places."""
-        fill_with_offset_map(share.numbers, rows, self.where, buffer, self.dims)
+        wanted = float_offsets(share.keys.splits, self.dims)[-1]
+        if len(rows) != wanted:
+            raise StateError(
+                f"server {share.server} answered {len(rows)} values; {wanted} were asked for."
+            )
+        fill_trusted(share.numbers, rows, self.where, out, self.dims)
 
     def rows_of(self, share: Share, flat: Float32[Tensor, "floats"]) -> Float32[Tensor, "own"]:
         """The rows or gradients of a share, from those of the call; those of equal keys summed."""
         if self.is_plain:
             return flat
-        return fill_with_offset_map_gradient(share.numbers, flat, self.where, self.dims)
+        return sum_trusted(share.numbers, flat, self.where, self.dims)
 
     def counts_of(
         self, share: Share, given: Int64[Tensor, "n"] | None = None

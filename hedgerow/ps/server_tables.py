@@ -8,12 +8,12 @@ from typing import TypeVar
 
 import torch
 from torch import Tensor
+from torch.autograd.graph import increment_version
 
 from ..core.errors import ConfigError, InputError
 from ..core.recycle import Recycler
 from ..core.shapes import Bool, Float32, Int8, Int64
 from ..core.timings import Timings
-from ..ops.shared_buffer import SharedBuffer
 from ..routing.router import Router
 from ..tables import arguments
 from ..tables.config import TableConfig
@@ -140,6 +140,7 @@ class ServerTables:
         if out is not None and len(self.names) == 1 and out.dim() == 2:
             out = arguments.output(out, len(keys.ids), self.dims[0]).view(-1)
         rows = self._outputs.take(floats)[0] if out is None else parts.flat_output(out, floats)
+        increment_version(rows)  # so that autograd notices if it saved the old values
         routed = self._route(keys, dedup=self._dedup)
 
         def start(share: Share) -> Pending[Lookup]:
@@ -147,12 +148,12 @@ class ServerTables:
             shard = self.shards[share.server]
             return shard.start_lookup(share.keys, missing=missing, step=step, out=place)
 
-        buffer, began = SharedBuffer(rows), time.perf_counter()
+        began = time.perf_counter()
         for share, answer in _answers(routed.shares, start):
             took, server = time.perf_counter() - began, str(share.server)
             self.timings.add("embedding_lookup", took, model=self._model, server=server)
             if not routed.is_plain:
-                routed.fill(share, answer.rows, buffer)
+                routed.fill(share, answer.rows, rows)
         return Lookup(keys, rows, self.dims, epoch=(self, routed))
 
     def contains(self, keys: TableKeys | Int64[Tensor, "n"]) -> Bool[Tensor, "n"]:

@@ -19,7 +19,7 @@ from tests.ps.servers import servers
 from tests.support import bits
 
 from . import distribute_work as work
-from .distribute_models import rows_of, train
+from .distribute_models import batch_of, lists_of, rows_of, train
 from .pool import Pool
 
 pytestmark = pytest.mark.xdist_group("placements")
@@ -135,6 +135,8 @@ def test_a_model_on_servers_is_used_as_a_plain_one(tmp_path: Path) -> None:
         assert "rows" in repr(spread)
         with pytest.raises(NotSupportedError, match="on servers"):
             bags.table("user")
+        batch = batch_of(lists_of(0))
+        assert torch.equal(hr.freeze(spread)(batch), spread.eval()(batch))
         with pytest.raises(StateError, match="already"):
             hr.distribute(spread, servers=["127.0.0.1:1"])
 

@@ -14,6 +14,7 @@ from hedgerow.monolith.describe import chain, shards_of
 from hedgerow.monolith.hash_filters import create_hash_filters
 from hedgerow.monolith.multi_hash_table import CachedConfig
 from hedgerow.monolith.test_utils import generate_test_hash_table_config
+from hedgerow.monolith.trainer_choice import trainer_choice
 from hedgerow.sharding.local_exchange import LocalExchange
 from hedgerow.tables.compressors import Fp16
 from hedgerow.tables.config import TableConfig
@@ -250,12 +251,20 @@ def test_a_config_is_known_by_its_content() -> None:
     one = door.convert_to_cached_config(slots())
     assert one is door.convert_to_cached_config(dict(reversed(slots().items())))
     assert isinstance(one, CachedConfig)
-    assert (one.names, one.dims) == (("1", "2"), (4, 4))
+    assert (one.names, one.dims, one.expire) == (("1", "2"), (4, 4), (None, None))
     other = door.convert_to_cached_config({**slots(), "2": generate_test_hash_table_config(4)})
     assert other is not one
     assert other.serialized != one.serialized
     table = door.MultiHashTable.from_cached_config(one, name_suffix="7")
     assert (table.shared_name, table.names) == ("MonolithMultiHashTable_7", ("1", "2"))
+
+
+def test_the_trainer_with_tables_on_gpus() -> None:
+    chosen = trainer_choice(full_sync=True, fused_layout=True, gpu_workers=1)
+    table = chosen.factory(
+        use_native_multi_hash_table=True, feature_name_to_config=slots(), **chosen.settings
+    )
+    assert (table.path, table.shards.count) == ("alltoall", 1)
 
 
 def test_test_config_shows_halves() -> None:
