@@ -38,8 +38,13 @@ def finish(
             typer.echo(f"once more, with ids that share 1/{DIVISOR} of the rows ...", err=True)
         if found := hashed_baseline(job, parts.model, outcome.step, ranks):
             report["baselines"]["hashed table"] = found
-    if ranks.rank == 0:
-        _show(job, run, outcome, report, as_json=as_json)
+
+    def show() -> None:
+        if ranks.rank == 0:
+            _show(job, run, outcome, report, as_json=as_json)
+
+    # No rank ends before: a launcher might take that for a failure, and end the one that speaks.
+    ranks.together("the report", show)
 
 
 def _show(

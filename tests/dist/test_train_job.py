@@ -178,6 +178,37 @@ def test_a_killed_rank_ends_the_job_and_its_run_goes_on(
     _ends_as_unbroken(job, out, folder)
 
 
+FAILS = """
+import os
+from hedgerow.cli.app import main
+from hedgerow.core.errors import NotFiniteError
+from hedgerow.train.run_ranks import RunRanks
+
+share, seen = RunRanks.share, []
+
+def fails(self, batch):
+    seen.append(1)
+    if len(seen) == 5 and os.environ["RANK"] == "1":
+        raise NotFiniteError("a logit is nan")
+    return share(self, batch)
+
+RunRanks.share = fails
+main()
+"""
+
+
+def test_a_rank_that_fails_ends_the_job(
+    job: Path, folder: Path, started: list[subprocess.Popen[str]]
+) -> None:
+    command = [sys.executable, "-c", FAILS, "train", str(job), "--out", str(folder / "failed")]
+    started += start_processes(command, 2)
+    told = [one.communicate(timeout=120)[0] for one in started]
+    assert [one.returncode > 0 for one in started] == [True, True]
+    assert "hedgerow: a logit is nan" in told[1]
+    assert "a logit is nan" not in told[0]
+    assert "rror" in told[0]
+
+
 def test_ctrl_c_under_a_launcher_saves_on_all_ranks(
     job: Path, folder: Path, started: list[subprocess.Popen[str]]
 ) -> None:
