@@ -9,9 +9,12 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from ..core.errors import FileMissingError, HedgerowError, InputError, JobFailedError
+from .job_ranks import job_ranks
 from .options import AsJson
+from .show_plan import show_plan
 
 if TYPE_CHECKING:
+    from ..sharding.agreement import Ranks
     from ..train.job import Job
     from ..train.job_parts import Parts
     from ..train.loop import Outcome, Trainer
@@ -49,6 +52,12 @@ def train(
             "cost.",
         ),
     ] = False,
+    print_plan: Annotated[
+        bool,
+        typer.Option(
+            "--print-plan", help="Show who owns the rows of which table, and train nothing."
+        ),
+    ] = False,
     as_json: AsJson = False,
 ) -> None:
     """Train a model; write checkpoints, logs and learning curves into a folder.
@@ -56,57 +65,75 @@ def train(
     Options win over the file. Ctrl-C saves and says how to go on. The exit status is 1 if the job
     fails or is interrupted, 2 if its configuration is wrong.
 
+    Under torchrun, mpirun or srun all processes run it together: docs/distributed.md.
+
     Try: `hedgerow train --data clicks --steps 500`
     """
-    from .train_report import finish
-
-    given: dict[str, Any] = {
-        "--data": data,
-        "--model": model,
-        "--dim": dim,
-        "--epochs": epochs,
-        "--batch-size": batch_size,
-        "--lr": lr,
-        "--seed": seed,
-        "--steps": steps,
-    }
-    options = {name: value for name, value in given.items() if value is not None}
-    job, run = _resumed(config, options, out) if resume else _new(config, options, out)
-    parts = _built(job)
-    (run.go_on if resume else run.begin)(job)
-    trainer, outcome = _trained(job, parts, run, resume)
-    finish(job, parts, run, trainer, outcome, compare=compare, as_json=as_json)
+    sizes = {"dim": dim, "epochs": epochs, "batch_size": batch_size, "lr": lr, "steps": steps}
+    options = _given(data=data, model=model, seed=seed, **sizes)
+    job = _job(config, options, out, resume=resume)
+    if print_plan:
+        show_plan(job, as_json=as_json)
+        return
+    with job_ranks() as ranks:
+        name = config.stem if config else f"{job.data.word}-{job.model.word}"
+        outcome = _run(job, out, name, ranks, resume=resume, compare=compare, as_json=as_json)
     if outcome.why == "interrupted":
         raise typer.Exit(1)
 
 
-def _new(
-    config: Path | None, options: Mapping[str, Any], out: Path | None
-) -> tuple[Job, RunFolder]:
-    from ..train.job import job_of, read_job
-    from ..train.run_folder import RunFolder, free_folder
+def _given(**values: object) -> dict[str, Any]:
+    """The options that were given, as users write them."""
+    return {f"--{n.replace('_', '-')}": v for n, v in values.items() if v is not None}
 
+
+def _job(config: Path | None, options: Mapping[str, Any], out: Path | None, *, resume: bool) -> Job:
+    from ..train.job import job_of, read_job
+    from ..train.run_folder import RunFolder
+
+    if resume:
+        if out is None:
+            raise InputError("--resume needs --out, the folder of the run to go on with.")
+        run = RunFolder(out)
+        run.read()
+        return read_job(config or run.job, options)
     if config is None and "--data" not in options:
         raise InputError(
             "nothing to train on; give a CONFIG.toml, or --data (movielens-100k, clicks, "
             "wide-clicks): `hedgerow train --data clicks`."
         )
-    job = read_job(config, options) if config else job_of({}, "the command line", options)
-    name = config.stem if config else f"{job.data.word}-{job.model.word}"
-    return job, RunFolder(out) if out else free_folder(_RUNS, name)
+    return read_job(config, options) if config else job_of({}, "the command line", options)
 
 
-def _resumed(
-    config: Path | None, options: Mapping[str, Any], out: Path | None
-) -> tuple[Job, RunFolder]:
-    from ..train.job import read_job
-    from ..train.run_folder import RunFolder
+def _run(
+    job: Job,
+    out: Path | None,
+    name: str,
+    ranks: Ranks,
+    *,
+    resume: bool,
+    compare: bool,
+    as_json: bool,
+) -> Outcome:
+    """The job on this rank; the first one chooses the folder, and writes what is no row."""
+    from ..train.run_folder import RunFolder, free_folder
+    from .train_report import finish
 
-    if out is None:
-        raise InputError("--resume needs --out, the folder of the run to go on with.")
-    run = RunFolder(out)
-    run.read()
-    return read_job(config or run.job, options), run
+    first = ranks.rank == 0
+    given = RunFolder(out) if out else None
+    run = (
+        given
+        or ranks.together(
+            "the choice of a folder",
+            lambda: free_folder(_RUNS, name) if first else RunFolder(_RUNS),
+        )[0]
+    )
+    parts = _built(job)
+    begin = run.go_on if resume else run.begin
+    ranks.together("the start of the run", lambda: begin(job) if first else None)
+    trainer, outcome = _trained(job, parts, run, ranks, resume=resume)
+    finish(job, parts, run, trainer, outcome, ranks, compare=compare, as_json=as_json)
+    return outcome
 
 
 def _built(job: Job) -> Parts:
@@ -123,7 +150,9 @@ def _built(job: Job) -> Parts:
         ) from error
 
 
-def _trained(job: Job, parts: Parts, run: RunFolder, resume: bool) -> tuple[Trainer, Outcome]:
+def _trained(
+    job: Job, parts: Parts, run: RunFolder, ranks: Ranks, *, resume: bool
+) -> tuple[Trainer, Outcome]:
     from ..train.checkpoints import Checkpoints
     from ..train.job_parts import schedule
     from ..train.loop import Trainer
@@ -143,11 +172,12 @@ def _trained(job: Job, parts: Parts, run: RunFolder, resume: bool) -> tuple[Trai
     )
     goes_on = resume and trainer.resume()
     at = trainer.progress
-    trainer.sinks += [
-        JsonLines(run.log, at.events if goes_on else None),
-        TensorBoard(run.tensorboard, at.step if goes_on else None),
-        Console(parts.total_steps),
-    ]
+    if ranks.rank == 0:
+        trainer.sinks += [
+            JsonLines(run.log, at.events if goes_on else None),
+            TensorBoard(run.tensorboard, at.step if goes_on else None),
+            Console(parts.total_steps),
+        ]
     try:
         return trainer, trainer.run()
     except HedgerowError as error:  # the configuration was right: what fails now is the job

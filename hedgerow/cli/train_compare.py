@@ -11,15 +11,16 @@ if TYPE_CHECKING:
     from torch import nn
 
     from ..data.batch import Batch, Source
+    from ..sharding.agreement import Ranks
     from ..train.job import Job
 
 DIVISOR = 4
 
 
-def hashed_baseline(job: Job, model: nn.Module, steps: int) -> dict[str, float]:
+def hashed_baseline(job: Job, model: nn.Module, steps: int, ranks: Ranks) -> dict[str, float]:
     """Test metrics of the job after as many steps, with a quarter of the model's rows a table.
 
-    Nothing where there is no test, or where Ctrl-C ended it.
+    Nothing where there is no test, or where Ctrl-C ended it. All ranks of the job take part.
     """
     import torch
 
@@ -31,10 +32,12 @@ def hashed_baseline(job: Job, model: nn.Module, steps: int) -> dict[str, float]:
     from ..train.job_parts import build
     from ..train.loop import Schedule, Trainer
 
-    known = {
+    own = {
         name: torch.cat([part.ids for part in table.scan()] or [torch.empty(0, dtype=torch.int64)])
         for name, table in tables_of(model).items()
     }
+    told = ranks.tell(own)
+    known = {name: torch.cat([one[name] for one in told]) for name in own}
     tables = {f: t.name for c in collections_of(model) for t in c.tables for f in t.features}
     variant, parts = hashed(DIVISOR, tables), build(job)
 

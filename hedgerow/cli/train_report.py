@@ -13,6 +13,7 @@ from ..core.units import format_count
 from .train_compare import DIVISOR, hashed_baseline
 
 if TYPE_CHECKING:
+    from ..sharding.agreement import Ranks
     from ..train.job import Job
     from ..train.job_parts import Parts
     from ..train.loop import Outcome, Trainer
@@ -25,16 +26,30 @@ def finish(
     run: RunFolder,
     trainer: Trainer,
     outcome: Outcome,
+    ranks: Ranks,
     *,
     compare: bool,
     as_json: bool,
 ) -> None:
-    """Tests where the run has not, draws the curves, and shows it all."""
+    """Tests where the run has not, draws the curves, and shows it all; the first rank speaks."""
     report = _report(parts, run, outcome, _test(parts, trainer, outcome))
     if compare and outcome.why != "interrupted":
-        typer.echo(f"once more, with ids that share 1/{DIVISOR} of the rows ...", err=True)
-        if found := hashed_baseline(job, parts.model, outcome.step):
+        if ranks.rank == 0:
+            typer.echo(f"once more, with ids that share 1/{DIVISOR} of the rows ...", err=True)
+        if found := hashed_baseline(job, parts.model, outcome.step, ranks):
             report["baselines"]["hashed table"] = found
+
+    def show() -> None:
+        if ranks.rank == 0:
+            _show(job, run, outcome, report, as_json=as_json)
+
+    # No rank ends before: a launcher might take that for a failure, and end the one that speaks.
+    ranks.together("the report", show)
+
+
+def _show(
+    job: Job, run: RunFolder, outcome: Outcome, report: dict[str, Any], *, as_json: bool
+) -> None:
     title = f"{job.model.word} on {job.data.word}"
     report["curves"] = _curves(run, title, report)
     if as_json:

@@ -53,6 +53,12 @@ class Batch:
         """Samples of the batch."""
         return len(self.labels)
 
+    def part(self, start: int, stop: int) -> Batch:
+        """The samples from `start` to before `stop`: what one of several processes takes."""
+        ids = self.ids.part(start, stop) if self.ids.names else self.ids
+        weights = None if self.weights is None else self.weights[start:stop]
+        return Batch(self.dense[start:stop], ids, self.labels[start:stop], weights)
+
     def to(self, device: torch.device | str, *, non_blocking: bool = False) -> Batch:
         """The same batch on another device."""
         weights = self.weights

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import signal
 import subprocess
 import sys
 import tomllib
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
+from types import FrameType
 from typing import Any
 
 from ..core.errors import ConfigError, FileMissingError, InputError
@@ -67,16 +70,43 @@ def command(nproc: int, target: Sequence[str], *, module: bool = False) -> list[
     return [*run, *how, "--", *target]  # else torchrun takes the script's --nproc for its own
 
 
-def run_script(nproc: int, target: Sequence[str], config: Mapping[str, Any]) -> int:
+def run_script(
+    nproc: int, target: Sequence[str], config: Mapping[str, Any], *, module: bool = False
+) -> int:
     """Runs it to its end; the status of the job: 0, or not if a process failed.
 
     What the config file says goes to the processes through the environment, where it stands above
-    what was set there and below the arguments of the script's own calls.
+    what was set there and below the arguments of the script's own calls. Ctrl-C and SIGTERM are
+    passed on, once: processes then have the half minute that torchrun gives them to save.
     """
     environ = dict(env.current())
     for name, variable in (("backend", "EMB_DIST_BACKEND"), ("timeout_s", "HEDGEROW_TIMEOUT_S")):
         if name in config:
             environ[variable] = str(config[name])
     environ.setdefault("OMP_NUM_THREADS", "1")  # torchrun would set it too, and warn
-    status = subprocess.run(command(nproc, target), env=environ, check=False).returncode
+    # A group of its own: a terminal's Ctrl-C would reach torchrun a second time, and end its wait.
+    started = command(nproc, target, module=module)
+    with subprocess.Popen(started, env=environ, process_group=0) as job, _passed_on(job):
+        status = job.wait()
     return status if status >= 0 else _SIGNALLED - status
+
+
+@contextmanager
+def _passed_on(job: subprocess.Popen[bytes]) -> Iterator[None]:
+    """The first signal goes to the job; torchrun kills what has not ended half a minute later.
+
+    A second would end its wait and leave processes behind that nobody looks after.
+    """
+    sent: list[int] = []
+
+    def pass_on(number: int, frame: FrameType | None) -> None:
+        if not sent and job.returncode is None:
+            job.send_signal(number)
+        sent.append(number)
+
+    before = {number: signal.signal(number, pass_on) for number in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)

@@ -12,6 +12,7 @@ from torch import Tensor
 from ..core import checks
 from ..core.errors import InputError
 from ..core.shapes import Int64
+from .hot_keys import hot_key_advice, hot_key_lines
 from .router import Router, widened
 
 STEP_KEYS = 32_768
@@ -79,6 +80,13 @@ class Balance:
     recommended: str
     reason: str
 
+    @property
+    def hot_keys(self) -> str:
+        """What the hottest keys do to ranks, and what helps."""
+        rule = next(rule for rule in self.rules if rule.dist_type == self.recommended)
+        raw, sent = rule.raw.max_over_mean, rule.deduplicated.max_over_mean
+        return hot_key_advice(self.top, self.ranks, raw=raw, deduplicated=sent)
+
     def to_dict(self) -> dict[str, Any]:
         """Fit for JSON."""
         return {
@@ -91,15 +99,15 @@ class Balance:
             "rules": [rule.to_dict() for rule in self.rules],
             "recommended": self.recommended,
             "reason": self.reason,
+            "hot_keys": self.hot_keys,
         }
 
     def text(self) -> str:
         """A few lines for people."""
-        share = sum(share for _, share in self.top)
         lines = [
             f"{self.keys} keys, {self.distinct} distinct, over {self.ranks} ranks; "
             f"Gini of the keys {self.key_gini:.3f}",
-            f"the {len(self.top)} most frequent keys are {100 * share:.1f} % of all",
+            *hot_key_lines(self.top),
             "",
             f"{'max/mean (Gini) over ranks':<28}{'raw':>16}{'deduplicated':>16}{'rows':>16}",
         ]
@@ -107,7 +115,8 @@ class Balance:
             loads = (rule.raw, rule.deduplicated, rule.rows)
             cells = "".join(f"{f'{s.max_over_mean:.3f} ({s.gini:.3f})':>16}" for s in loads)
             lines.append(f"{rule.dist_type:<28}{cells}")
-        return "\n".join([*lines, "", f"recommended: {self.recommended}. {self.reason}"])
+        advice = [f"recommended: {self.recommended}. {self.reason}", self.hot_keys]
+        return "\n".join([*lines, "", *advice])
 
 
 def balance(

@@ -85,6 +85,24 @@ class Router(Record):
         return SUPPORTED_DIST_TYPES.index(self.dist_type)
 
     @property
+    def formula(self) -> str:
+        """The owner of a key in words, where `id` is its 64 bits as an unsigned number.
+
+        >>> Router("hash_roundrobin", 8).formula
+        'mix64(id) mod 8'
+        >>> Router("continuous", 4, rows=100).formula
+        'id div 25 if id < 100, else id mod 4'
+        """
+        owning, added = self._owning, " + 1" if self.rank0_empty else ""
+        if self.bounds is not None:
+            return f"the range of id among {', '.join(map(str, self.bounds))}, else id mod {owning}"
+        if self.dist_type == "continuous":
+            end = self.block * owning
+            return f"id div {self.block}{added} if id < {end}, else id mod {owning}{added}"
+        hashed = "mix64(id)" if self.dist_type == "hash_roundrobin" else "id"
+        return f"{hashed} mod {owning}{added}"
+
+    @property
     def renames(self) -> bool:
         """Whether `local_keys` differ from keys."""
         return self.bounds is not None or self.dist_type == "continuous"

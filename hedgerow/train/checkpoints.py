@@ -12,6 +12,7 @@ from torch import nn
 
 from ..core import checks
 from ..core.errors import CheckpointError, CheckpointMissingError
+from ..nn.collection import ranks_of
 from ..nn.saving import Stateful, load, save
 from ..tables.checkpoint.manifest_reader import read_manifest
 from ..tables.checkpoint.newest import newest
@@ -56,7 +57,7 @@ class Checkpoints:
         step: int,
         test_loss: float | None = None,
     ) -> Path:
-        """Writes one, then removes those that are no longer kept."""
+        """Writes one, then removes those that are no longer kept; all ranks of a model together."""
         path = self.folder / step_name(step)
         known = _test_loss(path) if test_loss is None else test_loss  # of a save at the same step
         metadata = {} if known is None else {_TEST_LOSS: known}
@@ -69,7 +70,8 @@ class Checkpoints:
             metadata=metadata,
             overwrite=True,
         )
-        self._remove_old()
+        if ranks_of(model).rank == 0:
+            self._remove_old()
         return path
 
     def newest(self) -> Path:
@@ -91,8 +93,10 @@ class Checkpoints:
         optimizer: torch.optim.Optimizer | None,
         extras: Mapping[str, Stateful],
     ) -> Path:
-        """Brings everything back to where the newest was written."""
-        path = self.newest()
+        """Brings everything back to where the newest was written; rank 0 says which that is."""
+        ranks = ranks_of(model)
+        choose = self.newest if ranks.rank == 0 else (lambda: self.folder)
+        path = ranks.together("the choice of a checkpoint", choose)[0]
         load(model, path, optimizer=optimizer, extras=extras)
         return path
 

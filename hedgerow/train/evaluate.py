@@ -9,6 +9,7 @@ from torch import Tensor, nn
 
 from ..data.batch import Batch
 from .metrics import Metrics
+from .run_ranks import RunRanks
 
 
 def predictions(model: nn.Module, source: Iterable[Batch]) -> Iterator[tuple[Tensor, Batch]]:
@@ -26,13 +27,16 @@ def predictions(model: nn.Module, source: Iterable[Batch]) -> Iterator[tuple[Ten
 def evaluate(model: nn.Module, source: Iterable[Batch]) -> dict[str, float]:
     """Loss, AUC, normalized entropy and calibration over one epoch of a source.
 
+    Of a distributed model every rank calls it with the same source, takes its share of every batch,
+    and gets the metrics of all samples.
+
     >>> import hedgerow as hr
     >>> source = hr.data.clicks(batch_size=64, steps=4)
     >>> model = hr.models.DeepFM([hr.Table("user", 4), hr.Table("item", 4)], dense=4)
     >>> evaluate(model, source)["samples"]
     256.0
     """
-    metrics = Metrics()
-    for logits, batch in predictions(model, source):
+    metrics, ranks = Metrics(), RunRanks(model)
+    for logits, batch in predictions(model, map(ranks.share, source)):
         metrics.update(logits, batch.labels, batch.weights)
-    return metrics.result()
+    return ranks.metrics(metrics).result()

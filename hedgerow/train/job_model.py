@@ -21,6 +21,8 @@ from ..tables.table import Table
 from .config_values import Count, Place, Size, Variant
 from .job_data import DataJob, check_names
 
+DistType = Literal["continuous", "roundrobin", "hash_roundrobin"]
+
 
 @dataclass(frozen=True, kw_only=True)
 class TableJob:
@@ -30,6 +32,7 @@ class TableJob:
     dim: Size | None = None
     pooling: Literal["sum", "mean", "sqrtn", "max"] = "sum"
     dtype: Literal["fp32", "fp16", "bf16"] = "fp32"
+    dist_type: DistType | None = None
     rows: Count | None = None
     init: Initializer | None = None
     optimizer: Optimizer | None = None
@@ -47,6 +50,7 @@ class ModelJob(Variant):
     init: Initializer = field(default_factory=lambda: Uniform(0.05))
     admit: Admission | None = None
     evict: Eviction | None = None
+    dist_type: DistType = "hash_roundrobin"
     tables: Mapping[str, TableJob] = field(default_factory=dict)
 
     may_differ: ClassVar[bool] = False  # whether tables may differ in their dim
@@ -111,6 +115,7 @@ class ModelJob(Variant):
             features=features,
             pooling=job.pooling,
             dtype=job.dtype,
+            dist_type=job.dist_type or self.dist_type,
             rows=job.rows,
             init=job.init,
             optimizer=job.optimizer,

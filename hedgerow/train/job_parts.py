@@ -8,6 +8,7 @@ import torch
 from torch import nn
 
 from ..data.batch import Source
+from ..nn.distribute import distribute
 from .job import DenseJob, Job
 from .job_data import batches_of, best_auc
 from .loop import Schedule
@@ -32,7 +33,7 @@ class Parts:
 
 
 def build(job: Job) -> Parts:
-    """Opens the data and makes the model; equal jobs start equal.
+    """Opens the data and makes the model, over all ranks of the job; equal jobs start equal.
 
     >>> from hedgerow.train.job import job_of
     >>> job = job_of({"data": {"source": "clicks", "steps": 40}, "train": {"epochs": 2}})
@@ -45,7 +46,7 @@ def build(job: Job) -> Parts:
     fields = job.model.fields(job.data)
     train, test = job.data.train(fields), job.data.test(fields)
     schedule(job).check_test(test is not None)
-    model = build_model(job)
+    model = distribute(build_model(job))
     optimizer = _optimizer(job.dense, model)
     return Parts(model, optimizer, train, test, _total_steps(job, train), best_auc(train))
 

@@ -8,8 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import torch
-from torch import Tensor, nn
-from torch.nn import functional
+from torch import nn
 
 from ..core import checks
 from ..core.errors import ConfigError, StateError
@@ -20,6 +19,7 @@ from .checkpoints import Checkpoints, step_name
 from .evaluate import evaluate
 from .metrics import Metrics
 from .progress import Progress, RandomState
+from .run_ranks import RunRanks
 from .sinks import Sink
 from .stop_signal import StopSignal
 
@@ -75,6 +75,9 @@ class Trainer:
     A run that was stopped, by whatever, goes on from its newest checkpoint with `resume`, and ends
     with the same bits as one that was not: rows, weights, states and metrics.
 
+    Of a distributed model (`hr.distribute`) every rank makes one with the same source, and takes
+    its share of every batch; sinks are written to on rank 0, and all ranks end together.
+
     >>> import hedgerow as hr
     >>> model = hr.models.DeepFM([hr.Table("user", 4), hr.Table("item", 4)], dense=4)
     >>> optimizer = torch.optim.Adam(model.parameters())
@@ -101,7 +104,8 @@ class Trainer:
         self.checkpoints = checkpoints
         self.sinks = list(sinks)
         self.progress = Progress()
-        self._metrics = Metrics()  # since the last line of the log
+        self._ranks = RunRanks(model)
+        self._metrics = Metrics()  # of this rank, since the last line of the log
         self._tables = list(tables_of(model).values())
         self._tested: dict[str, float] = {}
         self._saved: Path | None = None
@@ -112,9 +116,10 @@ class Trainer:
         """Goes to the newest checkpoint; False where there is none."""
         if self.checkpoints is None:
             raise StateError("resume of a trainer without checkpoints; give it some.")
-        if not self.checkpoints.any():
+        if not self._ranks.first(self.checkpoints.any()):
             return False
         self._saved = self.checkpoints.load_newest(self.model, self.optimizer, self._extras())
+        self._ranks.taken_up(self._metrics)
         self._goes_on = True
         return True
 
@@ -129,7 +134,7 @@ class Trainer:
         at = self.progress
         if not self._is_saved():
             self._save()
-        self._write("end", {"why": why, **self._metrics.result()})
+        self._write("end", {"why": why, **self._measured()})
         return Outcome(why, at.step, at.epoch, at.samples, self._tested, self._saved)
 
     def _epochs(self, stop: StopSignal) -> str:
@@ -153,13 +158,13 @@ class Trainer:
                 self._evaluate()
             if self._is_save_due():
                 self._save()
-            why = "interrupted" if stop.wanted else self._why_over()
+            why = "interrupted" if self._ranks.any(stop.wanted) else self._why_over()
             if why is not None:
                 return why
         at.epoch += 1  # before the save of an evaluation: the source is at its start again
         if at.evaluated_at != at.step:
             self._evaluate()
-        return "interrupted" if stop.wanted else None
+        return "interrupted" if self._ranks.any(stop.wanted) else None
 
     def _why_over(self) -> str | None:
         at, schedule = self.progress, self.schedule
@@ -170,9 +175,10 @@ class Trainer:
         return None
 
     def _step(self, batch: Batch) -> None:
-        logits = self.model(batch.dense, batch.ids)
-        self._metrics.update(logits, batch.labels, batch.weights)  # refuses what is not finite
-        loss = _loss(logits, batch)
+        share = self._ranks.share(batch)
+        logits = self.model(share.dense, share.ids)
+        self._metrics.update(logits, share.labels, share.weights)  # refuses what is not finite
+        loss = self._ranks.loss(logits, share, batch)
         self.optimizer.zero_grad()
         loss.backward()  # rows update here
         self.optimizer.step()
@@ -180,8 +186,12 @@ class Trainer:
         self.progress.samples += batch.samples
 
     def _log(self) -> None:
-        self._write("train", self._metrics.result())
+        self._write("train", self._measured())
         self._metrics.reset()
+
+    def _measured(self) -> dict[str, float]:
+        """Since the last line of the log, on all ranks."""
+        return self._ranks.metrics(self._metrics).result()
 
     def _evaluate(self) -> None:
         if self.test is None:
@@ -195,6 +205,7 @@ class Trainer:
     def _save(self, test_loss: float | None = None) -> None:
         if self.checkpoints is None:
             return
+        self._ranks.hand_over(self._metrics)
         self._saved = self.checkpoints.save(
             self.model,
             self.optimizer,
@@ -233,17 +244,10 @@ class Trainer:
             "epoch": at.epoch,
             "samples": at.samples,
             "seconds": round(time.perf_counter() - self._began_s, 3),
-            "rows": sum(table.size() for table in self._tables),
+            "rows": self._ranks.total(sum(table.size() for table in self._tables)),
         }
         at.events += 1
         # The batch counts of metrics are not the run's.
         more = {name: value for name, value in values.items() if name != "samples"}
-        for sink in self.sinks:
+        for sink in self.sinks if self._ranks.is_first else ():
             sink.write({**event, **more})
-
-
-def _loss(logits: Tensor, batch: Batch) -> Tensor:
-    if batch.weights is None:
-        return functional.binary_cross_entropy_with_logits(logits, batch.labels)
-    each = functional.binary_cross_entropy_with_logits(logits, batch.labels, reduction="none")
-    return (each * batch.weights).sum() / batch.weights.sum().clamp(min=1e-12)

@@ -2,17 +2,23 @@
 
 from __future__ import annotations
 
+import os
 import re
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
+import typer
 from typer.testing import CliRunner
 
 import hedgerow as hr
 from hedgerow.cli import app as program
 from hedgerow.core.errors import ConfigError, HedgerowError, OutOfMemoryError
+
+ROOT = Path(__file__).parents[2]
 
 
 def _help(*arguments: str) -> str:
@@ -25,6 +31,45 @@ def _help(*arguments: str) -> str:
 def test_help_names_the_verbs() -> None:
     assert "bench Measure Hedgerow and its peers" in _help()
     assert "table Measure the host table" in _help("bench")
+
+
+def _verbs(group: Any, *before: str) -> Iterator[tuple[str, ...]]:
+    for name, verb in group.commands.items():
+        yield (*before, name)
+        if hasattr(verb, "commands"):
+            yield from _verbs(verb, *before, name)
+
+
+VERBS = list(_verbs(typer.main.get_command(program.app)))
+
+
+@pytest.mark.parametrize("verb", VERBS, ids=" ".join)
+def test_help_of_every_verb_needs_no_launcher(
+    verb: tuple[str, ...], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nor a device or a network; even a broken launcher's variables are not looked at."""
+    monkeypatch.setenv("RANK", "nonsense")
+    shown = _help(*verb)
+    assert re.search(rf"Usage: \S+ {' '.join(verb)} ", shown), shown
+    assert "--help" in shown
+
+
+def test_the_verbs_are_all_there() -> None:
+    assert {("train",), ("launch",), ("balance",), ("bench", "comm"), ("predict",)} <= set(VERBS)
+
+
+@pytest.mark.parametrize("example", sorted((ROOT / "examples").glob("*.py")), ids=lambda p: p.name)
+def test_help_of_every_example_needs_no_launcher(example: Path) -> None:
+    environ = {**os.environ, "CUDA_VISIBLE_DEVICES": "", "RANK": "nonsense"}
+    run = subprocess.run(
+        [sys.executable, example, "--help"],
+        capture_output=True,
+        text=True,
+        timeout=120,
+        env=environ,
+    )
+    assert run.returncode == 0, run.stderr
+    assert "usage" in run.stdout.lower()
 
 
 @pytest.mark.parametrize(

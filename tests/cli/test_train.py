@@ -401,3 +401,44 @@ def test_equal_jobs_train_to_equal_models(job: Path, tmp_path: Path) -> None:
         _run("train", job, "--out", tmp_path / name, "--steps", 8)
     one, two = (load_run(tmp_path / name).model.state_dict() for name in ("one", "two"))
     assert all(torch.equal(one[key], two[key]) for key in one)
+
+
+def test_the_plan_is_printed_and_nothing_else_happens(
+    job: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """No data is opened and no room made; of several processes the first speaks, and waits not."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "train.parquet").unlink()
+    rules = '[model.tables.user]\ndist_type = "continuous"\nrows = 4000000000\n'
+    job.write_text(JOB.replace("[train]", rules + "[train]"))
+    alone = _run("train", "--print-plan", job)
+    assert "2 tables over 1 rank" in alone
+    assert "id mod" in alone
+    for rank in (0, 1):
+        for name, value in (("RANK", rank), ("WORLD_SIZE", 4)):
+            monkeypatch.setenv(name, str(value))
+        said = _run("train", "--print-plan", job, "--json")
+        if rank:
+            assert said == ""
+            continue
+        plan = json.loads(said)
+        tables = {table["name"]: table for table in plan["tables"]}
+        user, item = tables["user"], tables["item"]
+        assert user["owner"] == "id div 1000000000 if id < 4000000000, else id mod 4"
+        assert (user["dist_type"], user["rows_per_rank"]) == ("continuous", 10**9)
+        assert (item["owner"], item["rows"]) == ("mix64(id) mod 4", None)
+        assert item["features"] == ["item", "seen"]
+        assert (item["dim"], item["row_bytes"], item["state_bytes"]) == (5, 20, 20)
+        assert item["ranks"] == [0, 1, 2, 3]
+        assert plan["dense"]["over.deep.0.bias"] == [8]
+        assert plan["dense_parameters"] > 8
+    assert not (tmp_path / "runs").exists()
+
+
+def test_owner_rules_of_a_job(job: Path, capsys: Any) -> None:
+    job.write_text(JOB.replace("dim = 4", 'dim = 4\ndist_type = "modulo"'))
+    assert _status(capsys, "train", "--print-plan", job)[0] == 2
+    job.write_text(JOB.replace("dim = 4", 'dim = 4\ndist_type = "continuous"'))
+    status, said = _status(capsys, "train", "--print-plan", job)
+    assert status == 2
+    assert "pass rows=" in said

@@ -39,6 +39,11 @@ def finish(command: Sequence[str | Path], **more: str) -> subprocess.CompletedPr
 
 
 def start_plain(script: Path, size: int, *args: str) -> list[subprocess.Popen[str]]:
+    """A script in `size` processes, as `start_processes` does."""
+    return start_processes([sys.executable, str(script), *args], size)
+
+
+def start_processes(command: Sequence[str], size: int) -> list[subprocess.Popen[str]]:
     """`size` processes without a launcher that would end the others when one dies."""
     with socket.socket() as asking:
         asking.bind(("127.0.0.1", 0))
@@ -46,7 +51,7 @@ def start_plain(script: Path, size: int, *args: str) -> list[subprocess.Popen[st
     common = {"WORLD_SIZE": str(size), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
     return [
         subprocess.Popen(
-            [sys.executable, str(script), *args],
+            list(command),
             env=environ(RANK=str(rank), **common),
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,

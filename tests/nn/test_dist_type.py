@@ -12,6 +12,10 @@ from hedgerow.core.errors import ConfigError
 from hedgerow.nn.routers import routers_of
 from hedgerow.routing import SUPPORTED_DIST_TYPES
 from hedgerow.routing.router import Router
+from hedgerow.sharding.all_to_all_tables import AllToAllTables
+from hedgerow.sharding.local_exchange import LocalExchange
+from hedgerow.tables.multi.host_tables import HostTables
+from hedgerow.tables.store import TableKeys
 from tests.tables.checkpoint.common import content
 
 
@@ -67,3 +71,27 @@ def test_a_model_is_saved_with_the_rules_of_its_tables(tmp_path: Path) -> None:
     for name in ("ads", "item", "user"):
         assert content(fresh.table(name)) == content(model.table(name))
         assert content(other.table(name)) == content(model.table(name))
+
+
+def test_tables_that_differ_in_dist_type_are_never_fused() -> None:
+    """Alike in all else, with the same ids: each stays a table, spread by its own rule."""
+    tables = [hr.Table(rule, 2, dist_type=rule, rows=10) for rule in SUPPORTED_DIST_TYPES]
+    model = hr.EmbeddingBags(tables, seed=1)
+    routers = routers_of(model, 2)
+    assert len({routers[name] for name in model.store.names}) == 3
+    assert len({id(model.table(name)) for name in model.store.names}) == 3
+    ids = torch.tensor([0, 1, 4, 5, 9, 77, 1000, -1, -(2**63)])
+    splits = (0, *(len(ids) * (k + 1) for k in range(3)))
+    configs = {table.name: table.resolve(1) for table in tables}
+    owners = {name: routers[name].owners(ids) for name in model.store.names}
+    assert len({tuple(owner.tolist()) for owner in owners.values()}) == 3
+
+    def work(exchange: LocalExchange) -> dict[str, set[int]]:
+        own = HostTables(configs)
+        over = AllToAllTables(own, [routers[name] for name in own.names], exchange)
+        over.apply_gradients(TableKeys(ids.repeat(3), splits), torch.ones(len(ids) * 3 * 2))
+        return {name: set(content(own.table(k))) for k, name in enumerate(own.names)}
+
+    for rank, held in enumerate(LocalExchange.run(2, work)):
+        for name, found in held.items():
+            assert found == set(ids[owners[name] == rank].tolist()), (name, rank)

@@ -77,6 +77,29 @@ def test_the_report_has_words_json_and_a_picture(tmp_path: Path) -> None:
     assert [path.name for path in (tmp_path / "deep").iterdir()] == ["a.png"]
 
 
+def test_hot_keys_are_named_and_so_is_what_helps() -> None:
+    """A third of all is one key: the same under both rules, cured by sending it once a step."""
+    generator = torch.Generator().manual_seed(1)
+    keys = torch.randint(0, 10**9, (90_000,), generator=generator)
+    keys[::3] = 4242
+    found = balance(keys, 8, step_keys=30_000)
+    assert all(rule.raw.max_over_mean > 2.5 for rule in found.rules)
+    assert all(rule.deduplicated.max_over_mean < 1.1 for rule in found.rules)
+    assert "\n  4242  33.3 %\n" in found.text()
+    assert found.text().endswith(found.hot_keys)
+    assert "4242 (2.67 times the fair share of a rank)" in found.hot_keys
+    for words in ("send equal keys of a step once", "dedup=True", "Copies of hot rows", "no help"):
+        assert words in found.hot_keys
+    assert found.to_dict()["hot_keys"] == found.hot_keys
+
+
+def test_uneven_ranks_without_hot_keys_are_not_blamed_on_them() -> None:
+    assert "occurrences spread evenly" in balance(torch.arange(10_000), 8).hot_keys
+    few = balance(torch.arange(40) * 7919, 16)  # most ranks have two or three keys
+    assert few.rules[1].raw.max_over_mean > 1.1
+    assert "ranks differ in their distinct keys" in few.hot_keys
+
+
 def test_bad_samples_are_refused() -> None:
     with pytest.raises(InputError, match="keys is empty"):
         balance(torch.tensor([], dtype=torch.int64), 2)
