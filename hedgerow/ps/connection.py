@@ -11,13 +11,12 @@ import os
 import secrets
 import time
 from collections.abc import Sequence
-from dataclasses import replace
 
 from ..core.counters import Counters
 from ..core.errors import StateError
 from .curve import ClientKeys
 from .errors import DeadlineError, FrameError, RolledBackError, ServerAwayError
-from .frames import CONTROL, Answer, Buffer, Origin, Request, Status, read_answer
+from .frames import CONTROL, Answer, Buffer, Origin, Request, Status, address_head, read_answer
 from .line import Event, Line
 from .tickets import Patience, Sink, Ticket, error_of
 from .turns import Turns
@@ -95,7 +94,8 @@ class Connection:
         limit_s = math.inf
         if patience.deadline_s is not None:
             limit_s = time.monotonic() + patience.deadline_s
-        ticket = Ticket(request, frames, sink, limit_s, patience, patience.retry_s)
+        head = bytearray(request.head())
+        ticket = Ticket(request.verb, head, frames, sink, limit_s, patience, patience.retry_s)
         self._check_process()
         self._turns.take()
         try:
@@ -135,8 +135,10 @@ class Connection:
         zmq, now = self._zmq, time.monotonic()
         left_s = ticket.limit_s - now
         left_ms = 0 if math.isinf(left_s) else min(max(int(left_s * 1000), 1), 2**32 - 1)
-        origin = Origin(self.client, ticket.sequence, self._acked(), self.incarnation, left_ms)
-        head = replace(ticket.request, origin=origin).head()
+        head = ticket.head
+        address_head(
+            head, Origin(self.client, ticket.sequence, self._acked(), self.incarnation, left_ms)
+        )
         try:
             if ticket.frames:
                 self._socket.send(head, self._more | self._now)
@@ -158,7 +160,7 @@ class Connection:
 
     def _acked(self) -> int:
         """Below it, no write waits for its answer."""
-        waiting = [s for s, ticket in self._tickets.items() if ticket.request.is_write]
+        waiting = [s for s, ticket in self._tickets.items() if ticket.is_write]
         return min(waiting, default=self._sequence + 1)
 
     # ---- reading; whoever does has the turn
@@ -175,7 +177,8 @@ class Connection:
                 self._read_some(ticket)
             if found & self._out and self._unsent:
                 self._send_unsent()
-            self._tend()
+            if not ticket.done:
+                self._tend()
             if wanted:
                 return
 
@@ -228,9 +231,8 @@ class Connection:
             self._meet(answer.incarnation)  # told only where a rolled-back server would say so
         if answer.status == Status.BUSY:
             self.counters.add("busy")
-            pause_s = min(_FIRST_PAUSE_S * 2**ticket.busy, _LONGEST_PAUSE_S)
-            ticket.busy += 1
-            ticket.again_s = time.monotonic() + pause_s
+            ticket.gap_s = min(max(ticket.gap_s / 2, _FIRST_PAUSE_S), _LONGEST_PAUSE_S)
+            ticket.again_s = time.monotonic() + ticket.gap_s
             return False
         if answer.status == Status.FAILED:
             told = [self._line.frame() for _ in range(frames)]
@@ -261,7 +263,7 @@ class Connection:
         step, sequence, _ = answer.numbers
         what = f"the checkpoint of step {step}" if step else "an empty start"
         waiting = list(self._tickets.values())
-        told = [t for t in waiting if t.request.is_write] or waiting[:1]
+        told = [t for t in waiting if t.is_write] or waiting[:1]
         for ticket in waiting:
             if ticket in told:
                 error = RolledBackError(
@@ -316,16 +318,16 @@ class Connection:
 
     def _give_up(self, ticket: Ticket) -> None:
         self.counters.add("deadlines")
-        verb = ticket.request.verb.name.lower()
+        verb = ticket.verb.name.lower()
         reached = "it was sent" if ticket.sent else "the server was not reached"
-        unsure = "; the write may have happened" if ticket.request.is_write and ticket.sent else ""
+        unsure = "; the write may have happened" if ticket.is_write and ticket.sent else ""
         why = f" ({self._complaint})" if self._complaint else ""
         error = DeadlineError(
             f"no answer to {verb} from {self.where} within its deadline of "
             f"{ticket.patience.deadline_s:g} s: {reached}{unsure}{why}."
         )
         self._finish(ticket, error)
-        if ticket.request.is_write and ticket.sent:
+        if ticket.is_write and ticket.sent:
             self._forget_sent()
         self._turns.tell()
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from enum import IntEnum
 from itertools import pairwise
 from typing import Any
@@ -21,13 +21,14 @@ MAX_TEXT_BYTES = 2**24  # of what travels as JSON
 MAX_TABLES = 2**16 - 1
 MAX_FRAMES = 5  # the head and four buffers
 
+# These are made for every request, so they are plain: a frozen one takes twice as long to make.
 # magic, version, verb, flags, wire, missing, tables, rates, table, client, sequence, acked,
 # incarnation, deadline in ms, room, step, ts, cursor
 _REQUEST = struct.Struct("<4sHBBBBHHHQQQQIIqqQ")
 # magic, version, verb, status, wire, frames, reserved, sequence, incarnation, part, parts, offset,
 # three numbers
 _ANSWER = struct.Struct("<4sHBBBBHQQIIQqqq")
-_NUMBER = struct.Struct("<q")
+_ORIGIN, _ORIGIN_AT = struct.Struct("<QQQQI"), 16  # client to deadline, inside a request's head
 _STEP, _PER_OCCURRENCE, _COUNTS = 1, 2, 4
 
 Buffer = Any
@@ -57,11 +58,14 @@ class Verb(IntEnum):
     LOAD = 32
 
 
-WRITES = frozenset(
-    (Verb.APPLY_GRADIENTS, Verb.ASSIGN, Verb.ASSIGN_ADD, Verb.REINITIALIZE, Verb.ERASE)
-)
 CONTROL = frozenset((Verb.DESCRIBE, Verb.HEALTH, Verb.COUNTERS))
+_FIRST_WRITE, _LAST_WRITE = int(Verb.APPLY_GRADIENTS), int(Verb.ERASE)
 _VERBS = {int(verb): verb for verb in Verb}
+
+
+def is_write(verb: Verb) -> bool:
+    """Whether a verb changes rows."""
+    return _FIRST_WRITE <= verb <= _LAST_WRITE
 
 
 class Status(IntEnum):
@@ -76,7 +80,7 @@ class Status(IntEnum):
 _STATUSES = {int(status): status for status in Status}
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True, unsafe_hash=True)  # never changed: it may be a default
 class Origin:
     """Who asks, and how often before. `acked`: answers to all writes below it have arrived."""
 
@@ -87,7 +91,10 @@ class Origin:
     deadline_ms: int = 0
 
 
-@dataclass(frozen=True, slots=True)
+NOBODY = Origin()
+
+
+@dataclass(slots=True, unsafe_hash=True)  # never changed: it may be a default
 class Options:
     """The arguments of a verb that are plain numbers."""
 
@@ -105,12 +112,12 @@ class Options:
 NO_OPTIONS = Options()
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Request:
     """One request: `frames` are its buffers, ids first where the verb takes keys."""
 
     verb: Verb
-    origin: Origin = field(default_factory=Origin)
+    origin: Origin = NOBODY
     options: Options = NO_OPTIONS
     splits: tuple[int, ...] = ()
     rates: tuple[float, ...] = ()
@@ -119,7 +126,7 @@ class Request:
     @property
     def is_write(self) -> bool:
         """Whether it changes rows and so must happen once."""
-        return self.verb in WRITES
+        return is_write(self.verb)
 
     def head(self) -> bytes:
         """The first frame."""
@@ -154,6 +161,25 @@ class Request:
         return fixed + struct.pack(
             f"<{len(self.splits)}q{len(self.rates)}d", *self.splits, *self.rates
         )
+
+
+def address_head(head: bytearray, origin: Origin) -> None:
+    """Says in a finished head who asks.
+
+    >>> head = bytearray(Request(Verb.SIZES).head())
+    >>> address_head(head, Origin(client=7, sequence=1))
+    >>> read_request([head]).origin.client
+    7
+    """
+    _ORIGIN.pack_into(
+        head,
+        _ORIGIN_AT,
+        origin.client,
+        origin.sequence,
+        origin.acked,
+        origin.incarnation,
+        origin.deadline_ms,
+    )
 
 
 def read_request(frames: Sequence[Buffer]) -> Request:
@@ -226,7 +252,7 @@ def _bytes(frame: Buffer) -> int:
     return memoryview(frame).nbytes
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Answer:
     """One answer, or one of its parts: `frames` begin at float `offset` of all."""
 

@@ -17,9 +17,10 @@ from ..tables.checkpoint.files import sync_folder
 from ..tables.checkpoint.load_job import LoadJob
 from ..tables.checkpoint.manifest import BlobEntry, FileEntry
 from ..tables.checkpoint.manifest_reader import read_manifest
-from ..tables.checkpoint.save import checked_header, save_tables_async
+from ..tables.checkpoint.save import checked_header, save_tables, save_tables_async
 from ..tables.checkpoint.shared_save import SharedSave
 from ..tables.checkpoint.writer import Written
+from ..tables.host import HostTable
 from .client_file import BLOB, blob_name, pack
 from .configs import config_of
 from .desk import Desk
@@ -72,26 +73,29 @@ class Keeper:
         """Saves the rows and what is remembered of clients; then the log may start anew."""
         if self._folder is None:
             raise SaveError(f"server {self._desk.name} has no folder; start it with --checkpoint.")
-        desk, segment = self._desk, 0
-        if not desk.service.is_open:
+        if not self._desk.service.is_open:
             return 0
         with self._saving:
-            with desk.between_writes():
-                step = max(step, desk.last_step)
-                if self._log is not None:
-                    segment = self._log.rotate()
-                handle = save_tables_async(
-                    desk.service.store.tables,
-                    self._folder / ROWS,
-                    step=step,
-                    blobs={BLOB: pack(desk.clients, segment)},
-                    overwrite=True,
-                )
+            with self._desk.between_writes():
+                tables, saved = self._saved(step)
+                handle = save_tables_async(tables, self._folder / ROWS, **saved)
             handle.wait()
-            if self._log is not None:
-                self._log.remove_before(segment)
-        desk.counters.add("checkpoints")
-        return step
+            self._end_checkpoint()
+        return int(saved["step"])
+
+    def _saved(self, step: int) -> tuple[tuple[HostTable, ...], dict[str, Any]]:
+        """What a checkpoint of this moment holds; the log goes on in a segment of its own."""
+        desk, segment = self._desk, 0
+        if self._log is not None:
+            segment = self._log.rotate()
+        beside = {BLOB: pack(desk.clients, segment)}
+        step = max(step, desk.last_step)
+        return desk.service.store.tables, {"step": step, "blobs": beside, "overwrite": True}
+
+    def _end_checkpoint(self) -> None:
+        if self._log is not None:
+            self._log.remove_before(self._log.number)
+        self._desk.counters.add("checkpoints")
 
     def after_writes(self) -> None:
         """Saves in the background once the log is long; a failure is told, and tried again."""
@@ -110,7 +114,10 @@ class Keeper:
         """The last checkpoint of a server that ends in good order."""
         if self._folder is None or not self._desk.service.is_open:
             return
-        self.checkpoint()
+        with self._saving, self._desk.between_writes():  # nobody is left to give way to
+            tables, saved = self._saved(0)
+            save_tables(tables, self._folder / ROWS, **saved)
+            self._end_checkpoint()
         path = self._folder / CLEAN
         descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o644)
         with os.fdopen(descriptor, "w") as file:

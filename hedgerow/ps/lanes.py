@@ -71,7 +71,7 @@ class Outflow:
             return self._lower.wait_for(lambda: self.waiting_bytes < self._most, patience_s)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class Job:
     """A request that was accepted, and to where its answer goes."""
 

@@ -30,8 +30,8 @@ class Line:
 
         self.zmq = zmq
         self._wake_fd = wake_fd
-        self._context = zmq.Context()
-        socket = self.socket = self._context.socket(zmq.DEALER)
+        # The context of the process: one thread serves the sockets to all servers.
+        socket = self.socket = zmq.Context.instance().socket(zmq.DEALER)
         for option, value in (
             (zmq.LINGER, 0),
             (zmq.IMMEDIATE, 1),  # nothing queues up for a server that is away
@@ -103,4 +103,3 @@ class Line:
         self.socket.disable_monitor()
         self._monitor.close()
         self.socket.close()
-        self._context.term()

@@ -115,5 +115,7 @@ def _recover(
 ) -> Recovered:
     if plan.checkpoint is None:
         return Recovered()
+    import pyarrow  # noqa: F401 - now: a save loads it in a thread that gives way to all others
+
     recovery = Recovery(plan.checkpoint, plan.shard, plan.shards, service, clients)
     return recovery.from_checkpoint() if clock is None else recovery.from_log(clock)

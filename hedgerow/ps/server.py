@@ -58,7 +58,7 @@ class Server:
         needs_keys(listen, keys, insecure)
         limits = limits or Limits()
         self._zmq = zmq
-        self._more, self._now = int(zmq.SNDMORE), int(zmq.NOBLOCK)
+        self._more, self._now, self._in = int(zmq.SNDMORE), int(zmq.NOBLOCK), int(zmq.POLLIN)
         self._wake_fd = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
         self._thread = threading.get_ident()
         self._outbox = Outbox(self._wake)
@@ -150,13 +150,14 @@ class Server:
     # ---- in
 
     def _read_some(self) -> None:
-        again = self._zmq.Again
         for _ in range(_TURN):
             try:
-                to = self._socket.recv(self._now)
-            except again:
+                to = self._socket.recv(self._now)  # what made the poll return may be gone again
+            except self._zmq.Again:
                 return
             self._take(to)
+            if not self._socket.getsockopt(self._zmq.EVENTS) & self._in:
+                return
 
     def _take(self, to: bytes) -> None:
         socket, more = self._socket, self._zmq.RCVMORE
@@ -167,7 +168,6 @@ class Server:
             total += len(frame)
             if len(frames) < MAX_FRAMES:
                 frames.append(frame if isinstance(frame, bytes) else frame.buffer)
-        self.counters.add("bytes_in", total)
         try:
             request = read_request(frames)
         except FrameError as error:

@@ -15,7 +15,7 @@ from ..tables.multi import parts
 from ..tables.multi.host_tables import HostTables
 from ..tables.multi.multi_config import MultiConfig
 from ..tables.store import Applied, Entries, Missing, TableKeys
-from .buffers import buffer_of, float_bytes, narrowed, tensor_over, text_of, widened
+from .buffers import buffer_of, narrowed, tensor_over, text_of, widened
 from .configs import difference, document_of, fingerprint
 from .errors import FrameError
 from .frames import Answer, Request, Status, Verb
@@ -113,7 +113,13 @@ class Service:
     def _lookup(self, store: HostTables, request: Request) -> Iterator[Answer]:
         keys, options = _keys(store, request), request.options
         missing, wire = MISSING[options.missing], options.wire
-        cuts = _cuts(keys.splits, store.dims)
+        total = parts.float_offsets(keys.splits, store.dims)[-1]
+        if 4 * total <= PART_BYTES:
+            rows, _ = self._outputs.take(total)
+            store.lookup(keys, missing=missing, step=options.step, out=rows)
+            yield Answer(Verb.LOOKUP, wire=wire, frames=[buffer_of(narrowed(rows, wire))])
+            return
+        cuts = _cuts(keys.splits[-1], total)
         offset = 0
         for part, (start, stop) in enumerate(cuts):
             own = TableKeys(keys.ids[start:stop], _within(keys.splits, start, stop))
@@ -211,13 +217,10 @@ def _keys(store: HostTables, request: Request) -> TableKeys:
     return TableKeys(ids, request.splits)
 
 
-def _cuts(splits: tuple[int, ...], dims: tuple[int, ...]) -> list[tuple[int, int]]:
-    """Runs of keys whose rows make a part of an answer; one, perhaps of nothing, at least."""
-    total = parts.float_offsets(splits, dims)[-1]
-    n = splits[-1]
-    count = max(1, -(-total * float_bytes(0) // PART_BYTES))
-    step = max(1, -(-n // count))
-    return [(at, min(at + step, n)) for at in range(0, max(n, 1), step)]
+def _cuts(ids: int, floats: int) -> list[tuple[int, int]]:
+    """Runs of keys whose rows make a part of an answer."""
+    step = max(1, -(-ids // -(-4 * floats // PART_BYTES)))
+    return [(at, min(at + step, ids)) for at in range(0, ids, step)]
 
 
 def _within(splits: tuple[int, ...], start: int, stop: int) -> tuple[int, ...]:

@@ -15,7 +15,7 @@ from ..core.shapes import Float32
 from . import errors as own_errors
 from .buffers import value_of, widened
 from .errors import FrameError, ServerRefusedError
-from .frames import Answer, Buffer, Request
+from .frames import Answer, Buffer, Verb, is_write
 
 
 class Reader(Protocol):
@@ -109,18 +109,23 @@ class Patience:
 class Ticket:
     """One request under way."""
 
-    request: Request
+    verb: Verb
+    head: bytearray
     frames: Sequence[Buffer]
     sink: Sink
     limit_s: float  # when to give up, on the monotonic clock; infinite to wait for ever
     patience: Patience
-    gap_s: float  # until it is sent again if nobody answers
+    gap_s: float  # until it is sent again if nobody answers, or if the server is busy
     sequence: int = 0
     sent: bool = False
     again_s: float = 0.0
     done: bool = False
     error: Exception | None = None
-    busy: int = 0
+
+    @property
+    def is_write(self) -> bool:
+        """Whether it must happen once."""
+        return is_write(self.verb)
 
     def finish(self, error: Exception | None = None) -> None:
         """Nothing more is expected."""
