@@ -8,6 +8,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from .. import native
 from ..core import checks
 from ..core.counters import Counters
 from ..core.errors import ConfigError, ExchangeError, InputError
@@ -111,6 +112,16 @@ class Exchange:
         checks.tensor("values", values, torch.float32, (None,), device=None)
         travelling = values if exact else values.to(WIRES[self.wire])
         return self._start("floats", travelling, send, receive, torch.float32)
+
+    def arrives_finite(self, values: Float32[Tensor, "n"]) -> bool:
+        """Whether no NaN or infinity arrives where these floats are sent over the wire.
+
+        >>> Exchange(wire="fp16").arrives_finite(torch.tensor([7e4]))
+        False
+        """
+        checks.tensor("values", values, torch.float32, (None,))
+        travelling = values.to(WIRES[self.wire]).float()  # without a copy where nothing is rounded
+        return native.first_not_finite(travelling.data_ptr(), travelling.numel()) < 0
 
     def _start(
         self,
