@@ -53,7 +53,10 @@ def group_settings(
         default="cpu:gloo,cuda:nccl" if nccl else "gloo",
     )
     if chosen not in BACKENDS:
-        raise ConfigError(f"the backend is {chosen!r}; it must be one of {', '.join(BACKENDS)}.")
+        raise ConfigError(
+            f"the backend is {chosen!r} (argument, config file or EMB_DIST_BACKEND); it must be one of "
+            f"{', '.join(BACKENDS)}."
+        )
     seconds = env.choose(
         "timeout_s",
         argument=timeout_s,

@@ -20,7 +20,7 @@ from ..sharding.agreement import Ranks
 from ..sharding.all_to_all_tables import AllToAllTables
 from ..sharding.exchange import WIRES, Exchange
 from ..tables.multi.host_tables import HostTables
-from ..tables.table import Table
+from .alike import about
 from .collection import Collection, collections_of
 from .on_servers import put_on_servers
 from .routers import routers_of
@@ -72,7 +72,7 @@ def distribute(
         return model
     start_process_group()
     ranks = Ranks(own_group())
-    _check(model, collections, ranks)
+    _check(model, collections, ranks, {"reduce": reduce, "wire": wire})
     # Updates run when a backward ends, reads perhaps ahead in another thread: a group for each, and
     # none of them DDP's. All groups are made in the same order on every rank.
     reads, updates = (Exchange(own_group(), wire=wire) for _ in range(2))
@@ -119,10 +119,12 @@ def _over(
     return AllToAllTables(one.store, own, reads, reduce=reduce, dedup=dedup, updates=updates)
 
 
-def _check(model: nn.Module, collections: Sequence[Collection], ranks: Ranks) -> None:
-    """The model is new, and the same on every rank."""
+def _check(
+    model: nn.Module, collections: Sequence[Collection], ranks: Ranks, settings: dict[str, str]
+) -> None:
+    """The model is new, and the same on every rank, as are the settings."""
 
-    def describe() -> list[list[str]]:
+    def describe() -> dict[str, str]:
         if any(one.ranks.count > 1 for one in collections):
             raise StateError("the model is distributed already; call hr.distribute once.")
         for name, table in tables_of(model).items():
@@ -131,18 +133,14 @@ def _check(model: nn.Module, collections: Sequence[Collection], ranks: Ranks) ->
                     f"distribute of a model with rows: table {name!r} has {table.size()}. "
                     f"Distribute it first, then hr.load: every rank takes the rows it owns."
                 )
-        return [[_about(table) for table in one.tables] for one in collections]
+        return settings | about(model, collections)
 
     told = ranks.together("distribute", describe)
-    for rank, tables in enumerate(told):
-        if tables != told[0]:
-            raise ConfigError(
-                f"the model of rank {rank} has other tables than that of rank 0: {tables} and "
-                f"{told[0]}. Build the same model on every rank."
-            )
-
-
-def _about(table: Table) -> str:
-    """What ranks must agree on; rates may be functions, which have no words."""
-    rule = f"{table.dist_type}, rows {table.rows}"
-    return f"{table.name}: dim {table.dim}, {rule}, features {', '.join(table.features)}"
+    for rank, words in enumerate(told):
+        for name in {**told[0], **words}:
+            if words.get(name) != told[0].get(name):
+                raise ConfigError(
+                    f"{name}: {words.get(name, 'nothing')} on rank {rank} and "
+                    f"{told[0].get(name, 'nothing')} on rank 0. Build the same model on every "
+                    f"rank, and distribute it alike."
+                )

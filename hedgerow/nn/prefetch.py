@@ -120,9 +120,14 @@ class Ahead(Generic[B]):
                 return here.found.pop(call)
         self.counters.add("read_now")
         training, step = collection.training, collection.updates.step
-        return self._queue.in_turn(
-            lambda: collection.look_up(reading, training=training, step=step)
-        )
+
+        def look_up() -> Lookup:
+            failed = self._queue.failed
+            if failed is not None and collection.ranks.count > 1:
+                raise failed  # a lookup of its batch is missing: others would take this one for it
+            return collection.look_up(reading, training=training, step=step)
+
+        return self._queue.in_turn(look_up)
 
     def _take(self) -> _Ready[B] | None:
         # What is started now is told now what to look up: ranks that asked their own thread later

@@ -12,10 +12,11 @@ import torch
 from torch import Tensor
 
 from ..core.clock import Clock
+from ..core.errors import NotFiniteError
 from ..core.recycle import Recycler
 from ..core.shapes import Float32, Int64
 from ..ps.server_tables import ServerTables
-from ..sharding.all_to_all_tables import AllToAllTables
+from ..sharding.all_to_all_tables import AllToAllTables, Brought
 from ..tables.multi.host_tables import HostTables
 from ..tables.store import Lookup, TableKeys
 from .clip import ClipRow
@@ -153,7 +154,7 @@ class RowUpdates:
 
     def apply(self) -> None:
         """One optimizer step for every row that has a gradient."""
-        by_table, some = self._of_tables()
+        by_table, some = self._of_tables(refuse=True)
         self.drop()
         if not some:  # on all ranks
             return
@@ -186,13 +187,16 @@ class RowUpdates:
             part.view(grad.shape).copy_(grad)
         return flat
 
-    def _of_tables(self) -> tuple[list[RowGradients], bool]:
-        """What waits and what was merged before; whether there is any, on any rank."""
+    def _of_tables(self, *, refuse: bool = False) -> tuple[list[RowGradients], bool]:
+        """What waits and what was merged before; whether there is any, on any rank.
+
+        `refuse`: what is not finite on any rank raises on all of them, and is dropped.
+        """
         if self._over is None:
             found = [self._of_table(k, dim) for k, dim in enumerate(self._store.dims)]
             some = any(len(one.ids) for one in found)
         else:
-            found, some = self._from_ranks(self._over)
+            found, some = self._from_ranks(self._over, refuse)
         if self._merged is not None:
             pairs = zip(self._merged, found, strict=True)
             found = [merged.with_later(one) for merged, one in pairs]
@@ -212,17 +216,16 @@ class RowUpdates:
             return RowGradients(torch.empty(0, dtype=torch.int64), torch.empty(0, dim))
         return RowGradients(_joined(ids), _joined(grads))
 
-    def _from_ranks(self, over: AllToAllTables) -> tuple[list[RowGradients], bool]:
+    def _from_ranks(self, over: AllToAllTables, refuse: bool) -> tuple[list[RowGradients], bool]:
         """What all ranks have for the rows of this one; whether any of them has anything."""
-        whole = self._waiting[0] if len(self._waiting) == 1 else None
-        if whole is not None and all(grad is not None for grad in whole.grads):
-            grads = [grad for grad in whole.grads if grad is not None]
-            brought = over.bring_gradients(whole.at, self._flat(grads))
-        else:
-            mine = [self._of_table(k, dim) for k, dim in enumerate(self._store.dims)]
-            splits = tuple(accumulate((len(one.ids) for one in mine), initial=0))
-            keys = TableKeys(_joined([one.ids for one in mine]), splits)
-            brought = over.bring_gradients(keys, self._flat([one.grads for one in mine]))
+        brought = self._brought(over)
+        if refuse and brought.not_finite:
+            self.drop()
+            raise NotFiniteError(
+                f"row gradients that came from rank {', '.join(map(str, brought.not_finite))} have "
+                f"a NaN or an infinity; no row was changed on any rank. Find its source, or leave "
+                f"such steps out with hr.hold_updates(model, scaler)."
+            )
         sizes = [stop - start for start, stop in pairwise(brought.keys.splits)]
         dims = self._store.dims
         floats = [n * dim for n, dim in zip(sizes, dims, strict=True)]
@@ -232,6 +235,18 @@ class RowUpdates:
             for k, (grads, counts) in enumerate(zip(*parts, strict=True))
         ]
         return found, brought.everywhere > 0
+
+    def _brought(self, over: AllToAllTables) -> Brought:
+        """Of what waits, and of nothing else."""
+        finite = all(bool(one.grads.isfinite().all()) for one in self._merged or ())
+        whole = self._waiting[0] if len(self._waiting) == 1 else None
+        if whole is not None and all(grad is not None for grad in whole.grads):
+            grads = [grad for grad in whole.grads if grad is not None]
+            return over.bring_gradients(whole.at, self._flat(grads), finite=finite)
+        mine = [self._of_table(k, dim) for k, dim in enumerate(self._store.dims)]
+        splits = tuple(accumulate((len(one.ids) for one in mine), initial=0))
+        keys = TableKeys(_joined([one.ids for one in mine]), splits)
+        return over.bring_gradients(keys, self._flat([one.grads for one in mine]), finite=finite)
 
 
 def without_rows(found: Lookup) -> Lookup:

@@ -70,6 +70,7 @@ class Brought:
     grads: Float32[Tensor, "floats"]
     counts: Int64[Tensor, "n"]  # occurrences
     everywhere: int  # gradients that all ranks brought, whoever owns their rows
+    not_finite: tuple[int, ...]  # ranks that sent a NaN or an infinity; the same on all of them
 
 
 class PendingLookup:
@@ -279,29 +280,34 @@ class AllToAllTables:
         grads: Float32[Tensor, "floats"],
         *,
         counts: Int64[Tensor, "n"] | None = None,
+        finite: bool = True,
     ) -> Brought:
         """Brings gradients to their owners, who decide what to do with the total of each row.
 
         Some ranks may pass keys and others a lookup: where all pass the same one, no id travels.
+        All learn who sends what is not finite, as it travels: an owner who refuses it would be the
+        only one to stop. `finite` off counts this rank among them whatever it sends.
         """
         keys = self._keys(at.keys if isinstance(at, Lookup) else at)
         flat = self._flat("grads", grads, keys)
         arguments.occurrences(counts, len(keys.ids))
         epoch = at.epoch if isinstance(at, Lookup) else None
         known = epoch if isinstance(epoch, _Journey) and epoch.of is self else None
-        word = torch.tensor([known.number if known else 0, len(keys.ids)])
-        words = self.updates.counts(word.repeat(self.updates.ranks)).view(-1, 2)
-        everywhere = int(words[:, 1].sum())
+        packed = known.packed if known else pack(keys, self.dims, self.routers, dedup=self._dedup)
+        summed, occurrences = packed.sum_gradients(flat), packed.occurrences(counts)
+        bad = not (finite and self.updates.arrives_finite(summed))
+        word = torch.tensor([known.number if known else 0, len(keys.ids), int(bad)])
+        words = self.updates.counts(word.repeat(self.updates.ranks)).view(-1, 3)
+        everywhere, not_finite = int(words[:, 1].sum()), tuple(words[:, 2].nonzero()[:, 0].tolist())
         if everywhere == 0:  # on all ranks, so that nobody waits for anything
             nothing = TableKeys(keys.ids[:0], (0,) * len(keys.splits))
-            return Brought(nothing, flat[:0], keys.ids[:0], 0)
+            return Brought(nothing, flat[:0], keys.ids[:0], 0, not_finite)
         if known is None or not bool((words[:, 0] == known.number).all()):
-            known = self._journey(self.updates, keys, dedup=self._dedup)
+            known = self._sent_off(self.updates, packed)
         merging = replace(self._merging, across_ranks=True)
-        summed, occurrences = known.packed.sum_gradients(flat), known.packed.occurrences(counts)
         push = Push.start(self.updates, known.at, self.dims, summed, occurrences, merging)
         ((mine, arrived, its_counts),) = push.arrived()
-        return Brought(mine, arrived, its_counts, everywhere)
+        return Brought(mine, arrived, its_counts, everywhere, not_finite)
 
     def assign(
         self, keys: TableKeys | Int64[Tensor, "n"], rows: Float32[Tensor, "floats"], *, ts: int = 0
@@ -337,6 +343,9 @@ class AllToAllTables:
         self, exchange: Exchange, keys: TableKeys, *, dedup: bool, number: int = 0
     ) -> _Journey:
         packed = pack(keys, self.dims, self.routers, dedup=dedup)
+        return self._sent_off(exchange, packed, number)
+
+    def _sent_off(self, exchange: Exchange, packed: Packed, number: int = 0) -> _Journey:
         return _Journey(self, packed, deliver(exchange, packed.ids, packed.slot_sizes), number)
 
     def _sent(

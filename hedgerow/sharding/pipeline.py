@@ -52,6 +52,7 @@ class Prefetch(Generic[A, B]):
         self._queue: deque[tuple[int, Future[Item[B] | None]]] = deque()
         self._pool = _one_thread("prefetch") if capacity else None
         self._taken, self._closed = 0, False
+        self.failed: BaseException | None = None  # of the source or the work, perhaps not yet told
         self._fill()
 
     def __enter__(self) -> Prefetch[A, B]:
@@ -109,8 +110,12 @@ class Prefetch(Generic[A, B]):
         self._queue.clear()
 
     def _next(self, work: Callable[[Item[A]], B]) -> Item[B] | None:
-        item = next(self._source, None)
-        return None if item is None else Item(work(item), item.step, item.ts)
+        try:
+            item = next(self._source, None)
+            return None if item is None else Item(work(item), item.step, item.ts)
+        except BaseException as error:
+            self.failed = error
+            raise
 
     def _fill(self) -> None:
         if self._pool is not None:

@@ -14,7 +14,13 @@ from torch.nn.parallel import DistributedDataParallel
 
 import hedgerow as hr
 from hedgerow.core.clock import ManualClock
-from hedgerow.core.errors import CheckpointError, SaveError, StateError
+from hedgerow.core.errors import (
+    CheckpointError,
+    ConfigError,
+    NotFiniteError,
+    SaveError,
+    StateError,
+)
 from hedgerow.nn.collection import collections_of, ranks_of
 from hedgerow.nn.hold import HeldUpdates
 from hedgerow.nn.routers import routers_of
@@ -321,3 +327,56 @@ def loses_one(owner: Any, table: str, rows: Any) -> Any:
     mine = owners == owner._shard
     mine[0] = False
     return rows.take(mine)
+
+
+def models_that_differ() -> None:
+    """What would make ranks disagree later, or never meet again, is refused on all of them."""
+    rank, _ = world()
+    frozen = made()
+    frozen.top = None if rank else frozen.top
+    for wrong, model, settings in (
+        ("pooling", bags_of(pooling="mean" if rank else "sum"), {}),
+        ("segments", bags_of(optimizer=hr.Sgd(lr=0.1 * (rank + 1))), {}),
+        ("features", bags_of(features=["a", "b"] if rank else ["a"]), {}),
+        ("dense parameters that learn", frozen, {}),
+        ("wire", bags_of(), {"wire": "bf16" if rank else "fp32"}),
+        ("reduce", bags_of(), {"reduce": "sum" if rank else "mean"}),
+    ):
+        with pytest.raises(ConfigError, match=rf"^{wrong}.*on rank 1 and .* on rank 0"):
+            hr.distribute(model, **settings)
+    hr.distribute(bags_of(optimizer=hr.Sgd(lr=lambda step: 0.1)))  # a rate without words
+
+
+def bags_of(**settings: Any) -> hr.EmbeddingBags:
+    return hr.EmbeddingBags([hr.Table("user", 2, **settings)], seed=1)
+
+
+def what_is_not_finite(wire: str, value: float) -> None:
+    """One rank's gradient, of a row that another owns, is refused on all; the next step is well."""
+    rank, ranks = world()
+    model = hr.EmbeddingBags(
+        [hr.Table("user", 2, dist_type="roundrobin")], init=hr.Zeros(), optimizer=hr.Sgd(lr=1.0)
+    )
+    hr.distribute(model, reduce="sum", wire=wire)
+    batch = hr.IdBatch.from_lists({"user": [[i] for i in range(ranks)]})
+
+    def learn(first: float) -> None:
+        weights = torch.ones(ranks, 2)
+        weights[-1, 0] = first
+        (model(batch)["user"] * weights).sum().backward()
+
+    learn(1.0)
+    with pytest.raises(NotFiniteError, match="came from rank 0 have a NaN or an infinity"):
+        learn(1.0 if rank else value)
+    owner = f"came from rank {ranks - 1} have"
+
+    def bring_and_apply() -> None:
+        with hr.hold_updates(model) as held:
+            learn(1.0 if rank else value)
+            held.row_gradients()  # brings them to their owner, who is asked next
+
+    with pytest.raises(NotFiniteError, match=owner):
+        bring_and_apply()
+    assert model.updates.step == 1
+    learn(1.0)
+    assert model.eval()(batch)["user"].tolist() == [[-2.0 * ranks] * 2] * ranks

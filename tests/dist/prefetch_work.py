@@ -92,3 +92,16 @@ def what_prefetch_saves() -> float:
     every = torch.tensor([saved])
     dist.all_reduce(every, dist.ReduceOp.MIN)
     return every.item()
+
+
+def a_source_that_fails_on_rank_1(rank: int) -> None:
+    """Early, while batches before it are still read as they come."""
+    model = hr.distribute(made())
+
+    def batches() -> Iterator[hr.IdBatch]:
+        for step in range(8):
+            if rank == 1 and step == 4:
+                raise OSError("the disk is gone")
+            yield own_batch(step)
+
+    train(model, hr.prefetch(model, batches(), depth=2))

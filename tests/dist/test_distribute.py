@@ -69,6 +69,17 @@ def test_held_updates_and_limits_see_the_total_of_all_ranks(pool: Pool, ranks: i
     pool.run(ranks, work.held_and_clipped_as_on_one_process)
 
 
+@pytest.mark.parametrize(("wire", "value"), [("fp32", float("nan")), ("fp16", 1e5)])
+def test_what_is_not_finite_on_one_rank_is_refused_on_all(
+    pool: Pool, wire: str, value: float
+) -> None:
+    pool.run(3, work.what_is_not_finite, wire, value)
+
+
+def test_models_that_differ_between_ranks_are_refused(pool: Pool) -> None:
+    pool.run(2, work.models_that_differ)
+
+
 def test_a_distributed_model_is_used_as_a_plain_one(pool: Pool) -> None:
     pool.run(3, work.what_the_model_says)
 
