@@ -54,8 +54,8 @@ def group_settings(
     )
     if chosen not in BACKENDS:
         raise ConfigError(
-            f"the backend is {chosen!r} (argument, config file or EMB_DIST_BACKEND); it must be one of "
-            f"{', '.join(BACKENDS)}."
+            f"the backend is {chosen!r} (argument, config file or EMB_DIST_BACKEND); it must be "
+            f"one of {', '.join(BACKENDS)}."
         )
     seconds = env.choose(
         "timeout_s",
