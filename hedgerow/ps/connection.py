@@ -16,9 +16,19 @@ from ..core.counters import Counters
 from ..core.errors import StateError
 from .curve import ClientKeys
 from .errors import DeadlineError, FrameError, RolledBackError, ServerAwayError
-from .frames import CONTROL, Answer, Buffer, Origin, Request, Status, address_head, read_answer
+from .frames import (
+    CONTROL,
+    Answer,
+    Buffer,
+    Origin,
+    Request,
+    Status,
+    address_head,
+    message,
+    read_answer,
+)
 from .line import Event, Line
-from .tickets import Patience, Sink, Ticket, error_of
+from .tickets import Patience, Reader, Sink, Ticket, error_of
 from .turns import Turns
 
 _LONGEST_GAP = 4  # times `retry_s` between two times of asking
@@ -139,14 +149,11 @@ class Connection:
         address_head(
             head, Origin(self.client, ticket.sequence, self._acked(), self.incarnation, left_ms)
         )
+        first, *buffers = message(head, ticket.frames)
         try:
-            if ticket.frames:
-                self._socket.send(head, self._more | self._now)
-                for frame in ticket.frames[:-1]:
-                    self._socket.send(frame, self._more, copy=False)
-                self._socket.send(ticket.frames[-1], copy=False)
-            else:
-                self._socket.send(head, self._now)
+            self._socket.send(first, self._more | self._now if buffers else self._now)
+            for left, frame in enumerate(buffers, 1 - len(buffers)):
+                self._socket.send(frame, self._more if left else 0, copy=False)
         except zmq.Again:
             return  # away, or more is queued than it takes: sent when the socket can
         self._mark(ticket, sent=True)
@@ -194,16 +201,15 @@ class Connection:
         zmq = self._zmq
         while not own.done:
             try:
-                head = self._socket.recv(self._now)
+                head = self._socket.recv(self._now, copy=False)
             except zmq.Again:
                 return
             try:
-                self._read_answer(head, own)
+                self._read_answer(head.buffer, self._line.rest(head), own)
             finally:
-                while self._socket.getsockopt(zmq.RCVMORE):
-                    self._socket.recv(copy=False)
+                self._line.skip_rest(head)
 
-    def _read_answer(self, head: bytes, own: Ticket) -> None:
+    def _read_answer(self, head: Buffer, rest: Reader, own: Ticket) -> None:
         try:
             answer, frames = read_answer(head)
         except FrameError:
@@ -214,7 +220,7 @@ class Connection:
             self.counters.add("answers_late")
             return
         try:
-            whole = self._took(ticket, answer, frames)
+            whole = self._took(ticket, answer, frames, rest)
             error = None
         except FrameError as raised:
             whole, error = True, FrameError(f"{raised} [{self.where}]")
@@ -223,7 +229,7 @@ class Connection:
             if ticket is not own:
                 self._turns.tell()
 
-    def _took(self, ticket: Ticket, answer: Answer, frames: int) -> bool:
+    def _took(self, ticket: Ticket, answer: Answer, frames: int, rest: Reader) -> bool:
         if answer.status == Status.ROLLED_BACK:
             self._roll_back(answer)
             return False
@@ -235,10 +241,10 @@ class Connection:
             ticket.again_s = time.monotonic() + ticket.gap_s
             return False
         if answer.status == Status.FAILED:
-            told = [self._line.frame() for _ in range(frames)]
+            told = [rest.frame() for _ in range(frames)]
             self._finish(ticket, error_of(told, self.where))
             return True
-        return ticket.sink.take(answer, frames, self._line)
+        return ticket.sink.take(answer, frames, rest)
 
     def _meet(self, incarnation: int) -> None:
         if incarnation != self.incarnation:

@@ -20,6 +20,7 @@ MAX_FRAME_BYTES = 2**30  # of one buffer: 16 million rows of 16 columns
 MAX_TEXT_BYTES = 2**24  # of what travels as JSON
 MAX_TABLES = 2**16 - 1
 MAX_FRAMES = 5  # the head and four buffers
+SMALL_BYTES = 2**16  # a single buffer up to this travels in the frame of the head
 
 # These are made for every request, so they are plain: a frozen one takes twice as long to make.
 # magic, version, verb, flags, wire, missing, tables, rates, table, client, sequence, acked,
@@ -182,11 +183,24 @@ def address_head(head: bytearray, origin: Origin) -> None:
     )
 
 
+def message(head: Buffer, buffers: Sequence[Buffer]) -> Sequence[Buffer]:
+    """The frames of a message. One small buffer is copied behind its head: a frame takes longer.
+
+    >>> [len(frame) for frame in message(b"head", [bytes(8)])]
+    [12]
+    """
+    if len(buffers) == 1 and _bytes(buffers[0]) <= SMALL_BYTES:
+        return [b"".join((head, buffers[0]))]
+    return [head, *buffers]
+
+
 def read_request(frames: Sequence[Buffer]) -> Request:
     """The request of a message, its lengths proved; of ids, not yet of rows.
 
     >>> sent = Request(Verb.LOOKUP, splits=(0, 1), frames=[bytes(8)])
     >>> read_request([sent.head(), *sent.frames]) == sent
+    True
+    >>> read_request(message(sent.head(), sent.frames)) == sent
     True
     """
     if not 1 <= len(frames) <= MAX_FRAMES:
@@ -204,6 +218,10 @@ def read_request(frames: Sequence[Buffer]) -> Request:
     if wire > 2 or missing > 2 or flags > _STEP | _PER_OCCURRENCE | _COUNTS:
         raise FrameError(f"a request with wire {wire}, missing {missing} and flags {flags}.")
     client, sequence, acked, incarnation, deadline_ms, room, step, ts, cursor = rest
+    size = _REQUEST.size + (8 * (tables + 1 + rates) if tables else 0)
+    if len(frames) == 1 and len(head) > size:
+        frames = [head[:size], head[size:]]
+        head = frames[0]
     splits, given = _splits(head, tables, rates)
     if splits and (len(frames) < 2 or _bytes(frames[1]) != 8 * splits[-1]):
         found = _bytes(frames[1]) if len(frames) > 1 else 0
@@ -286,6 +304,11 @@ class Answer:
         )
 
 
+def behind_head(head: Buffer) -> memoryview:
+    """The buffer that came in the frame of an answer's head; empty if none did."""
+    return memoryview(head)[_ANSWER.size :]
+
+
 def read_answer(head: Buffer) -> tuple[Answer, int]:
     """An answer without its buffers, and how many of them follow.
 
@@ -293,9 +316,10 @@ def read_answer(head: Buffer) -> tuple[Answer, int]:
     7
     """
     view = memoryview(head)
-    if len(view) != _ANSWER.size or view[:4] != MAGIC:
+    if len(view) < _ANSWER.size or view[:4] != MAGIC:
         raise FrameError(f"an answer with a head of {len(view)} bytes that is none of ours.")
-    _, version, verb, status, wire, frames, _, sequence, incarnation, *rest = _ANSWER.unpack(view)
+    found = _ANSWER.unpack_from(view)
+    _, version, verb, status, wire, frames, _, sequence, incarnation, *rest = found
     if version != VERSION:
         raise FrameError(f"an answer of version {version}; this client speaks {VERSION}.")
     if verb not in _VERBS or status not in _STATUSES or wire > 2:

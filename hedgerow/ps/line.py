@@ -5,10 +5,12 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator
 from enum import Enum
+from typing import Any
 
 from .curve import ClientKeys
 from .errors import FrameError
-from .frames import MAX_FRAME_BYTES, Buffer
+from .frames import MAX_FRAME_BYTES, Buffer, behind_head
+from .tickets import Reader
 
 _SOCKET_BYTES = 2**22
 _QUEUED_OUT = 256  # requests inside the socket; more wait outside
@@ -20,6 +22,29 @@ class Event(Enum):
     CONNECTED = "connected"
     DISCONNECTED = "disconnected"
     REFUSED = "refused"
+
+
+class Behind:
+    """The one buffer that came in the frame of its head."""
+
+    def __init__(self, buffer: memoryview) -> None:
+        self._buffer: memoryview | None = buffer
+
+    def into(self, room: memoryview) -> int:
+        """Copies it into its place; its length."""
+        buffer = self.frame()
+        taken = len(buffer)
+        if taken > len(room):
+            raise FrameError(f"{taken} bytes of rows where {len(room)} were asked for.")
+        room[:taken] = buffer
+        return taken
+
+    def frame(self) -> memoryview:
+        """As it is."""
+        buffer, self._buffer = self._buffer, None
+        if buffer is None:
+            raise FrameError("an answer that lacks a buffer.")
+        return buffer
 
 
 class Line:
@@ -78,6 +103,15 @@ class Line:
 
         while self._monitor.poll(0):
             yield self._kinds[recv_monitor_message(self._monitor)["event"]]
+
+    def rest(self, head: Any) -> Reader:
+        """What follows a head: in the same frame if it is small, else in those that come."""
+        return self if head.more else Behind(behind_head(head.buffer))
+
+    def skip_rest(self, head: Any) -> None:
+        """Leaves nothing of a message in the socket."""
+        while head.more and self.socket.getsockopt(self.zmq.RCVMORE):
+            self.socket.recv(copy=False)
 
     def into(self, room: memoryview) -> int:
         """The next buffer of a message, copied once into its place; its length."""

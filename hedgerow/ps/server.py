@@ -13,7 +13,7 @@ from .clients import Clients
 from .curve import ServerKeys, needs_keys
 from .desk import Desk, Journal
 from .errors import FrameError
-from .frames import MAX_FRAME_BYTES, MAX_FRAMES, Answer, Verb, read_request
+from .frames import MAX_FRAME_BYTES, MAX_FRAMES, Answer, Verb, message, read_request
 from .lanes import Outbox, Room
 from .service import Service, failure
 
@@ -160,14 +160,13 @@ class Server:
                 return
 
     def _take(self, to: bytes) -> None:
-        socket, more = self._socket, self._zmq.RCVMORE
         frames: list[Any] = []
-        total = 0
-        while socket.getsockopt(more):
-            frame = socket.recv(copy=bool(not frames))  # the head is small
-            total += len(frame)
+        total, more = 0, True
+        while more:
+            frame = self._socket.recv(copy=False)
+            total, more = total + len(frame), frame.more
             if len(frames) < MAX_FRAMES:
-                frames.append(frame if isinstance(frame, bytes) else frame.buffer)
+                frames.append(frame.buffer)
         try:
             request = read_request(frames)
         except FrameError as error:
@@ -199,16 +198,12 @@ class Server:
 
     def _send_now(self, to: Any, sequence: int, answer: Any) -> None:
         zmq, more = self._zmq, self._more
-        head = answer.head(sequence, self.desk.incarnation)
+        first, *buffers = message(answer.head(sequence, self.desk.incarnation), answer.frames)
         try:
             self._socket.send(to, more | self._now)
-            if answer.frames:
-                self._socket.send(head, more)
-                for frame in answer.frames[:-1]:
-                    self._socket.send(frame, more, copy=False)
-                self._socket.send(answer.frames[-1], copy=False)
-            else:
-                self._socket.send(head)
+            self._socket.send(first, more if buffers else 0)
+            for left, frame in enumerate(buffers, 1 - len(buffers)):
+                self._socket.send(frame, more if left else 0, copy=False)
         except zmq.ZMQError as error:
             if error.errno not in (zmq.EHOSTUNREACH, zmq.EAGAIN):
                 raise

@@ -94,6 +94,8 @@ class HostTables:
         out: Float32[Tensor, "floats"] | None = None,
     ) -> Lookup:
         """Rows of `keys`, flat, into `out` if given. Nothing is inserted."""
+        if len(self._tables) == 1:
+            return self._tables[0].lookup(keys, missing=missing, step=step, out=out)
         keys = self._keys(keys)
         arguments.missing_rule(missing)
         flat = self._room(keys.splits, out)
