@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from hedgerow.bench.a2a import PEERS as RANK_PEERS
 from hedgerow.bench.cases import FULL, QUICK, all_stages, choose
 from hedgerow.bench.contestants import CONTESTANTS, our_bytes
 from hedgerow.bench.train import PEERS as TRAINING_PEERS
@@ -19,7 +20,7 @@ def _pairs(cases: tuple[str, ...], peers: tuple[str, ...]) -> set[tuple[str, str
 
 def test_every_peer_of_every_case_can_be_started() -> None:
     of_tables = {peer for stage in STAGES for peer in stage.peers()}
-    assert of_tables | set(TRAINING_PEERS) == set(CONTESTANTS)
+    assert of_tables | set(TRAINING_PEERS) | set(RANK_PEERS) == set(CONTESTANTS)
 
 
 def test_quick_differs_in_size_only() -> None:
