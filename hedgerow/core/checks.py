@@ -41,12 +41,17 @@ def tensor(
             f"{name} has dtype {value.dtype}, not {dtype}; convert it with .to({dtype})."
         )
     _place(name, value, device)
-    fits = value.dim() == len(shape) and all(
-        want is None or have == want for have, want in zip(value.shape, shape, strict=True)
-    )
-    if not fits:
+    if not _fits(value.shape, shape):
         wanted = ", ".join("any" if size is None else str(size) for size in shape)
         raise InputError(f"{name} has shape {tuple(value.shape)}; it must be ({wanted}).")
+
+
+def _fits(sizes: torch.Size, shape: tuple[int | None, ...]) -> bool:
+    if sizes == shape:  # at once where every size is given: most calls
+        return True
+    return len(sizes) == len(shape) and all(
+        want is None or have == want for have, want in zip(sizes, shape, strict=True)
+    )
 
 
 def _place(name: str, value: Tensor, device: torch.device | None) -> None:

@@ -47,7 +47,7 @@ def tensor_over(frame: Buffer, dtype: torch.dtype, count: int, what: str) -> Ten
     if view.nbytes != count * kind.itemsize:
         raise FrameError(f"{view.nbytes} bytes of {what}; {count} values have other lengths.")
     array = np.frombuffer(view, kind)
-    if array.ctypes.data % kind.itemsize or not array.flags.writeable:
+    if not array.flags.behaved:  # aligned, and torch may believe that it can write
         array = array.copy()
     found = torch.from_numpy(array)
     return found.view(torch.bfloat16) if dtype == torch.bfloat16 else found

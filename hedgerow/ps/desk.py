@@ -23,6 +23,7 @@ SMALL_IDS = 4096  # done by the loop itself: handing over would take longer than
 READERS = 2
 OUT_BYTES = 2**29  # of large answers under way, before the next part is looked up
 OUT_PATIENCE_S = 2.0
+_REQUESTS = {verb: f"requests_{verb.name.lower()}" for verb in Verb}  # counters
 Send = Callable[[object, int, Answer], None]
 """To whom, the sequence, the answer; from any thread."""
 
