@@ -7,6 +7,7 @@ import pytest
 from hedgerow.bench.a2a import PEERS as RANK_PEERS
 from hedgerow.bench.cases import FULL, QUICK, all_stages, choose
 from hedgerow.bench.contestants import CONTESTANTS, our_bytes
+from hedgerow.bench.ps_transports import transport_stages
 from hedgerow.bench.train import PEERS as TRAINING_PEERS
 from hedgerow.core.errors import UnknownNameError
 
@@ -20,7 +21,9 @@ def _pairs(cases: tuple[str, ...], peers: tuple[str, ...]) -> set[tuple[str, str
 
 def test_every_peer_of_every_case_can_be_started() -> None:
     of_tables = {peer for stage in STAGES for peer in stage.peers()}
-    assert of_tables | set(TRAINING_PEERS) | set(RANK_PEERS) == set(CONTESTANTS)
+    of_servers = {peer for stage in transport_stages(quick=True) for peer in stage.peers()}
+    every = of_tables | of_servers | set(TRAINING_PEERS) | set(RANK_PEERS)
+    assert every == set(CONTESTANTS)
 
 
 def test_quick_differs_in_size_only() -> None:

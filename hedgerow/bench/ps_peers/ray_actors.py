@@ -22,7 +22,7 @@ class RayActors(Asked):
         """One actor a server."""
         import ray
 
-        ray.init(num_cpus=SERVERS, include_dashboard=False, log_to_driver=False)
+        ray.init("local", num_cpus=SERVERS, include_dashboard=False, log_to_driver=False)
         self.stack.callback(ray.shutdown)
         actor: Any = ray.remote(num_cpus=1)(_Actor)
         self._actors = [actor.remote(self.work.folder, i, SERVERS) for i in range(SERVERS)]
