@@ -11,16 +11,12 @@ from torch import Tensor
 
 from .. import native
 from ..core.id_batch import IdBatch
-from ..models.dlrm import DLRM
 from ..nn.distribute import distribute
 from ..nn.routers import routers_of
-from ..tables.initializers import Zeros
-from ..tables.table import Table
 from .peers.pair import RANKS, Pair
 from .peers.serve import serve
-from .peers.training import HIDDEN
 from .peers.workfile import Work
-from .train_ours import adagrad_of
+from .train_ours import plain_model
 
 
 class OurPair(Pair):
@@ -39,14 +35,7 @@ class OurPair(Pair):
 
     def make_model(self) -> None:
         """A model without rows, over both ranks."""
-        self._plain = DLRM(
-            [Table(name, self.work.dim) for name in self._names],
-            dense=self.columns,
-            bottom=(HIDDEN,),
-            top=(),
-            init=Zeros(),
-            optimizer=adagrad_of(self.work),
-        )
+        self._plain = plain_model(self.work, self._names, self.columns)
         self.over = self._plain.over
         self._model = distribute(self._plain)
 

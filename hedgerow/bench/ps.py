@@ -5,7 +5,6 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from .ours import Ours
 from .progress import Progress
 from .ps_original import run_original, small_lookups
 from .ps_transports import measure_transports
@@ -33,6 +32,6 @@ def run(settings: Settings, progress: Progress, profile: Path | None) -> dict[st
             "rounds": settings.rounds,
             "quick": quick,
         },
-        "versions": {**Ours.versions(), **versions},
+        "versions": versions,
         "results": [*results, *alone],
     }

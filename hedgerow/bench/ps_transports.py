@@ -2,18 +2,13 @@
 
 from __future__ import annotations
 
-import tempfile
-from pathlib import Path
 from typing import Any
 
-import torch
-
-from .. import native
 from .cases import Case, Stage, choose
 from .progress import Counter, Progress
 from .ps_peers.ours import OurServers
 from .settings import Settings
-from .stages import StageRunner
+from .stages import run_stages
 from .work import WorkPlan
 
 OTHERS = ("grpcio stream", "grpcio unary", "torch.rpc", "Ray actors", "plain sockets")
@@ -55,12 +50,4 @@ def measure_transports(
     """Versions and results of all cases that were chosen."""
     stages, _ = choose(transport_stages(quick=settings.quick), settings.cases, settings.peers)
     counter = Counter(progress, stages, settings.rounds)
-    before = native.threads(), torch.get_num_threads()
-    try:
-        with tempfile.TemporaryDirectory(prefix="hedgerow-bench-") as folder:
-            runner = StageRunner(settings, Path(folder), counter, ours=OurServers)
-            results = [result for stage in stages for result in runner.stage(stage)]
-    finally:
-        native.set_threads(before[0])
-        torch.set_num_threads(before[1])
-    return runner.versions, results
+    return run_stages(settings, stages, counter, ours=OurServers)

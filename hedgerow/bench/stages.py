@@ -5,10 +5,14 @@ At no time do more than two processes hold the rows of a stage: ours and one pee
 
 from __future__ import annotations
 
+import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import torch
+
+from .. import native
 from .cases import Case, Stage
 from .contestants import Contestant, no_room, our_bytes
 from .duel import Duel, heading
@@ -105,3 +109,24 @@ class StageRunner:
         ids = stage.plan.rows if case.operation == "insert" else stage.plan.batch_ids
         size = {"rows": stage.plan.rows, "dim": stage.plan.dim, "ids": ids}
         return {**heading(case, peer), **size, **measured}
+
+
+def run_stages(
+    settings: Settings,
+    stages: list[Stage],
+    counter: Counter,
+    *,
+    make: Callable[[WorkPlan, Path], Work] = make_work,
+    ours: type[Subject] = Ours,
+) -> tuple[dict[str, str], list[dict[str, Any]]]:
+    """Versions of what took part, and all results; threads are as before afterwards."""
+    before = native.threads(), torch.get_num_threads()
+    try:
+        with tempfile.TemporaryDirectory(prefix="hedgerow-bench-") as folder:
+            runner = StageRunner(settings, Path(folder), counter, make=make, ours=ours)
+            results = [result for stage in stages for result in runner.stage(stage)]
+    finally:
+        native.set_threads(before[0])
+        torch.set_num_threads(before[1])
+    own = ours.versions()
+    return {**own, **runner.versions, **own}, results  # ours first, and of our environment

@@ -2,18 +2,14 @@
 
 from __future__ import annotations
 
-import tempfile
-from pathlib import Path
 from typing import Any
 
-import torch
-
-from .. import native
 from .cases import Case, Stage, choose
+from .peers.subject import Subject
 from .progress import Counter, Progress
 from .report import machine
 from .settings import Settings
-from .stages import StageRunner
+from .stages import run_stages
 from .train_ours import OurTraining
 from .train_work import FULL, QUICK, TrainSizes, make_train_work
 
@@ -23,25 +19,26 @@ PEERS = ("nn.EmbeddingBag(sparse)", "EBC sparse", "EBC fused")
 def run(settings: Settings, progress: Progress) -> dict[str, Any]:
     """Measures us against every peer that was chosen; one report, in the form of all."""
     sizes = QUICK if settings.quick else FULL
-    stages, _ = choose([train_stage(sizes)], settings.cases, settings.peers)
+    stage = train_stage(f"DLRM {sizes.features} features", sizes, PEERS)
+    return training_report("train", settings, progress, stage, sizes, OurTraining)
+
+
+def training_report(
+    bench: str,
+    settings: Settings,
+    progress: Progress,
+    stage: Stage,
+    sizes: TrainSizes,
+    ours: type[Subject],
+) -> dict[str, Any]:
+    """One stage of whole training steps, with its sizes and speeds."""
+    stages, _ = choose([stage], settings.cases, settings.peers)
     counter = Counter(progress, stages, settings.rounds)
-    before = native.threads(), torch.get_num_threads()
-    try:
-        with tempfile.TemporaryDirectory(prefix="hedgerow-bench-") as folder:
-            runner = StageRunner(
-                settings,
-                Path(folder),
-                counter,
-                make=lambda plan, to: make_train_work(sizes, to),
-                ours=OurTraining,
-            )
-            results = [result for stage in stages for result in runner.stage(stage)]
-    finally:
-        native.set_threads(before[0])
-        torch.set_num_threads(before[1])
-    ours = OurTraining.versions()
+    versions, results = run_stages(
+        settings, stages, counter, make=lambda plan, to: make_train_work(sizes, to), ours=ours
+    )
     return {
-        "bench": "train",
+        "bench": bench,
         "work": {
             **machine(),
             "threads": settings.threads,
@@ -53,20 +50,14 @@ def run(settings: Settings, progress: Progress) -> dict[str, Any]:
             "samples": sizes.samples,
             "batches": sizes.batches,
         },
-        "versions": {**ours, **runner.versions, **ours},  # ours first, and of our environment
+        "versions": versions,
         "results": [with_speed(result, sizes.samples) for result in results],
     }
 
 
-def train_stage(sizes: TrainSizes) -> Stage:
+def train_stage(name: str, sizes: TrainSizes, peers: tuple[str, ...]) -> Stage:
     """The one case."""
-    case = Case(
-        name=f"DLRM {sizes.features} features",
-        operation="train",
-        access="clicks",
-        output="fresh",
-        peers=PEERS,
-    )
+    case = Case(name=name, operation="train", access="clicks", output="fresh", peers=peers)
     return Stage(plan=sizes.plan(), optimizer="adagrad", cases=(case,))
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import ClassVar
 
 import numpy as np
@@ -20,9 +21,17 @@ from .peers.training import HIDDEN, Training
 from .peers.workfile import Work
 
 
-def adagrad_of(work: Work) -> Adagrad:
-    """The optimizer of rows, as the work says."""
-    return Adagrad(lr=work.rate, initial_accumulator_value=work.accumulator, eps=work.eps)
+def plain_model(work: Work, names: Sequence[str], columns: int) -> DLRM:
+    """The model as a user builds it, without rows; its optimizer is what the work says."""
+    adagrad = Adagrad(lr=work.rate, initial_accumulator_value=work.accumulator, eps=work.eps)
+    return DLRM(
+        [Table(name, work.dim) for name in names],
+        dense=columns,
+        bottom=(HIDDEN,),
+        top=(),
+        init=Zeros(),
+        optimizer=adagrad,
+    )
 
 
 class OurTraining(Training):
@@ -38,14 +47,7 @@ class OurTraining(Training):
 
     def make_model(self) -> None:
         """A model without rows."""
-        self.model = DLRM(
-            [Table(name, self.work.dim) for name in self._names],
-            dense=self.columns,
-            bottom=(HIDDEN,),
-            top=(),
-            init=Zeros(),
-            optimizer=adagrad_of(self.work),
-        )
+        self.model = plain_model(self.work, self._names, self.columns)
         self.over = self.model.over
 
     def make_rows(self) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
+from typing import ClassVar
 
 import numpy as np
 import torch
@@ -19,6 +20,8 @@ from .shard_rows import TABLE, config_of
 
 class OurServers(Asked):
     """As a user starts them on one machine."""
+
+    packages: ClassVar[tuple[str, ...]] = ("hedgerow", "torch", "pyzmq")
 
     def options(self, server: int) -> list[str]:
         """More arguments of `hedgerow ps`."""
