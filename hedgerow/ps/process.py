@@ -77,8 +77,15 @@ class ServerPlan:
         return f"{self.shard}/{self.shards}"
 
 
-def serve(plan: ServerPlan, tell: Callable[[str], None]) -> None:
-    """Serves until SIGTERM or SIGINT; `tell` gets the address once clients may come."""
+def serve(
+    plan: ServerPlan,
+    tell: Callable[[str], None],
+    stop_with: Callable[[Callable[[], None]], None] | None = None,
+) -> None:
+    """Serves until SIGTERM or SIGINT; `tell` gets the address once clients may come.
+
+    With `stop_with`, which gets what ends the server from any thread, signals are left alone.
+    """
     sys.setswitchinterval(_SWITCH_S)
     keys = None if plan.keys is None else ServerKeys.read(plan.keys)
     clock = LogClock() if plan.durability == "log" else None
@@ -100,14 +107,41 @@ def serve(plan: ServerPlan, tell: Callable[[str], None]) -> None:
     folder = plan.checkpoint and own_folder(plan.checkpoint, plan.shard, plan.shards)
     keeper = Keeper(server.desk, plan.shard, plan.shards, folder=folder, log=start.log)
     server.desk.keeper = keeper
-    for number in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(number, lambda _number, _frame: server.stop())
+    (stop_with or _by_signals)(server.stop)
     try:
         tell(server.address)
         server.run()
         keeper.leave()
     finally:
         server.close()
+
+
+def serve_shard(
+    shard: str,
+    listen: str,
+    *,
+    tell: Callable[[str], None],
+    stop_with: Callable[[Callable[[], None]], None],
+    keys: Path | None,
+    insecure: bool,
+    checkpoint: Path | None,
+    durability: str,
+) -> None:
+    """`serve`, for launchers that start it by its name."""
+    plan = ServerPlan.of(
+        shard,
+        listen,
+        keys=keys,
+        insecure=insecure,
+        checkpoint=checkpoint,
+        durability=durability,
+    )
+    serve(plan, tell, stop_with)
+
+
+def _by_signals(stop: Callable[[], None]) -> None:
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, lambda _number, _frame: stop())
 
 
 def _recover(
