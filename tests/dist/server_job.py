@@ -8,6 +8,7 @@ from __future__ import annotations
 import random
 import sys
 from pathlib import Path
+from typing import TextIO
 
 import torch
 import torch.distributed as dist
@@ -19,6 +20,12 @@ from hedgerow.nn.collection import collections_of, servers_of
 LAST_STEPS, MOST_STEPS = 30, 100_000
 RATE = 0.5
 DIMS = {"item": 3, "user": 2}
+
+
+def say(line: str, to: TextIO = sys.stdout) -> None:
+    """As a user's script prints."""
+    to.write(f"{line}\n")
+    to.flush()
 
 
 def batch(rank: int, step: int) -> tuple[dict[str, list[list[int]]], float]:
@@ -40,7 +47,7 @@ def train(model: torch.nn.Module, rank: int, folder: Path) -> int:
         out = model(hr.IdBatch.from_lists(lists))
         (gradient * sum(value.sum() for value in out.values())).backward()
         if step == 5:
-            print("trains", flush=True)
+            say("trains")
     raise AssertionError("nobody said that it is enough")
 
 
@@ -62,7 +69,7 @@ def main() -> None:
     model = hr.distribute(bags)
     with process_group() as me:
         if "--fail" in sys.argv:
-            print("about to fail", file=sys.stderr, flush=True)
+            say("about to fail", sys.stderr)
             if me.rank == 1:
                 sys.exit(7)
         steps: list[int] = [0] * me.world_size
@@ -79,7 +86,7 @@ def main() -> None:
         group = servers_of(model)
         assert group is not None
         restarts = [shard.counters.read("server_restarts") for shard in group.shards]
-        print(f"right after {sum(steps)} steps and {restarts} restarts", flush=True)
+        say(f"right after {sum(steps)} steps and {restarts} restarts")
 
 
 if __name__ == "__main__":
