@@ -76,7 +76,8 @@ class Lost:
     status: int = FAILED
 
 
-Event = Said | News | Ended | Lost
+Watched = Said | Ended | Lost
+Event = Watched | News
 Post = Callable[[Event], None]
 
 
@@ -102,10 +103,17 @@ class Crew(Protocol):
 
 def run_job(crew: Crew, workers: int, show: Show) -> int:
     """The job's status: 0, that of the first worker that failed, or 128 and a signal's number."""
-    events: queue.SimpleQueue[Event] = queue.SimpleQueue()
+    events: queue.SimpleQueue[Watched] = queue.SimpleQueue()
+
+    def post(event: Event) -> None:
+        if isinstance(event, News):  # at once: a start may take long
+            show(f"hedgerow: {event.text}", True)
+        else:
+            events.put(event)
+
     try:
-        crew.start(events.put)
-        with _signals_as(events.put):
+        crew.start(post)
+        with _signals_as(post):
             status = _watch(events, crew, workers, show)
             for complaint in crew.stop_servers():
                 show(f"hedgerow: {complaint}", True)
@@ -134,16 +142,13 @@ def _signals_as(post: Post) -> Iterator[None]:
             signal.signal(number, handler)
 
 
-def _watch(events: queue.SimpleQueue[Event], crew: Crew, workers: int, show: Show) -> int:
+def _watch(events: queue.SimpleQueue[Watched], crew: Crew, workers: int, show: Show) -> int:
     """Until every worker ended; the first failure ends the others."""
     left, status = workers, 0
     while left:
         event = events.get()
         if isinstance(event, Said):
             show(f"[{event.rank}] {event.text}", event.is_error)
-            continue
-        if isinstance(event, News):
-            show(f"hedgerow: {event.text}", True)
             continue
         left -= isinstance(event, Ended)
         if event.status and not status:

@@ -100,7 +100,7 @@ class ServerActor:
 
     def stop(self) -> None:
         """Lets it save and end; what nobody asked to keep is removed."""
-        if self._stop is not None:
+        if self._stop is not None and not self._gone.is_set():
             self._stop()
             self._gone.wait()
         if self._order.folder is None:

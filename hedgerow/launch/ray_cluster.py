@@ -60,7 +60,9 @@ class RayCluster:
                 self.ray.init(address=self._address, **common)
             except (ConnectionError, RuntimeError, ValueError) as error:
                 raise LaunchError(
-                    f"{_ADDRESS} is {self._address!r}, and no cluster answers there: {error}"
+                    f"{_ADDRESS} is {self._address!r}, and no cluster lets us in there: {error}. "
+                    f"Is it up? If it asks for a token, RAY_AUTH_TOKEN must be the same on both "
+                    f"sides."
                 ) from error
         self.is_joined = True
 

@@ -67,8 +67,8 @@ class RayCrew:
         for name, server, life, wait in zip(names, self._servers, lives, waits, strict=True):
             address, process = get(wait)
             if not address:
-                get(life)  # raises why
-                raise LaunchError(f"server {name} ended before it listened.")
+                why = _outcome(self._cluster.ray, life)
+                raise LaunchError(f"server {name} did not start: {why or 'it was lost'}")
             addresses.append(address)
             post(News(f"server {name} listens at {address} (process {process})."))
             _in_thread(self._watch_server, name, server, life, post)
@@ -128,16 +128,17 @@ class RayCrew:
         return complaints
 
     def close(self) -> None:
-        """Workers first: their scripts end with them, in order if there is time."""
+        """Workers first, then servers, in order if there is time; a second time does nothing."""
         self._stopping = True
         if not self._cluster.is_joined:
             return
         ray = self._cluster.ray
-        stops = [worker.stop.remote() for worker in self._workers]
-        if stops:
-            ray.wait(stops, num_returns=len(stops), timeout=_END_S)
-        for actor in (*self._workers, *self._servers):
-            ray.kill(actor)
+        for actors in (self._workers, self._servers):
+            stops = [actor.stop.remote() for actor in actors]
+            if stops:
+                ray.wait(stops, num_returns=len(stops), timeout=_END_S)
+            for actor in actors:
+                ray.kill(actor)
         self._cluster.leave()
 
 
