@@ -14,8 +14,7 @@ from rich.table import Table
 
 from .options import AsJson
 
-_SHOWN = ("rows", "clients", "waiting")
-_COUNTED = ("writes_applied", "writes_repeated", "busy", "late", "frames_refused", "faults")
+_TROUBLE = ("busy", "late", "frames_refused", "answers_dropped", "faults", "log_failures")
 
 
 def ps_status(
@@ -40,22 +39,26 @@ def ps_status(
 
 
 def _show(found: list[dict[str, Any]]) -> None:
-    table = Table(box=box.SIMPLE_HEAD)
-    for name in ("server", "state", *_SHOWN, *_COUNTED):
-        table.add_column(name.replace("_", " "), justify="left" if name == "server" else "right")
+    table = Table(box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0))
+    table.add_column("server", no_wrap=True)
+    for name in ("state", "rows", "clients", "waiting", "writes", "repeated", "trouble"):
+        table.add_column(name, justify="right")
+    notes = []
     for one in found:
         if "error" in one:
             table.add_row(escape(one["address"]), "away")
+            notes.append(one["error"])
             continue
         health, counters = one["health"], one["counters"]
-        numbers = [health[name] for name in _SHOWN] + [counters.get(name, 0) for name in _COUNTED]
-        table.add_row(
-            escape(f"{health['name']} {one['address']}"),
-            health["state"],
-            *(f"{number:,}" for number in numbers),
-        )
+        trouble = {name: counters[name] for name in _TROUBLE if counters.get(name)}
+        numbers = [health[name] for name in ("rows", "clients", "waiting")]
+        numbers += [counters.get(f"writes_{name}", 0) for name in ("applied", "repeated")]
+        label = f"{health['name']} {one['address']}"
+        shown = (f"{number:,}" for number in (*numbers, sum(trouble.values())))
+        table.add_row(escape(label), health["state"], *shown)
+        if trouble:
+            notes.append(f"{label}: {', '.join(f'{n:,} {name}' for name, n in trouble.items())}")
     console = Console(highlight=False)
     console.print(table)
-    for one in found:
-        if "error" in one:
-            console.print(escape(one["error"]))
+    for note in notes:
+        console.print(escape(note))

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import signal
+import socket
 import sys
+import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -140,8 +142,29 @@ def serve_shard(
 
 
 def _by_signals(stop: Callable[[], None]) -> None:
+    """SIGTERM or SIGINT stops, whichever thread the system gives the signal to.
+
+    Python's own handlers run in the main thread alone, which sleeps in a poll that nobody wakes if
+    another thread got the signal. What is written to the wakeup file is there at once.
+    """
+    told, tell = socket.socketpair()
+    tell.setblocking(False)
+    signal.set_wakeup_fd(tell.fileno(), warn_on_full_buffer=False)
     for number in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(number, lambda _number, _frame: stop())
+        signal.signal(number, lambda _number, _frame: None)
+
+    ends = (told, tell)
+    thread = threading.Thread(target=_stop_when_told, args=(stop, ends), daemon=True)
+    thread.start()
+
+
+def _stop_when_told(stop: Callable[[], None], ends: tuple[socket.socket, socket.socket]) -> None:
+    """Keeps both ends open for good: later signals are written, too, and change nothing."""
+    told, _ = ends
+    told.recv(1)
+    stop()
+    while told.recv(1):
+        continue
 
 
 def _recover(
