@@ -18,6 +18,7 @@ from . import (
     launch,
     predict,
     ps,
+    ps_status,
     reshard,
     summary,
     train,
@@ -42,6 +43,7 @@ app.command(
     context_settings={**launch.CONTEXT, "allow_interspersed_args": False},
 )(launch.launch)
 app.command()(ps.ps)
+app.command("ps-status")(ps_status.ps_status)
 app.add_typer(keys.app, name="keys")
 app.command()(reshard.reshard)
 app.command()(train.train)

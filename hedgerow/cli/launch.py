@@ -1,14 +1,22 @@
-"""`hedgerow launch`: a script in several processes of this machine."""
+"""`hedgerow launch`: a script in several processes, with parameter servers or without."""
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
+from ..core.errors import ConfigError, FileMissingError
+from ..launch.job_watch import JobPlan, run_job
+from ..launch.local_crew import LocalCrew
+from ..launch.ray_crew import RayCrew
+
 # What follows the script belongs to the script, whatever it looks like.
 CONTEXT = {"allow_extra_args": True, "ignore_unknown_options": True}
+_SERVER_ENTRY = "hedgerow.ps.process:serve_shard"
+_SERVER_COMMAND = (sys.executable, "-m", "hedgerow", "ps")
 
 
 def launch(
@@ -27,19 +35,72 @@ def launch(
         Path | None,
         typer.Option(help="A TOML file with nproc, backend and timeout_s in its table [launch]."),
     ] = None,
+    servers: Annotated[
+        int | None, typer.Option(help="Parameter servers to start, for `hr.distribute(model)`.")
+    ] = None,
+    workers: Annotated[
+        int | None, typer.Option(help="With --servers: processes that run the script. [default: 1]")
+    ] = None,
+    ray: Annotated[
+        bool,
+        typer.Option("--ray", help="With --servers: on Ray, at RAY_ADDRESS or a local cluster."),
+    ] = False,
+    checkpoint: Annotated[
+        Path | None,
+        typer.Option(help="With --servers: folder where servers keep rows and their log."),
+    ] = None,
+    keys: Annotated[
+        Path | None,
+        typer.Option(help="With --servers: folder of keys, at the same place on all machines."),
+    ] = None,
+    insecure: Annotated[
+        bool, typer.Option("--insecure", help="With --ray: servers of a cluster without keys.")
+    ] = False,
 ) -> None:
-    """Run SCRIPT and its arguments in several processes, with torchrun.
+    """Run SCRIPT and its arguments in several processes.
+
+    Without --servers: on this machine, with torchrun. With them: parameter servers, and workers
+    whose `hr.distribute(model)` finds them; plain processes of this machine, or actors of Ray.
 
     If one process fails, the others are ended, and the exit status is not 0. Several machines:
-    docs/launch.md. Ctrl-C is passed on to the processes.
+    docs/launch.md, docs/parameter-servers.md. Ctrl-C is passed on to the processes.
 
     Try: `hedgerow launch --nproc 2 -m hedgerow train job.toml`
     """
-    from ..core.errors import FileMissingError
-    from ..launch.torchrun import processes, read_config, run_script
-
     if not module and not Path(script).exists():
         raise FileMissingError(f"no script {script}; options of hedgerow go before the script.")
+    target = (script, *context.args)
+    if servers is None:
+        _only_with_servers(workers=workers, ray=ray, checkpoint=checkpoint, keys=keys)
+        raise typer.Exit(_ranks(nproc, config, target, module=module))
+    if nproc is not None or config is not None:
+        raise ConfigError("--nproc and --config go without --servers; say --workers N.")
+    plan = JobPlan(
+        servers=servers,
+        workers=1 if workers is None else workers,
+        script=("-m", *target) if module else target,
+        checkpoint=checkpoint and checkpoint.absolute(),
+        keys=keys and keys.absolute(),
+        insecure=insecure,
+    )
+    raise typer.Exit(_with_servers(plan, ray=ray))
+
+
+def _with_servers(plan: JobPlan, *, ray: bool) -> int:
+    crew = RayCrew(plan, _SERVER_ENTRY) if ray else LocalCrew(plan, _SERVER_COMMAND)
+    return run_job(crew, plan.workers, lambda line, is_error: typer.echo(line, err=is_error))
+
+
+def _ranks(
+    nproc: int | None, config: Path | None, target: tuple[str, ...], *, module: bool
+) -> int:
+    from ..launch.torchrun import processes, read_config, run_script
+
     settings = read_config(config) if config else {}
-    count = processes(nproc, settings)
-    raise typer.Exit(run_script(count, [script, *context.args], settings, module=module))
+    return run_script(processes(nproc, settings), target, settings, module=module)
+
+
+def _only_with_servers(**given: object) -> None:
+    found = [f"--{name}" for name, value in given.items() if value]
+    if found:
+        raise ConfigError(f"{', '.join(found)} without --servers; say how many with --servers N.")

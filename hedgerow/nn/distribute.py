@@ -14,6 +14,7 @@ from ..core import checks
 from ..core.errors import ConfigError, DtypeError, InputError, StateError
 from ..launch.process_group import group_settings, start_process_group
 from ..launch.rank_info import rank_info
+from ..launch.server_list import server_list
 from ..ps.curve import ClientKeys
 from ..routing.router import Router
 from ..sharding.agreement import Ranks
@@ -50,7 +51,8 @@ def distribute(
     With `servers`, the addresses of `hedgerow ps` processes in the order of their shards, rows live
     there instead, and `keys` are those of `hedgerow keys new`. Every process reads and updates for
     itself: an update of one is one optimizer step, whatever others do (`reduce` has no effect). The
-    dense part of several processes is in DDP all the same.
+    dense part of several processes is in DDP all the same. Without `servers`, those of a launcher
+    are taken (`hedgerow launch --servers`, HEDGEROW_SERVERS), and its keys unless `keys` is given.
 
     >>> import hedgerow as hr
     >>> model = hr.EmbeddingBags([hr.Table("user", 2)])
@@ -65,8 +67,10 @@ def distribute(
     collections = collections_of(model)
     if not collections:
         raise InputError("distribute of a model without EmbeddingBags or Embeddings.")
-    if servers is not None:
-        put_on_servers(model, collections, servers, wire=wire, dedup=dedup, keys=keys)
+    found = server_list(servers)
+    if found is not None:
+        keys = found.keys if keys is None else keys
+        put_on_servers(model, collections, found.addresses, wire=wire, dedup=dedup, keys=keys)
         return _dense_over_ranks(model)
     if _is_alone():
         return model

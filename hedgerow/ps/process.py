@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import signal
+import socket
 import sys
+import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -77,8 +79,15 @@ class ServerPlan:
         return f"{self.shard}/{self.shards}"
 
 
-def serve(plan: ServerPlan, tell: Callable[[str], None]) -> None:
-    """Serves until SIGTERM or SIGINT; `tell` gets the address once clients may come."""
+def serve(
+    plan: ServerPlan,
+    tell: Callable[[str], None],
+    stop_with: Callable[[Callable[[], None]], None] | None = None,
+) -> None:
+    """Serves until SIGTERM or SIGINT; `tell` gets the address once clients may come.
+
+    With `stop_with`, which gets what ends the server from any thread, signals are left alone.
+    """
     sys.setswitchinterval(_SWITCH_S)
     keys = None if plan.keys is None else ServerKeys.read(plan.keys)
     clock = LogClock() if plan.durability == "log" else None
@@ -100,14 +109,62 @@ def serve(plan: ServerPlan, tell: Callable[[str], None]) -> None:
     folder = plan.checkpoint and own_folder(plan.checkpoint, plan.shard, plan.shards)
     keeper = Keeper(server.desk, plan.shard, plan.shards, folder=folder, log=start.log)
     server.desk.keeper = keeper
-    for number in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(number, lambda _number, _frame: server.stop())
+    (stop_with or _by_signals)(server.stop)
     try:
         tell(server.address)
         server.run()
         keeper.leave()
     finally:
         server.close()
+
+
+def serve_shard(
+    shard: str,
+    listen: str,
+    *,
+    tell: Callable[[str], None],
+    stop_with: Callable[[Callable[[], None]], None],
+    keys: Path | None,
+    insecure: bool,
+    checkpoint: Path | None,
+    durability: str,
+) -> None:
+    """`serve`, for launchers that start it by its name."""
+    plan = ServerPlan.of(
+        shard,
+        listen,
+        keys=keys,
+        insecure=insecure,
+        checkpoint=checkpoint,
+        durability=durability,
+    )
+    serve(plan, tell, stop_with)
+
+
+def _by_signals(stop: Callable[[], None]) -> None:
+    """SIGTERM or SIGINT stops, whichever thread the system gives the signal to.
+
+    Python's own handlers run in the main thread alone, which sleeps in a poll that nobody wakes if
+    another thread got the signal. What is written to the wakeup file is there at once.
+    """
+    told, tell = socket.socketpair()
+    tell.setblocking(False)
+    signal.set_wakeup_fd(tell.fileno(), warn_on_full_buffer=False)
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, lambda _number, _frame: None)
+
+    ends = (told, tell)
+    thread = threading.Thread(target=_stop_when_told, args=(stop, ends), daemon=True)
+    thread.start()
+
+
+def _stop_when_told(stop: Callable[[], None], ends: tuple[socket.socket, socket.socket]) -> None:
+    """Keeps both ends open for good: later signals are written, too, and change nothing."""
+    told, _ = ends
+    told.recv(1)
+    stop()
+    while told.recv(1):
+        continue
 
 
 def _recover(

@@ -66,6 +66,7 @@ def test_every_name_of_the_doors_inside_is_documented_with_an_example(name: str)
         "docs/coming_from.md",
         "docs/data.md",
         "docs/launch.md",
+        "docs/parameter-servers.md",
         "docs/training.md",
     ],
 )

@@ -1,0 +1,167 @@
+"""Runs a job of servers and workers to its end: passes on what they say, ends all in order."""
+
+from __future__ import annotations
+
+import queue
+import signal
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Protocol
+
+from ..core.errors import ConfigError, InputError
+
+FAILED = 1
+_SIGNALLED = 128  # and the signal's number, as shells do
+Show = Callable[[str, bool], None]
+"""Takes a line, and whether it is for stderr."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class JobPlan:
+    """What to start: servers, and workers that run `script` (and its arguments) with Python.
+
+    >>> JobPlan(servers=0, workers=2, script=("train.py",))
+    Traceback (most recent call last):
+        ...
+    hedgerow.core.errors.InputError: servers is 0; it must be at least 1.
+    """
+
+    servers: int
+    workers: int
+    script: tuple[str, ...]
+    checkpoint: Path | None = None
+    keys: Path | None = None
+    insecure: bool = False
+
+    def __post_init__(self) -> None:
+        for name in ("servers", "workers"):
+            if getattr(self, name) < 1:
+                raise InputError(f"{name} is {getattr(self, name)}; it must be at least 1.")
+        if not self.script:
+            raise ConfigError("no script to run; name one.")
+
+
+@dataclass(frozen=True, slots=True)
+class Said:
+    """A line of a worker."""
+
+    rank: int
+    is_error: bool
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class News:
+    """Something about the job that its user may want to know."""
+
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class Ended:
+    """A worker ended; `why` if its status does not say it."""
+
+    rank: int
+    status: int
+    why: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Lost:
+    """The job cannot go on."""
+
+    why: str
+    status: int = FAILED
+
+
+Watched = Said | Ended | Lost
+Event = Watched | News
+Post = Callable[[Event], None]
+
+
+class Crew(Protocol):
+    """The processes of a job, wherever they run."""
+
+    def start(self, post: Post) -> None:
+        """Starts servers and, once these listen, workers; `post` is called from any thread."""
+        ...
+
+    def stop_workers(self) -> None:
+        """Asks all workers to end; each still posts that it ended."""
+        ...
+
+    def stop_servers(self) -> list[str]:
+        """Lets servers save and end; what went wrong, if anything did."""
+        ...
+
+    def close(self) -> None:
+        """Ends whatever is still there."""
+        ...
+
+
+def run_job(crew: Crew, workers: int, show: Show) -> int:
+    """The job's status: 0, that of the first worker that failed, or 128 and a signal's number."""
+    events: queue.SimpleQueue[Watched] = queue.SimpleQueue()
+
+    def post(event: Event) -> None:
+        if isinstance(event, News):  # at once: a start may take long
+            show(f"hedgerow: {event.text}", True)
+        else:
+            events.put(event)
+
+    try:
+        crew.start(post)
+        with _signals_as(post):
+            status = _watch(events, crew, workers, show)
+            for complaint in crew.stop_servers():
+                show(f"hedgerow: {complaint}", True)
+                status = status or FAILED
+    finally:
+        crew.close()
+    return status
+
+
+@contextmanager
+def _signals_as(post: Post) -> Iterator[None]:
+    """The first SIGINT or SIGTERM ends the job in order; the second one at once."""
+    numbers = (signal.SIGINT, signal.SIGTERM)
+
+    def first(number: int, _frame: object) -> None:
+        for one in numbers:
+            signal.signal(one, signal.default_int_handler)
+        told = f"{signal.Signals(number).name}: ending workers, then servers."
+        post(Lost(told, _SIGNALLED + number))
+
+    before = {number: signal.signal(number, first) for number in numbers}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+def _watch(events: queue.SimpleQueue[Watched], crew: Crew, workers: int, show: Show) -> int:
+    """Until every worker ended; the first failure ends the others."""
+    left, status = workers, 0
+    while left:
+        event = events.get()
+        if isinstance(event, Said):
+            show(f"[{event.rank}] {event.text}", event.is_error)
+            continue
+        left -= isinstance(event, Ended)
+        if event.status and not status:
+            status = event.status
+            show(f"hedgerow: {_reason(event, workers)}", True)
+            if left:
+                crew.stop_workers()
+    return status
+
+
+def _reason(event: Ended | Lost, workers: int) -> str:
+    if isinstance(event, Lost):
+        return event.why
+    what = event.why or f"ended with status {event.status}"
+    others = "; the other workers are ended" if workers > 1 else ""
+    return f"worker {event.rank} of {workers} {what}{others}."
