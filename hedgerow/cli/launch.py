@@ -18,6 +18,27 @@ CONTEXT = {"allow_extra_args": True, "ignore_unknown_options": True}
 _SERVER_ENTRY = "hedgerow.ps.process:serve_shard"
 _SERVER_COMMAND = (sys.executable, "-m", "hedgerow", "ps")
 
+_Servers = Annotated[
+    int | None, typer.Option(help="Parameter servers to start, for `hr.distribute(model)`.")
+]
+_Workers = Annotated[
+    int | None, typer.Option(help="With --servers: processes that run the script. [default: 1]")
+]
+_Ray = Annotated[
+    bool,
+    typer.Option("--ray", help="With --servers: on Ray, at RAY_ADDRESS or a local cluster."),
+]
+_Checkpoint = Annotated[
+    Path | None, typer.Option(help="With --servers: folder where servers keep rows and their log.")
+]
+_Keys = Annotated[
+    Path | None,
+    typer.Option(help="With --servers: folder of keys, at the same place on all machines."),
+]
+_Insecure = Annotated[
+    bool, typer.Option("--insecure", help="With --ray: servers of a cluster without keys.")
+]
+
 
 def launch(
     context: typer.Context,
@@ -35,27 +56,12 @@ def launch(
         Path | None,
         typer.Option(help="A TOML file with nproc, backend and timeout_s in its table [launch]."),
     ] = None,
-    servers: Annotated[
-        int | None, typer.Option(help="Parameter servers to start, for `hr.distribute(model)`.")
-    ] = None,
-    workers: Annotated[
-        int | None, typer.Option(help="With --servers: processes that run the script. [default: 1]")
-    ] = None,
-    ray: Annotated[
-        bool,
-        typer.Option("--ray", help="With --servers: on Ray, at RAY_ADDRESS or a local cluster."),
-    ] = False,
-    checkpoint: Annotated[
-        Path | None,
-        typer.Option(help="With --servers: folder where servers keep rows and their log."),
-    ] = None,
-    keys: Annotated[
-        Path | None,
-        typer.Option(help="With --servers: folder of keys, at the same place on all machines."),
-    ] = None,
-    insecure: Annotated[
-        bool, typer.Option("--insecure", help="With --ray: servers of a cluster without keys.")
-    ] = False,
+    servers: _Servers = None,
+    workers: _Workers = None,
+    ray: _Ray = False,
+    checkpoint: _Checkpoint = None,
+    keys: _Keys = None,
+    insecure: _Insecure = False,
 ) -> None:
     """Run SCRIPT and its arguments in several processes.
 
@@ -91,9 +97,7 @@ def _with_servers(plan: JobPlan, *, ray: bool) -> int:
     return run_job(crew, plan.workers, lambda line, is_error: typer.echo(line, err=is_error))
 
 
-def _ranks(
-    nproc: int | None, config: Path | None, target: tuple[str, ...], *, module: bool
-) -> int:
+def _ranks(nproc: int | None, config: Path | None, target: tuple[str, ...], *, module: bool) -> int:
     from ..launch.torchrun import processes, read_config, run_script
 
     settings = read_config(config) if config else {}
