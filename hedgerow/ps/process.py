@@ -142,10 +142,10 @@ def serve_shard(
 
 
 def _by_signals(stop: Callable[[], None]) -> None:
-    """SIGTERM or SIGINT stops, whichever thread the system gives the signal to.
+    """SIGTERM or SIGINT stops, also one that comes just before the main thread goes to sleep.
 
-    Python's own handlers run in the main thread alone, which sleeps in a poll that nobody wakes if
-    another thread got the signal. What is written to the wakeup file is there at once.
+    Python's own handlers wait for that thread, which may sleep in a poll that nobody wakes any
+    more. What the system's handler writes to the wakeup file another thread reads at once.
     """
     told, tell = socket.socketpair()
     tell.setblocking(False)

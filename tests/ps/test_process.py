@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import ctypes
 import json
 import os
-import platform
 import signal
 import subprocess
 import sys
@@ -62,17 +60,14 @@ def test_a_server_by_hand_with_keys_and_tables(tmp_path: Path) -> None:
     assert (saved["step"], saved["tables"]["any"]["rows"]) == (5, 3)
 
 
-def test_sigterm_that_another_thread_gets_ends_an_idle_server() -> None:
-    # The system may give a signal to any thread, and then the main one, which polls, is not woken.
-    with server() as started:
-        tasks = sorted(int(task.name) for task in Path(f"/proc/{started.pid}/task").iterdir())
-        other = next(task for task in tasks if task != started.pid)
-        tgkill = 234  # of x86-64; Python has no call that signals a thread of another process
-        if platform.machine() != "x86_64":
-            pytest.skip("SKIPPED: the number of the system call is that of x86-64")
-        assert ctypes.CDLL(None).syscall(tgkill, started.pid, other, int(signal.SIGTERM)) == 0
-        started.process.join(60)
-        assert started.process.exitcode == 0
+def test_sigterm_right_behind_the_last_client_ends_a_server() -> None:
+    # Python's handlers need the main thread awake; one in seven such signals came just too late.
+    for _ in range(20):
+        with server() as started:
+            shard = RemoteShard(started.address, counting_table())
+            shard.start_apply_gradients(KEYS, -torch.ones(3)).wait()
+            shard.close()
+            assert started.terminate() == 0
 
 
 @pytest.mark.parametrize("shard", ["2/2", "1", "a/b", "-1/2", ""])
