@@ -10,13 +10,14 @@ from pathlib import Path
 
 from ..core import checks
 from ..core.errors import ConfigError
+from ..tables.checkpoint.files import make_folder
 from ..tables.config import TableConfig
 from ..tables.multi.multi_config import MultiConfig
 from .clients import Clients
 from .curve import ServerKeys
 from .keeper import Keeper
 from .log import LogClock
-from .recovery import Recovered, Recovery, own_folder
+from .recovery import Recovered, Recovery, own_folder, sole_server
 from .server import Server
 from .service import Service
 
@@ -76,10 +77,24 @@ class ServerPlan:
         """As errors call it: `1/4`."""
         return f"{self.shard}/{self.shards}"
 
+    @property
+    def folder(self) -> Path | None:
+        """The server's own, below the one that all are given."""
+        return self.checkpoint and own_folder(self.checkpoint, self.shard, self.shards)
+
 
 def serve(plan: ServerPlan, tell: Callable[[str], None]) -> None:
     """Serves until SIGTERM or SIGINT; `tell` gets the address once clients may come."""
     sys.setswitchinterval(_SWITCH_S)
+    if plan.folder is None:
+        _serve(plan, tell)
+        return
+    make_folder(plan.folder)
+    with sole_server(plan.folder):
+        _serve(plan, tell)
+
+
+def _serve(plan: ServerPlan, tell: Callable[[str], None]) -> None:
     keys = None if plan.keys is None else ServerKeys.read(plan.keys)
     clock = LogClock() if plan.durability == "log" else None
     service, clients = Service(clock), Clients()
@@ -97,12 +112,12 @@ def serve(plan: ServerPlan, tell: Callable[[str], None]) -> None:
         rolled_back_to=start.step,
         incarnation=start.incarnation,
     )
-    folder = plan.checkpoint and own_folder(plan.checkpoint, plan.shard, plan.shards)
-    keeper = Keeper(server.desk, plan.shard, plan.shards, folder=folder, log=start.log)
+    keeper = Keeper(server.desk, plan.shard, plan.shards, folder=plan.folder, log=start.log)
     server.desk.keeper = keeper
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda _number, _frame: server.stop())
     try:
+        keeper.begin()
         tell(server.address)
         server.run()
         keeper.leave()
