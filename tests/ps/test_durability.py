@@ -163,10 +163,13 @@ def test_a_log_knows_the_tables_that_a_load_or_an_option_brought(tmp_path: Path)
         shard.close()
 
 
-@pytest.mark.parametrize("text", [b"garbage", b"[1]", b"[]"])
-def test_tables_that_were_refused_do_not_stop_a_restart(tmp_path: Path, text: bytes) -> None:
+REFUSED = {"text": b"garbage", "one": b"[1]", "none": b"[]", "deep": b"[" * 10**6}
+
+
+@pytest.mark.parametrize("kind", REFUSED)
+def test_tables_that_were_refused_do_not_stop_a_restart(tmp_path: Path, kind: str) -> None:
     with server(checkpoint=tmp_path, durability="log") as started:
-        assert asked(started.address, [Request(Verb.OPEN, Origin(1, 1)).head(), text])
+        assert asked(started.address, [Request(Verb.OPEN, Origin(1, 1)).head(), REFUSED[kind]])
         shard = RemoteShard(started.address, counting_table(), deadline_s=60)
         count_one(shard)
         started.crash()
