@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 from ..core import checks
 from ..ops.layout import FeatureConfigs
@@ -22,6 +23,7 @@ from ..tables.multi.multi_type import MultiTypeTable
 from ..tables.multi.native_multi import NativeMultiTable
 from ..tables.multi.slot_stores import SlotStores
 from ..tables.multi.slot_tables import SlotTables
+from ..tables.store import RowStore
 from .partitioned_table import PartitionedTable
 from .server_shards import ServerShards
 
@@ -122,12 +124,22 @@ def _over_servers(configs: Configs, where: OverServers, holds: Front) -> SlotTab
             max_rpc_deadline_millis=where.max_rpc_deadline_millis,
             serving=lambda limit_s: where.connect(configs, limit_s, where.transfer_float16),
         )
+    limit_s = where.max_rpc_deadline_millis / 1000
+
+    def serving() -> dict[str, RowStore]:
+        return _alone(configs, where.connect(configs, limit_s, where.transfer_float16))
+
+    return SlotStores(configs, _alone(configs, shards), serving)
+
+
+def _alone(configs: Configs, shards: Sequence[Shard]) -> dict[str, RowStore]:
+    """Every table for itself, on the same servers."""
     config = MultiConfig.of(configs)
-    stores = {}
+    stores: dict[str, RowStore] = {}
     for k, (name, own) in enumerate(zip(config.names, config.configs, strict=True)):
         views = [TablesOfShard(shard, [k], config.segment_splits) for shard in shards]
         stores[name] = DistributedTable(views, own)
-    return SlotStores(configs, stores)
+    return stores
 
 
 def assemble_partitioned(
@@ -149,6 +161,7 @@ def assemble_partitioned(
     holds: Front = NativeMultiTable if native else MultiTypeTable
     make = front or (lambda own, filter: holds(own, filter=filter))
     shards: Shards
+    serving: Callable[[], Shards] | None = None
     if isinstance(where, Here):
         shards = LocalShards([make(configs, where.filter).store])
     elif isinstance(where, OverRanks):
@@ -158,6 +171,7 @@ def assemble_partitioned(
         )
     else:
         shards = ServerShards(where.connect(configs, None, transfer_float16), configs)
+        serving = partial(_serving_shards, configs, where, transfer_float16)
     return PartitionedTable(
         features,
         shards,
@@ -165,7 +179,13 @@ def assemble_partitioned(
         unique=unique,
         transfer_float16=transfer_float16,
         queue_configs=queue_configs,
+        serving=serving,
     )
+
+
+def _serving_shards(configs: Configs, where: OverServers, half: bool) -> ServerShards:
+    limit_s = where.max_rpc_deadline_millis / 1000
+    return ServerShards(where.connect(configs, limit_s, half), configs)
 
 
 def local_shards(

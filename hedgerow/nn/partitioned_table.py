@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,7 +17,7 @@ from ..sharding.queues import QueueDepths, Queues, Steps
 from ..sharding.shards import LocalShards, RankShards, Shards
 from ..tables.multi.multi_type import MultiTypeTable
 from ..tables.multi.native_multi import NativeMultiTable
-from ..tables.store import Applied, TableKeys
+from ..tables.store import Applied, Missing, TableKeys
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -39,7 +39,8 @@ class LaidOut:
 class PartitionedTable(PartitionedTables):
     """`PartitionedTables` that know what a shard holds and how deep their queues are.
 
-    Over ranks rows cannot be assigned, and gradients cannot leave beside training.
+    Over ranks rows cannot be assigned, and gradients cannot leave beside training. `serving` gives
+    the same shards with the deadline of serving, for `serving_lookup`.
 
     >>> from hedgerow.ops.layout import Feature, OutConfig, Slice
     >>> from hedgerow.tables.config import Segment, TableConfig
@@ -65,8 +66,10 @@ class PartitionedTable(PartitionedTables):
         unique: bool = False,
         transfer_float16: bool = False,
         queue_configs: Mapping[str, int | None] | None = None,
+        serving: Callable[[], Shards] | None = None,
     ) -> None:
         super().__init__(config, shards, unique=unique)
+        self._connect, self._serving = serving, None if serving else shards
         self.holds, self.transfer_float16 = holds, transfer_float16
         depths = QueueDepths.of(queue_configs)
         if self.is_over_ranks and depths.post_push:
@@ -98,6 +101,22 @@ class PartitionedTable(PartitionedTables):
     def is_merged(self) -> bool:
         """Whether features of equal config share a table."""
         return not self.by_feature
+
+    def serving_lookup(
+        self,
+        features: Mapping[str, tuple[bool, Ragged]],
+        batch_size: int,
+        *,
+        missing: Missing = "zeros",
+        step: int | None = None,
+    ) -> Layouts:
+        """`lookup` within the deadline of serving: an error names the server that was late."""
+        sharded = self.shard(features, batch_size)
+        if self._serving is None and self._connect is not None:
+            self._serving = self._connect()  # the first time, over connections of their own
+        shards, sizes = self._serving or self.shards, self._slot_sizes(sharded)
+        at, rows = shards.pull(sharded.flat_fids, sizes, missing=missing, step=step)
+        return self.layout(Pulled(sharded, at, rows))
 
     def assign(self, keys: Sequence[TableKeys], rows: Sequence[Tensor], *, ts: int = 0) -> Applied:
         """Sets rows that are partitioned already; not over ranks."""

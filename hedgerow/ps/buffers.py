@@ -96,5 +96,5 @@ def value_of(frame: Buffer) -> Any:
         raise FrameError(f"{view.nbytes} bytes of text; at most {MAX_TEXT_BYTES}.")
     try:
         return json.loads(bytes(view))
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise FrameError(f"a text that is no JSON: {error}.") from error

@@ -82,6 +82,14 @@ class Clients:
         with self._lock:
             return self._of(origin.client).underway.pop(origin.sequence, None)
 
+    def refuse(self, origin: Origin, answer: Answer) -> None:
+        """A write that was not done, as its client is told: nor is a copy of it that is late."""
+        with self._lock:
+            client = self._of(origin.client)
+            if origin.sequence >= client.acked:
+                client.done[origin.sequence] = answer
+            client.underway.pop(origin.sequence, None)
+
     def is_writing(self, number: int) -> bool:
         """Whether writes of a client are under way, which its reads must not overtake."""
         client = self._known.get(number)

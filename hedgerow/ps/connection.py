@@ -306,7 +306,7 @@ class Connection:
 
     def _send_unsent(self) -> None:
         for ticket in [t for t in self._tickets.values() if not t.sent]:
-            if ticket.again_s:
+            if ticket.was_sent:
                 self.counters.add("sent_again")
             self._try_send(ticket)
             if not ticket.sent:
@@ -325,8 +325,8 @@ class Connection:
     def _give_up(self, ticket: Ticket) -> None:
         self.counters.add("deadlines")
         verb = ticket.verb.name.lower()
-        reached = "it was sent" if ticket.sent else "the server was not reached"
-        unsure = "; the write may have happened" if ticket.is_write and ticket.sent else ""
+        reached = "it was sent" if ticket.was_sent else "the server was not reached"
+        unsure = "; the write may have happened" if ticket.is_write and ticket.was_sent else ""
         why = f" ({self._complaint})" if self._complaint else ""
         error = DeadlineError(
             f"no answer to {verb} from {self.where} within its deadline of "

@@ -14,7 +14,7 @@ from ..core.errors import HedgerowError, StateError
 from .buffers import text_of, value_of
 from .clients import Clients, Seen
 from .configs import config_of
-from .errors import LogError
+from .errors import FrameError, LogError
 from .frames import CONTROL, Answer, Buffer, Request, Status, Verb
 from .lanes import GROUP, Job, Lane, Outflow, Room
 from .service import Service, failure
@@ -242,8 +242,10 @@ class Desk:
         return None
 
     def _not_accepted(self, job: Job, error: LogError) -> None:
-        self.clients.give_up(job.request.origin)
-        self._send(job.to, job.request.origin.sequence, failure(job.request.verb, error))
+        answer = failure(job.request.verb, error)
+        if job.request.is_write:
+            self.clients.refuse(job.request.origin, answer)
+        self._send(job.to, job.request.origin.sequence, answer)
 
     def _makes_tables(self, job: Job) -> bool:
         return job.request.verb == Verb.OPEN and not self.service.is_open
@@ -275,6 +277,8 @@ class Desk:
                 if self.keeper is None:
                     raise StateError(f"server {self.name} keeps nothing; use --checkpoint.")
                 order = value_of(request.frames[0]) if request.frames else {}
+                if not isinstance(order, dict):
+                    raise FrameError(f"an order that is a {type(order).__name__}, not an object.")
                 told = self.keeper.serve(request.verb, order)
                 answer = Answer(request.verb, frames=[text_of(told)])
                 self._send(job.to, request.origin.sequence, answer)
@@ -288,8 +292,10 @@ class Desk:
     def _fault(self, job: Job, error: Exception) -> None:
         logging.getLogger("hedgerow").exception("server %s: a fault", self.name)
         self.counters.add("faults")
-        self.clients.give_up(job.request.origin)
-        self._send(job.to, job.request.origin.sequence, failure(job.request.verb, error))
+        answer = failure(job.request.verb, error)
+        if job.request.is_write:
+            self.clients.refuse(job.request.origin, answer)
+        self._send(job.to, job.request.origin.sequence, answer)
 
     def is_idle(self) -> bool:
         """Whether everything that was accepted is done."""

@@ -223,6 +223,8 @@ def read_request(frames: Sequence[Buffer]) -> Request:
         frames = [head[:size], head[size:]]
         head = frames[0]
     splits, given = _splits(head, tables, rates)
+    if splits and splits[-1] == 0 and len(frames) == 1:
+        frames = [head, b""]  # no ids behind the head are a buffer, too
     if splits and (len(frames) < 2 or _bytes(frames[1]) != 8 * splits[-1]):
         found = _bytes(frames[1]) if len(frames) > 1 else 0
         raise FrameError(f"{found} bytes of ids where the head says {splits[-1]} ids.")

@@ -15,17 +15,18 @@ from ..core.errors import HedgerowError, InputError, SaveError
 from ..routing.router import Router
 from ..tables.checkpoint.files import sync_folder
 from ..tables.checkpoint.load_job import LoadJob
-from ..tables.checkpoint.manifest import BlobEntry, FileEntry
+from ..tables.checkpoint.manifest import MANIFEST, BlobEntry, FileEntry
 from ..tables.checkpoint.manifest_reader import read_manifest
 from ..tables.checkpoint.save import checked_header, save_tables, save_tables_async
 from ..tables.checkpoint.shared_save import SharedSave
 from ..tables.checkpoint.writer import Written
 from ..tables.host import HostTable
+from .buffers import text_of
 from .client_file import BLOB, blob_name, pack
-from .configs import config_of
+from .configs import config_of, document_of
 from .desk import Desk
 from .errors import FrameError
-from .frames import Verb
+from .frames import Request, Verb
 from .log import Log
 from .recovery import CLEAN, ROWS
 
@@ -66,6 +67,13 @@ class Keeper:
             self._told = {key: told for key, told in self._told.items() if key[0] == number}
             self._told[number, phase] = self._phases[verb, phase](order)
         return self._told[number, phase]
+
+    def begin(self) -> None:
+        """Before the first client: saves what no client brought, since it is in no log."""
+        if self._log is None or self._folder is None or not self._desk.service.is_open:
+            return
+        if not (self._folder / ROWS / MANIFEST).exists():
+            self.checkpoint()
 
     # ---- its own checkpoint
 
@@ -188,8 +196,7 @@ class Keeper:
     def _load_bring(self, order: Order) -> Order:
         path, service = _path(order), self._desk.service
         if not service.is_open:
-            configs = [table.config for table in read_manifest(path).tables.values()]
-            service.open(config_of(configs))
+            self._open_tables(path)
         self._load = LoadJob(
             path,
             service.store.tables,
@@ -199,6 +206,17 @@ class Keeper:
             among=True,
         )
         return {"rows": self._load.bring()}
+
+    def _open_tables(self, path: Path) -> None:
+        """Those of a checkpoint; the log learns of them before it gets writes to them."""
+        config = config_of([table.config for table in read_manifest(path).tables.values()])
+        with self._desk.between_writes():
+            if self._desk.service.is_open:
+                return
+            if self._log is not None:
+                text = text_of(document_of(config))
+                self._log.append([[Request(Verb.OPEN).head(), text]])
+            self._desk.service.open(config)
 
     def _load_finish(self, order: Order) -> Order:
         if self._load is None:

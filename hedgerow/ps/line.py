@@ -36,7 +36,8 @@ class Behind:
         taken = len(buffer)
         if taken > len(room):
             raise FrameError(f"{taken} bytes of rows where {len(room)} were asked for.")
-        room[:taken] = buffer
+        if taken:  # no room at all is read-only
+            room[:taken] = buffer
         return taken
 
     def frame(self) -> memoryview:

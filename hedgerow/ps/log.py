@@ -165,6 +165,11 @@ def segments(folder: Path) -> list[int]:
     return sorted(int(match.group(1)) for match in found if match)
 
 
+def has_records(folder: Path) -> bool:
+    """Whether anything was accepted; segments without a record tell nothing."""
+    return any(segment_path(folder, number).stat().st_size for number in segments(folder))
+
+
 def _record(now_s: int, requests: Sequence[Sequence[Buffer]]) -> list[memoryview]:
     views = [[memoryview(frame).cast("B") for frame in frames] for frames in requests]
     heads = [struct.pack(f"<H{len(v)}Q", len(v), *(one.nbytes for one in v)) for v in views]

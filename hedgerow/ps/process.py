@@ -12,13 +12,14 @@ from pathlib import Path
 
 from ..core import checks
 from ..core.errors import ConfigError
+from ..tables.checkpoint.files import make_folder
 from ..tables.config import TableConfig
 from ..tables.multi.multi_config import MultiConfig
 from .clients import Clients
 from .curve import ServerKeys
 from .keeper import Keeper
 from .log import LogClock
-from .recovery import Recovered, Recovery, own_folder
+from .recovery import Recovered, Recovery, own_folder, sole_server
 from .server import Server
 from .service import Service
 
@@ -78,6 +79,11 @@ class ServerPlan:
         """As errors call it: `1/4`."""
         return f"{self.shard}/{self.shards}"
 
+    @property
+    def folder(self) -> Path | None:
+        """The server's own, below the one that all are given."""
+        return self.checkpoint and own_folder(self.checkpoint, self.shard, self.shards)
+
 
 def serve(
     plan: ServerPlan,
@@ -89,6 +95,15 @@ def serve(
     With `stop_with`, which gets what ends the server from any thread, signals are left alone.
     """
     sys.setswitchinterval(_SWITCH_S)
+    if plan.folder is None:
+        _serve(plan, tell)
+        return
+    make_folder(plan.folder)
+    with sole_server(plan.folder):
+        _serve(plan, tell)
+
+
+def _serve(plan: ServerPlan, tell: Callable[[str], None]) -> None:
     keys = None if plan.keys is None else ServerKeys.read(plan.keys)
     clock = LogClock() if plan.durability == "log" else None
     service, clients = Service(clock), Clients()
@@ -106,11 +121,11 @@ def serve(
         rolled_back_to=start.step,
         incarnation=start.incarnation,
     )
-    folder = plan.checkpoint and own_folder(plan.checkpoint, plan.shard, plan.shards)
-    keeper = Keeper(server.desk, plan.shard, plan.shards, folder=folder, log=start.log)
+    keeper = Keeper(server.desk, plan.shard, plan.shards, folder=plan.folder, log=start.log)
     server.desk.keeper = keeper
     (stop_with or _by_signals)(server.stop)
     try:
+        keeper.begin()
         tell(server.address)
         server.run()
         keeper.leave()

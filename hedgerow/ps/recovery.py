@@ -7,12 +7,20 @@ the segments after it lie beside. `clean` is there while nothing was lost since 
 from __future__ import annotations
 
 import logging
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from ..core.errors import CheckpointError, CheckpointMissingError, ConfigError
+from ..core.errors import (
+    CheckpointError,
+    CheckpointMissingError,
+    ConfigError,
+    HedgerowError,
+    SaveError,
+)
 from ..routing.router import Router
-from ..tables.checkpoint.files import make_folder, sync_folder
+from ..tables.checkpoint.files import make_folder, sole_writer, sync_folder
 from ..tables.checkpoint.load import load_tables
 from ..tables.checkpoint.load_job import LoadJob
 from ..tables.checkpoint.manifest import MANIFEST, Manifest
@@ -24,7 +32,7 @@ from .configs import config_of
 from .desk import open_tables
 from .errors import LogError
 from .frames import Verb, read_request
-from .log import Log, LogClock, replay, segments
+from .log import Log, LogClock, has_records, replay, segments
 from .service import Service
 
 CLEAN, ROWS = "clean", "rows"
@@ -42,6 +50,20 @@ class Recovered:
 def own_folder(root: Path, shard: int, shards: int) -> Path:
     """Where one server keeps its things below the folder that all are given."""
     return root / f"server-{shard:05d}-of-{shards:05d}"
+
+
+@contextmanager
+def sole_server(folder: Path) -> Iterator[None]:
+    """Holds a server's folder: a second one would cut the log that the first is writing."""
+    with ExitStack() as held:
+        try:
+            held.enter_context(sole_writer(folder))
+        except SaveError as error:
+            raise ConfigError(
+                f"{folder} belongs to a server that still runs; stop it first, or use another "
+                f"folder."
+            ) from error
+        yield
 
 
 class Recovery:
@@ -78,10 +100,9 @@ class Recovery:
         make_folder(self._folder)
         self._take_clean()
         step, together = self._own_step(), self._newest_of_all()
-        there = segments(self._folder)
         if step is not None:
             self._load_own()
-        elif not there and together is not None:
+        elif not has_records(self._folder) and together is not None:
             self._load_shared(together[0])
             step = together[1]
         applied = step or 0
@@ -97,7 +118,10 @@ class Recovery:
     def _apply(self, frames: list[memoryview]) -> int:
         request = read_request(frames)
         if request.verb == Verb.OPEN:
-            open_tables(self._service, request)
+            try:
+                open_tables(self._service, request)
+            except HedgerowError as error:  # its client was told so then
+                logging.getLogger("hedgerow").info("tables that were refused: %s", error)
         else:
             self._clients.finish(request.origin, self._service.write(request))
         return request.options.step or 0

@@ -308,6 +308,9 @@ class RemoteShard:
             except RolledBackError:
                 self._open(self.config)
                 raise
+            except ServerAwayError:
+                if request.verb != Verb.LOOKUP or self._away != "zeros":
+                    raise
         return self.connection.start(request, frames, sink)
 
     def _start_marks(self, verb: Verb, keys: TableKeys, dtype: torch.dtype) -> Underway[Tensor]:

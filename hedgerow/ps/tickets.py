@@ -127,6 +127,11 @@ class Ticket:
         """Whether it must happen once."""
         return is_write(self.verb)
 
+    @property
+    def was_sent(self) -> bool:
+        """Whether it left once, though perhaps on a line that broke."""
+        return self.again_s > 0
+
     def finish(self, error: Exception | None = None) -> None:
         """Nothing more is expected."""
         self.error = error

@@ -6,11 +6,14 @@ import threading
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from typing import Any
+from unittest import mock
 
 import pytest
 import torch
 
 from hedgerow.core.errors import NotSupportedError
+from hedgerow.core.ids import Ragged
+from hedgerow.monolith import distributed_ps_factory as door
 from hedgerow.nn.assemble import OverServers, assemble, local_shards
 from hedgerow.ps.connect import connect
 from hedgerow.ps.distributed import DistributedMultiTypeTable
@@ -170,6 +173,38 @@ def test_serving_lookups_have_a_deadline_of_their_own() -> None:
         threading.Timer(0.2, slow.let_go.set).start()  # longer than while serving
         assert table.lookup(ids)["1"].tolist() == [[0.0, 0.0]]  # training waits up to 60 s
         assert table.max_rpc_deadline_millis == 30
+
+
+@pytest.mark.parametrize("kind", ["a table each", "one request", "partitioned"])
+def test_every_factory_of_servers_passes_the_deadline_of_serving_on(kind: str) -> None:
+    slow, ids = Slow(), torch.tensor([1])
+    with server_thread(service=slow, name="0/1") as server, ExitStack() as open_shards:
+
+        def over(*args: Any, **settings: Any) -> list[RemoteShard]:
+            shards = connect(*args, **settings)
+            for shard in shards:
+                open_shards.callback(shard.close)
+            return shards
+
+        open_shards.enter_context(mock.patch("hedgerow.monolith.cluster.connect", over))
+        with door.cluster({"ps": [server.address]}):
+            if kind == "partitioned":
+                table: Any = door.create_partitioned_hash_table(
+                    1, True, 20, feature_name_to_config=CONFIGS
+                )
+                asked: Any = ({"1": (False, Ragged.from_lists([[1]]))}, 1)
+            else:
+                one = kind == "one request"
+                table = door.create_multi_type_hash_table(
+                    1, CONFIGS, [None], reduce_network_packets=one, max_rpc_deadline_millis=20
+                )
+                asked = ({"1": ids},)
+            table.serving_lookup(*asked)
+            slow.let_go.clear()
+            with pytest.raises(DeadlineError, match=r"server 0/1 .*deadline of 0\.02 s"):
+                table.serving_lookup(*asked)
+            slow.let_go.set()
+            table.lookup(*asked)
 
 
 def test_training_requests_have_one_too() -> None:

@@ -2,20 +2,26 @@
 
 from __future__ import annotations
 
+import dataclasses
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
+from hedgerow.core.errors import ConfigError
 from hedgerow.ps.errors import DeadlineError, RolledBackError
+from hedgerow.ps.frames import Origin, Request, Verb
 from hedgerow.ps.remote_shard import RemoteShard
+from hedgerow.ps.saving import load_servers, save_servers
 from hedgerow.ps.shard import LocalShard
+from hedgerow.routing.router import Router
 from hedgerow.tables.multi.host_tables import HostTables
 from hedgerow.tables.store import TableKeys
 
-from .servers import server
+from .servers import ServerProcess, server
 from .tables import counting_table, some_keys, some_rows, two_tables
+from .test_hostile import asked
 from .test_remote_shard import same
 
 KEYS = TableKeys.of_one(torch.arange(4))
@@ -109,3 +115,82 @@ def test_zeros_and_waiting_while_a_server_is_away() -> None:
         with pytest.raises(DeadlineError, match="apply_gradients"):
             count_one(zeros)
         zeros.close()
+
+
+def saved_by_one(tmp_path: Path) -> Path:
+    """A checkpoint of all servers, which are one, in a folder of such."""
+    path = tmp_path / "all" / "step-1"
+    with server(checkpoint=tmp_path / "before") as started:
+        shard = RemoteShard(started.address, counting_table(), deadline_s=60)
+        count_one(shard)
+        save_servers([shard], path, router=Router("roundrobin", 1), step=1)
+        shard.close()
+    return path
+
+
+def test_a_log_on_top_of_a_checkpoint_of_all_outlives_a_crash(tmp_path: Path) -> None:
+    path = saved_by_one(tmp_path)
+    with server(checkpoint=path.parent, durability="log") as started:
+        shard = RemoteShard(started.address, counting_table(), deadline_s=60)
+        count_one(shard)
+        started.crash()
+        assert counted(shard) == [2.0] * 4
+        count_one(shard)
+        started.crash()
+        assert counted(shard) == [3.0] * 4
+        shard.close()
+
+
+def test_a_log_knows_the_tables_that_a_load_or_an_option_brought(tmp_path: Path) -> None:
+    path = saved_by_one(tmp_path)
+    with server(checkpoint=tmp_path / "log", durability="log") as started:
+        load_servers(
+            [RemoteShard(started.address, counting_table())], path, router=Router("roundrobin", 1)
+        )
+        started.crash()
+        shard = RemoteShard(started.address)
+        assert counted(shard) == [1.0] * 4
+        shard.close()
+    tables = [dataclasses.replace(counting_table()["count"], name="count")]
+    options: dict[str, Any] = {"checkpoint": tmp_path / "option", "durability": "log"}
+    with server(**options, tables=tables) as started:
+        shard = RemoteShard(started.address, deadline_s=60)
+        count_one(shard)
+        shard.close()
+    with server(**options) as started:
+        shard = RemoteShard(started.address)
+        assert counted(shard) == [1.0] * 4
+        shard.close()
+
+
+REFUSED = {"text": b"garbage", "one": b"[1]", "none": b"[]", "deep": b"[" * 10**6}
+
+
+@pytest.mark.parametrize("kind", REFUSED)
+def test_tables_that_were_refused_do_not_stop_a_restart(tmp_path: Path, kind: str) -> None:
+    with server(checkpoint=tmp_path, durability="log") as started:
+        assert asked(started.address, [Request(Verb.OPEN, Origin(1, 1)).head(), REFUSED[kind]])
+        shard = RemoteShard(started.address, counting_table(), deadline_s=60)
+        count_one(shard)
+        started.crash()
+        assert counted(shard) == [1.0] * 4
+        shard.close()
+
+
+@pytest.mark.parametrize("durability", ["log", "checkpoint"])
+def test_a_second_server_does_not_touch_the_folder_of_the_first(
+    tmp_path: Path, durability: str
+) -> None:
+    options: dict[str, Any] = {"checkpoint": tmp_path, "durability": durability}
+    with server(**options), pytest.raises(ConfigError, match="still runs"):
+        ServerProcess(0, 1, **options)
+
+
+def test_a_write_that_left_before_a_crash_is_said_to_be_unsure(tmp_path: Path) -> None:
+    with server(checkpoint=tmp_path, durability="log") as started:
+        shard = RemoteShard(started.address, counting_table(), deadline_s=1)
+        under_way = shard.start_apply_gradients(KEYS, -torch.ones(4))
+        started.kill()
+        with pytest.raises(DeadlineError, match="may have happened"):
+            under_way.wait()
+        shard.close()

@@ -10,12 +10,16 @@ import torch
 
 from hedgerow.core.clock import ManualClock
 from hedgerow.ps.errors import LogError
+from hedgerow.ps.frames import Origin, Request, Status, Verb, read_answer
 from hedgerow.ps.log import Log, LogClock, replay, segment_path, segments
 from hedgerow.ps.remote_shard import RemoteShard
+from hedgerow.ps.service import Service
+from hedgerow.tables.multi.multi_config import MultiConfig
 from hedgerow.tables.store import TableKeys
 
-from .servers import server
+from .servers import server, server_thread
 from .tables import counting_table
+from .test_hostile import asked
 
 GROUPS = [[[b"head", b"ids" * 9]], [[b"one", b""], [b"two", bytes(1000)]], [[b"last"]]]
 
@@ -110,6 +114,36 @@ def test_a_full_disk_accepts_nothing_and_harms_nothing(tmp_path: Path) -> None:
         found = shard.start_lookup(keys).wait().rows
         assert (found[:10].unique().tolist(), found[10:].unique().tolist()) == ([3.0], [2.0])
         shard.close()
+
+
+class FullOnce:
+    """A log that takes nothing the first time."""
+
+    def __init__(self) -> None:
+        self.asked = 0
+
+    def append(self, requests: object) -> None:
+        self.asked += 1
+        if self.asked == 1:
+            raise LogError("no room; the write was not accepted.")
+
+
+def test_a_late_copy_of_a_write_that_was_refused_is_not_done() -> None:
+    log = FullOnce()
+    service = Service()
+    service.open(MultiConfig.of(counting_table()))
+    with server_thread(service=service, journal=log) as started:
+        write = Request(
+            Verb.APPLY_GRADIENTS,
+            Origin(client=7, sequence=2),
+            splits=(0, 1),
+            rates=(1.0,),
+            frames=[bytes(8), bytes(4)],
+        )
+        for _ in range(2):
+            (answer,) = asked(started.address, [write.head(), *write.frames])
+            assert read_answer(answer)[0].status == Status.FAILED
+        assert (log.asked, started.desk.service.store.size()) == (1, 0)
 
 
 def test_a_damaged_log_keeps_the_server_from_starting(tmp_path: Path) -> None:

@@ -90,6 +90,15 @@ def test_no_keys_and_empty_tables(both: tuple[Shard, Shard]) -> None:
         assert list(shard.scan(0)) == []
 
 
+@pytest.mark.parametrize("verb", ["lookup", "contains", "reinitialize", "erase"])
+def test_no_keys_get_the_answer_of_a_local_shard(both: tuple[Shard, Shard], verb: str) -> None:
+    keys = TableKeys(torch.zeros(0, dtype=torch.int64), (0, 0, 0))
+    found = [getattr(shard, f"start_{verb}")(keys).wait() for shard in both]
+    rows = [one.rows if verb == "lookup" else one for one in found]
+    assert rows[0].shape == rows[1].shape == (0,)
+    same_entries(*(shard.start_entries(0, keys.ids).wait() for shard in both))
+
+
 def test_large_answers_come_in_parts_into_the_callers_memory(both: tuple[Shard, Shard]) -> None:
     keys = some_keys(1, items=70_000, users=50_000, of=10**6)
     grads = some_rows(keys)

@@ -23,7 +23,7 @@ from .merged_names import group_names, legacy_names, merged_name
 from .multi_config import MultiConfig
 from .multi_type import MultiTypeTable
 from .slot_front import SlotFront, SlotIds, SlotRates, SlotRows, slot_items, slot_pairs
-from .slot_tables import SlotTables
+from .slot_tables import ServesLookups, SlotTables
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,13 +110,30 @@ class MergedMultiTypeTable:
         self, ids: SlotIds, *, missing: Missing = "zeros", step: int | None = None
     ) -> dict[str, Float32[Tensor, "n dim"]]:
         """Rows of each listed slot's ids, one search a table. Nothing is inserted."""
+        return self._looked_up(self.below.lookup, ids, missing, step)
+
+    def serving_lookup(
+        self, ids: SlotIds, *, missing: Missing = "zeros", step: int | None = None
+    ) -> dict[str, Float32[Tensor, "n dim"]]:
+        """`lookup` within the deadline of serving, where the tables below have one."""
+        below = self.below
+        read = below.serving_lookup if isinstance(below, ServesLookups) else below.lookup
+        return self._looked_up(read, ids, missing, step)
+
+    def _looked_up(
+        self,
+        read: Callable[..., dict[str, Tensor]],
+        ids: SlotIds,
+        missing: Missing,
+        step: int | None,
+    ) -> dict[str, Float32[Tensor, "n dim"]]:
         given = dict(slot_items("ids", ids))
         for slot, own in given.items():
             self.config.at(slot)
             checks.tensor(f"ids of {slot!r}", own, torch.int64, (None,))
         used = self._used(given)
         merged = {self._table_of[group]: _joined([given[s] for s in own]) for group, own in used}
-        rows = self.below.lookup(merged, missing=missing, step=step)
+        rows = read(merged, missing=missing, step=step)
         found = {}
         for group, own in used:
             lengths = [len(given[slot]) for slot in own]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import NoReturn
 
 import torch
@@ -23,7 +23,7 @@ class SlotStores:
     """A front over one `RowStore` of a single table for each slot.
 
     Everything is checked before the first store changes; what a store itself refuses leaves those
-    before it changed.
+    before it changed. `serving` gives the same rows for `serving_lookup`.
 
     >>> from hedgerow.tables.config import Segment
     >>> from hedgerow.tables.host import HostTable
@@ -37,7 +37,14 @@ class SlotStores:
 
     sync_clients: tuple[object, ...] = ()  # who is told of changed rows, one a shard
 
-    def __init__(self, configs: Mapping[str, TableConfig], stores: Mapping[str, RowStore]) -> None:
+    def __init__(
+        self,
+        configs: Mapping[str, TableConfig],
+        stores: Mapping[str, RowStore],
+        serving: Callable[[], Mapping[str, RowStore]] | None = None,
+    ) -> None:
+        self._connect = serving
+        self._serving: SlotStores | None = None
         self.config = MultiConfig.of(configs)
         if set(stores) != set(self.config.names):
             raise InputError(
@@ -70,6 +77,16 @@ class SlotStores:
             slot: self.stores[slot].lookup(_keys(own), missing=missing, step=step).rows_of()
             for slot, own in given
         }
+
+    def serving_lookup(
+        self, ids: SlotIds, *, missing: Missing = "zeros", step: int | None = None
+    ) -> dict[str, Float32[Tensor, "n dim"]]:
+        """`lookup` in the stores that `serving` gives, which have a deadline of their own."""
+        if self._serving is None:
+            configs = dict(zip(self.config.names, self.config.configs, strict=True))
+            stores = self.stores if self._connect is None else self._connect()
+            self._serving = SlotStores(configs, stores)
+        return self._serving.lookup(ids, missing=missing, step=step)
 
     def assign(self, batch: SlotRows, *, ts: int = 0) -> Applied:
         """Sets rows and keeps optimizer state."""

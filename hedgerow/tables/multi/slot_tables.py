@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 from torch import Tensor
 
@@ -63,4 +63,15 @@ class SlotTables(Protocol):
 
     def max_ts(self) -> int:
         """The largest `ts` that a write gave to any table."""
+        ...
+
+
+@runtime_checkable
+class ServesLookups(Protocol):
+    """Tables whose lookups have a deadline of their own while serving."""
+
+    def serving_lookup(
+        self, ids: SlotIds, *, missing: Missing = "zeros", step: int | None = None
+    ) -> dict[str, Float32[Tensor, "n dim"]]:
+        """Rows within the deadline, or an error that names who was late."""
         ...
