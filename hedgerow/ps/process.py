@@ -95,15 +95,20 @@ def serve(
     With `stop_with`, which gets what ends the server from any thread, signals are left alone.
     """
     sys.setswitchinterval(_SWITCH_S)
+    stopped_by = stop_with or _by_signals
     if plan.folder is None:
-        _serve(plan, tell)
+        _serve(plan, tell, stopped_by)
         return
     make_folder(plan.folder)
     with sole_server(plan.folder):
-        _serve(plan, tell)
+        _serve(plan, tell, stopped_by)
 
 
-def _serve(plan: ServerPlan, tell: Callable[[str], None]) -> None:
+def _serve(
+    plan: ServerPlan,
+    tell: Callable[[str], None],
+    stopped_by: Callable[[Callable[[], None]], None],
+) -> None:
     keys = None if plan.keys is None else ServerKeys.read(plan.keys)
     clock = LogClock() if plan.durability == "log" else None
     service, clients = Service(clock), Clients()
@@ -123,7 +128,7 @@ def _serve(plan: ServerPlan, tell: Callable[[str], None]) -> None:
     )
     keeper = Keeper(server.desk, plan.shard, plan.shards, folder=plan.folder, log=start.log)
     server.desk.keeper = keeper
-    (stop_with or _by_signals)(server.stop)
+    stopped_by(server.stop)
     try:
         keeper.begin()
         tell(server.address)
