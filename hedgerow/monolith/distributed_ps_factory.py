@@ -73,7 +73,7 @@ def create_in_worker_multi_type_hash_table(
     queue_configs: Queues = None,
 ) -> SlotTables:
     """A table for each group of slots, its rows over ranks."""
-    where = _over_ranks(shard_num, [hash_filter] * shard_num, queue_configs)
+    where = _over_ranks(shard_num, hash_filter, queue_configs)
     configs = filtered(slot_to_config, hash_filter)
     built = assemble(configs, where, native=False, merge=True, names_of=original_names)
     return _with_clients(built, [sync_client])
@@ -122,7 +122,7 @@ def create_in_worker_native_multi_hash_table(
     queue_configs: Queues = None,
 ) -> SlotTables:
     """All slots in one object on every rank, with the rows it owns."""
-    where = _over_ranks(shard_num, [hash_filter] * shard_num, queue_configs)
+    where = _over_ranks(shard_num, hash_filter, queue_configs)
     built = assemble(filtered(slot_to_config, hash_filter), where)
     return _with_clients(built, [sync_client])
 
@@ -215,7 +215,10 @@ def _here_or_servers(
     )
 
 
-def _over_ranks(shard_num: int, filters: Sequence[Filter], queue_configs: Queues) -> OverRanks:
+def _over_ranks(
+    shard_num: int, filters: Sequence[Filter] | Filter, queue_configs: Queues
+) -> OverRanks:
+    """One filter for all ranks, or one for each."""
     QueueDepths.of(queue_configs)  # before a group is made
     reads, updates = exchanges()
     if checks.count("shard_num", shard_num) != reads.ranks:
@@ -223,7 +226,8 @@ def _over_ranks(shard_num: int, filters: Sequence[Filter], queue_configs: Queues
             f"shard_num is {shard_num}, and the world has {reads.ranks} ranks; every rank holds "
             f"one shard, so they must be equal."
         )
-    counts = counts_of(filters[reads.rank])
+    own = filters[reads.rank] if isinstance(filters, Sequence) else filters
+    counts = counts_of(own)
     return OverRanks(shard_num, reads, updates, counts, queue_configs)
 
 

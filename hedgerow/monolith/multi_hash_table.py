@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Self
 
+from ..core import checks
 from ..core.clock import Clock
 from ..core.errors import InputError
 from ..tables.config import TableConfig
@@ -137,7 +138,7 @@ class MultiHashTableFactory:
 
     def __call__(self, idx: int, slot_to_config: Mapping[str, TableConfig]) -> MultiHashTable:
         """The tables of shard `idx`."""
-        if not 0 <= idx < len(self._filters):
+        if checks.count("idx", idx) >= len(self._filters):
             raise InputError(f"shard {idx} of {len(self._filters)}; they are counted from 0.")
         cached = convert_to_cached_config(slot_to_config)
         return MultiHashTable.from_cached_config(

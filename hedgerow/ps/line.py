@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from enum import Enum
 from typing import Any
 
+from ..core.errors import ConfigError
 from .curve import ClientKeys
 from .errors import FrameError
 from .frames import MAX_FRAME_BYTES, Buffer, behind_head
@@ -80,7 +81,13 @@ class Line:
             zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL: Event.REFUSED,
         }
         self._monitor = socket.get_monitor_socket(sum(self._kinds))
-        socket.connect(address)
+        try:
+            socket.connect(address)
+        except zmq.ZMQError as error:
+            self.close()
+            raise ConfigError(
+                f"the address of a server is {address!r}: {error.strerror}. Write host:port."
+            ) from error
         self._poller = zmq.Poller()
         for source in (socket, wake_fd, self._monitor):
             self._poller.register(source, zmq.POLLIN)

@@ -83,6 +83,7 @@ class RemoteShard:
         counters: Counters | None = None,
     ) -> None:
         checks.setting("RemoteShard", "deadline_s", deadline_s, above=0)
+        checks.setting("RemoteShard", "retry_s", retry_s, above=0)
         checks.choice("RemoteShard", "away", away, ("fail", "wait", "zeros"))
         self._wire, self._away = wire_code(wire), away
         if isinstance(keys, Path | str):

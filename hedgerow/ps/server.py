@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from ..core.counters import Counters
+from ..core.errors import ConfigError
 from .clients import Clients
 from .curve import ServerKeys, needs_keys
 from .desk import Desk, Journal
@@ -22,6 +23,7 @@ _LINGER_MS = 5000  # for the last answers of a server that leaves
 _QUEUED_IN = 64  # messages of one client that wait inside the socket; then its sends wait
 _QUEUED_OUT = 4096  # parts of answers that a client has not taken; what comes after is dropped
 _SOCKET_BYTES = 2**22
+_LOOK_MS = 500  # a signal just before a poll does not end it: its handler runs after
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,7 +97,15 @@ class Server:
         socket.setsockopt(zmq.RCVBUF, _SOCKET_BYTES)
         if keys is not None:
             keys.protect(socket)
-        socket.bind(listen)
+        try:
+            socket.bind(listen)
+        except zmq.ZMQError as error:
+            self._context.destroy(linger=0)
+            os.close(self._wake_fd)
+            raise ConfigError(
+                f"cannot listen at {listen}: {error.strerror}. Write host:port, with a port that "
+                f"nobody uses."
+            ) from error
         return socket
 
     # ---- the loop
@@ -109,7 +119,7 @@ class Server:
         if self._guard is not None:
             poller.register(self._guard.socket, self._zmq.POLLIN)
         while not self._stopping:
-            for source, _ in poller.poll():
+            for source, _ in poller.poll(_LOOK_MS):
                 if source == self._wake_fd:
                     self._clear_wake()
                 elif source is self._socket:

@@ -19,6 +19,8 @@ from hedgerow.cli import app as program
 from hedgerow.core.errors import ConfigError, StateError
 from hedgerow.ps.process import ServerPlan
 from hedgerow.ps.remote_shard import RemoteShard
+from hedgerow.ps.server import Server
+from hedgerow.ps.service import Service
 from hedgerow.tables.store import TableKeys
 
 from .servers import config_file, server, server_thread
@@ -134,3 +136,26 @@ def test_a_closed_connection_says_so() -> None:
         shard.close()
         with pytest.raises(StateError, match="is closed"):
             shard.start_lookup(KEYS)
+
+
+def test_addresses_that_are_none_or_taken_are_named() -> None:
+    with pytest.raises(ConfigError, match="'nonsense': Invalid argument"):
+        RemoteShard("nonsense", counting_table())
+    with server() as started:
+        with pytest.raises(ConfigError, match=r"cannot listen.*already in use"):
+            Server(Service(), listen=started.address)
+        with pytest.raises(ConfigError, match="retry_s"):
+            RemoteShard(started.address, retry_s=0)
+
+
+def test_every_signal_to_stop_is_heard() -> None:
+    """Also one that comes just before the loop begins to wait, which then nothing would wake."""
+    for asked in range(12):
+        with server() as started:
+            shard = RemoteShard(started.address, counting_table(), deadline_s=30)
+            for _ in range(asked % 4):
+                shard.health()
+            os.kill(started.pid, signal.SIGTERM)
+            started.process.join(20)
+            assert started.process.exitcode == 0
+            shard.close()
