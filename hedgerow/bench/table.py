@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
-import tempfile
-from pathlib import Path
 from typing import Any
 
 from .. import native
 from .alone import insert_calls, memory
 from .cases import FULL, INSERT_CALLS, MEMORY, QUICK, all_stages, choose
-from .ours import Ours
 from .progress import Counter, Progress
 from .report import growth_factors, machine
 from .settings import Settings
-from .stages import StageRunner
+from .stages import run_stages
 
 
 def run(settings: Settings, progress: Progress) -> dict[str, Any]:
@@ -21,12 +18,10 @@ def run(settings: Settings, progress: Progress) -> dict[str, Any]:
     sizes = QUICK if settings.quick else FULL
     stages, alone = choose(all_stages(sizes), settings.cases, settings.peers)
     counter = Counter(progress, stages, settings.rounds)
+    versions, results = run_stages(settings, stages, counter)
     before = native.threads()
     native.set_threads(settings.threads)
     try:
-        with tempfile.TemporaryDirectory(prefix="hedgerow-bench-") as folder:
-            runner = StageRunner(settings, Path(folder), counter)
-            results = [result for stage in stages for result in runner.stage(stage)]
         if MEMORY in alone:
             counter.say(MEMORY)
             results += [memory(rows, sizes.batch_ids) for rows in sizes.memory_rows()]
@@ -35,7 +30,6 @@ def run(settings: Settings, progress: Progress) -> dict[str, Any]:
             results.append(insert_calls(sizes.w2_rows, sizes.batch_ids, settings.rounds))
     finally:
         native.set_threads(before)
-    ours = Ours.versions()
     return {
         "bench": "table",
         "work": {
@@ -45,6 +39,6 @@ def run(settings: Settings, progress: Progress) -> dict[str, Any]:
             "quick": settings.quick,
             **{stage.plan.name: stage.plan.summary() for stage in stages},
         },
-        "versions": {**ours, **runner.versions, **ours},  # ours first, and of our environment
+        "versions": versions,
         "results": growth_factors(results),
     }

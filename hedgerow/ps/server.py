@@ -23,7 +23,6 @@ _LINGER_MS = 5000  # for the last answers of a server that leaves
 _QUEUED_IN = 64  # messages of one client that wait inside the socket; then its sends wait
 _QUEUED_OUT = 4096  # parts of answers that a client has not taken; what comes after is dropped
 _SOCKET_BYTES = 2**22
-_LOOK_MS = 500  # a signal just before a poll does not end it: its handler runs after
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,7 +118,7 @@ class Server:
         if self._guard is not None:
             poller.register(self._guard.socket, self._zmq.POLLIN)
         while not self._stopping:
-            for source, _ in poller.poll(_LOOK_MS):
+            for source, _ in poller.poll():
                 if source == self._wake_fd:
                     self._clear_wake()
                 elif source is self._socket:
