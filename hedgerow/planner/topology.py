@@ -77,7 +77,7 @@ class Topology:
         checks.whole("Topology", "world", self.world, least=1)
         if self.local_world is None:
             object.__setattr__(self, "local_world", self.world)
-        checks.whole("Topology", "local_world", self.local_world, least=1)
+        checks.whole("Topology", "local_world", self.ranks_per_machine, least=1)
         checks.choice("Topology", "device", self.device, DEVICES)
         self._spread("hbm_per_device", self.world)
         self._spread("ddr_per_machine", -(-self.world // self.ranks_per_machine))
@@ -104,7 +104,7 @@ class Topology:
     @property
     def ranks_per_machine(self) -> int:
         """`local_world`, once it is known."""
-        return self.local_world or self.world
+        return self.world if self.local_world is None else self.local_world
 
     @property
     def hbm_by_device(self) -> tuple[int, ...]:
