@@ -93,16 +93,25 @@ class Desk:
         self._requests[request.verb] += 1
         if request.verb in CONTROL:
             self._send(to, request.origin.sequence, self._tell(request.verb))
-        elif self._is_from_before(request):
+        elif self._is_from_before(request.origin.incarnation):
             self._tell_rolled_back(to, request)
         elif request.is_write:
             self._take_write(to, request, request_bytes)
         else:
             self._take_read(to, request, request_bytes)
 
-    def _is_from_before(self, request: Request) -> bool:
-        known = request.origin.incarnation
-        return self._journal is None and known not in (0, self.incarnation)
+    def is_free(self, client: int, incarnation: int) -> bool:
+        """Whether a small read of a client that knows that life of the server needs no waiting."""
+        if self._is_from_before(incarnation) or not self.service.is_open:
+            return False
+        return not self.clients.is_writing(client)
+
+    def count(self, verb: int) -> None:
+        """A request that did not come through `take`."""
+        self._requests[verb] += 1
+
+    def _is_from_before(self, incarnation: int) -> bool:
+        return self._journal is None and incarnation not in (0, self.incarnation)
 
     def _tell_rolled_back(self, to: object, request: Request) -> None:
         self.counters.add("rolled_back_told")

@@ -25,12 +25,12 @@ SMALL_BYTES = 2**16  # a single buffer up to this travels in the frame of the he
 # These are made for every request, so they are plain: a frozen one takes twice as long to make.
 # magic, version, verb, flags, wire, missing, tables, rates, table, client, sequence, acked,
 # incarnation, deadline in ms, room, step, ts, cursor
-_REQUEST = struct.Struct("<4sHBBBBHHHQQQQIIqqQ")
+REQUEST = struct.Struct("<4sHBBBBHHHQQQQIIqqQ")
 # magic, version, verb, status, wire, frames, reserved, sequence, incarnation, part, parts, offset,
 # three numbers
-_ANSWER = struct.Struct("<4sHBBBBHQQIIQqqq")
+ANSWER = struct.Struct("<4sHBBBBHQQIIQqqq")
 _ORIGIN, _ORIGIN_AT = struct.Struct("<QQQQI"), 16  # client to deadline, inside a request's head
-_STEP, _PER_OCCURRENCE, _COUNTS = 1, 2, 4
+STEP, _PER_OCCURRENCE, _COUNTS = 1, 2, 4
 
 Buffer = Any
 """What the buffer protocol takes: bytes, a memoryview, a frame, an array."""
@@ -133,11 +133,11 @@ class Request:
         """The first frame."""
         origin, options = self.origin, self.options
         flags = (
-            (options.step is not None) * _STEP
+            (options.step is not None) * STEP
             + options.per_occurrence * _PER_OCCURRENCE
             + options.has_counts * _COUNTS
         )
-        fixed = _REQUEST.pack(
+        fixed = REQUEST.pack(
             MAGIC,
             VERSION,
             self.verb,
@@ -206,19 +206,19 @@ def read_request(frames: Sequence[Buffer]) -> Request:
     if not 1 <= len(frames) <= MAX_FRAMES:
         raise FrameError(f"a request of {len(frames)} frames; 1 to {MAX_FRAMES} are allowed.")
     head = memoryview(frames[0])
-    if len(head) < _REQUEST.size or head[:4] != MAGIC:
+    if len(head) < REQUEST.size or head[:4] != MAGIC:
         raise FrameError(f"a head of {len(head)} bytes that is none of ours; is this a client?")
-    (_, version, verb, flags, wire, missing, tables, rates, table, *rest) = _REQUEST.unpack_from(
+    (_, version, verb, flags, wire, missing, tables, rates, table, *rest) = REQUEST.unpack_from(
         head
     )
     if version != VERSION:
         raise FrameError(f"a request of version {version}; this server speaks {VERSION}.")
     if verb not in _VERBS:
         raise FrameError(f"unknown verb {verb}; this server is older than its client.")
-    if wire > 2 or missing > 2 or flags > _STEP | _PER_OCCURRENCE | _COUNTS:
+    if wire > 2 or missing > 2 or flags > STEP | _PER_OCCURRENCE | _COUNTS:
         raise FrameError(f"a request with wire {wire}, missing {missing} and flags {flags}.")
     client, sequence, acked, incarnation, deadline_ms, room, step, ts, cursor = rest
-    size = _REQUEST.size + (8 * (tables + 1 + rates) if tables else 0)
+    size = REQUEST.size + (8 * (tables + 1 + rates) if tables else 0)
     if len(frames) == 1 and len(head) > size:
         frames = [head[:size], head[size:]]
         head = frames[0]
@@ -234,7 +234,7 @@ def read_request(frames: Sequence[Buffer]) -> Request:
         Options(
             wire,
             missing,
-            step if flags & _STEP else None,
+            step if flags & STEP else None,
             ts,
             bool(flags & _PER_OCCURRENCE),
             bool(flags & _COUNTS),
@@ -250,16 +250,16 @@ def read_request(frames: Sequence[Buffer]) -> Request:
 
 def _splits(head: memoryview, tables: int, rates: int) -> tuple[tuple[int, ...], tuple[float, ...]]:
     if not tables:
-        if len(head) != _REQUEST.size or rates:
-            raise FrameError(f"a head of {len(head)} bytes; without tables it has {_REQUEST.size}.")
+        if len(head) != REQUEST.size or rates:
+            raise FrameError(f"a head of {len(head)} bytes; without tables it has {REQUEST.size}.")
         return (), ()
-    expected = _REQUEST.size + 8 * (tables + 1 + rates)
+    expected = REQUEST.size + 8 * (tables + 1 + rates)
     if len(head) != expected:
         raise FrameError(
             f"a head of {len(head)} bytes; with {tables} tables and {rates} rates it has "
             f"{expected}."
         )
-    found = struct.unpack_from(f"<{tables + 1}q{rates}d", head, _REQUEST.size)
+    found = struct.unpack_from(f"<{tables + 1}q{rates}d", head, REQUEST.size)
     splits = found[: tables + 1]
     if splits[0] != 0 or any(stop < start for start, stop in pairwise(splits)):
         raise FrameError(f"splits {splits[:8]} do not rise from 0.")
@@ -289,7 +289,7 @@ class Answer:
 
     def head(self, sequence: int, incarnation: int) -> bytes:
         """The first frame, to the request of that number."""
-        return _ANSWER.pack(
+        return ANSWER.pack(
             MAGIC,
             VERSION,
             self.verb,
@@ -308,7 +308,7 @@ class Answer:
 
 def behind_head(head: Buffer) -> memoryview:
     """The buffer that came in the frame of an answer's head; empty if none did."""
-    return memoryview(head)[_ANSWER.size :]
+    return memoryview(head)[ANSWER.size :]
 
 
 def read_answer(head: Buffer) -> tuple[Answer, int]:
@@ -318,9 +318,9 @@ def read_answer(head: Buffer) -> tuple[Answer, int]:
     7
     """
     view = memoryview(head)
-    if len(view) < _ANSWER.size or view[:4] != MAGIC:
+    if len(view) < ANSWER.size or view[:4] != MAGIC:
         raise FrameError(f"an answer with a head of {len(view)} bytes that is none of ours.")
-    found = _ANSWER.unpack_from(view)
+    found = ANSWER.unpack_from(view)
     _, version, verb, status, wire, frames, _, sequence, incarnation, *rest = found
     if version != VERSION:
         raise FrameError(f"an answer of version {version}; this client speaks {VERSION}.")

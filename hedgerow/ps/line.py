@@ -105,6 +105,10 @@ class Line:
             os.eventfd_read(self._wake_fd)
         return int(found.get(self.socket, 0)), bool(found.get(self._monitor)), woken
 
+    def has_answers(self) -> bool:
+        """Whether something arrived; takes a fraction of the time of a poll."""
+        return bool(self.socket.getsockopt(self.zmq.EVENTS) & self.zmq.POLLIN)
+
     def events(self) -> Iterator[Event]:
         """What happened since the last time."""
         from zmq.utils.monitor import recv_monitor_message

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import os
 import threading
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,6 +18,7 @@ from .errors import FrameError
 from .frames import MAX_FRAME_BYTES, MAX_FRAMES, Answer, Verb, message, read_request
 from .lanes import Outbox, Room
 from .service import Service, failure
+from .short_way import FIRST_FRAME_BYTES, ShortWay
 
 _TURN = 64  # requests read before answers go out
 _LINGER_MS = 5000  # for the last answers of a server that leaves
@@ -60,6 +62,7 @@ class Server:
         limits = limits or Limits()
         self._zmq = zmq
         self._more, self._now, self._in = int(zmq.SNDMORE), int(zmq.NOBLOCK), int(zmq.POLLIN)
+        self._rcvmore, self._events = int(zmq.RCVMORE), int(zmq.EVENTS)
         self._wake_fd = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
         self._thread = threading.get_ident()
         self._outbox = Outbox(self._wake)
@@ -78,6 +81,7 @@ class Server:
             rolled_back_to=rolled_back_to,
             incarnation=incarnation,
         )
+        self._short_way = ShortWay(self.desk)
 
     @property
     def counters(self) -> Counters:
@@ -165,28 +169,45 @@ class Server:
             except self._zmq.Again:
                 return
             self._take(to)
-            if not self._socket.getsockopt(self._zmq.EVENTS) & self._in:
+            if not self._socket.getsockopt(self._events) & self._in:
                 return
 
     def _take(self, to: bytes) -> None:
-        frames: list[Any] = []
-        total, more = 0, True
-        while more:
+        length = self._socket.recv_into(self._short_way.room)
+        try:
+            answer = None if self._has_more() else self._short_way.answer(length)
+            if answer is None:
+                self._take_any(to, length)
+            else:
+                self._send_frames(to, answer, ())
+        except Exception as error:  # a fault of ours must not end the loop
+            logging.getLogger("hedgerow").exception("server %s: a fault", self.desk.name)
+            self.counters.add("faults")
+            sequence = _sequence_of([self._short_way.room[:length]])
+            self._send(to, sequence, failure(Verb.HEALTH, error))
+
+    def _take_any(self, to: bytes, length: int) -> None:
+        first = memoryview(bytes(self._short_way.room[:length]))
+        frames: list[Any] = [first]
+        total = length
+        while self._has_more():
             frame = self._socket.recv(copy=False)
-            total, more = total + len(frame), frame.more
+            total += len(frame)
             if len(frames) < MAX_FRAMES:
                 frames.append(frame.buffer)
         try:
+            if length > FIRST_FRAME_BYTES:
+                raise FrameError(
+                    f"a first frame of {length} bytes; at most {FIRST_FRAME_BYTES} are allowed."
+                )
             request = read_request(frames)
         except FrameError as error:
             self._refuse(to, frames, error)
             return
-        try:
-            self.desk.take(to, request, total)
-        except Exception as error:  # a fault of ours must not end the loop
-            logging.getLogger("hedgerow").exception("server %s: a fault", self.desk.name)
-            self.counters.add("faults")
-            self._send(to, request.origin.sequence, failure(request.verb, error))
+        self.desk.take(to, request, total)
+
+    def _has_more(self) -> bool:
+        return bool(self._socket.getsockopt(self._rcvmore))
 
     def _refuse(self, to: bytes, frames: list[Any], error: FrameError) -> None:
         self.counters.add("frames_refused")
@@ -206,8 +227,11 @@ class Server:
             self._send_now(*found)
 
     def _send_now(self, to: Any, sequence: int, answer: Any) -> None:
-        zmq, more = self._zmq, self._more
         first, *buffers = message(answer.head(sequence, self.desk.incarnation), answer.frames)
+        self._send_frames(to, first, buffers)
+
+    def _send_frames(self, to: Any, first: Any, buffers: Sequence[Any]) -> None:
+        zmq, more = self._zmq, self._more
         try:
             self._socket.send(to, more | self._now)
             self._socket.send(first, more if buffers else 0)

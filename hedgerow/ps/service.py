@@ -20,7 +20,7 @@ from .configs import difference, document_of, fingerprint
 from .errors import FrameError
 from .frames import Answer, Request, Status, Verb
 
-PART_BYTES = 2**20  # of rows in one part of an answer: large enough to be cheap, small enough that
+PART_BYTES = 2**22  # of rows in one part of an answer: large enough to be cheap, small enough that
 # the next part is looked up while this one travels
 SLICE_BYTES = 2**24  # of whole rows in one answer to a scan
 MISSING: tuple[Missing, ...] = ("zeros", "initializer", "training")
@@ -96,6 +96,12 @@ class Service:
             yield from self._reads[request.verb](self.store, request)
         except HedgerowError as error:
             yield failure(request.verb, error)
+
+    def lookup_at(
+        self, ids_at: int, splits: tuple[int, ...], missing: int, step: int | None, rows_at: int
+    ) -> None:
+        """The rows of a small lookup, of ids at an address into room for them, both measured."""
+        self.store.lookup_at(ids_at, splits, MISSING[missing], step, rows_at)
 
     def write(self, request: Request) -> Answer:
         """Changes rows."""

@@ -63,6 +63,21 @@ class HostReads:
         """
         keys = self._keys(keys)
         n = len(keys.ids)
+        if out is None:
+            memory, reused = self._outputs.take(n * self.layout.dim)
+            out = memory.view(n, self.layout.dim)
+        else:
+            out, reused = arguments.output(out, n, self.layout.dim), True
+        self.lookup_at(keys.ids.data_ptr(), n, missing, step, out.data_ptr(), reused=reused)
+        return Lookup(keys, out.view(-1), (self.layout.dim,))
+
+    def lookup_at(
+        self, ids_at: int, n: int, missing: Missing, step: int | None, rows_at: int, *, reused: bool
+    ) -> None:
+        """As `lookup`, of ids at an address into room for rows that the caller has measured.
+
+        `reused` says whether that memory was written before.
+        """
         arguments.missing_rule(missing)
         if missing == "training":
             missing = "initializer" if self.config.admit is None else "zeros"
@@ -71,14 +86,8 @@ class HostReads:
                 f"table {self.config.name!r} is a serving table and has no initializer; "
                 f"use missing='zeros'."
             )
-        if out is None:
-            memory, reused = self._outputs.take(n * self.layout.dim)
-            out = memory.view(n, self.layout.dim)
-        else:
-            out, reused = arguments.output(out, n, self.layout.dim), True
         at_step = self._step(step, self._table.needs_step(), "shows one_bit segments")
-        self._table.lookup(keys.ids.data_ptr(), n, missing, at_step, out.data_ptr(), reused)
-        return Lookup(keys, out.view(-1), (self.layout.dim,))
+        self._table.lookup(ids_at, n, missing, at_step, rows_at, reused)
 
     def contains(self, keys: TableKeys | Int64[Tensor, "n"]) -> Bool[Tensor, "n"]:
         """Whether each key has a row."""

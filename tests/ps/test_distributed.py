@@ -153,6 +153,10 @@ class Slow(Service):
         assert self.let_go.wait(60)
         yield from super().read(request)
 
+    def lookup_at(self, *args: Any) -> None:
+        assert self.let_go.wait(60)
+        super().lookup_at(*args)
+
 
 def test_serving_lookups_have_a_deadline_of_their_own() -> None:
     slow = Slow()

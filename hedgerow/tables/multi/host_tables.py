@@ -102,6 +102,20 @@ class HostTables:
         parts.lookup(self._cut(keys, flat), missing=missing, step=step)
         return Lookup(keys, flat, self.dims)
 
+    def lookup_at(
+        self,
+        ids_at: int,
+        splits: Sequence[int],
+        missing: Missing,
+        step: int | None,
+        rows_at: int,
+    ) -> None:
+        """As `lookup`, of ids at an address into room for rows that the caller has measured."""
+        for table, (start, stop) in zip(self._tables, pairwise(splits), strict=True):
+            n = stop - start
+            table.lookup_at(ids_at + 8 * start, n, missing, step, rows_at, reused=True)
+            rows_at += 4 * table.layout.dim * n
+
     def lookup_cells(
         self,
         ids: Int64[Tensor, "n"],
