@@ -12,6 +12,7 @@ from ..core.errors import ConfigError, DtypeError, HedgerowError, InputError, Un
 from . import (
     balance,
     bench,
+    calibrate,
     doctor,
     inspect,
     keys,
@@ -37,6 +38,7 @@ app = typer.Typer(
 )
 app.command()(balance.balance)
 app.add_typer(bench.app, name="bench")
+app.command()(calibrate.calibrate)
 app.command("import-monolith")(import_monolith)
 app.command()(inspect.inspect)
 app.command(
