@@ -111,13 +111,13 @@ class _Steps:
         self._update(keys, grads)
         once = time.perf_counter() - start
         repeats = min(_REPEATS * 4, int(seconds / once) - _WARM_UPS)
-        if repeats < _FEWEST:
+        if repeats < _FEWEST and keys > STEP_KEYS[0]:  # the smallest is measured in any case
             return
         for _ in range(_WARM_UPS - 1):
             self._lookup(keys)
             self._update(keys, grads)
         lookups, updates = [], []
-        for _ in range(repeats):
+        for _ in range(max(_FEWEST, repeats)):
             lookups.append(_ms(lambda: self._lookup(keys)))
             updates.append(_ms(lambda: self._update(keys, grads)))
         both = [a + b for a, b in zip(lookups, updates, strict=True)]
