@@ -21,6 +21,7 @@ from . import (
     ps,
     ps_status,
     reshard,
+    sample_keys,
     summary,
     train,
 )
@@ -48,6 +49,7 @@ app.command()(ps.ps)
 app.command("ps-status")(ps_status.ps_status)
 app.add_typer(keys.app, name="keys")
 app.command()(reshard.reshard)
+app.command("sample-keys")(sample_keys.sample_keys)
 app.command()(train.train)
 app.command()(predict.predict)
 app.command()(summary.summary)
