@@ -12,6 +12,7 @@ from ..core.errors import ConfigError, DtypeError, HedgerowError, InputError, Un
 from . import (
     balance,
     bench,
+    calibrate,
     doctor,
     inspect,
     keys,
@@ -20,6 +21,7 @@ from . import (
     ps,
     ps_status,
     reshard,
+    sample_keys,
     summary,
     train,
 )
@@ -37,6 +39,7 @@ app = typer.Typer(
 )
 app.command()(balance.balance)
 app.add_typer(bench.app, name="bench")
+app.command()(calibrate.calibrate)
 app.command("import-monolith")(import_monolith)
 app.command()(inspect.inspect)
 app.command(
@@ -46,6 +49,7 @@ app.command()(ps.ps)
 app.command("ps-status")(ps_status.ps_status)
 app.add_typer(keys.app, name="keys")
 app.command()(reshard.reshard)
+app.command("sample-keys")(sample_keys.sample_keys)
 app.command()(train.train)
 app.command()(predict.predict)
 app.command()(summary.summary)
