@@ -174,9 +174,6 @@ class Connection:
 
     def _read_until(self, ticket: Ticket) -> None:
         while not ticket.done:
-            if self._line.has_answers():  # as those have that other servers were asked for first
-                self._read_some(ticket)
-                continue
             if self._turns.stand_aside():
                 return
             found, complained, wanted = self._line.poll(self._pause_ms(), send=self._unsent > 0)

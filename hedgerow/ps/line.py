@@ -12,6 +12,7 @@ from .curve import ClientKeys
 from .errors import FrameError
 from .frames import MAX_FRAME_BYTES, Buffer, behind_head
 from .tickets import Reader
+from .waiting import Waiting
 
 _SOCKET_BYTES = 2**22
 _QUEUED_OUT = 256  # requests inside the socket; more wait outside
@@ -88,26 +89,21 @@ class Line:
             raise ConfigError(
                 f"the address of a server is {address!r}: {error.strerror}. Write host:port."
             ) from error
-        self._poller = zmq.Poller()
-        for source in (socket, wake_fd, self._monitor):
-            self._poller.register(source, zmq.POLLIN)
-        self._sends = False
+        self._waiting = Waiting(socket, wake_fd, self._monitor)
+        self._in, self._out, self._events = int(zmq.POLLIN), int(zmq.POLLOUT), int(zmq.EVENTS)
 
     def poll(self, pause_ms: int, *, send: bool) -> tuple[int, bool, bool]:
         """What the socket can do, whether something happened to it, whether a sender woke us."""
-        zmq = self.zmq
-        if send != self._sends:
-            self._sends = send
-            self._poller.modify(self.socket, zmq.POLLIN | zmq.POLLOUT if send else zmq.POLLIN)
-        found = dict(self._poller.poll(pause_ms))
-        woken = bool(found.get(self._wake_fd))
+        wanted = self._in | self._out if send else self._in
+        found = self.socket.getsockopt(self._events) & wanted
+        changed = [] if found else self._waiting.wait(pause_ms)
+        if not changed:
+            return found, False, False
+        woken = any(descriptor == self._wake_fd for descriptor, _ in changed)
         if woken:
             os.eventfd_read(self._wake_fd)
-        return int(found.get(self.socket, 0)), bool(found.get(self._monitor)), woken
-
-    def has_answers(self) -> bool:
-        """Whether something arrived; takes a fraction of the time of a poll."""
-        return bool(self.socket.getsockopt(self.zmq.EVENTS) & self.zmq.POLLIN)
+        found = self.socket.getsockopt(self._events) & wanted
+        return found, self._waiting.has_input(self._monitor), woken
 
     def events(self) -> Iterator[Event]:
         """What happened since the last time."""

@@ -19,6 +19,7 @@ from .frames import MAX_FRAME_BYTES, MAX_FRAMES, Answer, Verb, message, read_req
 from .lanes import Outbox, Room
 from .service import Service, failure
 from .short_way import FIRST_FRAME_BYTES, ShortWay
+from .waiting import Waiting
 
 _TURN = 64  # requests read before answers go out
 _LINGER_MS = 5000  # for the last answers of a server that leaves
@@ -116,19 +117,15 @@ class Server:
     def run(self) -> None:
         """Serves until `stop`, then does what was accepted and sends the last answers."""
         self._thread = threading.get_ident()
-        poller = self._zmq.Poller()
-        poller.register(self._socket, self._zmq.POLLIN)
-        poller.register(self._wake_fd, self._zmq.POLLIN)
-        if self._guard is not None:
-            poller.register(self._guard.socket, self._zmq.POLLIN)
+        guard = [] if self._guard is None else [self._guard.socket]
+        waiting = Waiting(self._socket, self._wake_fd, *guard)
         while not self._stopping:
-            for source, _ in poller.poll():
-                if source == self._wake_fd:
-                    self._clear_wake()
-                elif source is self._socket:
-                    self._read_some()
-                elif self._guard is not None:
-                    self._guard.answer()
+            if not waiting.has_input(self._socket):
+                self._clear_wake(waiting.wait())
+            if waiting.has_input(self._socket):
+                self._read_some()
+            while self._guard is not None and waiting.has_input(self._guard.socket):
+                self._guard.answer()
             self._send_waiting()
         self._drain()
 
@@ -154,11 +151,9 @@ class Server:
     def _wake(self) -> None:
         os.eventfd_write(self._wake_fd, 1)
 
-    def _clear_wake(self) -> None:
-        try:
+    def _clear_wake(self, changed: list[tuple[int, int]]) -> None:
+        if any(descriptor == self._wake_fd for descriptor, _ in changed):
             os.eventfd_read(self._wake_fd)
-        except BlockingIOError:
-            return
 
     # ---- in
 
