@@ -27,7 +27,8 @@ class Slots:
 
     def count(self, rows: int) -> int:
         """Slots for so many rows."""
-        return align(ceil(rows / self.fullest), self.unit or self.bucket) + self.extra
+        slots = -(-rows * self.fullest.denominator // self.fullest.numerator)
+        return align(slots, self.unit or self.bucket) + self.extra
 
     def per_slot(self) -> Fraction:
         """Bytes of a slot with its part of the bucket's header."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 
@@ -63,36 +64,54 @@ def storage_of(
     >>> found.hbm, found.ddr
     (82976, 262144)
     """
+    (found,) = storages_of(spec, (variant,), topology, layout, load, only_values=only_values)
+    return found
+
+
+def storages_of(
+    spec: TableSpec,
+    variants: Sequence[Variant],
+    topology: Topology,
+    layout: Layout,
+    load: StepLoad,
+    *,
+    only_values: bool = False,
+) -> tuple[Storage, ...]:
+    """`storage_of` for each variant; what they have in common is worked out once."""
     rows = rows_per_rank(spec, topology.world, layout)
     width = row_bytes(spec, layout, inference=load.inference)
-    divide = _one_index if layout.one_index else _two_tables
-    parts = divide(rows, width, variant, layout)
     counter = 0 if only_values else _counter_bytes(spec, topology.world, layout)
     io = 0 if only_values else load.buffers(spec, topology.world)
-    if only_values:
-        parts = _Parts(parts.hbm_values, parts.ddr_values)
-    metadata = ceil(parts.hbm_metadata + parts.ddr_metadata)
-    hbm = ceil(parts.hbm_values + parts.hbm_metadata) + io
-    ddr = ceil(parts.ddr_values + parts.ddr_metadata)
-    if layout.counter_on_card:
-        hbm += counter
-    else:
-        ddr += counter
-    hbm_values, ddr_values = ceil(parts.hbm_values), ceil(parts.ddr_values)
-    if topology.device == "cpu":
-        hbm, ddr = 0, hbm + ddr
-        hbm_values, ddr_values = 0, hbm_values + ddr_values
-    return Storage(
-        rows_per_rank=rows,
-        row_bytes=width,
-        hbm=hbm,
-        ddr=ddr,
-        hbm_values=hbm_values,
-        ddr_values=ddr_values,
-        metadata=metadata,
-        counter=counter,
-        io=io,
-    )
+    divide = _one_index if layout.one_index else _two_tables
+    found: list[Storage] = []
+    for variant in variants:
+        parts = divide(rows, width, variant, layout)
+        if only_values:
+            parts = _Parts(parts.hbm_values, parts.ddr_values)
+        hbm = ceil(parts.hbm_values + parts.hbm_metadata) + io
+        ddr = ceil(parts.ddr_values + parts.ddr_metadata)
+        if layout.counter_on_card:
+            hbm += counter
+        else:
+            ddr += counter
+        hbm_values, ddr_values = ceil(parts.hbm_values), ceil(parts.ddr_values)
+        if topology.device == "cpu":
+            hbm, ddr = 0, hbm + ddr
+            hbm_values, ddr_values = 0, hbm_values + ddr_values
+        found.append(
+            Storage(
+                rows_per_rank=rows,
+                row_bytes=width,
+                hbm=hbm,
+                ddr=ddr,
+                hbm_values=hbm_values,
+                ddr_values=ddr_values,
+                metadata=ceil(parts.hbm_metadata + parts.ddr_metadata),
+                counter=counter,
+                io=io,
+            )
+        )
+    return tuple(found)
 
 
 def shard_rows(rows: int, world: int) -> tuple[int, ...]:
@@ -119,11 +138,11 @@ def rows_per_rank(spec: TableSpec, world: int, layout: Layout) -> int:
 
 
 def _spread(ids: int, spec: TableSpec, world: int, layout: Layout) -> int:
-    """The most of `ids` that one rank is to expect: 3.5 standard deviations above its share."""
-    share = shard_rows(ids, world)[0]
-    if world == 1 or spec.dist_type == "continuous":
+    """The most of `ids` that one rank is to expect: so many deviations above its share, or all."""
+    share = -(-ids // world)
+    if layout.spread == 0 or spec.dist_type == "continuous":
         return share
-    return share + _root((layout.spread * share) ** 2 * Fraction(world, ids))
+    return min(ids, share + _root((layout.spread * share) ** 2 * Fraction(world, ids)))
 
 
 def _root(value: Fraction) -> int:
@@ -140,10 +159,13 @@ def _one_index(rows: int, width: int, variant: Variant, layout: Layout) -> _Part
     return _Parts(values * share, on_host, hbm_metadata=rows * layout.whole.per_slot())
 
 
+_END = {Fraction(0): Mode.HOST_ONLY, Fraction(1): Mode.HBM_ONLY}
+
+
 def _two_tables(rows: int, width: int, variant: Variant, layout: Layout) -> _Parts:
-    """A table in each memory that the mode uses."""
+    """A table in each memory that is used; at the ends of the factor one is not."""
     in_hbm = rows * variant.share.numerator // variant.share.denominator
-    match variant.mode:
+    match _END.get(variant.share, variant.mode):
         case Mode.HBM_ONLY:
             return _Parts(
                 layout.whole.count(rows) * width, hbm_metadata=layout.whole.metadata(rows)
@@ -170,6 +192,6 @@ def _counter_bytes(spec: TableSpec, world: int, layout: Layout) -> int:
     """Of the counts that admission keeps, 0 without one."""
     if spec.counter_rows == 0:
         return 0
-    if layout.spread == 0:
+    if layout.spread == 0:  # as published: rounded down
         return layout.counter.metadata(spec.counter_rows // world)
     return layout.counter.metadata(_spread(spec.counter_rows, spec, world, layout))
