@@ -12,10 +12,13 @@ from ..core.errors import ConfigError, DtypeError, HedgerowError, InputError, Un
 from . import (
     balance,
     bench,
+    check,
     doctor,
+    explain,
     inspect,
     keys,
     launch,
+    plan,
     predict,
     ps,
     ps_status,
@@ -37,11 +40,14 @@ app = typer.Typer(
 )
 app.command()(balance.balance)
 app.add_typer(bench.app, name="bench")
+app.command()(check.check)
+app.command()(explain.explain)
 app.command("import-monolith")(import_monolith)
 app.command()(inspect.inspect)
 app.command(
     context_settings={**launch.CONTEXT, "allow_interspersed_args": False},
 )(launch.launch)
+app.command()(plan.plan)
 app.command()(ps.ps)
 app.command("ps-status")(ps_status.ps_status)
 app.add_typer(keys.app, name="keys")
