@@ -12,6 +12,7 @@ from ..core.errors import ConfigError, DtypeError, HedgerowError, InputError, Un
 from . import (
     balance,
     bench,
+    calibrate,
     check,
     doctor,
     explain,
@@ -23,6 +24,7 @@ from . import (
     ps,
     ps_status,
     reshard,
+    sample_keys,
     summary,
     train,
 )
@@ -40,6 +42,7 @@ app = typer.Typer(
 )
 app.command()(balance.balance)
 app.add_typer(bench.app, name="bench")
+app.command()(calibrate.calibrate)
 app.command()(check.check)
 app.command()(explain.explain)
 app.command("import-monolith")(import_monolith)
@@ -52,6 +55,7 @@ app.command()(ps.ps)
 app.command("ps-status")(ps_status.ps_status)
 app.add_typer(keys.app, name="keys")
 app.command()(reshard.reshard)
+app.command("sample-keys")(sample_keys.sample_keys)
 app.command()(train.train)
 app.command()(predict.predict)
 app.command()(summary.summary)

@@ -31,10 +31,11 @@ def read_keys(path: Path, column: str = "") -> Tensor:
         found = _from_text(path)
     else:
         raise InputError(f"{path} ends in {path.suffix!r}; keys are read from {_KINDS} files.")
-    return torch.from_numpy(_as_keys(path, found))
+    return torch.from_numpy(as_keys(path, found))
 
 
-def _as_keys(path: Path, found: np.ndarray) -> np.ndarray:
+def as_keys(path: Path, found: np.ndarray) -> np.ndarray:
+    """Whole numbers of any width as int64; unsigned ones keep their bits."""
     if found.dtype.kind not in "iu":
         raise InputError(f"{path} holds {found.dtype}; keys are whole numbers.")
     keys = np.ascontiguousarray(found.reshape(-1))
@@ -69,13 +70,25 @@ def _from_parquet(path: Path, column: str) -> np.ndarray:
     import pyarrow.parquet as pq
 
     try:
-        schema = pq.read_schema(path)
-        name = column or _only(path, schema)
-        if name not in schema.names:
-            raise InputError(f"{path} has no column {name!r}; it has {', '.join(schema.names)}.")
+        name = parquet_column(path, pq.read_schema(path), column)
         values: Any = pq.read_table(path, columns=[name]).column(name).combine_chunks()
     except pa.ArrowInvalid as error:
         raise FileDamagedError(f"{path} is no Parquet file: {error}.") from error
+    return parquet_keys(path, name, values)
+
+
+def parquet_column(path: Path, schema: Any, column: str) -> str:
+    """The column that keys are read from: the named one, or the only one."""
+    name = column or _only(path, schema)
+    if name not in schema.names:
+        raise InputError(f"{path} has no column {name!r}; it has {', '.join(schema.names)}.")
+    return name
+
+
+def parquet_keys(path: Path, name: str, values: Any) -> np.ndarray:
+    """The whole numbers of an Arrow array, lists flattened, without those that are absent."""
+    import pyarrow as pa
+
     while pa.types.is_list(values.type) or pa.types.is_large_list(values.type):
         values = values.flatten()
     if not pa.types.is_integer(values.type):

@@ -15,16 +15,12 @@ if TYPE_CHECKING:
 
 def routed(specs: Sequence[TableSpec], topology: Topology) -> list[TableSpec]:
     """Tables with the `dist_type` that their samples advise; without samples as they are."""
-    import torch
-
-    from ..routing.balance import balance
+    from ..planner.routing_advice import routing_advice
 
     found = []
     for spec in specs:
-        advised = spec.dist_type
-        if spec.stats is not None and spec.stats.keys and topology.world > 1:
-            keys = torch.tensor(spec.stats.keys, dtype=torch.int64)
-            advised = balance(keys, topology.world, rows=spec.rows).recommended
+        advice = routing_advice(spec, topology.world) if topology.world > 1 else None
+        advised = spec.dist_type if advice is None else advice.recommended
         if advised != spec.dist_type:
             typer.echo(
                 f"{spec.name}: {advised} instead of {spec.dist_type}, as its keys advise; set "

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 import weakref
 from collections import deque
+from dataclasses import dataclass
 
 import numpy as np
 import torch
@@ -12,6 +13,13 @@ from torch import Tensor
 
 _LEAST_BYTES = 1 << 20  # below this the allocator of the C library keeps memory by itself
 _KEEP_BYTES = 128 << 20
+
+
+@dataclass(eq=False, slots=True)
+class _Block:
+    """Memory that is compared as a thing: tensors compare their values, one by one."""
+
+    memory: Tensor
 
 
 class Recycler:
@@ -32,41 +40,41 @@ class Recycler:
     """
 
     def __init__(self) -> None:
-        self._free: deque[Tensor] = deque()
+        self._free: deque[_Block] = deque()
 
     def take(self, floats: int) -> tuple[Tensor, bool]:
         """A tensor of so many values, none of them set, and whether its memory was used before."""
         if 4 * floats < _LEAST_BYTES:
             return torch.empty(floats), False
-        memory = self._fitting(floats)
-        used = memory is not None
-        if memory is None:
-            memory = torch.empty(floats)
-        loan = (ctypes.c_float * floats).from_address(memory.data_ptr())
-        weakref.finalize(loan, _give_back, self._free, memory).atexit = False
+        block = self._fitting(floats)
+        used = block is not None
+        if block is None:
+            block = _Block(torch.empty(floats))
+        loan = (ctypes.c_float * floats).from_address(block.memory.data_ptr())
+        weakref.finalize(loan, _give_back, self._free, block).atexit = False
         return torch.from_numpy(np.ctypeslib.as_array(loan)), used
 
     def kept_bytes(self) -> int:
         """Bytes that wait for the next result."""
-        return sum(4 * len(memory) for memory in tuple(self._free))
+        return sum(4 * len(block.memory) for block in tuple(self._free))
 
-    def _fitting(self, floats: int) -> Tensor | None:
+    def _fitting(self, floats: int) -> _Block | None:
         for _ in range(len(self._free)):
             try:
-                memory = self._free.popleft()
+                block = self._free.popleft()
             except IndexError:  # another thread took the last
                 return None
-            if floats <= len(memory) <= 2 * floats:
-                return memory
-            self._free.append(memory)
+            if floats <= len(block.memory) <= 2 * floats:
+                return block
+            self._free.append(block)
         return None
 
 
-def _give_back(free: deque[Tensor], memory: Tensor) -> None:
-    free.append(memory)
+def _give_back(free: deque[_Block], block: _Block) -> None:
+    free.append(block)
     kept = 0
     for older in reversed(tuple(free)):  # the newest stay
-        kept += 4 * len(older)
+        kept += 4 * len(older.memory)
         if kept > _KEEP_BYTES:
             try:
                 free.remove(older)

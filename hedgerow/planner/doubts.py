@@ -1,4 +1,4 @@
-"""How far a plan's times are to be trusted: other keys, and the limits of the calibration."""
+"""What speaks against a plan: other keys, the limits of the calibration, uneven routing."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from .calibration import Calibration
 from .placed import Placed
+from .routing_advice import routing_advice
 from .table_spec import TableSpec
 from .time_model import expected
 from .topology import Topology
@@ -17,7 +18,7 @@ EXPONENTS = (0.8, 1.3)
 
 @dataclass(frozen=True, slots=True)
 class Doubts:
-    """Time of the plan by exponent, where a table has no samples; warnings of the calibration."""
+    """Time of the plan by exponent, where a table has no samples; warnings and advice."""
 
     zipf_ms: dict[str, float]
     notes: tuple[str, ...]
@@ -36,7 +37,7 @@ def doubts_of(
         (spec.dim, expected(spec, table.variant, topology, calibration, batch).distinct)
         for spec, table in pairs
     ]
-    notes = tuple(calibration.warnings(uses=uses))
+    notes = (*calibration.warnings(uses=uses), *_advice(specs, topology))
     if all(spec.stats is not None for spec in specs):
         return Doubts({}, notes)
     zipf_ms = {}
@@ -47,3 +48,11 @@ def doubts_of(
         ]
         zipf_ms[str(exponent)] = round(sum(times), 6)
     return Doubts(zipf_ms, notes)
+
+
+def _advice(specs: Sequence[TableSpec], topology: Topology) -> list[str]:
+    """Of tables whose sampled keys speak for another rule; it is told, never applied."""
+    if topology.world == 1:
+        return []
+    found = [routing_advice(spec, topology.world) for spec in specs]
+    return [a.text for a in found if a is not None and a.recommended != a.dist_type]

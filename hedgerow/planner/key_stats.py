@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import groupby
 from typing import Any
 
@@ -28,10 +28,10 @@ class KeyStats:
     """
 
     sampled: int
-    head: tuple[int, ...]  # times that each of the hottest keys was seen, falling
-    tail: tuple[tuple[int, int], ...]  # (times seen, keys seen so often), of all others
+    head: tuple[int, ...] = field(repr=False)  # times each of the hottest was seen, falling
+    tail: tuple[tuple[int, int], ...] = field(repr=False)  # (times seen, keys), of all others
     drift: float = 0.0
-    keys: tuple[int, ...] = ()
+    keys: tuple[int, ...] = field(default=(), repr=False)
 
     def __post_init__(self) -> None:
         checks.whole("KeyStats", "sampled", self.sampled, least=1)

@@ -81,3 +81,15 @@ def test_threads_never_share() -> None:
     for thread in threads:
         thread.join()
     assert not wrong
+
+
+def test_memory_of_many_sizes_is_thrown_away_the_oldest_first(
+    recwarn: pytest.WarningsRecorder,
+) -> None:
+    recycler = Recycler()
+    sizes = [LARGE, 20 * LARGE, 3 * LARGE, 20 * LARGE]
+    held = [recycler.take(size)[0] for size in sizes]
+    while held:
+        del held[0]  # oldest first, so that the first two no longer fit beside the last
+    assert recycler.kept_bytes() == 4 * (20 + 3) * LARGE
+    assert not recwarn.list

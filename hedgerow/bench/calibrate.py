@@ -1,0 +1,174 @@
+"""Measures what a device takes for steps of our tables: the points that a calibration is fitted to.
+
+A table is filled with random ids, and steps look up and update parts of it in turn, so that rows
+come from memory and not from a cache.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from importlib import metadata
+from statistics import median
+
+import torch
+from torch import Tensor
+
+from ..core.errors import InputError, NotSupportedError
+from ..core.hashing import mix64
+from ..planner.calibration import Point
+from ..planner.time_parameters import CPU
+from ..tables.config import Segment, TableConfig
+from ..tables.host import HostTable
+from ..tables.initializers import Zeros
+from ..tables.optimizers import Adagrad
+from .progress import Progress
+from .report import machine
+from .room import free_bytes
+
+DIMS = (16, 32, 64, 128, 256)
+STEP_KEYS = (2**8, 2**10, 2**12, 2**14, 2**16, 2**18, 2**20)
+"""Below 4,096 keys it is the cost of a call that shows."""
+_WARM_UPS, _REPEATS = 3, 10
+_FEWEST = 3  # repeats of a point for which there is little time; below, it is left out
+_TABLE_BYTES = 2**30  # of rows with their state, at 60 seconds
+_FILL_ROWS = 2**16
+_MOST_SECONDS = 3600
+
+
+@dataclass(frozen=True, slots=True)
+class Measured:
+    """Points, and what they were measured on."""
+
+    points: tuple[Point, ...]
+    device: str
+    memory_bytes: int
+    driver: str
+    library: str
+
+
+def measure(device: str, seconds: float, progress: Progress) -> Measured:
+    """Sweeps dims and steps for about so many seconds."""
+    if device != "cpu":
+        raise NotSupportedError(
+            f"device is {device!r}; calibrate measures host tables only, since tables of several "
+            f"tiers on cards are not there yet: use device='cpu', or plan for cards with "
+            f"Calibration.default(name)."
+        )
+    if not 0 < seconds <= _MOST_SECONDS:
+        raise InputError(f"seconds is {seconds!r}; give a number above 0, up to {_MOST_SECONDS}.")
+    points = [*_copies(), *_sweep(seconds, progress)]
+    room = free_bytes()
+    return Measured(
+        points=tuple(points),
+        device=str(machine()["cpu"]),
+        memory_bytes=0 if room is None else room,
+        driver=f"torch {torch.__version__}, {torch.get_num_threads()} threads",
+        library=metadata.version("hedgerow"),
+    )
+
+
+def _sweep(seconds: float, progress: Progress) -> Iterator[Point]:
+    """All dims, each with the same share of the time; the fastest points first."""
+    total, end = len(DIMS) * len(STEP_KEYS), time.perf_counter() + seconds
+    for place, dim in enumerate(DIMS):
+        progress(f"dim {dim}: filling", place * len(STEP_KEYS), total)
+        now = time.perf_counter()
+        deadline = now + max(0.0, end - now) / (len(DIMS) - place)
+        with_rows = _Steps(dim, int(_TABLE_BYTES * min(1.0, seconds / 60)))
+        for number, keys in enumerate(STEP_KEYS):
+            progress(f"dim {dim}: {keys:,} keys", place * len(STEP_KEYS) + number, total)
+            if 2 * keys <= with_rows.rows:
+                left = len(STEP_KEYS) - number
+                yield from with_rows.points(keys, (deadline - time.perf_counter()) / left)
+        with_rows.close()
+    progress("done", total, total)
+
+
+class _Steps:
+    """A filled table, and steps on parts of it that follow one another; single-owner."""
+
+    def __init__(self, dim: int, table_bytes: int) -> None:
+        self._dim = dim
+        self.rows = max(2 * STEP_KEYS[0], min(2 * STEP_KEYS[-1], table_bytes // (8 * dim)))
+        config = TableConfig("calibrate", (Segment(dim, Zeros(), Adagrad(lr=0.01)),))
+        self._table = HostTable(config)
+        order = torch.randperm(self.rows, generator=torch.Generator().manual_seed(0))
+        self._ids = mix64(order)
+        self._next = 0
+        for part in self._ids.split(_FILL_ROWS):
+            self._table.assign(part, torch.ones(len(part), dim))
+
+    def close(self) -> None:
+        self._table.close()
+
+    def points(self, keys: int, seconds: float) -> Iterator[Point]:
+        """A step of so many keys, and its halves; none if there is no time for it."""
+        grads = torch.full((keys, self._dim), 0.01)
+        rows = torch.zeros(keys, self._dim)  # used again: fresh pages would be timed else
+        start = time.perf_counter()
+        self._lookup(keys, rows)
+        self._update(keys, grads)
+        once = time.perf_counter() - start
+        repeats = min(_REPEATS * 4, int(seconds / once) - _WARM_UPS)
+        if repeats < _FEWEST and keys > STEP_KEYS[0]:  # the smallest is measured in any case
+            return
+        for _ in range(_WARM_UPS - 1):
+            self._lookup(keys, rows)
+            self._update(keys, grads)
+        lookups, updates = [], []
+        for _ in range(max(_FEWEST, repeats)):
+            lookups.append(_ms(lambda: self._lookup(keys, rows)))
+            updates.append(_ms(lambda: self._update(keys, grads)))
+        both = [a + b for a, b in zip(lookups, updates, strict=True)]
+        values = 4.0 * self._dim
+        yield self._point("lookup", keys, values, 0.0, median(lookups))
+        yield self._point("update", keys, 2 * values, 2 * values, median(updates))
+        yield self._point("step", keys, 3 * values, 2 * values, median(both))
+
+    def _point(self, kind: str, keys: int, read: float, write: float, ms: float) -> Point:
+        return Point(
+            kind=kind,
+            mode=CPU,
+            keys=keys,
+            read_bytes=read,
+            write_bytes=write,
+            ms=ms,
+            dim=self._dim,
+            host_share=0.0,
+        )
+
+    def _part(self, keys: int) -> Tensor:
+        if self._next + keys > self.rows:
+            self._next = 0
+        part = self._ids[self._next : self._next + keys]
+        self._next += keys
+        return part
+
+    def _lookup(self, keys: int, rows: Tensor) -> None:
+        self._table.lookup(self._part(keys), out=rows)
+
+    def _update(self, keys: int, grads: Tensor) -> None:
+        self._table.apply_gradients(self._part(keys), grads)
+
+
+def _copies() -> Iterator[Point]:
+    """Plain copies in memory: what no table can beat."""
+    for size in (2**20, 2**24, 2**26):
+        source, target = torch.ones(size // 4), torch.ones(size // 4)
+        times = [_ms(lambda s=source, t=target: t.copy_(s)) for _ in range(_WARM_UPS + _REPEATS)]
+        yield Point(
+            kind="copy",
+            mode="host",
+            keys=1,
+            read_bytes=float(size),
+            write_bytes=float(size),
+            ms=median(times[_WARM_UPS:]),
+        )
+
+
+def _ms(work: Callable[[], object]) -> float:
+    start = time.perf_counter()
+    work()
+    return 1000 * (time.perf_counter() - start)

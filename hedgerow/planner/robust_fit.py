@@ -1,0 +1,67 @@
+"""Least squares that forgive outliers: Levenberg and Marquardt's steps under a soft-L1 loss."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+Floats = NDArray[np.float64]
+_OUTLIER = 0.1  # errors above count by their size, below by their square
+_ROUNDS, _NUDGE = 200, 1e-6
+_MOST_DAMPED = 1e12
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """The values with the least loss."""
+
+    values: Floats
+    loss: float
+
+
+def robust_fit(errors: Callable[[Floats], Floats], start: Floats, least: Floats) -> Found:
+    """Values, none below its `least`, from which `errors` are small.
+
+    >>> def errors(line: Floats) -> Floats:
+    ...     return line[0] * np.arange(5.0) - np.array([0, 2, 4, 60, 8])
+    >>> float(robust_fit(errors, np.array([1.0]), np.array([0.0])).values[0].round(2))
+    2.02
+    """
+    values = np.maximum(np.asarray(start, np.float64), least)
+    now, damping = errors(values), 1e-3
+    best = _loss(now)
+    for _ in range(_ROUNDS):
+        weight = 1 / np.sqrt(1 + (now / _OUTLIER) ** 2)
+        slopes = _slopes(errors, values, now)
+        bend = slopes.T @ (weight[:, None] * slopes)
+        pull = slopes.T @ (weight * now)
+        damped = bend + damping * np.diag(np.maximum(np.diag(bend), 1e-12))
+        tried = np.maximum(values - np.linalg.solve(damped, pull), least)
+        after = errors(tried)
+        loss = _loss(after)
+        if np.isfinite(loss) and loss < best:
+            done = best - loss < 1e-12 * best
+            values, now, best, damping = tried, after, loss, damping / 4
+            if done:
+                break
+        else:
+            damping *= 5
+            if damping > _MOST_DAMPED:
+                break
+    return Found(values, best)
+
+
+def _loss(errors: Floats) -> float:
+    return float((2 * _OUTLIER**2 * (np.sqrt(1 + (errors / _OUTLIER) ** 2) - 1)).sum())
+
+
+def _slopes(errors: Callable[[Floats], Floats], values: Floats, now: Floats) -> Floats:
+    columns = []
+    for place in range(len(values)):
+        nudged = values.copy()
+        nudged[place] += _NUDGE
+        columns.append((errors(nudged) - now) / _NUDGE)
+    return np.stack(columns, axis=1)

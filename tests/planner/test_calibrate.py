@@ -1,0 +1,222 @@
+"""Fits recover what points were made from, through noise and outliers; files keep all of it."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from hedgerow.core.errors import ConfigError, FileDamagedError, FileMissingError, InputError
+from hedgerow.planner.calibrate import fit
+from hedgerow.planner.calibration import Calibration, Point, Residuals
+from hedgerow.planner.robust_fit import robust_fit
+from hedgerow.planner.time_parameters import CPU, LinkCost, ModeCost, TimeParameters, overlapped
+
+DIMS, KEYS = (16, 32, 64, 128, 256), tuple(2**power for power in range(12, 21, 2))
+SHARES = (0.0, 0.01, 0.05, 0.1, 0.25, 0.5, 0.75, 1.0)
+
+
+def _cpu_points(noise: float, outliers: int = 0) -> list[Point]:
+    random = np.random.default_rng(3)
+    found = []
+    for dim in DIMS:
+        for keys in KEYS:
+            read, write = 12.0 * dim, 8.0 * dim
+            ms = (0.3 + keys * (8e-5 + (read + write) / 9e6)) * np.exp(noise * random.normal())
+            found.append(_step(CPU, keys, read, write, float(ms), dim))
+    for place in range(outliers):
+        found[7 * place] = _step(CPU, KEYS[0], 192.0, 128.0, 50.0, 16)
+    return found
+
+
+def _step(
+    mode: str, keys: int, read: float, write: float, ms: float, dim: int, far: float = 0.0
+) -> Point:
+    return Point(
+        kind="step",
+        mode=mode,
+        keys=keys,
+        read_bytes=read,
+        write_bytes=write,
+        ms=ms,
+        dim=dim,
+        host_share=far,
+    )
+
+
+def _card_points(true: TimeParameters, noise: float) -> list[Point]:
+    random = np.random.default_rng(4)
+    found = []
+    for mode, cost in true.modes.items():
+        for dim in DIMS:
+            for keys in KEYS:
+                for far in SHARES if mode == "HYBRID" else (float(mode == "HOST_ONLY"),):
+                    for update in (0, 1):
+                        read, write = 4.0 * dim * (1 + 2 * update), 8.0 * dim * update
+                        near = keys * (cost.key_ms + (1 - far) * (read + write) / 3e9)
+                        slow = keys * far * (read / 5e7 + write / 2e7)
+                        ms = cost.launch_ms + overlapped(near, slow, true.overlap)
+                        ms *= float(np.exp(noise * random.normal()))
+                        found.append(_step(mode, keys, read, write, ms, dim, far))
+    return found
+
+
+def test_a_cpu_is_recovered_through_noise() -> None:
+    found = fit(_cpu_points(0.05))
+    cost = found.parameters.modes[CPU]
+    assert cost.launch_ms == pytest.approx(0.3, rel=0.1)
+    assert cost.key_ms == pytest.approx(8e-5, rel=0.1)
+    assert found.parameters.memories["ddr"] == pytest.approx(9e6, rel=0.05)
+    assert found.residuals.median < 0.06
+    assert found.residuals.p90 < 0.15
+
+
+def test_outliers_move_little() -> None:
+    found = fit(_cpu_points(0.01, outliers=2))
+    assert found.parameters.memories["ddr"] == pytest.approx(9e6, rel=0.08)
+    assert found.residuals.median < 0.05
+    assert found.residuals.worst > 0.5  # said, not hidden
+
+
+def test_a_card_is_recovered_through_noise() -> None:
+    costs = {
+        "HBM_ONLY": ModeCost(0.03, 1e-6),
+        "HYBRID": ModeCost(0.05, 2e-6),
+        "HOST_ONLY": ModeCost(0.04, 1.5e-6),
+    }
+    true = TimeParameters(modes=costs, overlap=3.0)
+    found = fit(_card_points(true, 0.03), "NVIDIA H200")
+    for mode, cost in costs.items():
+        assert found.parameters.modes[mode].launch_ms == pytest.approx(cost.launch_ms, rel=0.1)
+    assert found.parameters.modes["HYBRID"].key_ms == pytest.approx(2e-6, rel=0.1)
+    speeds = found.parameters.memories
+    assert speeds["hbm"] == pytest.approx(3e9, rel=0.1)
+    assert speeds["host_read"] == pytest.approx(5e7, rel=0.1)
+    assert speeds["host_write"] == pytest.approx(2e7, rel=0.1)
+    assert found.parameters.overlap == pytest.approx(3.0, rel=0.15)
+    assert found.residuals.median < 0.04
+    assert "ddr" not in speeds
+
+
+def test_serial_tiers_are_found_too() -> None:
+    true = TimeParameters(modes={"HYBRID": ModeCost(0.05, 2e-6)}, overlap=1.0)
+    assert fit(_card_points(true, 0.0)).parameters.overlap == pytest.approx(1.0, abs=0.02)
+
+
+def test_links_are_fitted_beside() -> None:
+    links = [
+        Point(
+            kind="link", mode="intra", keys=1, read_bytes=size, write_bytes=0, ms=0.2 + size / 2e6
+        )
+        for size in (1e4, 1e5, 1e6, 1e7)
+    ]
+    found = fit([*_cpu_points(0.0), *links])
+    assert found.parameters.links["intra"].latency_ms == pytest.approx(0.2, rel=1e-3)
+    assert found.parameters.links["intra"].bytes_per_ms == pytest.approx(2e6, rel=1e-3)
+
+
+def test_the_fit_agrees_with_another_library() -> None:
+    optimize = pytest.importorskip("scipy.optimize")
+    x = np.linspace(0, 3, 40)
+    y = 0.7 * np.exp(0.4 * x) + np.where(np.arange(40) % 9 == 0, 1.5, 0.0)
+
+    def errors(values: np.ndarray) -> np.ndarray:
+        return values[0] * np.exp(values[1] * x) - y
+
+    start = np.array([1.0, 0.1])
+    ours = robust_fit(errors, start, np.array([0.0, 0.0]))
+    theirs = optimize.least_squares(errors, start, loss="soft_l1", f_scale=0.1)
+    assert ours.values == pytest.approx(theirs.x, rel=1e-4)
+    assert ours.loss == pytest.approx(2 * theirs.cost, rel=1e-6)
+
+
+def test_a_fit_without_steps_is_refused() -> None:
+    with pytest.raises(InputError, match="no points"):
+        fit([])
+
+
+def _measured() -> Calibration:
+    points = tuple(_cpu_points(0.02))
+    found = fit(points)
+    return Calibration(
+        device="Some CPU",
+        memory_bytes=2**34,
+        library="1.0",
+        parameters=found.parameters,
+        residuals=found.residuals,
+        points=points,
+    )
+
+
+def test_a_file_keeps_everything(tmp_path: Path) -> None:
+    calibration = _measured()
+    calibration.save(tmp_path / "calibration.json")
+    assert Calibration.load(tmp_path / "calibration.json") == calibration
+    assert calibration.measured
+
+
+def test_a_calibration_says_what_speaks_against_it() -> None:
+    calibration = _measured()
+    assert calibration.warnings("Some CPU", [(16, 5000.0), (256, 100.0)]) == []
+    other = calibration.warnings("Other CPU", [(512, 1.0), (8, 1.0), (64, 1e7)])
+    assert [text[:30] for text in other] == [
+        "the calibration is of 'Some CP",
+        "dims 8, 512 lie outside the me",
+        "a step of 10,000,000 distinct ",
+    ]
+    poor = Calibration(
+        device="x", parameters=calibration.parameters, residuals=Residuals(0.1, 0.3, 0.9)
+    )
+    assert "30%" in poor.warnings()[0]
+
+
+@pytest.mark.parametrize("name", ["NVIDIA H200", "NVIDIA A100-SXM4-80GB", "Tesla T4", "New", "cpu"])
+def test_defaults_are_said_not_to_be_measured(name: str) -> None:
+    found = Calibration.default(name)
+    assert not found.measured
+    assert "not measured" in found.warnings(name)[0]
+
+
+def _changed(**values: Any) -> str:
+    return json.dumps({**_measured().to_dict(), **values})
+
+
+@pytest.mark.parametrize(
+    ("text", "error"),
+    [
+        ("", FileDamagedError),
+        ("[1]", ConfigError),
+        ("{}", ConfigError),
+        (_changed(version=2), ConfigError),
+        (_changed(version=None), ConfigError),
+        (_changed(parameters={}), ConfigError),
+        (_changed(parameters=3), ConfigError),
+        (_changed(residuals={"median": 1}), ConfigError),
+        (_changed(residuals={"median": 0, "p90": float("nan"), "worst": 1}), ConfigError),
+        (_changed(points=[{"kind": "step"}]), ConfigError),
+        (_changed(points=3), ConfigError),
+    ],
+)
+def test_files_that_are_none_are_refused(tmp_path: Path, text: str, error: type) -> None:
+    path = tmp_path / "calibration.json"
+    path.write_text(text)
+    with pytest.raises(error, match=r"calibration\.json"):
+        Calibration.load(path)
+    with pytest.raises(FileMissingError):
+        Calibration.load(tmp_path / "none.json")
+
+
+def test_parameters_that_cannot_be_are_refused() -> None:
+    for values in ((-1.0, 1.0), (float("nan"), 1.0), (1.0, float("inf"))):
+        with pytest.raises(ConfigError):
+            ModeCost(*values)
+    for values in ((0.0, 0.0), (0.0, -1.0), (float("nan"), 1.0)):
+        with pytest.raises(ConfigError):
+            LinkCost(*values)
+    with pytest.raises(ConfigError):
+        TimeParameters(modes={}, overlap=0.5)
+    with pytest.raises(KeyError, match="HYBIRD"):
+        TimeParameters(modes={"HYBIRD": ModeCost(0.1, 0.1)})
