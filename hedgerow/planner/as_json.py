@@ -30,11 +30,14 @@ def sha256(value: Any) -> str:
 def readable(value: Any, indent: int = 0) -> str:
     """Indented, with what fits a line on one line.
 
-    >>> print(readable({"a": [1, 2], "b": {"long": "x" * 160}})[:30])
+    >>> print(readable({"sizes": [1, 2], "tables": [{"name": "a"}, {"name": "b"}]}))
     {
-     "a": [1, 2],
-     "b": {
-      "lo
+     "sizes": [1, 2],
+     "tables": [
+      {"name": "a"},
+      {"name": "b"}
+     ]
+    }
     """
     flat = json.dumps(value, allow_nan=False)
     if not isinstance(value, dict | list) or not value or _fits(value, flat, indent):

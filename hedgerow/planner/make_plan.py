@@ -131,13 +131,14 @@ def _usable(topology: Topology, reserve: Reserve) -> Usable:
 
 def _solved(found: Solution, topology: Topology) -> Solved:
     prices = found.prices
+    sharing = min(topology.world, topology.ranks_per_machine)
     return Solved(
         status=found.status,
         lower_bound_ms=found.lower_bound_ms,
         total_ms=found.ms,
         gap=found.gap,
-        hbm_ms_per_gib=prices.hbm_ms_per_byte * GIB,
-        ddr_ms_per_gib_machine=prices.ddr_ms_per_byte * GIB / topology.ranks_per_machine,
+        hbm_ms_per_gib=max(0.0, prices.hbm_ms_per_byte * GIB),
+        ddr_ms_per_gib_machine=max(0.0, prices.ddr_ms_per_byte * GIB / sharing),
         seconds=round(found.seconds, 3),
     )
 

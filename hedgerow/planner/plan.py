@@ -51,6 +51,12 @@ class Plan:
     `calibration` is {"parameters", "device"} of the one that times rest on. `inputs` is None for a
     file that holds decisions alone. `extra` are fields of a file that this version does not know,
     by section; "" is the top.
+
+    >>> from hedgerow.planner import TableSpec, plan
+    >>> machine = Topology(world=2, ddr_per_machine=2**33, device="cpu")
+    >>> made = plan([TableSpec(name="item", rows=1000, dim=8)], machine)
+    >>> made.names, made.of("item").mode.value, made.what_if(ddr=2**34).diff(made).moved_bytes
+    (('item',), 'HOST_ONLY', 0)
     """
 
     fingerprint: str

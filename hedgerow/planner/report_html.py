@@ -19,7 +19,8 @@ body { font: 14px/1.45 system-ui, sans-serif; margin: 2em auto; max-width: 1360p
   color: #1a202c; background: #fff; }
 h1 { font-size: 1.5em; margin: 0 0 .3em; }
 h2 { font-size: 1.1em; margin: 1.8em 0 .5em; }
-pre { background: #f7fafc; border-left: 3px solid #2b6cb0; padding: .8em 1em; overflow-x: auto; }
+pre { background: #f7fafc; border-left: 3px solid #2b6cb0; padding: .8em 1em;
+  white-space: pre-wrap; }
 table { border-collapse: collapse; width: 100%; font-variant-numeric: tabular-nums; }
 th { text-align: left; border-bottom: 2px solid #cbd5e0; }
 td, th { padding: 3px 9px; white-space: nowrap; }
@@ -37,6 +38,8 @@ svg text { font: 12px system-ui, sans-serif; fill: #2d3748; }
 .pictures > div { flex: 1 1 430px; max-width: 660px; }
 @media print { details { display: none; } }
 """
+# Browsers hold the page to it: no scripts, no network, only the style below.
+_CLOSED = "default-src 'none'; style-src 'unsafe-inline'"
 _MOST_EXPLAINED = 200  # tables with their options; a page of thousands would not open
 
 
@@ -67,6 +70,7 @@ def page(plan: Plan, curve: Curve) -> str:
     ]
     head = (
         '<!doctype html><html lang="en"><head><meta charset="utf-8">'
+        f'<meta http-equiv="Content-Security-Policy" content="{_CLOSED}">'
         '<meta name="viewport" content="width=device-width, initial-scale=1">'
         f"<title>Placement plan</title><style>{_STYLE}</style></head><body>"
     )
@@ -83,7 +87,7 @@ def _legend() -> str:
 
 def _pictures(plan: Plan, rows: list[ReportRow], curve: Curve) -> str:
     parts = [
-        ("Where each table lives", memory_bars(plan, rows)),
+        ("Where each table lives, of one rank", memory_bars(plan, rows)),
         ("What it costs", cost_bars(rows)),
     ]
     if any(other is not None for _, other in curve):

@@ -47,7 +47,7 @@ def _row(plan: Plan, table: Placed, whole: float) -> ReportRow:
 
 def price_of(plan: Plan, hbm: int, ddr: int) -> float:
     """What bytes of a rank are worth at today's prices, in milliseconds."""
-    per_machine = plan.topology.ranks_per_machine
+    per_machine = min(plan.topology.world, plan.topology.ranks_per_machine)
     solver = plan.solver
     worth = hbm * solver.hbm_ms_per_gib + ddr * per_machine * solver.ddr_ms_per_gib_machine
     return worth / GIB

@@ -46,9 +46,7 @@ def memory_bars(plan: Plan, rows: list[ReportRow]) -> str:
             parts.append(_text(zero + right + 4, top + 12, _short(table.hbm_bytes / size)))
     height = len(rows) * _ROW + 34
     line = f'<line x1="{zero:.1f}" x2="{zero:.1f}" y1="18" y2="{height - 8}" stroke="#4a5568"/>'
-    head = _text(zero - 6, 12, f"host {unit} of a rank", "end") + _text(
-        zero + 6, 12, f"HBM {unit} of a device"
-    )
+    head = _text(zero - 6, 12, f"host {unit}", "end") + _text(zero + 6, 12, f"HBM {unit}")
     said = "Host memory and HBM of every table"
     return _svg(_WIDTH, height, said, head + "".join(parts) + line) + _left_out(plan)
 
