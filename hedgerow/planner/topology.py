@@ -8,6 +8,7 @@ from fractions import Fraction
 
 from ..core import checks
 from ..core.errors import ConfigError
+from ..core.units import format_bytes
 
 GIB = 2**30
 DEVICES = ("cuda", "cpu")
@@ -126,6 +127,31 @@ class Topology:
         shares = [Fraction(machine.ddr, machine.ranks) for machine in self.machines]
         return Budget(min(self.hbm_by_device), min(shares))
 
+    @staticmethod
+    def detect(
+        world: int = 1, local_world: int | None = None, *, device: str | None = None
+    ) -> Topology:
+        """This machine, taken as often as `world` ranks need; `device="cpu"` ignores its cards."""
+        from .detect import detect
+
+        return detect(world, local_world, device=device)
+
+    def describe(self) -> str:
+        """In words.
+
+        >>> Topology(world=8, hbm_per_device=80 * GIB, ddr_per_machine=512 * GIB).describe()
+        '8 ranks on 1 machine: a card of 80.0 GiB each, 512 GiB of host memory a machine'
+        """
+        count = len(self.machines)
+        hosts = _sizes([machine.ddr for machine in self.machines])
+        cards = "no cards"
+        if self.device != "cpu":
+            cards = f"a card of {_sizes(self.hbm_by_device)} each"
+        return (
+            f"{self.world} rank{'s' * (self.world > 1)} on {count} machine{'s' * (count > 1)}: "
+            f"{cards}, {hosts} of host memory a machine"
+        )
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Reserve:
@@ -169,6 +195,11 @@ class Reserve:
             device=topology.device,
             links=topology.links,
         )
+
+
+def _sizes(sizes: Sequence[int]) -> str:
+    least, most = format_bytes(min(sizes)), format_bytes(max(sizes))
+    return least if least == most else f"{least} to {most}"
 
 
 def _left(what: str, size: int, fraction: float, fixed: int) -> int:

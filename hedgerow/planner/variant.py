@@ -91,13 +91,14 @@ def _all(factors: Sequence[str]) -> tuple[Variant, ...]:
 
 
 def _of_factor(fixed: str) -> tuple[Variant, ...]:
-    share = _share(fixed)
+    share = share_of(fixed)
     if share in (0, 1):
         return (HBM_ONLY if share else HOST_ONLY,)
     return (Variant(Mode.HYBRID, fixed), Variant(Mode.CACHING, fixed))
 
 
-def _share(factor: str) -> Fraction:
+def share_of(factor: str) -> Fraction:
+    """A load factor, checked and exact."""
     try:
         share = Fraction(factor)
     except (ValueError, ZeroDivisionError, TypeError):
@@ -108,7 +109,7 @@ def _share(factor: str) -> Fraction:
 
 
 def _inner(factor: str) -> str:
-    if not 0 < _share(factor) < 1:
+    if not 0 < share_of(factor) < 1:
         raise ConfigError(
             f"factors has {factor!r}; HYBRID and CACHING take a share between 0 and 1, and the "
             f"ends are HOST_ONLY and HBM_ONLY."

@@ -1,6 +1,7 @@
 """Turns every case of a folder of golden vectors into one test.
 
 A case is each element of every top-level list of objects; every other top-level object is one case.
+A file that is a list itself has one section, `cases`.
 Scalars and plain number lists belong to their file, unless the area names them as a scheme. A file,
 a section or a key that nobody knows is a failing test, never a skipped one; what a later issue
 brings is listed by name. The folder is `tests/golden`, or `HEDGEROW_GOLDEN` with the same areas.
@@ -89,6 +90,8 @@ class Area:
         if file in self.later_files:
             return
         document = json.loads(path.read_text())
+        if isinstance(document, list):
+            document = {"cases": document}
         for section, value in document.items():
             yield from self._section_cases(file, section, value, document)
 

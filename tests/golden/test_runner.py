@@ -77,6 +77,14 @@ def test_what_nobody_knows_fails(
         case.run()
 
 
+def test_a_file_that_is_a_list_has_one_section(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    area = _area(tmp_path, monkeypatch, {"known": [{"x": 1}, {"x": 2, "id": "two"}]})
+    assert _labels(area) == ["known::cases::0", "known::cases::two"]
+    assert [case.value["x"] for case in area.cases()] == [1, 2]
+
+
 def test_an_absent_section_gives_no_case(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     area = _area(tmp_path, monkeypatch, {"known": {"note": "n", "cases": []}})
     assert area.cases() == []

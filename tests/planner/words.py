@@ -1,0 +1,29 @@
+"""Machines and tables that the planner's tests share."""
+
+from __future__ import annotations
+
+from hedgerow.planner.layout import BASELINE, Layout
+from hedgerow.planner.step_load import StepLoad
+from hedgerow.planner.storage import Storage, storage_of
+from hedgerow.planner.table_spec import TableSpec
+from hedgerow.planner.topology import GIB, Topology
+from hedgerow.planner.variant import Mode, Variant
+
+ONE_CARD = Topology(world=1, hbm_per_device=80 * GIB, ddr_per_machine=256 * GIB)
+TWO_CARDS = Topology(world=2, hbm_per_device=80 * GIB, ddr_per_machine=256 * GIB)
+NO_CARDS = Topology(world=2, ddr_per_machine=64 * GIB, device="cpu")
+SMALL = TableSpec(name="t", rows=1024, dim=64, optimizer="none")
+
+
+def stored(
+    mode: str,
+    factor: str,
+    *,
+    spec: TableSpec = SMALL,
+    topology: Topology = ONE_CARD,
+    layout: Layout = BASELINE,
+    load: StepLoad | None = None,
+    only_values: bool = False,
+) -> Storage:
+    variant = Variant(Mode(mode), factor)
+    return storage_of(spec, variant, topology, layout, load or StepLoad(), only_values=only_values)
