@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from .time_parameters import CPU, FULL_OVERLAP, ModeCost, TimeParameters
+from .time_parameters import CPU, FULL_OVERLAP, LinkCost, ModeCost, TimeParameters
 from .variant import Mode
 
 _OVERLAP = 8.0  # tiers were measured to overlap almost fully on an H200
@@ -38,7 +38,7 @@ def default_parameters(device_name: str) -> tuple[TimeParameters, str]:
     "the data sheet of an A100, with a key's cost as published for an H200"
     """
     if device_name.lower() == "cpu":
-        return _cpu(), "those of a 2-core x86 server"
+        return _cpu(), "those of a 2-core x86 server, with exchanges of 1 GB/s assumed"
     costs = {str(mode): ModeCost(_LAUNCH_MS, _KEY_MS) for mode in Mode}
     name = next((name for name in _CARDS if name in device_name.upper()), None)
     if name is None:
@@ -59,6 +59,11 @@ def default_parameters(device_name: str) -> tuple[TimeParameters, str]:
 
 
 def _cpu() -> TimeParameters:
+    # Steps as measured by `hedgerow calibrate`; links of a topology are those between cards.
+    exchange = LinkCost(0.3, 1e6)
     return TimeParameters(
-        modes={CPU: ModeCost(0.02, 1e-4)}, memories={"ddr": 1e7}, overlap=FULL_OVERLAP
+        modes={CPU: ModeCost(0.04, 7e-5)},
+        memories={"ddr": 1e7},
+        links={"intra": exchange, "inter": exchange},
+        overlap=FULL_OVERLAP,
     )
