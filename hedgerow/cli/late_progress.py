@@ -14,9 +14,9 @@ _QUIET_S, _PLAIN_S = 1.0, 10.0
 
 @contextmanager
 def late_progress() -> Iterator[Callable[[str, int, int], None]]:
-    """Takes (what, done, in all). On a terminal one line changes; elsewhere a line now and then."""
-    began, shown = time.monotonic(), 0.0
-    terminal = sys.stderr.isatty()
+    """Takes (what, done, in all). On a terminal one line changes; elsewhere lines come rarely."""
+    terminal, began = sys.stderr.isatty(), time.monotonic()
+    shown = 0.0 if terminal else began
 
     def show(text: str, done: int, total: int) -> None:
         nonlocal shown

@@ -16,12 +16,13 @@ from .placed import Forecast, Placed
 from .plan import Plan, Solved, Usable
 from .plan_inputs import PlanInputs, PlanSettings, check_pins, fits_pin
 from .plan_values import calibration_dict, stats_digest
-from .solution import Solution
+from .solution import PlanError, Solution
 from .solve import solve
 from .step_load import StepLoad
 from .storage import storage_of
 from .table_spec import TableSpec
 from .topology import GIB, Reserve, Topology
+from .unfit import told
 from .variant import FACTORS, Mode, Variant
 from .weigh import weigh
 
@@ -94,7 +95,12 @@ def plan_from(
     inputs = PlanInputs(
         specs=tuple(tables), settings=settings, choices=choices, stats_digests=digests
     )
-    found = finish(inputs, topology, reserve, calibration_dict(calibration), pin=pin)
+    known = calibration_dict(calibration)
+    try:
+        found = finish(inputs, topology, reserve, known, pin=pin)
+    except PlanError as error:
+        usable = reserve.of(topology)
+        raise told(error, inputs.specs, usable, settings, pin or {}) from error
     doubts = doubts_of(inputs.specs, found.tables, topology, calibration, settings.batch)
     return replace(found, inputs=replace(inputs, zipf_ms=doubts.zipf_ms, notes=doubts.notes))
 

@@ -15,6 +15,9 @@ from .table_spec import Feature, TableSpec
 from .time_parameters import TimeParameters
 from .topology import Links, Reserve, Topology
 
+MOST_RANKS = 10**6
+"""Of a plan that is read: what comes from a file must not fill our memory."""
+
 
 def topology_dict(topology: Topology) -> dict[str, Any]:
     """Every field of the machines."""
@@ -36,6 +39,9 @@ def topology_dict(topology: Topology) -> dict[str, Any]:
 
 def topology_of(values: Mapping[str, Any]) -> Topology:
     """Back; what is not there is as by default."""
+    world = values.get("world")
+    if isinstance(world, int) and world > MOST_RANKS:
+        raise FileDamagedError(f"topology: world is {world}; at most {MOST_RANKS:,} ranks.")
     known = {f.name for f in fields(Topology)}
     given = {name: value for name, value in values.items() if name in known}
     if "links" in given:

@@ -275,10 +275,14 @@ def test_progress_is_silent_at_first(capsys: pytest.CaptureFixture[str]) -> None
     with late_progress() as progress:
         progress("quick", 1, 2)
     assert capsys.readouterr().err == ""
-    with mock.patch("hedgerow.cli.late_progress._QUIET_S", -1.0), late_progress() as progress:
+    with (
+        mock.patch("hedgerow.cli.late_progress._QUIET_S", -1.0),
+        mock.patch("hedgerow.cli.late_progress._PLAIN_S", -1.0),
+        late_progress() as progress,
+    ):
         progress("slow", 1, 2)
         progress("slow", 2, 2)
-    assert capsys.readouterr().err == "slow 1/2\n"
+    assert capsys.readouterr().err == "slow 1/2\nslow 2/2\n"
     with (
         mock.patch("hedgerow.cli.late_progress._QUIET_S", -1.0),
         mock.patch("sys.stderr.isatty", return_value=True),

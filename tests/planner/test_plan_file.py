@@ -140,6 +140,7 @@ def _set(values: dict[str, Any], where: str, value: Any) -> None:
         ("tables.0.expected_ms", "fast", "expected_ms is 'fast'"),
         ("topology", None, "topology is a NoneType"),
         ("topology.world", 0, "Topology.world is 0"),
+        ("topology.world", 2**60, "at most 1,000,000 ranks"),
         ("topology.hbm_per_device", [1, 2], "has 2 sizes for 16"),
         ("topology.links", 7, "links is 7"),
         ("budget.reserve.hbm_fraction", 2, "Reserve.hbm_fraction is 2"),
