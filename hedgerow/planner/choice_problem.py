@@ -67,6 +67,7 @@ def choice_problem(tables: Sequence[TableOptions], budget: Budget) -> ChoiceProb
     """The problem in whole nanoseconds and bytes.
 
     >>> from fractions import Fraction
+    >>> from .option import Option
     >>> ways = (Option("HBM_ONLY@1.0", 8, 0, 0.5), Option("HOST_ONLY@0", 0, 8, 2.0))
     >>> item = TableOptions("item", ways)
     >>> choice_problem([item], Budget(10, Fraction(5, 2))).cost.tolist()

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 
 import numpy as np
 
 from .branch import branch
+from .choice_problem import choice_problem
 from .core import Answer, Core, whole
+from .option import TableOptions
 from .prune import prune
+from .topology import Budget
 
 
 def feasible(core: Core) -> Answer | None:
@@ -28,3 +32,16 @@ def feasible(core: Core) -> Answer | None:
         return None
     columns = (problem.order == np.array(found.options)[:, None]) & problem.there
     return core.answer(columns.argmax(axis=1))
+
+
+def fits(tables: Sequence[TableOptions], budget: Budget) -> bool:
+    """Whether some choice fits.
+
+    >>> from fractions import Fraction
+    >>> from .option import Option
+    >>> table = TableOptions("item", (Option("HBM_ONLY@1.0", 8, 0, 0.5),))
+    >>> fits([table], Budget(8, Fraction(0))), fits([table], Budget(7, Fraction(0)))
+    (True, False)
+    """
+    left = prune(choice_problem(tables, budget))
+    return left is not None and feasible(whole(left)) is not None
