@@ -25,6 +25,12 @@ def keep_plan(old: Plan, new: Plan, *, threshold: float = THRESHOLD) -> Kept:
 
     `new` is a plan of the same tables as they are today. The old choices are priced with its
     options; if they are not possible any more, the new plan is taken.
+
+    >>> from hedgerow.planner import TableSpec, Topology, plan
+    >>> machine = Topology(world=2, ddr_per_machine=2**33, device="cpu")
+    >>> today = plan([TableSpec(name="item", rows=1000, dim=8)], machine)
+    >>> keep_plan(today, today).reason
+    'the new plan would save 0.0%, not over 5%'
     """
     if new.inputs is None:
         return Kept(new, False, 0.0, "the new plan has no options to price the old one with")

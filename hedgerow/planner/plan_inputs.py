@@ -34,14 +34,13 @@ class PlanSettings:
     """What the caller of `plan` said beside tables and machines.
 
     `batch` is samples of a rank and step. `thrashing` allows caches that are smaller than what one
-    step touches. `whole_tables` lets small tables live on one rank, or on all.
+    step touches.
     """
 
     batch: int
     layout: str = "hedgerow"
     factors: Sequence[str] = FACTORS
     thrashing: bool = False
-    whole_tables: bool = False
     time_limit: float = 10.0
 
 

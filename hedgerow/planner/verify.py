@@ -14,7 +14,11 @@ from .plan import Plan
 
 @dataclass(frozen=True, slots=True)
 class Observed:
-    """Measured of a table, or of a group of tables: milliseconds a step, and hits if counted."""
+    """Measured of a table, or of a group of tables: milliseconds a step, and hits if counted.
+
+    >>> Observed(0.25, hit_rate=0.9)
+    Observed(ms=0.25, hit_rate=0.9)
+    """
 
     ms: float
     hit_rate: float | None = None
