@@ -11,6 +11,7 @@ import numpy as np
 from .choice_problem import ChoiceProblem, Ints
 from .core import Answer, Core
 from .relax import relax
+from .stray_output import stray_output_to_stderr
 
 _UNIT = 2**18  # bytes: the solver's tolerance of 1e-6 is then a quarter of a byte
 _LEAST_S = 0.05  # no less time than this is worth a call
@@ -74,16 +75,15 @@ def _solve(
     sizes = np.stack([problem.hbm[table, column], problem.ddr[table, column]]) / _UNIT
     limits: Any = np.array([hbm_limit, ddr_limit]) / _UNIT  # scipy says float, and takes arrays
     options: dict[str, Any] = {"mip_rel_gap": 0, "time_limit": max(_LEAST_S, seconds)}
-    result = milp(
-        (problem.cost[table, column] - base[table]).astype(np.float64),
-        integrality=np.ones(count),
-        bounds=Bounds(0, 1),
-        constraints=[
-            LinearConstraint(one, 1, 1),
-            LinearConstraint(sizes, -np.inf, limits),
-        ],
-        options=options,
-    )
+    rows = [LinearConstraint(one, 1, 1), LinearConstraint(sizes, -np.inf, limits)]
+    with stray_output_to_stderr():  # HiGHS prints a line of its own now and then
+        result = milp(
+            (problem.cost[table, column] - base[table]).astype(np.float64),
+            integrality=np.ones(count),
+            bounds=Bounds(0, 1),
+            constraints=rows,
+            options=options,
+        )
     least = int(base.sum())
     bound = result.mip_dual_bound
     reached = -np.inf if bound is None or not np.isfinite(bound) else float(bound) + least - 1e-3
