@@ -11,8 +11,8 @@ export OMPI_ALLOW_RUN_AS_ROOT := 1
 export OMPI_ALLOW_RUN_AS_ROOT_CONFIRM := 1
 export OMPI_MCA_rmaps_base_oversubscribe := 1
 
-.PHONY: help env train test test-long test-gpu lint format api sanitize bench bench-peers ci-deps \
-	wheel clean
+.PHONY: help env train test test-long test-gpu lint format api docs sanitize bench bench-peers \
+	ci-deps docs-deps wheel clean
 
 help:
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):[^#]*## (.*)/  make \1\t\2/' | expand -t 20
@@ -52,6 +52,9 @@ format: env ## rewrites sources in the house style
 api: env ## records the public surface after a change that is meant
 	mkdir -p build && $(BIN)/python -m tools.api > build/api.json && mv build/api.json tests/golden/api.json
 
+docs: env ## the page of a sample plan, opened in headless Chromium; its picture goes to docs/plan.png
+	$(BIN)/python tools/docs.py
+
 sanitize: env ## the C++ tests under address+undefined and thread sanitizers
 	for kind in address,undefined thread; do \
 	  $(BIN)/cmake -S . -B build/sanitize-$${kind%%,*} -G Ninja -DCMAKE_MAKE_PROGRAM=$(CURDIR)/$(BIN)/ninja \
@@ -77,16 +80,21 @@ bench-peers: .peers/torch/.installed .peers/tfra/.installed ## environments of t
 	.peers/tfra/bin/python -m pip install --quiet --disable-pip-version-check --no-deps -r tools/peers/tfra.txt
 	touch $@
 
-# Without one of these, tests that need it are skipped aloud and counted.
+# Without one of these, what needs it is skipped aloud: mpirun by tests, Chromium by `make docs`.
+ci-deps: DEBIAN := mpirun:openmpi-bin
 ci-deps: ## Debian packages that some tests need: openmpi-bin (mpirun)
-	@sudo=; test "$$(id -u)" = 0 || sudo="sudo -n"; \
-	if command -v mpirun > /dev/null; then echo "ci-deps: mpirun is there"; \
-	elif ! command -v apt-get > /dev/null; then echo "ci-deps: SKIPPED: openmpi-bin: no apt-get here"; \
-	elif ! $$sudo true 2> /dev/null; then echo "ci-deps: SKIPPED: openmpi-bin: neither root nor sudo"; \
+docs-deps: DEBIAN := chromium-headless-shell:chromium-headless-shell
+docs-deps: ## Debian packages that make docs needs: chromium-headless-shell
+ci-deps docs-deps:
+	@sudo=; test "$$(id -u)" = 0 || sudo="sudo -n"; program=$(firstword $(subst :, ,$(DEBIAN))); \
+	package=$(lastword $(subst :, ,$(DEBIAN))); \
+	if command -v $$program > /dev/null; then echo "$@: $$program is there"; \
+	elif ! command -v apt-get > /dev/null; then echo "$@: SKIPPED: $$package: no apt-get here"; \
+	elif ! $$sudo true 2> /dev/null; then echo "$@: SKIPPED: $$package: neither root nor sudo"; \
 	elif $$sudo env DEBIAN_FRONTEND=noninteractive sh -c "apt-get -qq update; \
-	  apt-get -qq install --yes --no-install-recommends openmpi-bin" > /dev/null; \
-	then echo "ci-deps: openmpi-bin is installed"; \
-	else echo "ci-deps: SKIPPED: openmpi-bin: apt-get could not install it"; fi
+	  apt-get -qq install --yes --no-install-recommends $$package" > /dev/null; \
+	then echo "$@: $$package is installed"; \
+	else echo "$@: SKIPPED: $$package: apt-get could not install it"; fi
 
 wheel: env ## dist/*.whl
 	$(BIN)/python -m pip wheel --quiet --disable-pip-version-check -c constraints.txt --no-build-isolation --no-deps -w dist .

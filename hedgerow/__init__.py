@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from . import data as data
     from . import models as models
+    from . import planner as planner
     from .core.errors import HedgerowError as HedgerowError
     from .core.hashing import id64 as id64
     from .core.id_batch import IdBatch as IdBatch
@@ -22,6 +23,7 @@ if TYPE_CHECKING:
     from .nn.embeddings import Embeddings as Embeddings
     from .nn.freeze import freeze as freeze
     from .nn.hold import hold_updates as hold_updates
+    from .nn.plan import plan as plan
     from .nn.prefetch import prefetch as prefetch
     from .nn.pytree import dynamic_shapes as dynamic_shapes
     from .nn.saving import load as load
@@ -77,6 +79,7 @@ _NAMES = {
     "nn.embeddings": ("Embeddings",),
     "nn.freeze": ("freeze",),
     "nn.hold": ("hold_updates",),
+    "nn.plan": ("plan",),
     "nn.prefetch": ("prefetch",),
     "nn.pytree": ("dynamic_shapes",),
     "nn.saving": ("load", "save"),
@@ -104,7 +107,7 @@ _NAMES = {
     "tables.schedules": ("Polynomial",),
     "tables.table": ("Table",),
 }
-_DOORS = ("data", "models")  # folders that are doors of their own: hr.data.clicks
+_DOORS = ("data", "models", "planner")  # folders that are doors of their own: hr.data.clicks
 _PLACES = {name: place for place, names in _NAMES.items() for name in names}
 
 

@@ -13,10 +13,13 @@ from . import (
     balance,
     bench,
     calibrate,
+    check,
     doctor,
+    explain,
     inspect,
     keys,
     launch,
+    plan,
     predict,
     ps,
     ps_status,
@@ -40,11 +43,14 @@ app = typer.Typer(
 app.command()(balance.balance)
 app.add_typer(bench.app, name="bench")
 app.command()(calibrate.calibrate)
+app.command()(check.check)
+app.command()(explain.explain)
 app.command("import-monolith")(import_monolith)
 app.command()(inspect.inspect)
 app.command(
     context_settings={**launch.CONTEXT, "allow_interspersed_args": False},
 )(launch.launch)
+app.command()(plan.plan)
 app.command()(ps.ps)
 app.command("ps-status")(ps_status.ps_status)
 app.add_typer(keys.app, name="keys")

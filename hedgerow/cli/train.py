@@ -10,6 +10,7 @@ import typer
 
 from ..core.errors import FileMissingError, HedgerowError, InputError, JobFailedError
 from .job_ranks import job_ranks
+from .log_lines import shown_log
 from .options import AsJson
 from .show_plan import show_plan
 
@@ -38,6 +39,7 @@ def train(
     lr: Annotated[float | None, typer.Option(help="Learning rate of the rows.")] = None,
     seed: Annotated[int | None, typer.Option(help="Of first values and weights.")] = None,
     steps: Annotated[int | None, typer.Option(help="At most so many steps.")] = None,
+    plan: Annotated[str | None, typer.Option(help="Follow a `hedgerow plan` file.")] = None,
     out: Annotated[
         Path | None, typer.Option(help="Folder of the run; one below runs/ if not given.")
     ] = None,
@@ -70,7 +72,7 @@ def train(
     Try: `hedgerow train --data clicks --steps 500`
     """
     sizes = {"dim": dim, "epochs": epochs, "batch_size": batch_size, "lr": lr, "steps": steps}
-    options = _given(data=data, model=model, seed=seed, **sizes)
+    options = _given(data=data, model=model, seed=seed, plan=_located(plan), **sizes)
     job = _job(config, options, out, resume=resume)
     if print_plan:
         show_plan(job, as_json=as_json)
@@ -80,6 +82,11 @@ def train(
         outcome = _run(job, out, name, ranks, resume=resume, compare=compare, as_json=as_json)
     if outcome.why == "interrupted":
         raise typer.Exit(1)
+
+
+def _located(plan: str | None) -> str | None:
+    """Relative to where the program runs; what the job's file says is relative to the file."""
+    return plan if plan in (None, "auto") else str(Path(plan).absolute())
 
 
 def _given(**values: object) -> dict[str, Any]:
@@ -140,7 +147,8 @@ def _built(job: Job) -> Parts:
     from ..train.job_parts import build
 
     try:
-        return build(job)
+        with shown_log():
+            return build(job)
     except FileMissingError as error:
         if job.data.is_files:
             raise

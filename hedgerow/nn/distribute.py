@@ -23,6 +23,7 @@ from ..sharding.exchange import WIRES, Exchange
 from ..tables.multi.host_tables import HostTables
 from .alike import about
 from .collection import Collection, collections_of
+from .follow_plan import PlanLike, follow_plan
 from .on_servers import put_on_servers
 from .routers import routers_of
 from .summary import tables_of
@@ -36,6 +37,7 @@ def distribute(
     dedup: bool = True,
     servers: Sequence[str] | None = None,
     keys: ClientKeys | Path | str | None = None,
+    plan: PlanLike | None = None,
 ) -> nn.Module:
     """The model over all processes of the job: rows spread over them, the dense part in DDP.
 
@@ -54,29 +56,30 @@ def distribute(
     dense part of several processes is in DDP all the same. Without `servers`, those of a launcher
     are taken (`hedgerow launch --servers`, HEDGEROW_SERVERS), and its keys unless `keys` is given.
 
+    A `plan` is one of `hr.plan`, the path of its file, or "auto". All ranks must have the same one,
+    made for these tables and so many ranks; each logs what it holds.
+
     >>> import hedgerow as hr
     >>> model = hr.EmbeddingBags([hr.Table("user", 2)])
     >>> hr.distribute(model) is model  # alone
     True
     """
-    if not isinstance(model, nn.Module):
-        raise DtypeError(f"distribute of a {type(model).__name__}; pass an nn.Module.")
-    checks.choice("distribute", "reduce", reduce, ("mean", "sum"))
-    checks.choice("distribute", "wire", wire, WIRES)
-    checks.switch("distribute", "dedup", dedup)
-    collections = collections_of(model)
-    if not collections:
-        raise InputError("distribute of a model without EmbeddingBags or Embeddings.")
+    collections = _checked(model, reduce, wire, dedup)
     found = server_list(servers)
     if found is not None:
+        _no_plan(plan)
         keys = found.keys if keys is None else keys
         put_on_servers(model, collections, found.addresses, wire=wire, dedup=dedup, keys=keys)
         return _dense_over_ranks(model)
     if _is_alone():
+        if plan is not None:
+            follow_plan(model, plan, Ranks())
         return model
     start_process_group()
     ranks = Ranks(own_group())
-    _check(model, collections, ranks, {"reduce": reduce, "wire": wire})
+    _check(model, collections, ranks, {"reduce": reduce, "wire": wire, "plan": _kind(plan)})
+    if plan is not None:
+        follow_plan(model, plan, ranks)
     # Updates run when a backward ends, reads perhaps ahead in another thread: a group for each, and
     # none of them DDP's. All groups are made in the same order on every rank.
     reads, updates = (Exchange(own_group(), wire=wire) for _ in range(2))
@@ -86,6 +89,32 @@ def distribute(
         over = _over(one, routers, reads, updates, reduce=reduce, dedup=dedup)
         one.spread(over, ranks, every)
     return _dense_over_ranks(model)
+
+
+def _checked(model: nn.Module, reduce: str, wire: str, dedup: bool) -> list[Collection]:
+    """The collections of the model; arguments are fine."""
+    if not isinstance(model, nn.Module):
+        raise DtypeError(f"distribute of a {type(model).__name__}; pass an nn.Module.")
+    checks.choice("distribute", "reduce", reduce, ("mean", "sum"))
+    checks.choice("distribute", "wire", wire, WIRES)
+    checks.switch("distribute", "dedup", dedup)
+    collections = collections_of(model)
+    if not collections:
+        raise InputError("distribute of a model without EmbeddingBags or Embeddings.")
+    return collections
+
+
+def _no_plan(plan: PlanLike | None) -> None:
+    if plan is not None:
+        raise ConfigError(
+            "distribute has a plan, and servers; a plan is of tables in the processes of the job: "
+            "leave one of them out."
+        )
+
+
+def _kind(plan: PlanLike | None) -> str:
+    """What ranks must agree on before they read a plan."""
+    return "none" if plan is None else "auto" if plan == "auto" else "given"
 
 
 def _is_alone() -> bool:

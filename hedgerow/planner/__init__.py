@@ -1,3 +1,38 @@
-"""Which tables live in HBM, in host memory or in both, chosen exactly and explained."""
+"""Which tables live in HBM, in host memory or in both, chosen exactly and explained.
+
+The door `hr.planner`. Reading a plan loads no solver; planning loads scipy where it is installed.
+"""
 
 from __future__ import annotations
+
+from .calibration import Calibration as Calibration
+from .keep_plan import keep_plan as keep_plan
+from .key_stats import KeyStats as KeyStats
+from .plan import Plan as Plan
+from .plan_check import PlanMismatchError as PlanMismatchError
+from .solution import PlanError as PlanError
+from .table_spec import Feature as Feature
+from .table_spec import TableSpec as TableSpec
+from .topology import Links as Links
+from .topology import Reserve as Reserve
+from .topology import Topology as Topology
+from .verify import Observed as Observed
+
+# Last: the function takes the name of the module that holds Plan.
+from .make_plan import plan as plan  # isort: skip
+
+__all__ = [
+    "Calibration",
+    "Feature",
+    "KeyStats",
+    "Links",
+    "Observed",
+    "Plan",
+    "PlanError",
+    "PlanMismatchError",
+    "Reserve",
+    "TableSpec",
+    "Topology",
+    "keep_plan",
+    "plan",
+]

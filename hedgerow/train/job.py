@@ -27,7 +27,7 @@ class DenseJob:
 @dataclass(frozen=True, kw_only=True)
 class TrainJob:
     """`[train]`: how long and how often; None for `eval_every` is once an epoch, and for `threads`
-    as many as torch takes by itself.
+    as many as torch takes by itself. `plan` is a file of `hedgerow plan`, or "auto".
     """
 
     epochs: Size = 1
@@ -37,6 +37,13 @@ class TrainJob:
     eval_every: Size | None = None
     early_stop: Count = 0
     threads: Size | None = None
+    plan: str | None = None
+
+    def located(self, folder: Path) -> TrainJob:
+        """Itself, with a plan whose path does not depend on where the program runs."""
+        if self.plan in (None, "auto"):
+            return self
+        return replace(self, plan=str(folder / self.plan))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -109,6 +116,7 @@ OPTIONS = {
     "--epochs": ("train", "epochs"),
     "--steps": ("train", "steps"),
     "--seed": ("train", "seed"),
+    "--plan": ("train", "plan"),
 }
 
 
@@ -122,7 +130,7 @@ def _job(values: Mapping[str, Any], origin: Origin, options: Mapping[str, Any], 
     if isinstance(model, Mapping):  # a rate or a width alone leaves the rest as it is by default
         merged = {**merged, "model": _with_defaults(model)}
     job: Job = read_section(Job, merged, place)
-    job = replace(job, data=job.data.located(root))
+    job = replace(job, data=job.data.located(root), train=job.train.located(root))
     job.data.check(place.key("data"))
     job.model.check(job.data, place.key("model"))
     return job

@@ -46,7 +46,7 @@ def build(job: Job) -> Parts:
     fields = job.model.fields(job.data)
     train, test = job.data.train(fields), job.data.test(fields)
     schedule(job).check_test(test is not None)
-    model = distribute(build_model(job))
+    model = distribute(build_model(job), plan=job.train.plan)
     optimizer = _optimizer(job.dense, model)
     return Parts(model, optimizer, train, test, _total_steps(job, train), best_auc(train))
 

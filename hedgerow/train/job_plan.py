@@ -7,8 +7,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+from torch import nn
+
 from ..nn.collection import collections_of
 from ..nn.plain_plan import TablePlan, plain_plan
+from ..tables.table import Table
 from .job import Job
 from .job_model import TableJob
 from .job_parts import build_model
@@ -64,18 +67,32 @@ def job_plan(job: Job, ranks: int) -> JobPlan:
     [('user', 'mix64(id) mod 2'), ('item', 'mix64(id) mod 2')]
     """
     model = build_model(_roomless(job))
+    return JobPlan(
+        ranks=ranks,
+        tables=tuple(plain_plan(_as_said(model, job), ranks)),
+        dense={name: tuple(weight.shape) for name, weight in model.named_parameters()},
+        dense_optimizer=f"{job.dense.optimizer} lr {job.dense.lr:g}",
+    )
+
+
+def job_tables(job: Job) -> list[Table]:
+    """The tables of a job as its model has them; no room is made for rows.
+
+    >>> from hedgerow.train.job import job_of
+    >>> [(table.name, table.dim) for table in job_tables(job_of({"data": {"source": "clicks"}}))]
+    [('user', 17), ('item', 17)]
+    """
+    return _as_said(build_model(_roomless(job)), job)
+
+
+def _as_said(model: nn.Module, job: Job) -> list[Table]:
+    """Some models give rows more columns than the user asked for; the rest is as the job says."""
     said = {table.name: table for table in job.model.table_list(job.data)}
-    tables = [  # as the model has them: some give rows more columns than the user asked for
+    return [
         replace(table, dist_type=said[table.name].dist_type, rows=said[table.name].rows)
         for collection in collections_of(model)
         for table in collection.tables
     ]
-    return JobPlan(
-        ranks=ranks,
-        tables=tuple(plain_plan(tables, ranks)),
-        dense={name: tuple(weight.shape) for name, weight in model.named_parameters()},
-        dense_optimizer=f"{job.dense.optimizer} lr {job.dense.lr:g}",
-    )
 
 
 def _roomless(job: Job) -> Job:

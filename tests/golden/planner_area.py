@@ -13,7 +13,7 @@ from hedgerow.planner.variant import Variant, variants
 
 from .runner import Area, take
 
-AREA = Area("planner", later_files={"joint", "end_to_end", "placement"})
+AREA = Area("planner", later_files={"placement"})
 
 _TABLE_KEYS = (
     *("name", "rows", "dim", "element_bytes", "optimizer", "bucket_capacity", "counter_rows"),

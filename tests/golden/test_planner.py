@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from . import planner_model  # noqa: F401  (it registers handlers)
+from . import planner_model, planner_solve  # noqa: F401  (they register handlers)
 from .planner_area import AREA
 from .runner import Case
 

@@ -67,6 +67,7 @@ def test_every_name_of_the_doors_inside_is_documented_with_an_example(name: str)
         "docs/data.md",
         "docs/launch.md",
         "docs/parameter-servers.md",
+        "docs/planner.md",
         "docs/training.md",
     ],
 )

@@ -1,0 +1,65 @@
+"""`hedgerow check`: whether machines can carry a plan."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from .options import AsJson
+from .plan_options import Hbm, Host, LocalRanks, machines
+
+if TYPE_CHECKING:
+    from ..planner.plan import Plan
+
+
+def check(
+    plan: Annotated[Path, typer.Argument(metavar="PLAN.json", help="From `hedgerow plan --out`.")],
+    ranks: Annotated[
+        int | None, typer.Option(help="Ranks of the job; those of the plan if not given.", min=1)
+    ] = None,
+    local_ranks: LocalRanks = None,
+    hbm: Hbm = None,
+    host: Host = None,
+    tables: Annotated[
+        Path | None,
+        typer.Option(help="Tables or a job that must be those of the plan."),
+    ] = None,
+    accept_drift: Annotated[
+        bool, typer.Option("--accept-drift", help="Other row counts, as far as the reserve goes.")
+    ] = False,
+    as_json: AsJson = False,
+) -> None:
+    """Tell whether this machine, or the one described, can carry a plan: exit status 1 if not.
+
+    A plan is carried by as many ranks as it has, on devices and machines with room for what it
+    puts there.
+    """
+    from ..planner.carry import shortages
+    from ..planner.plan import Plan
+
+    found = Plan.load(plan)
+    local = local_ranks or (found.topology.ranks_per_machine if ranks is None else None)
+    here = machines(ranks or found.topology.world, local, hbm, host)
+    wrong = shortages(found, here)
+    if tables is not None:
+        _check_tables(found, tables, accept_drift=accept_drift)
+    if as_json:
+        typer.echo(json.dumps({"carries": not wrong, "wrong": wrong}, indent=1))
+    else:
+        for line in wrong:
+            typer.echo(line)
+        typer.echo(f"{here.describe()}: {'cannot carry' if wrong else 'carries'} {plan}")
+    if wrong:
+        raise typer.Exit(1)
+
+
+def _check_tables(plan: Plan, path: Path, *, accept_drift: bool) -> None:
+    from .late_progress import late_progress
+    from .plan import read_tables
+
+    with late_progress() as progress:
+        specs, _ = read_tables(path, {}, plan.topology.world, progress)
+    plan.check(specs, accept_drift=accept_drift)

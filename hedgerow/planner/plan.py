@@ -1,0 +1,207 @@
+"""A plan: which table lives where on which machines, with its proof and what it was made from."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from ..core import checks
+from .placed import Placed
+from .plan_inputs import PlanInputs
+from .topology import Budget, Reserve, Topology
+
+if TYPE_CHECKING:
+    from .plan_check import PlanCheck
+    from .plan_diff import PlanDiff
+    from .table_spec import TableSpec
+    from .verify import Observed, Verification
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Solved:
+    """How a plan was found. Prices are milliseconds a step that one more GiB saves.
+
+    Plans are compared without `seconds`: the same input gives the same plan, not the same wait.
+    """
+
+    status: str
+    lower_bound_ms: float
+    total_ms: float
+    gap: float
+    hbm_ms_per_gib: float  # one GiB more on every device
+    ddr_ms_per_gib_machine: float  # one GiB more on every machine
+    seconds: float = field(default=0.0, compare=False)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Usable:
+    """What tables may take of the smallest device and of the machine that binds, and what not."""
+
+    hbm_per_device: int
+    ddr_per_machine: int
+    reserve: Reserve
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Plan:
+    """Where every table lives. Reading one needs no solver; `save` and `load` are of JSON.
+
+    `calibration` is {"parameters", "device"} of the one that times rest on. `inputs` is None for a
+    file that holds decisions alone. `extra` are fields of a file that this version does not know,
+    by section; "" is the top.
+
+    >>> from hedgerow.planner import TableSpec, plan
+    >>> machine = Topology(world=2, ddr_per_machine=2**33, device="cpu")
+    >>> made = plan([TableSpec(name="item", rows=1000, dim=8)], machine)
+    >>> made.names, made.of("item").mode.value, made.what_if(ddr=2**34).diff(made).moved_bytes
+    (('item',), 'HOST_ONLY', 0)
+    """
+
+    fingerprint: str
+    topology: Topology
+    budget: Usable
+    solver: Solved
+    calibration: Mapping[str, Any]
+    tables: tuple[Placed, ...]
+    inputs: PlanInputs | None = None
+    extra: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """Of the tables, in the order of the plan."""
+        return tuple(table.name for table in self.tables)
+
+    def of(self, name: str) -> Placed:
+        """The line of one table."""
+        for table in self.tables:
+            if table.name == name:
+                return table
+        return checks.unknown("table", name, self.names)
+
+    @property
+    def limits(self) -> Budget:
+        """What the shards of one rank may take, exactly."""
+        return self.budget.reserve.of(self.topology).budget()
+
+    @property
+    def hbm_bytes(self) -> int:
+        """Of the fullest device."""
+        return max(load.hbm for load in self.loads())
+
+    @property
+    def ddr_bytes(self) -> int:
+        """Of the fullest rank."""
+        return max(load.ddr for load in self.loads())
+
+    def loads(self) -> tuple[Load, ...]:
+        """What every rank carries, in the order of ranks."""
+        shared = [t for t in self.tables if t.rank is None]
+        base = _load(shared)
+        if len(shared) == len(self.tables):
+            return (base,) * self.topology.world
+        own: dict[int, list[Placed]] = {}
+        for table in self.tables:
+            if table.rank is not None:
+                own.setdefault(table.rank, []).append(table)
+        return tuple(base + _load(own.get(rank, ())) for rank in range(self.topology.world))
+
+    def save(self, path: str | Path) -> None:
+        """Writes the plan as JSON, whole or not at all."""
+        from .plan_file import write_plan
+
+        write_plan(self, Path(path))
+
+    @staticmethod
+    def load(path: str | Path) -> Plan:
+        """The plan of a file; a damaged one, or one of a newer version, is refused."""
+        from .plan_file import read_plan
+
+        return read_plan(Path(path))
+
+    def to_dict(self) -> dict[str, Any]:
+        """As the file has it."""
+        from .plan_file import plan_dict
+
+        return plan_dict(self)
+
+    def table(self) -> str:
+        """The report as text: one line a table, what memory is worth, what if."""
+        from .report import report_text
+
+        return report_text(self)
+
+    def explain(self, name: str) -> str:
+        """All options of a table, and why each of the others lost."""
+        from .explain import explain_text
+
+        return explain_text(self, name)
+
+    def html(self, path: str | Path) -> None:
+        """Writes the report as one HTML file that needs no network and no scripts."""
+        from .report_html import write_html
+
+        write_html(self, Path(path))
+
+    def png(self, path: str | Path) -> None:
+        """Draws where tables live, what they cost, and what other memory would change."""
+        from .report_png import draw_plan
+
+        draw_plan(self, Path(path))
+
+    def check(self, tables: Sequence[TableSpec], *, accept_drift: bool = False) -> PlanCheck:
+        """Refuses tables other than the plan's, and names what differs.
+
+        With `accept_drift`, other row counts are fine as long as they fit into the reserve.
+        """
+        from .plan_check import check_tables
+
+        return check_tables(self, tables, accept_drift=accept_drift)
+
+    def diff(self, other: Plan) -> PlanDiff:
+        """What `other` changes, and the bytes that must move for it."""
+        from .plan_diff import diff_plans
+
+        return diff_plans(self, other)
+
+    def what_if(
+        self,
+        *,
+        hbm: int | None = None,
+        ddr: int | None = None,
+        world: int | None = None,
+        batch: int | None = None,
+        pin: Mapping[str, str] | None = None,
+    ) -> Plan:
+        """The plan for other machines or a smaller choice; the reserve stays as it is.
+
+        `hbm` are bytes of a device and `ddr` of a machine, as in Topology; `pin` are tables with
+        the mode ("CACHING") or the one option ("CACHING@0.1") that they must take.
+        """
+        from .what_if import what_if
+
+        return what_if(self, hbm=hbm, ddr=ddr, world=world, batch=batch, pin=pin)
+
+    def verify(self, observed: Mapping[str, Observed]) -> Verification:
+        """What was measured, beside what the plan had said; and whether to plan again."""
+        from .verify import verify
+
+        return verify(self, observed)
+
+
+@dataclass(frozen=True, slots=True)
+class Load:
+    """What one rank carries of a plan."""
+
+    hbm: int
+    ddr: int
+    ms: float
+
+    def __add__(self, other: Load) -> Load:
+        return Load(self.hbm + other.hbm, self.ddr + other.ddr, self.ms + other.ms)
+
+
+def _load(tables: Sequence[Placed]) -> Load:
+    hbm, ddr = sum(t.hbm_bytes for t in tables), sum(t.ddr_bytes for t in tables)
+    return Load(hbm, ddr, sum(t.forecast.ms for t in tables))

@@ -1,0 +1,247 @@
+"""The file of a plan: JSON of version 1, written whole or not at all, read with suspicion."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any, NoReturn
+
+from ..core.errors import FileDamagedError, FileMissingError, HedgerowError, InputError
+from ..routing.dist_types import SUPPORTED_DIST_TYPES
+from .as_json import readable
+from .inputs_file import inputs_dict, inputs_of
+from .placed import SHARDINGS, Forecast, Placed
+from .plan import Plan, Solved, Usable
+from .plan_values import reserve_of, topology_dict, topology_of
+from .variant import Mode, Variant
+
+FORMAT, VERSION = "placement-plan", 1
+_TOP = ("format", "version", "fingerprint", "topology", "budget", "solver", "calibration")
+_TOPOLOGY = ("world", "local_world", "device", "hbm_per_device", "ddr_per_machine", "links")
+_BUDGET = ("hbm_per_device", "ddr_per_machine", "reserve")
+_SOLVER = ("status", "lower_bound_ms", "total_ms", "gap", "seconds", "prices")
+_PRICES = ("hbm_ms_per_gib", "ddr_ms_per_gib_machine")
+_SIZES = ("rows_per_rank", "row_bytes", "hbm_bytes", "ddr_bytes")
+_TABLE = ("name", "mode", "load_factor", "sharding", "rank", "dist_type", *_SIZES)
+_TABLE_KNOWN = (*_TABLE, "expected_hit_rate", "expected_ms", "group")
+
+
+def plan_dict(plan: Plan) -> dict[str, Any]:
+    """A plan as its file has it."""
+    extra = plan.extra
+    solver = plan.solver
+    prices = {name: getattr(solver, name) for name in _PRICES}
+    found = {
+        "format": FORMAT,
+        "version": VERSION,
+        "fingerprint": plan.fingerprint,
+        "topology": {**topology_dict(plan.topology), **extra.get("topology", {})},
+        "budget": {
+            "hbm_per_device": plan.budget.hbm_per_device,
+            "ddr_per_machine": plan.budget.ddr_per_machine,
+            "reserve": asdict(plan.budget.reserve),
+            **extra.get("budget", {}),
+        },
+        "solver": {
+            **{name: getattr(solver, name) for name in _SOLVER if name != "prices"},
+            "prices": prices,
+            **extra.get("solver", {}),
+        },
+        "calibration": dict(plan.calibration),
+        "tables": [_table_dict(table) for table in plan.tables],
+        **extra.get("", {}),
+    }
+    return found if plan.inputs is None else {**found, "inputs": inputs_dict(plan.inputs)}
+
+
+def _table_dict(table: Placed) -> dict[str, Any]:
+    place: dict[str, Any] = {"sharding": table.sharding}
+    if table.rank is not None:
+        place["rank"] = table.rank
+    return {
+        "name": table.name,
+        "mode": str(table.mode),
+        "load_factor": table.load_factor,
+        **place,
+        "dist_type": table.dist_type,
+        **{name: getattr(table, name) for name in _SIZES},
+        "expected_hit_rate": table.forecast.hit_rate,
+        "expected_ms": table.forecast.ms,
+        "group": table.group,
+        **table.extra,
+    }
+
+
+def write_plan(plan: Plan, path: Path) -> None:
+    """Beside first, then renamed: a reader finds the old file or the new one."""
+    text = readable(plan_dict(plan)) + "\n"
+    path.parent.mkdir(parents=True, exist_ok=True)
+    part = path.with_name(f"{path.name}.{os.getpid()}.part")
+    try:
+        with part.open("w", encoding="utf-8") as out:
+            out.write(text)
+            out.flush()
+            os.fsync(out.fileno())
+        part.replace(path)
+    finally:
+        part.unlink(missing_ok=True)
+
+
+def read_plan(path: Path) -> Plan:
+    """The plan of a file, checked field by field."""
+    if not path.is_file():
+        raise FileMissingError(f"{path} is no file; `hedgerow plan ... --out {path}` writes one.")
+    try:
+        values = json.loads(path.read_text(encoding="utf-8"), parse_constant=_no_number)
+    except (ValueError, RecursionError) as error:
+        raise FileDamagedError(f"{path} is no JSON: {error}.") from error
+    with _told(path):
+        return plan_of(values)
+
+
+def _no_number(word: str) -> NoReturn:
+    raise ValueError(f"{word} is no number of JSON")
+
+
+@contextmanager
+def _told(path: Path) -> Iterator[None]:
+    """Errors name the file."""
+    try:
+        yield
+    except InputError as error:
+        raise InputError(f"{path}: {error}") from error
+    except HedgerowError as error:
+        raise FileDamagedError(f"{path}: {error}") from error
+
+
+def plan_of(values: Any) -> Plan:
+    """A plan from the values of its file."""
+    top = _section(values, "the plan")
+    if top.get("format") != FORMAT:
+        raise FileDamagedError(f"format is {top.get('format')!r}; a plan has {FORMAT!r}.")
+    version = _number(top, "version", "the plan", int)
+    if version > VERSION:
+        raise InputError(
+            f"version is {version}; this hedgerow reads plans up to version {VERSION}: upgrade it, "
+            f"or plan again with this one."
+        )
+    parts = {name: _section(top.get(name), name) for name in ("topology", "budget", "solver")}
+    lines = top.get("tables")
+    if not isinstance(lines, list):
+        raise FileDamagedError(f"tables is a {type(lines).__name__}; it must be a list.")
+    known = (*_TOP, "tables", "inputs")
+    unknown = {"": {n: v for n, v in top.items() if n not in known}}
+    for name, own in (("topology", _TOPOLOGY), ("budget", _BUDGET), ("solver", _SOLVER)):
+        unknown[name] = {n: v for n, v in parts[name].items() if n not in own}
+    plan = Plan(
+        fingerprint=_word(top, "fingerprint", "the plan"),
+        topology=topology_of(parts["topology"]),
+        budget=_usable(parts["budget"]),
+        solver=_solved(parts["solver"]),
+        calibration=_section(top.get("calibration"), "calibration"),
+        tables=tuple(_placed(line, number) for number, line in enumerate(lines)),
+        inputs=inputs_of(top["inputs"]) if top.get("inputs") is not None else None,
+        extra={name: fields for name, fields in unknown.items() if fields},
+    )
+    _check_whole(plan)
+    return plan
+
+
+def _check_whole(plan: Plan) -> None:
+    """Names differ, ranks exist, and options are of the tables that are there."""
+    if len(set(plan.names)) != len(plan.names):
+        twice = next(n for n in plan.names if plan.names.count(n) > 1)
+        raise FileDamagedError(f"two tables are named {twice!r}.")
+    for table in plan.tables:
+        if table.rank is not None and not 0 <= table.rank < plan.topology.world:
+            raise FileDamagedError(
+                f"table {table.name!r}: rank is {table.rank} of {plan.topology.world} ranks."
+            )
+    if plan.inputs is not None and set(plan.inputs.by_name) != set(plan.names):
+        odd = sorted(set(plan.inputs.by_name) ^ set(plan.names))
+        raise FileDamagedError(f"inputs and tables differ in {', '.join(odd)}.")
+
+
+def _usable(values: Mapping[str, Any]) -> Usable:
+    return Usable(
+        hbm_per_device=_number(values, "hbm_per_device", "budget", int),
+        ddr_per_machine=_number(values, "ddr_per_machine", "budget", int),
+        reserve=reserve_of(_section(values.get("reserve"), "budget.reserve")),
+    )
+
+
+def _solved(values: Mapping[str, Any]) -> Solved:
+    prices = _section(values.get("prices"), "solver.prices")
+    numbers = {n: _number(values, n, "solver") for n in ("lower_bound_ms", "total_ms")}
+    waits = {n: _number(values, n, "solver") if n in values else 0.0 for n in ("gap", "seconds")}
+    return Solved(
+        status=_word(values, "status", "solver"),
+        **numbers,
+        **waits,
+        **{name: _number(prices, name, "solver.prices") for name in _PRICES},
+    )
+
+
+def _placed(values: Any, number: int) -> Placed:
+    at = f"tables[{number}]"
+    line = _section(values, at)
+    at = f"table {_word(line, 'name', at)!r}"
+    rank = line.get("rank")
+    return Placed(
+        name=line["name"],
+        variant=_variant(line, at),
+        dist_type=_one_of(line, "dist_type", at, SUPPORTED_DIST_TYPES),
+        sharding=_one_of(line, "sharding", at, SHARDINGS),
+        rank=None if rank is None else _number(line, "rank", at, int),
+        group=None if line.get("group") is None else _word(line, "group", at),
+        forecast=Forecast(_number(line, "expected_ms", at), _number(line, "expected_hit_rate", at)),
+        extra={name: value for name, value in line.items() if name not in _TABLE_KNOWN},
+        **{name: _number(line, name, at, int) for name in _SIZES},
+    )
+
+
+def _variant(line: Mapping[str, Any], at: str) -> Variant:
+    variant = Variant(Mode(_one_of(line, "mode", at, list(Mode))), _word(line, "load_factor", at))
+    try:
+        share = variant.share
+    except (ValueError, ZeroDivisionError) as error:
+        raise FileDamagedError(f"{at}: load_factor is {variant.load_factor!r}.") from error
+    ends = {Mode.HBM_ONLY: share == 1, Mode.HOST_ONLY: share == 0}
+    if not ends.get(variant.mode, 0 < share < 1):
+        raise FileDamagedError(
+            f"{at}: load_factor is {variant.load_factor!r} and mode {variant.mode}; HBM_ONLY has "
+            f"1, HOST_ONLY 0, HYBRID and CACHING a share between."
+        )
+    return variant
+
+
+def _section(values: Any, at: str) -> Mapping[str, Any]:
+    if not isinstance(values, dict):
+        raise FileDamagedError(f"{at} is a {type(values).__name__}; it must be an object.")
+    return values
+
+
+def _word(values: Mapping[str, Any], name: str, at: str) -> str:
+    value = values.get(name)
+    if not isinstance(value, str) or not value:
+        raise FileDamagedError(f"{at}: {name} is {value!r}; it must be a text.")
+    return value
+
+
+def _one_of(values: Mapping[str, Any], name: str, at: str, known: Any) -> str:
+    word = _word(values, name, at)
+    if word not in known:
+        raise FileDamagedError(f"{at}: {name} is {word!r}; known: {', '.join(known)}.")
+    return word
+
+
+def _number(values: Mapping[str, Any], name: str, at: str, kind: Any = (int, float)) -> Any:
+    value: Any = values.get(name)
+    if not isinstance(value, kind) or isinstance(value, bool) or not 0 <= value < 2**63:
+        whole = "a whole number" if kind is int else "a number"
+        raise FileDamagedError(f"{at}: {name} is {value!r}; it must be {whole} from 0 on.")
+    return value

@@ -1,0 +1,143 @@
+"""The planner's values as JSON has them, and back: tables, machines, options."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict, fields
+from typing import Any
+
+from ..core.errors import FileDamagedError
+from .as_json import sha256
+from .calibration import Calibration, Residuals
+from .key_stats import KeyStats
+from .plan_inputs import Choice
+from .table_spec import Feature, TableSpec
+from .time_parameters import TimeParameters
+from .topology import Links, Reserve, Topology
+
+MOST_RANKS = 10**6
+"""Of a plan that is read: what comes from a file must not fill our memory."""
+
+
+def topology_dict(topology: Topology) -> dict[str, Any]:
+    """Every field of the machines."""
+    sizes = {
+        name: value if isinstance(value, int) else list(value)
+        for name, value in (
+            ("hbm_per_device", topology.hbm_per_device),
+            ("ddr_per_machine", topology.ddr_per_machine),
+        )
+    }
+    return {
+        "world": topology.world,
+        "local_world": topology.ranks_per_machine,
+        "device": topology.device,
+        **sizes,
+        "links": asdict(topology.links),
+    }
+
+
+def topology_of(values: Mapping[str, Any]) -> Topology:
+    """Back; what is not there is as by default."""
+    world = values.get("world")
+    if isinstance(world, int) and world > MOST_RANKS:
+        raise FileDamagedError(f"topology: world is {world}; at most {MOST_RANKS:,} ranks.")
+    known = {f.name for f in fields(Topology)}
+    given = {name: value for name, value in values.items() if name in known}
+    if "links" in given:
+        given["links"] = Links(**_known(Links, given["links"], "links"))
+    return Topology(**given)
+
+
+def reserve_of(values: Mapping[str, Any]) -> Reserve:
+    """Back from `asdict`."""
+    return Reserve(**_known(Reserve, values, "reserve"))
+
+
+def _known(kind: Any, values: Any, what: str) -> dict[str, Any]:
+    if not isinstance(values, Mapping):
+        raise FileDamagedError(f"{what} is {values!r}; it must be an object.")
+    return {f.name: values[f.name] for f in fields(kind) if f.name in values}
+
+
+def spec_dict(spec: TableSpec) -> dict[str, Any]:
+    """Every field of a table but its samples, of which the digest stands."""
+    values: dict[str, Any] = {
+        "name": spec.name,
+        "rows": spec.rows,
+        "dim": spec.dim,
+        "dtype": spec.dtype,
+        "optimizer": spec.optimizer,
+        "counter_rows": spec.counter_rows,
+        "features": [[float(feature.ids_per_sample), feature.pooled] for feature in spec.features],
+        "dist_type": spec.dist_type,
+        "modes": None if spec.modes is None else [str(mode) for mode in spec.modes],
+        "load_factor": spec.load_factor,
+        "group": spec.group,
+    }
+    if spec.stats is not None:
+        values["stats_sha256"] = stats_digest(spec.stats)
+    return values
+
+
+def stats_digest(stats: KeyStats) -> str:
+    """Of everything that was counted."""
+    return sha256(asdict(stats))
+
+
+def spec_of(values: Mapping[str, Any]) -> TableSpec:
+    """Back, without samples."""
+    given = _known(TableSpec, values, "a table")
+    given.pop("stats", None)
+    pairs = given.pop("features", [[1.0, True]])
+    try:
+        read = tuple(Feature(float(ids), bool(pooled)) for ids, pooled in pairs)
+    except (TypeError, ValueError) as error:
+        raise FileDamagedError(
+            f"table {values.get('name')!r}: features is {pairs!r}; it must be a list of "
+            f"[ids a sample, pooled]."
+        ) from error
+    return TableSpec(**given, features=read)
+
+
+def choice_list(choice: Choice) -> list[Any]:
+    """An option as a short line; what was refused says why at its end."""
+    line = [choice.label, choice.hbm, choice.ddr, choice.ms, choice.hit_rate]
+    return [*line, choice.refused] if choice.refused else line
+
+
+def choice_of(line: Any) -> Choice:
+    """Back."""
+    kinds: tuple[Any, ...] = (str, int, int, int | float, int | float, str)
+    if (
+        not isinstance(line, list)
+        or not 5 <= len(line) <= 6
+        or not all(isinstance(v, kind) for v, kind in zip(line, kinds, strict=False))
+    ):
+        raise FileDamagedError(
+            f"option {line!r}; it must be [label, HBM bytes, host bytes, ms, hit rate]."
+        )
+    return Choice(*line)
+
+
+def calibration_dict(calibration: Calibration) -> dict[str, Any]:
+    """What times rest on, without the measured points."""
+    found: dict[str, Any] = {
+        "device": calibration.device,
+        "parameters": calibration.parameters.to_dict(),
+        "origin": calibration.origin,
+    }
+    if calibration.residuals is not None:
+        found["residuals"] = asdict(calibration.residuals)
+    return found
+
+
+def calibration_of(values: Mapping[str, Any]) -> Calibration:
+    """Back, without the measured points."""
+    kept = values.get("residuals")
+    return Calibration(
+        device=str(values.get("device", "")),
+        parameters=TimeParameters.from_dict(values.get("parameters", {})),
+        origin=str(values.get("origin", "")),
+        residuals=None if kept is None else Residuals(**_known(Residuals, kept, "residuals")),
+    )

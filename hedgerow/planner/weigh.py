@@ -1,0 +1,50 @@
+"""Every way to keep a table, with the bytes and the time of each."""
+
+from __future__ import annotations
+
+from ..core.units import format_count
+from .calibration import Calibration
+from .layout import LAYOUTS
+from .plan_inputs import Choice, PlanSettings
+from .step_load import StepLoad
+from .storage import Storage, storage_of
+from .table_spec import TableSpec
+from .time_model import Expected, expected, thrashes
+from .topology import Topology
+from .variant import Variant, variants
+
+
+def weigh(
+    spec: TableSpec, topology: Topology, calibration: Calibration, settings: PlanSettings
+) -> tuple[Choice, ...]:
+    """The options of one table; a cache that would thrash is refused, with the reason."""
+    ways = variants(
+        settings.factors, device=topology.device, fixed=spec.load_factor, modes=spec.modes
+    )
+    load, layout = StepLoad(batch=settings.batch), LAYOUTS[settings.layout]
+    found = []
+    for variant in ways:
+        storage = storage_of(spec, variant, topology, layout, load)
+        cost = expected(spec, variant, topology, calibration, settings.batch)
+        refused = ""
+        if not settings.thrashing:
+            refused = _refusal(spec, variant, topology, settings.batch, cost)
+        found.append(_choice(variant, storage, cost, refused))
+    return tuple(found)
+
+
+def _choice(variant: Variant, storage: Storage, cost: Expected, refused: str) -> Choice:
+    """Times to the nanosecond: what the solver counts in."""
+    numbers = (storage.hbm, storage.ddr, round(cost.ms, 6), round(cost.hit_rate, 6))
+    return Choice(variant.label, *numbers, refused)
+
+
+def _refusal(
+    spec: TableSpec, variant: Variant, topology: Topology, batch: int, cost: Expected
+) -> str:
+    """Why a cache is no use: one step touches more keys than it holds."""
+    if not thrashes(spec, variant, topology, batch):
+        return ""
+    room = format_count(int(spec.rows * variant.share) // topology.world)
+    needs = format_count(round(cost.distinct))
+    return f"a step touches {needs} keys of a rank and the cache holds {room}: it would thrash"
