@@ -47,7 +47,8 @@ class Layout:
     CACHING, `host` what lies in host memory, `counter` an admission's counts. With `one_index` ids
     are kept once, on the card, and only values are divided; otherwise each part is a table.
     `spread` is the head-room of ranks that share ids by hashing, in standard deviations. With
-    `own_rows` rows are as our tables keep them: trained in fp32, with the states of our optimizers.
+    `own_rows` rows are as our tables keep them: trained in fp32, with the states of our optimizers,
+    and sent by their owners before anything is pooled.
     """
 
     name: str

@@ -56,12 +56,21 @@ class StepLoad:
                 rows += exact(feature.ids_per_sample) * self.batch / world
         return rows * world * spec.dim
 
-    def buffers(self, spec: TableSpec, world: int) -> int:
-        """Bytes for ids and vectors of the steps that are under way."""
+    def row_values(self, spec: TableSpec, world: int) -> Fraction:
+        """Values that a rank holds where rows travel: those it gives, and those it is given."""
+        return self.ids(spec) * spec.dim * min(world, 2)
+
+    def buffers(self, spec: TableSpec, world: int, *, rows_travel: bool = False) -> int:
+        """Bytes for ids and vectors of the steps that are under way.
+
+        With `rows_travel` owners send rows, and whoever asked pools them; otherwise owners pool
+        what they have for the samples of all ranks, and that travels.
+        """
         if self.inference:
             return 0
         ids = ceil(self.ids(spec) * ID_BYTES)
-        output = ceil(self.output_values(spec, world) * self.output_bytes)
+        values = self.row_values if rows_travel else self.output_values
+        output = ceil(values(spec, world) * self.output_bytes)
         if self.pipeline == "none":
             return ids + output
         kept = output if self.output_at_peak else 0

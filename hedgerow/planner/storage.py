@@ -81,7 +81,7 @@ def storages_of(
     rows = rows_per_rank(spec, topology.world, layout)
     width = row_bytes(spec, layout, inference=load.inference)
     counter = 0 if only_values else _counter_bytes(spec, topology.world, layout)
-    io = 0 if only_values else load.buffers(spec, topology.world)
+    io = 0 if only_values else load.buffers(spec, topology.world, rows_travel=layout.own_rows)
     divide = _one_index if layout.one_index else _two_tables
     found: list[Storage] = []
     for variant in variants:
