@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 import time
 from collections.abc import Sequence
@@ -9,15 +10,16 @@ from dataclasses import dataclass
 
 from ..core.errors import ConfigError
 from .choice_problem import NS_PER_MS
-from .placement_bound import Aggregate, aggregate
+from .placement_bound import Aggregate, aggregate, as_one, everywhere
+from .placement_closer import closer
 from .placement_exact import ExactPlacement, Spot, placed, ways
 from .placement_pack import pack
 from .placement_problem import PlacementTable, Ranks, does_not_fit, make_ranks
 from .solution import PlanError
 
 _EXACT_WAYS, _EXACT_STEPS = 10**9, 200_000  # few enough to try, and when trying is given up
-_SLACKS = (0.0, 0.01, 0.03, 0.1, 0.3)  # whole tables up to this above the bound are let in, in turn
-
+_SLACKS = (0.0, 0.02, 0.05, 0.15, 0.4, -0.1, -0.3)  # on what a rank has left for a whole table
+_CLOSE = 0.002  # to the bound: not worth more trying
 _ROOMS = (1.0, 0.995, 0.98, 0.95, 0.9, 0.8)  # of memory, in turn: what is not full packs easily
 
 
@@ -107,23 +109,25 @@ def _packed(
     if first is None:
         raise does_not_fit("even with the memory of all ranks taken together")
     best = _try(tables, ranks, first, None)
-    for room in _ROOMS:
-        for slack in _SLACKS:
-            if time.monotonic() > deadline and best is not None:
-                break
-            longest = int(first.busiest * (1 + slack))
-            other = aggregate(tables, ranks, longest, deadline, room)
-            if other is not None:
-                best = _try(tables, ranks, other, best)
-        if best is not None:
+    for room, slack in itertools.product(_ROOMS, _SLACKS):
+        close = best is not None and best[0] <= first.busiest * (1 + _CLOSE)
+        if close or (time.monotonic() > deadline and best is not None):
             break
+        left = first.busiest - everywhere(tables, first.options)
+        other = aggregate(tables, ranks, int(left * (1 + slack)), deadline, room)
+        if other is not None:
+            best = _try(tables, ranks, other, best)
     if best is None:
         raise PlanError(
             "No placement was found: whole tables do not pack onto the ranks. Give more memory, or "
             "let more tables be split by rows."
         )
-    closer = aggregate(tables, ranks, best[0], deadline)  # dearer whole tables cannot be better
-    bound = first.busiest if closer is None else max(first.busiest, closer.busiest)
+    if best[0] <= first.busiest * (1 + _CLOSE):
+        return best[1], first.busiest
+    one = as_one(tables, ranks, None)
+    bound, choices = closer(one, tables, ranks, (first.busiest, best[0]), deadline)
+    for options in choices:
+        best = _try(tables, ranks, Aggregate(options, bound), best) or best
     return best[1], min(bound, best[0])
 
 

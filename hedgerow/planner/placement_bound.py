@@ -34,7 +34,7 @@ def aggregate(
     Memory of all ranks is one, and so are pools, of which a share of `room` may be taken; None if
     not even that fits.
     """
-    problem = _as_one(tables, ranks, longest, room)
+    problem = as_one(tables, ranks, longest, room)
     if not problem.there.any(axis=1).all():
         return None
     left = prune(problem)
@@ -48,9 +48,10 @@ def aggregate(
     return Aggregate(found.answer.options, max(even, alone))
 
 
-def _as_one(
-    tables: Sequence[PlacementTable], ranks: Ranks, longest: int | None, room: float
+def as_one(
+    tables: Sequence[PlacementTable], ranks: Ranks, longest: int | None, room: float = 1.0
 ) -> ChoiceProblem:
+    """The choice with all ranks as one; options that fit on no rank are not there."""
     width = max(len(table.options) for table in tables)
     shape = (len(tables), width)
     cost, hbm, ddr = (np.zeros(shape, np.int64) for _ in range(3))
@@ -72,3 +73,9 @@ def _as_one(
     if room < 1:
         limits = int(room * limits[0]), int(room * limits[1])
     return ChoiceProblem(cost, hbm, ddr, order, there, *limits)
+
+
+def everywhere(tables: Sequence[PlacementTable], options: Sequence[int]) -> int:
+    """What every rank carries of tables that lie on all of them."""
+    chosen = [table.options[place] for table, place in zip(tables, options, strict=True)]
+    return sum(ns(option) for option in chosen if option.everywhere)
