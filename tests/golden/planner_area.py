@@ -13,7 +13,7 @@ from hedgerow.planner.variant import Variant, variants
 
 from .runner import Area, take
 
-AREA = Area("planner", later_files={"placement"})
+AREA = Area("planner")
 
 _TABLE_KEYS = (
     *("name", "rows", "dim", "element_bytes", "optimizer", "bucket_capacity", "counter_rows"),

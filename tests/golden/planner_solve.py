@@ -9,6 +9,8 @@ import pytest
 
 from hedgerow.planner.baseline_perf import baseline_ms
 from hedgerow.planner.option import Option, TableOptions
+from hedgerow.planner.placement import place
+from hedgerow.planner.placement_problem import PlacementOption, PlacementTable
 from hedgerow.planner.solution import PlanError, Solution
 from hedgerow.planner.solve import solve
 from hedgerow.planner.storage import storage_of
@@ -21,6 +23,9 @@ _SHORT = (
     *("status", "hbm_budget", "ddr_budget_per_rank", "hbm_least_alone", "ddr_least_alone"),
     *("hbm_least_with_ddr_in_budget", "ddr_least_with_hbm_in_budget", "hbm_short_alone"),
     *("ddr_short_alone", "hbm_short_joint", "ddr_short_joint", "never_fit"),
+)
+_PLACED = (
+    *("status", "busiest_rank", "sum_perf", "hbm_by_rank", "perf_by_rank", "ddr_by_machine"),
 )
 _FOUND = ("status", "total_perf", "hbm", "ddr_per_rank", "choice")
 
@@ -100,3 +105,39 @@ def _check_short(error: PlanError, expect: dict[str, Any]) -> None:
     joint = expect["ddr_short_joint"]
     assert ddr.short_joint == (None if joint is None else Fraction(joint))
     assert list(error.never_fit) == expect["never_fit"]
+
+
+@AREA.handles("placement", "cases")
+def place_of_tables(case: Case) -> None:
+    c = case.take(
+        ("id", "local_world", "hbm_by_rank", "ddr_by_machine", "tables", "expect"), ("note",)
+    )
+    tables = [_placement_table(table) for table in c["tables"]]
+    where = (c["hbm_by_rank"], c["ddr_by_machine"], c["local_world"])
+    if c["expect"]["status"] == "infeasible":
+        take(c["expect"], ("status",))
+        with pytest.raises(PlanError) as caught:
+            place(tables, *where)
+        assert caught.value.kind == "infeasible"
+        return
+    expect = take(c["expect"], (*_PLACED, "choice"))
+    found = place(tables, *where)
+    assert found.status == expect["status"]
+    assert found.busiest_ms == pytest.approx(expect["busiest_rank"], rel=1e-9)
+    assert sum(found.ms_by_rank) == pytest.approx(expect["sum_perf"], rel=1e-9)
+    assert list(found.hbm_by_rank) == expect["hbm_by_rank"]
+    assert list(found.ms_by_rank) == pytest.approx(expect["perf_by_rank"], rel=1e-9)
+    assert list(found.ddr_by_machine) == expect["ddr_by_machine"]
+    chosen = zip(tables, found.options, found.ranks, strict=True)
+    assert {t.name: {"option": t.options[o].label, "rank": r} for t, o, r in chosen} == expect[
+        "choice"
+    ]
+
+
+def _placement_table(table: dict[str, Any]) -> PlacementTable:
+    t = take(table, ("name", "options"))
+    ways = [take(option, ("label", "kind", "hbm", "ddr", "perf")) for option in t["options"]]
+    return PlacementTable(
+        t["name"],
+        tuple(PlacementOption(w["label"], w["kind"], w["hbm"], w["ddr"], w["perf"]) for w in ways),
+    )
