@@ -17,8 +17,8 @@ from torch import Tensor
 
 from ..core.errors import InputError, NotSupportedError
 from ..core.hashing import mix64
-from ..planner.calibration import Point
-from ..planner.time_parameters import CPU
+from ..planner.times.calibration import Point
+from ..planner.times.time_parameters import CPU
 from ..tables.config import Segment, TableConfig
 from ..tables.host import HostTable
 from ..tables.initializers import Zeros

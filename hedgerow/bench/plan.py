@@ -10,10 +10,10 @@ from typing import Any
 
 from ..core import checks
 from ..core.errors import MissingExtraError
-from ..planner.option import TableOptions
-from ..planner.solution import Solution
-from ..planner.solve import solve
-from ..planner.topology import Budget
+from ..planner.problem.option import TableOptions
+from ..planner.problem.solution import Solution
+from ..planner.problem.topology import Budget
+from ..planner.solver.solve import solve
 from .ours import Ours
 from .plan_peers import cost_of, grid_peer, plain_highs
 from .plan_work import MACHINES, WORLD, plan_work

@@ -5,10 +5,10 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 
-from ..planner.choice_problem import choice_problem
-from ..planner.core_milp import choose
-from ..planner.option import TableOptions
-from ..planner.topology import Budget
+from ..planner.problem.option import TableOptions
+from ..planner.problem.topology import Budget
+from ..planner.solver.choice_problem import choice_problem
+from ..planner.solver.core_milp import choose
 from .baseline_vector import GridTable, grid_choices
 
 

@@ -6,9 +6,9 @@ from fractions import Fraction
 
 import numpy as np
 
-from ..planner.option import Option, TableOptions
-from ..planner.topology import Budget
-from ..planner.variant import Mode, variants
+from ..planner.problem.option import Option, TableOptions
+from ..planner.problem.topology import Budget
+from ..planner.problem.variant import Mode, variants
 
 WORLD, MACHINES = 128, 16
 _SLOT = 22  # bytes a row of keys, scores and digests, which lie in HBM in every mode

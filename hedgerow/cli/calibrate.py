@@ -11,7 +11,7 @@ import typer
 from .options import AsJson
 
 if TYPE_CHECKING:
-    from ..planner.calibration import Calibration
+    from ..planner.times.calibration import Calibration
 
 
 def calibrate(
@@ -27,8 +27,8 @@ def calibrate(
     they take is counted.
     """
     from ..bench.calibrate import measure
-    from ..planner.calibrate import fit
-    from ..planner.calibration import Calibration
+    from ..planner.times.calibrate import fit
+    from ..planner.times.calibration import Calibration
     from .show import progress_bar
 
     with progress_bar() as progress:

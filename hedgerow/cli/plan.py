@@ -16,8 +16,8 @@ from .plan_routing import routed
 
 if TYPE_CHECKING:
     from ..planner.plan import Plan
-    from ..planner.table_spec import TableSpec
-    from ..planner.topology import Reserve, Topology
+    from ..planner.problem.table_spec import TableSpec
+    from ..planner.problem.topology import Reserve, Topology
 
 _BATCH = 4096
 
@@ -82,9 +82,9 @@ def _planned(
     kept: Reserve,
     settings: Mapping[str, Any],
 ) -> Plan:
-    from ..planner.calibration import Calibration
     from ..planner.make_plan import plan as make_plan
-    from ..planner.solution import PlanError
+    from ..planner.problem.solution import PlanError
+    from ..planner.times.calibration import Calibration
 
     known = None if times is None else Calibration.load(times)
     try:

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING
 
 from ..core.errors import ConfigError
 from ..nn.table_specs import spec_of
-from ..planner.key_sampling import SAMPLE_IDS, KeySampler
-from ..planner.table_spec import TableSpec
+from ..planner.problem.key_sampling import SAMPLE_IDS, KeySampler
+from ..planner.problem.table_spec import TableSpec
 from ..tables.table import Table
 from ..train.job_plan import job_tables
 

@@ -12,7 +12,7 @@ from ..core.errors import InputError
 from ..core.units import parse_bytes
 
 if TYPE_CHECKING:
-    from ..planner.topology import Reserve, Topology
+    from ..planner.problem.topology import Reserve, Topology
 
 LocalRanks = Annotated[
     int | None, typer.Option(help="Ranks of a machine; all of them on one if not given.", min=1)
@@ -59,7 +59,7 @@ Png = Annotated[Path | None, typer.Option(help="Write a picture to this file.")]
 
 def machines(ranks: int, local: int | None, hbm: str | None, host: str | None) -> Topology:
     """The machines of options; what is not given is as on this one."""
-    from ..planner.topology import Topology
+    from ..planner.problem.topology import Topology
 
     card = None if hbm is None else size_of("--hbm", hbm)
     pool = None if host is None else size_of("--host", host)
@@ -78,7 +78,7 @@ def machines(ranks: int, local: int | None, hbm: str | None, host: str | None) -
 
 def reserve(hbm: str, host: str) -> Reserve:
     """What is kept free beside the usual shares."""
-    from ..planner.topology import Reserve
+    from ..planner.problem.topology import Reserve
 
     return Reserve(hbm_bytes=size_of("--keep-hbm", hbm), ddr_bytes=size_of("--keep-host", host))
 

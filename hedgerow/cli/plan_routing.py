@@ -9,13 +9,13 @@ from typing import TYPE_CHECKING
 import typer
 
 if TYPE_CHECKING:
-    from ..planner.table_spec import TableSpec
-    from ..planner.topology import Topology
+    from ..planner.problem.table_spec import TableSpec
+    from ..planner.problem.topology import Topology
 
 
 def routed(specs: Sequence[TableSpec], topology: Topology) -> list[TableSpec]:
     """Tables with the `dist_type` that their samples advise; without samples as they are."""
-    from ..planner.routing_advice import routing_advice
+    from ..planner.times.routing_advice import routing_advice
 
     found = []
     for spec in specs:

@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import Any, Literal
 
 from ..core.errors import ConfigError, FileMissingError, HedgerowError
-from ..planner.key_stats import KeyStats
-from ..planner.table_spec import Feature, TableSpec
+from ..planner.problem.key_stats import KeyStats
+from ..planner.problem.table_spec import Feature, TableSpec
 from ..train.config_text import Origin
 from ..train.config_values import Count, Place, Rate, Size, read_section
 

@@ -12,7 +12,7 @@ import typer
 from .options import AsJson
 
 if TYPE_CHECKING:
-    from ..planner.key_stats import KeyStats
+    from ..planner.problem.key_stats import KeyStats
 
 
 def sample_keys(
@@ -42,7 +42,7 @@ def sample_keys(
 def _sampled(
     files: list[Path], column: str, limit: int, progress: Callable[[str, int, int], None]
 ) -> KeyStats:
-    from ..planner.key_sampling import KeySampler
+    from ..planner.problem.key_sampling import KeySampler
     from .key_stream import stream_keys
 
     sampler = KeySampler(limit)

@@ -16,9 +16,9 @@ from ..planner.placed import Placed
 from ..planner.plan import Plan
 from ..planner.plan_check import PlanMismatchError
 from ..planner.plan_file import plan_of
-from ..planner.table_spec import TableSpec
-from ..planner.topology import Topology
-from ..planner.variant import Mode
+from ..planner.problem.table_spec import TableSpec
+from ..planner.problem.topology import Topology
+from ..planner.problem.variant import Mode
 from ..sharding.agreement import Ranks
 from .plan import plan as make_plan
 from .table_specs import spec_of, tables_with_sizes

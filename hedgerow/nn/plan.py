@@ -7,10 +7,10 @@ from collections.abc import Mapping
 from torch import nn
 
 from ..planner import make_plan
-from ..planner.calibration import Calibration
 from ..planner.plan import Plan
-from ..planner.reservation import dense_size, reserve_for
-from ..planner.topology import Reserve, Topology
+from ..planner.problem.topology import Reserve, Topology
+from ..planner.sizes.reservation import dense_size, reserve_for
+from ..planner.times.calibration import Calibration
 from .table_specs import specs_of
 
 

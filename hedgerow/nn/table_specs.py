@@ -8,8 +8,8 @@ from torch import nn
 
 from ..core.checks import unknown
 from ..core.errors import ConfigError, DtypeError, InputError
-from ..planner.key_stats import KeyStats
-from ..planner.table_spec import Feature, TableSpec
+from ..planner.problem.key_stats import KeyStats
+from ..planner.problem.table_spec import Feature, TableSpec
 from ..tables.admission import Count, Within
 from ..tables.table import Table
 from .collection import collections_of

@@ -5,17 +5,17 @@ The door `hr.planner`. Reading a plan loads no solver; planning loads scipy wher
 
 from __future__ import annotations
 
-from .calibration import Calibration as Calibration
 from .keep_plan import keep_plan as keep_plan
-from .key_stats import KeyStats as KeyStats
 from .plan import Plan as Plan
 from .plan_check import PlanMismatchError as PlanMismatchError
-from .solution import PlanError as PlanError
-from .table_spec import Feature as Feature
-from .table_spec import TableSpec as TableSpec
-from .topology import Links as Links
-from .topology import Reserve as Reserve
-from .topology import Topology as Topology
+from .problem.key_stats import KeyStats as KeyStats
+from .problem.solution import PlanError as PlanError
+from .problem.table_spec import Feature as Feature
+from .problem.table_spec import TableSpec as TableSpec
+from .problem.topology import Links as Links
+from .problem.topology import Reserve as Reserve
+from .problem.topology import Topology as Topology
+from .times.calibration import Calibration as Calibration
 from .verify import Observed as Observed
 
 # Last: the function takes the name of the module that holds Plan.

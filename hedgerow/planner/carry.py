@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from ..core.units import format_bytes
 from .plan import Plan
-from .topology import Topology
-from .variant import Mode
+from .problem.topology import Topology
+from .problem.variant import Mode
 
 
 def shortages(plan: Plan, topology: Topology) -> list[str]:

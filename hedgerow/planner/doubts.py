@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from .calibration import Calibration
 from .placed import Placed
-from .routing_advice import routing_advice
-from .table_spec import TableSpec
-from .time_model import expected
-from .topology import Topology
+from .problem.table_spec import TableSpec
+from .problem.topology import Topology
+from .times.calibration import Calibration
+from .times.routing_advice import routing_advice
+from .times.time_model import expected
 
 EXPONENTS = (0.8, 1.3)
 """Power laws beside the assumed one at which a plan's time is told."""

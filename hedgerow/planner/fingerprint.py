@@ -7,8 +7,8 @@ from typing import Any
 
 from .as_json import sha256
 from .plan_values import spec_dict, topology_dict
-from .table_spec import TableSpec
-from .topology import Topology
+from .problem.table_spec import TableSpec
+from .problem.topology import Topology
 
 
 def fingerprint(

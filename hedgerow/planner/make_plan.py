@@ -8,22 +8,22 @@ from typing import Any
 
 from ..core import checks
 from ..core.errors import ConfigError
-from .calibration import Calibration
 from .doubts import doubts_of
 from .fingerprint import fingerprint
-from .layout import LAYOUTS
 from .placed import Forecast, Placed
 from .plan import Plan, Solved, Usable
 from .plan_inputs import PlanInputs, PlanSettings, check_pins, fits_pin
 from .plan_values import calibration_dict, stats_digest
-from .solution import PlanError, Solution
-from .solve import solve
-from .step_load import StepLoad
-from .storage import storage_of
-from .table_spec import TableSpec
-from .topology import GIB, Reserve, Topology
+from .problem.solution import PlanError, Solution
+from .problem.table_spec import TableSpec
+from .problem.topology import GIB, Reserve, Topology
+from .problem.variant import FACTORS, Mode, Variant
+from .sizes.layout import LAYOUTS
+from .sizes.step_load import StepLoad
+from .sizes.storage import storage_of
+from .solver.solve import solve
+from .times.calibration import Calibration
 from .unfit import told
-from .variant import FACTORS, Mode, Variant
 from .weigh import weigh
 
 Progress = Callable[[str, int, int], None]

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from .variant import Mode, Variant
+from .problem.variant import Mode, Variant
 
 SHARDINGS = ("row_wise", "table_wise", "copy")
 
@@ -26,7 +26,7 @@ class Placed:
     `sharding` is "row_wise" (every rank has rows), "table_wise" (all on `rank`) or "copy" (every
     rank has all). `extra` are fields of the file that this version does not know.
 
-    >>> from .variant import HOST_ONLY
+    >>> from .problem.variant import HOST_ONLY
     >>> placed = Placed(name="item", variant=HOST_ONLY, dist_type="roundrobin", rows_per_rank=10,
     ...     row_bytes=64, hbm_bytes=0, ddr_bytes=640, forecast=Forecast(0.5, 0.0))
     >>> placed.mode, placed.load_factor, placed.sharding

@@ -10,12 +10,12 @@ from typing import TYPE_CHECKING, Any
 from ..core import checks
 from .placed import Placed
 from .plan_inputs import PlanInputs
-from .topology import Budget, Reserve, Topology
+from .problem.topology import Budget, Reserve, Topology
 
 if TYPE_CHECKING:
     from .plan_check import PlanCheck
     from .plan_diff import PlanDiff
-    from .table_spec import TableSpec
+    from .problem.table_spec import TableSpec
     from .verify import Observed, Verification
 
 

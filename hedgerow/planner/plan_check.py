@@ -11,7 +11,7 @@ from ..core.errors import ConfigError
 from ..core.units import format_bytes, format_count
 from .placed import Placed
 from .plan import Plan
-from .table_spec import TableSpec
+from .problem.table_spec import TableSpec
 
 FIELDS = ("dim", "dtype", "optimizer", "counter_rows", "dist_type", "rows")
 """What decides a table's bytes and owners; how it is read only changes its time."""

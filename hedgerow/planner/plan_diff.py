@@ -9,7 +9,7 @@ from math import lcm
 from ..core.units import format_bytes
 from .placed import Placed
 from .plan import Plan
-from .variant import Mode
+from .problem.variant import Mode
 
 
 @dataclass(frozen=True, slots=True)

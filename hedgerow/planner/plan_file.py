@@ -17,7 +17,7 @@ from .inputs_file import inputs_dict, inputs_of
 from .placed import SHARDINGS, Forecast, Placed
 from .plan import Plan, Solved, Usable
 from .plan_values import reserve_of, topology_dict, topology_of
-from .variant import Mode, Variant
+from .problem.variant import Mode, Variant
 
 FORMAT, VERSION = "placement-plan", 1
 _TOP = ("format", "version", "fingerprint", "topology", "budget", "solver", "calibration")

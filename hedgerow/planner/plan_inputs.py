@@ -7,9 +7,9 @@ from dataclasses import dataclass, field
 from typing import Any, NoReturn
 
 from ..core.errors import ConfigError
-from .option import Option, TableOptions
-from .table_spec import TableSpec
-from .variant import FACTORS, Mode
+from .problem.option import Option, TableOptions
+from .problem.table_spec import TableSpec
+from .problem.variant import FACTORS, Mode
 
 
 @dataclass(frozen=True, slots=True)

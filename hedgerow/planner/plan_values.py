@@ -8,12 +8,12 @@ from typing import Any
 
 from ..core.errors import FileDamagedError
 from .as_json import sha256
-from .calibration import Calibration, Residuals
-from .key_stats import KeyStats
 from .plan_inputs import Choice
-from .table_spec import Feature, TableSpec
-from .time_parameters import TimeParameters
-from .topology import Links, Reserve, Topology
+from .problem.key_stats import KeyStats
+from .problem.table_spec import Feature, TableSpec
+from .problem.topology import Links, Reserve, Topology
+from .times.calibration import Calibration, Residuals
+from .times.time_parameters import TimeParameters
 
 MOST_RANKS = 10**6
 """Of a plan that is read: what comes from a file must not fill our memory."""

@@ -6,10 +6,10 @@ from collections.abc import Sequence
 
 from .placed import Placed
 from .plan import Load, Plan
+from .problem.topology import GIB
+from .problem.variant import Mode
 from .report_rows import NextBest, ReportRow, report_rows
 from .text_table import aligned
-from .topology import GIB
-from .variant import Mode
 from .what_if import Curve, hbm_curve
 
 _MIB = 2**20

@@ -6,10 +6,10 @@ from pathlib import Path
 
 from ..core.figure import Axes, new_figure, save_figure
 from .plan import Plan
+from .problem.topology import GIB
 from .report import default_curve, unit_for
 from .report_rows import ReportRow, report_rows
 from .report_svg import COLOURS, MOST_BARS
-from .topology import GIB
 from .what_if import Curve
 
 

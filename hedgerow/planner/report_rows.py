@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from .placed import Placed
 from .plan import Plan
 from .plan_inputs import Choice
-from .topology import GIB
+from .problem.topology import GIB
 
 
 @dataclass(frozen=True, slots=True)

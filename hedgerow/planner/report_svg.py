@@ -5,9 +5,9 @@ from __future__ import annotations
 from html import escape
 
 from .plan import Plan
+from .problem.topology import GIB
 from .report import unit_for
 from .report_rows import ReportRow
-from .topology import GIB
 from .what_if import Curve
 
 COLOURS = {

@@ -4,16 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from .layout import LAYOUTS
-from .option import Option, TableOptions
 from .plan_inputs import PlanSettings
-from .shortfall_text import explained
-from .solution import PlanError
-from .step_load import StepLoad
-from .storage import storage_of
-from .table_spec import TableSpec
-from .topology import Topology
-from .variant import variants
+from .problem.option import Option, TableOptions
+from .problem.solution import PlanError
+from .problem.table_spec import TableSpec
+from .problem.topology import Topology
+from .problem.variant import variants
+from .sizes.layout import LAYOUTS
+from .sizes.step_load import StepLoad
+from .sizes.storage import storage_of
+from .solver.shortfall_text import explained
 
 
 def told(

@@ -8,8 +8,8 @@ from dataclasses import dataclass, replace
 from ..core import checks
 from ..core.errors import InputError
 from .keep_plan import THRESHOLD
-from .option import TableOptions
 from .plan import Plan
+from .problem.option import TableOptions
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,7 +108,7 @@ def _members(plan: Plan) -> dict[str, list[str]]:
 
 def _gain(plan: Plan, factors: Mapping[str, float]) -> float | None:
     """What the best plan saves if every option of a table is off by the factor of the chosen."""
-    from .solve import solve
+    from .solver.solve import solve
 
     if plan.inputs is None or any(table.sharding != "row_wise" for table in plan.tables):
         return None

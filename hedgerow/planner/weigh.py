@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 from ..core.units import format_count
-from .calibration import Calibration
-from .layout import LAYOUTS
 from .plan_inputs import Choice, PlanSettings
-from .step_load import StepLoad
-from .storage import Storage, storage_of
-from .table_spec import TableSpec
-from .time_model import Expected, expected, thrashes
-from .topology import Topology
-from .variant import Variant, variants
+from .problem.table_spec import TableSpec
+from .problem.topology import Topology
+from .problem.variant import Variant, variants
+from .sizes.layout import LAYOUTS
+from .sizes.step_load import StepLoad
+from .sizes.storage import Storage, storage_of
+from .times.calibration import Calibration
+from .times.time_model import Expected, expected, thrashes
 
 
 def weigh(

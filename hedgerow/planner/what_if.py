@@ -8,8 +8,8 @@ from dataclasses import replace
 from ..core.errors import ConfigError, StateError
 from .plan import Plan
 from .plan_inputs import PlanInputs
-from .solution import PlanError
-from .topology import Topology
+from .problem.solution import PlanError
+from .problem.topology import Topology
 
 CURVE = (0.5, 0.7, 0.85, 1.0, 1.15, 1.5, 2.0, 3.0)
 """Sizes of a device beside the present one that a report shows."""

@@ -11,9 +11,9 @@ from hedgerow.bench.plan import FULL, run
 from hedgerow.bench.plan_peers import cost_of, grid_peer, plain_highs
 from hedgerow.bench.plan_work import plan_work
 from hedgerow.core.errors import InputError
-from hedgerow.planner.option import Option, TableOptions
-from hedgerow.planner.solve import solve
-from hedgerow.planner.topology import Budget
+from hedgerow.planner.problem.option import Option, TableOptions
+from hedgerow.planner.problem.topology import Budget
+from hedgerow.planner.solver.solve import solve
 
 
 def test_the_full_sizes_are_those_of_the_issue() -> None:

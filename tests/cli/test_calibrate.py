@@ -12,11 +12,11 @@ from typer.testing import CliRunner
 from hedgerow.bench.calibrate import measure
 from hedgerow.cli import app as program
 from hedgerow.core.errors import InputError, NotSupportedError
-from hedgerow.planner.calibration import Calibration
-from hedgerow.planner.table_spec import TableSpec
-from hedgerow.planner.time_model import expected
-from hedgerow.planner.topology import Topology
-from hedgerow.planner.variant import HOST_ONLY
+from hedgerow.planner.problem.table_spec import TableSpec
+from hedgerow.planner.problem.topology import Topology
+from hedgerow.planner.problem.variant import HOST_ONLY
+from hedgerow.planner.times.calibration import Calibration
+from hedgerow.planner.times.time_model import expected
 
 
 def _quiet(text: str, done: int, total: int) -> None:

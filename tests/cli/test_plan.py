@@ -15,7 +15,7 @@ from hedgerow.cli import app as program
 from hedgerow.cli.late_progress import late_progress
 from hedgerow.core.errors import ConfigError, FileMissingError, HedgerowError, InputError
 from hedgerow.planner import Plan
-from hedgerow.planner.key_sampling import key_stats
+from hedgerow.planner.problem.key_sampling import key_stats
 
 TABLES = """\
 [tables.user]

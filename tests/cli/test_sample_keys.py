@@ -14,8 +14,8 @@ from typer.testing import CliRunner
 from hedgerow.cli import app as program
 from hedgerow.cli.key_stream import stream_keys
 from hedgerow.core.errors import FileDamagedError, FileMissingError, InputError
-from hedgerow.planner.key_sampling import key_stats
-from hedgerow.planner.key_stats import KeyStats
+from hedgerow.planner.problem.key_sampling import key_stats
+from hedgerow.planner.problem.key_stats import KeyStats
 
 IDS = np.random.default_rng(2).zipf(1.3, 200_000).astype(np.int64)
 

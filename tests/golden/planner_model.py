@@ -8,9 +8,9 @@ import pytest
 import torch
 
 from hedgerow.core.hashing import mix64
-from hedgerow.planner.baseline_perf import baseline_ms, effective_ratio
-from hedgerow.planner.storage import Storage, storage_of
-from hedgerow.planner.variant import Mode, Variant
+from hedgerow.planner.problem.variant import Mode, Variant
+from hedgerow.planner.published.baseline_perf import baseline_ms, effective_ratio
+from hedgerow.planner.sizes.storage import Storage, storage_of
 from hedgerow.routing.router import Router
 
 from .planner_area import AREA, layout_of, load_of, spec_of, topology_of, variants_of

@@ -7,14 +7,14 @@ from typing import Any
 
 import pytest
 
-from hedgerow.planner.baseline_perf import baseline_ms
-from hedgerow.planner.option import Option, TableOptions
-from hedgerow.planner.placement import place
-from hedgerow.planner.placement_problem import PlacementOption, PlacementTable
-from hedgerow.planner.solution import PlanError, Solution
-from hedgerow.planner.solve import solve
-from hedgerow.planner.storage import storage_of
-from hedgerow.planner.topology import Budget, Topology
+from hedgerow.planner.problem.option import Option, TableOptions
+from hedgerow.planner.problem.solution import PlanError, Solution
+from hedgerow.planner.problem.topology import Budget, Topology
+from hedgerow.planner.published.baseline_perf import baseline_ms
+from hedgerow.planner.sizes.storage import storage_of
+from hedgerow.planner.solver.placement import place
+from hedgerow.planner.solver.placement_problem import PlacementOption, PlacementTable
+from hedgerow.planner.solver.solve import solve
 
 from .planner_area import AREA, layout_of, load_of, spec_of, topology_of, variants_of
 from .runner import Case, take

@@ -12,8 +12,8 @@ import torch
 import hedgerow as hr
 from hedgerow.core.errors import ConfigError, DtypeError, InputError, NotSupportedError
 from hedgerow.nn.table_specs import spec_of, specs_of
-from hedgerow.planner.topology import GIB
-from hedgerow.planner.variant import Mode, Variant
+from hedgerow.planner.problem.topology import GIB
+from hedgerow.planner.problem.variant import Mode, Variant
 
 MACHINE = hr.planner.Topology(world=1, ddr_per_machine=8 * GIB, device="cpu")
 

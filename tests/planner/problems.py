@@ -8,10 +8,10 @@ from fractions import Fraction
 
 import numpy as np
 
-from hedgerow.planner.choice_problem import choice_problem
-from hedgerow.planner.core_milp import choose
-from hedgerow.planner.option import Option, TableOptions
-from hedgerow.planner.topology import Budget
+from hedgerow.planner.problem.option import Option, TableOptions
+from hedgerow.planner.problem.topology import Budget
+from hedgerow.planner.solver.choice_problem import choice_problem
+from hedgerow.planner.solver.core_milp import choose
 
 
 def random_problem(

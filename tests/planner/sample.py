@@ -6,9 +6,9 @@ from dataclasses import replace
 from functools import cache
 
 from hedgerow.planner import Feature, Plan, Reserve, TableSpec, Topology, plan
-from hedgerow.planner.calibration import Calibration, Residuals
-from hedgerow.planner.time_parameters import ModeCost, TimeParameters
-from hedgerow.planner.topology import GIB
+from hedgerow.planner.problem.topology import GIB
+from hedgerow.planner.times.calibration import Calibration, Residuals
+from hedgerow.planner.times.time_parameters import ModeCost, TimeParameters
 
 CARD = Calibration(
     device="sample card",

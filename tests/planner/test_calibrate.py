@@ -10,10 +10,16 @@ import numpy as np
 import pytest
 
 from hedgerow.core.errors import ConfigError, FileDamagedError, FileMissingError, InputError
-from hedgerow.planner.calibrate import fit
-from hedgerow.planner.calibration import Calibration, Point, Residuals
-from hedgerow.planner.robust_fit import robust_fit
-from hedgerow.planner.time_parameters import CPU, LinkCost, ModeCost, TimeParameters, overlapped
+from hedgerow.planner.times.calibrate import fit
+from hedgerow.planner.times.calibration import Calibration, Point, Residuals
+from hedgerow.planner.times.robust_fit import robust_fit
+from hedgerow.planner.times.time_parameters import (
+    CPU,
+    LinkCost,
+    ModeCost,
+    TimeParameters,
+    overlapped,
+)
 
 DIMS, KEYS = (16, 32, 64, 128, 256), tuple(2**power for power in range(12, 21, 2))
 SHARES = (0.0, 0.01, 0.05, 0.1, 0.25, 0.5, 0.75, 1.0)

@@ -7,9 +7,9 @@ import torch
 
 from hedgerow.core.errors import UnknownNameError
 from hedgerow.kernels.layout import LANES, Arrays
-from hedgerow.planner.layout import HEDGEROW
-from hedgerow.planner.row_bytes import row_bytes
-from hedgerow.planner.table_spec import TableSpec
+from hedgerow.planner.problem.table_spec import TableSpec
+from hedgerow.planner.sizes.layout import HEDGEROW
+from hedgerow.planner.sizes.row_bytes import row_bytes
 from hedgerow.tables.config import Optimizer, Segment, TableConfig
 from hedgerow.tables.filters import SlidingFilter
 from hedgerow.tables.host import HostTable

@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 
 from hedgerow.core.errors import ConfigError, InputError
-from hedgerow.planner.hit_rate import Touched, characteristic_time, touched
-from hedgerow.planner.key_model import KeyModel, from_stats, zipf
-from hedgerow.planner.key_sampling import key_stats
+from hedgerow.planner.problem.key_sampling import key_stats
+from hedgerow.planner.times.hit_rate import Touched, characteristic_time, touched
+from hedgerow.planner.times.key_model import KeyModel, from_stats, zipf
 
 from .lru import LruCache, ZipfSteps, hit_rate
 

@@ -10,9 +10,9 @@ import pytest
 import torch
 
 from hedgerow.core.errors import ConfigError, DtypeError, HedgerowError, InputError
-from hedgerow.planner.key_model import from_stats
-from hedgerow.planner.key_sampling import HEAD_KEYS, KeySampler, drift, key_stats
-from hedgerow.planner.key_stats import KeyStats
+from hedgerow.planner.problem.key_sampling import HEAD_KEYS, KeySampler, drift, key_stats
+from hedgerow.planner.problem.key_stats import KeyStats
+from hedgerow.planner.times.key_model import from_stats
 
 from .lru import ZipfSteps
 

@@ -14,12 +14,12 @@ import pytest
 
 from hedgerow.core.errors import ConfigError, StateError
 from hedgerow.planner import Plan, PlanError, Reserve, TableSpec, Topology, plan
-from hedgerow.planner.key_sampling import key_stats
-from hedgerow.planner.layout import LAYOUTS
-from hedgerow.planner.step_load import StepLoad
-from hedgerow.planner.storage import storage_of
-from hedgerow.planner.topology import GIB
-from hedgerow.planner.variant import Mode
+from hedgerow.planner.problem.key_sampling import key_stats
+from hedgerow.planner.problem.topology import GIB
+from hedgerow.planner.problem.variant import Mode
+from hedgerow.planner.sizes.layout import LAYOUTS
+from hedgerow.planner.sizes.step_load import StepLoad
+from hedgerow.planner.sizes.storage import storage_of
 
 from .sample import CARD, RESERVE, TABLES, cpu_plan, sample, table, topology
 

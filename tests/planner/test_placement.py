@@ -7,10 +7,10 @@ import numpy as np
 import pytest
 
 from hedgerow.core.errors import ConfigError
-from hedgerow.planner import placement
-from hedgerow.planner.placement import Placement, place
-from hedgerow.planner.placement_problem import PlacementOption, PlacementTable, small_enough
-from hedgerow.planner.solution import PlanError
+from hedgerow.planner.problem.solution import PlanError
+from hedgerow.planner.solver import placement
+from hedgerow.planner.solver.placement import Placement, place
+from hedgerow.planner.solver.placement_problem import PlacementOption, PlacementTable, small_enough
 
 Way = tuple[int, int | None]
 

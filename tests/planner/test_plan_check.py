@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from hedgerow.planner import Plan, PlanMismatchError, Reserve, TableSpec, Topology, plan
-from hedgerow.planner.topology import GIB
+from hedgerow.planner.problem.topology import GIB
 
 from .sample import CARD, TABLES, sample, table
 

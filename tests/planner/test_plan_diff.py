@@ -7,8 +7,8 @@ from dataclasses import replace
 import pytest
 
 from hedgerow.planner import Plan, Topology, keep_plan, plan
-from hedgerow.planner.topology import GIB
-from hedgerow.planner.variant import Mode, Variant
+from hedgerow.planner.problem.topology import GIB
+from hedgerow.planner.problem.variant import Mode, Variant
 
 from .sample import CARD, cpu_plan, sample, table, topology
 

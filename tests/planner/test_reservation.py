@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from hedgerow.core.errors import ConfigError
-from hedgerow.planner.reservation import dense_size, input_size, reserve_for
-from hedgerow.planner.topology import GIB, Reserve, Topology
+from hedgerow.planner.problem.topology import GIB, Reserve, Topology
+from hedgerow.planner.sizes.reservation import dense_size, input_size, reserve_for
 
 PAIR = Topology(world=2, hbm_per_device=[100_000, 80_000], ddr_per_machine=1_000_000)
 

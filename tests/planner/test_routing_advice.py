@@ -8,10 +8,10 @@ import torch
 from torch import Tensor
 
 from hedgerow.core.errors import ConfigError, InputError
-from hedgerow.planner.hot_copies import hot_copies
-from hedgerow.planner.key_sampling import key_stats
-from hedgerow.planner.routing_advice import routing_advice
-from hedgerow.planner.table_spec import TableSpec
+from hedgerow.planner.problem.key_sampling import key_stats
+from hedgerow.planner.problem.table_spec import TableSpec
+from hedgerow.planner.times.hot_copies import hot_copies
+from hedgerow.planner.times.routing_advice import routing_advice
 from hedgerow.routing.balance import balance
 from hedgerow.routing.router import Router
 

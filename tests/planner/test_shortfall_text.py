@@ -4,18 +4,18 @@ from collections.abc import Sequence
 
 import pytest
 
-from hedgerow.planner.baseline_grid import TENTHS
-from hedgerow.planner.baseline_perf import baseline_ms
-from hedgerow.planner.layout import LAYOUTS
-from hedgerow.planner.option import Option, TableOptions
-from hedgerow.planner.shortfall_text import explained
-from hedgerow.planner.solution import PlanError
-from hedgerow.planner.solve import solve
-from hedgerow.planner.step_load import StepLoad
-from hedgerow.planner.storage import storage_of
-from hedgerow.planner.table_spec import Feature, TableSpec
-from hedgerow.planner.topology import Topology
-from hedgerow.planner.variant import variants
+from hedgerow.planner.problem.option import Option, TableOptions
+from hedgerow.planner.problem.solution import PlanError
+from hedgerow.planner.problem.table_spec import Feature, TableSpec
+from hedgerow.planner.problem.topology import Topology
+from hedgerow.planner.problem.variant import variants
+from hedgerow.planner.published.baseline_grid import TENTHS
+from hedgerow.planner.published.baseline_perf import baseline_ms
+from hedgerow.planner.sizes.layout import LAYOUTS
+from hedgerow.planner.sizes.step_load import StepLoad
+from hedgerow.planner.sizes.storage import storage_of
+from hedgerow.planner.solver.shortfall_text import explained
+from hedgerow.planner.solver.solve import solve
 
 TABLES = [
     TableSpec(name="user", rows=40_000_000, dim=64, optimizer="adam", features=(Feature(1.0),)),

@@ -11,15 +11,15 @@ import pytest
 
 from hedgerow.bench.plan_work import plan_work
 from hedgerow.core.errors import InputError
-from hedgerow.planner.branch import branch
-from hedgerow.planner.choice_problem import choice_problem
-from hedgerow.planner.core import Answer, Core, whole
-from hedgerow.planner.core_milp import by_highs
-from hedgerow.planner.option import Option, TableOptions
-from hedgerow.planner.prune import prune
-from hedgerow.planner.solution import PlanError, Solution
-from hedgerow.planner.solve import solve
-from hedgerow.planner.topology import Budget
+from hedgerow.planner.problem.option import Option, TableOptions
+from hedgerow.planner.problem.solution import PlanError, Solution
+from hedgerow.planner.problem.topology import Budget
+from hedgerow.planner.solver.branch import branch
+from hedgerow.planner.solver.choice_problem import choice_problem
+from hedgerow.planner.solver.core import Answer, Core, whole
+from hedgerow.planner.solver.core_milp import by_highs
+from hedgerow.planner.solver.prune import prune
+from hedgerow.planner.solver.solve import solve
 
 from .problems import cost, exhaustive, plain_highs, random_problem
 
@@ -98,7 +98,7 @@ def test_equal_tables_in_great_number_are_no_burden_and_the_first_get_the_first_
 def test_a_tiny_time_limit_gives_a_choice_that_fits_with_a_true_gap(
     with_scipy: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("hedgerow.planner.solve.available", lambda: with_scipy)
+    monkeypatch.setattr("hedgerow.planner.solver.solve.available", lambda: with_scipy)
     tables, budget = plan_work(1, 300)
     best, early = solve(tables, budget), solve(tables, budget, time_limit=1e-9)
     assert (best.status, early.status) == ("optimal", "time_limit")
@@ -113,7 +113,7 @@ def test_without_scipy_the_answer_is_the_same(monkeypatch: pytest.MonkeyPatch) -
     cases = [random_problem(seed, 12, 8) for seed in range(2000, 2020)]
     with_it = [_solved(*case) for case in cases]
     monkeypatch.setitem(sys.modules, "scipy", None)
-    monkeypatch.setattr("hedgerow.planner.solve.available", lambda: False)
+    monkeypatch.setattr("hedgerow.planner.solver.solve.available", lambda: False)
     for case, before in zip(cases, with_it, strict=True):
         after = _solved(*case)
         assert (after is None) == (before is None)
@@ -133,8 +133,8 @@ def test_highs_is_asked_where_our_own_search_takes_long_and_the_answer_stays(
         asked.append(answer)
         return by_highs(core, answer, deadline)
 
-    monkeypatch.setattr("hedgerow.planner.solve.by_highs", ask)
-    monkeypatch.setattr("hedgerow.planner.solve._VISITS", 0)
+    monkeypatch.setattr("hedgerow.planner.solver.solve.by_highs", ask)
+    monkeypatch.setattr("hedgerow.planner.solver.solve._VISITS", 0)
     found = solve(tables, budget, time_limit=60)
     assert asked
     assert (found.status, found.choice) == ("optimal", best.choice)
@@ -157,7 +157,7 @@ def test_highs_on_the_core_finds_the_optimum_and_its_bound(seed: int) -> None:
 _SCRIPT = """
 import sys
 from hedgerow.bench.plan_work import plan_work
-from hedgerow.planner.solve import solve
+from hedgerow.planner.solver.solve import solve
 from tests.planner.problems import random_problem
 for case in (plan_work(5, 80), random_problem(2, 9, 6, coarse=True)):
     found = solve(*case)

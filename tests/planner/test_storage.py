@@ -8,10 +8,10 @@ from fractions import Fraction
 import pytest
 
 from hedgerow.core.errors import ConfigError
-from hedgerow.planner.layout import BASELINE, HEDGEROW, STRICT, Layout
-from hedgerow.planner.step_load import StepLoad
-from hedgerow.planner.storage import rows_per_rank, shard_rows
-from hedgerow.planner.table_spec import Feature, TableSpec
+from hedgerow.planner.problem.table_spec import Feature, TableSpec
+from hedgerow.planner.sizes.layout import BASELINE, HEDGEROW, STRICT, Layout
+from hedgerow.planner.sizes.step_load import StepLoad
+from hedgerow.planner.sizes.storage import rows_per_rank, shard_rows
 
 from .words import NO_CARDS, ONE_CARD, SMALL, TWO_CARDS, stored
 

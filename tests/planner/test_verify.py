@@ -6,7 +6,7 @@ import pytest
 
 from hedgerow.core.errors import InputError, UnknownNameError
 from hedgerow.planner import Observed, Topology, plan
-from hedgerow.planner.topology import GIB
+from hedgerow.planner.problem.topology import GIB
 
 from .sample import CARD, sample, table
 

@@ -1,0 +1,212 @@
+"""The machines that a plan is made for, what is kept free on them, and the budgets that follow."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from fractions import Fraction
+
+from ...core import checks
+from ...core.errors import ConfigError
+from ...core.units import format_bytes
+
+GIB = 2**30
+DEVICES = ("cuda", "cpu")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Links:
+    """Bandwidths in GiB a second, as data sheets give them; a calibration replaces them.
+
+    >>> round(Links().bytes_per_ms("hbm"))
+    963146416
+    """
+
+    hbm: float = 897
+    ddr: float = 51
+    hbm_to_ddr: float = 32  # the way over PCIe
+    intra: float = 600  # between devices of a machine
+    inter: float = 12.5  # between machines
+
+    def bytes_per_ms(self, link: str) -> float:
+        """Of the link with that name."""
+        return getattr(self, link) * GIB / 1000
+
+
+@dataclass(frozen=True, slots=True)
+class Machine:
+    """So many ranks that share one pool of host memory."""
+
+    ranks: int
+    ddr: int
+
+
+@dataclass(frozen=True, slots=True)
+class Budget:
+    """What the shards of one rank may take where all ranks carry equal shards.
+
+    The smallest card binds, and the smallest share of a machine's pool: a fraction, since a pool
+    need not divide evenly.
+    """
+
+    hbm: int
+    ddr_per_rank: Fraction
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Topology:
+    """Ranks, cards and machines. HBM is private to a device, host memory shared by a machine.
+
+    `hbm_per_device` and `ddr_per_machine` are bytes, one number for all or a list of them. Machine
+    m has ranks m * local_world and on; the last may be part full. `local_world` None: one machine.
+
+    >>> pair = Topology(world=3, local_world=2, hbm_per_device=10, ddr_per_machine=[9, 6])
+    >>> pair.machines
+    (Machine(ranks=2, ddr=9), Machine(ranks=1, ddr=6))
+    >>> pair.budget()
+    Budget(hbm=10, ddr_per_rank=Fraction(9, 2))
+    """
+
+    world: int
+    local_world: int | None = None
+    hbm_per_device: int | Sequence[int] = 0
+    ddr_per_machine: int | Sequence[int] = 0
+    device: str = "cuda"
+    links: Links = field(default_factory=Links)
+
+    def __post_init__(self) -> None:
+        checks.whole("Topology", "world", self.world, least=1)
+        if self.local_world is None:
+            object.__setattr__(self, "local_world", self.world)
+        checks.whole("Topology", "local_world", self.ranks_per_machine, least=1)
+        checks.choice("Topology", "device", self.device, DEVICES)
+        self._spread("hbm_per_device", self.world)
+        self._spread("ddr_per_machine", -(-self.world // self.ranks_per_machine))
+        if self.device == "cpu" and any(self.hbm_by_device):
+            raise ConfigError(
+                f"Topology.hbm_per_device is {self.hbm_per_device!r} on cpu; a world without cards "
+                f"has no HBM: leave it out, or say device='cuda'."
+            )
+
+    def _spread(self, name: str, count: int) -> None:
+        """Make a list a tuple of `count` sizes; a single number stays one."""
+        value = getattr(self, name)
+        many = not isinstance(value, int)
+        values = tuple(value) if many else (value,)
+        if many and len(values) != count:
+            raise ConfigError(
+                f"Topology.{name} has {len(values)} sizes for {count}; give one for each, or a "
+                f"single number for all."
+            )
+        for size in values:
+            checks.whole("Topology", name, size, least=0)
+        object.__setattr__(self, name, values if many else value)
+
+    @property
+    def ranks_per_machine(self) -> int:
+        """`local_world`, once it is known."""
+        return self.world if self.local_world is None else self.local_world
+
+    @property
+    def hbm_by_device(self) -> tuple[int, ...]:
+        """Bytes of each card."""
+        value = self.hbm_per_device
+        return (value,) * self.world if isinstance(value, int) else tuple(value)
+
+    @property
+    def machines(self) -> tuple[Machine, ...]:
+        """Every machine with its ranks and its pool."""
+        local, pools = self.ranks_per_machine, self.ddr_per_machine
+        count = -(-self.world // local)
+        sizes = (pools,) * count if isinstance(pools, int) else tuple(pools)
+        ranks = [min(local, self.world - local * machine) for machine in range(count)]
+        return tuple(Machine(*pair) for pair in zip(ranks, sizes, strict=True))
+
+    def budget(self) -> Budget:
+        """What one rank may take of either memory."""
+        shares = [Fraction(machine.ddr, machine.ranks) for machine in self.machines]
+        return Budget(min(self.hbm_by_device), min(shares))
+
+    @staticmethod
+    def detect(
+        world: int = 1, local_world: int | None = None, *, device: str | None = None
+    ) -> Topology:
+        """This machine, taken as often as `world` ranks need; `device="cpu"` ignores its cards."""
+        from .detect import detect
+
+        return detect(world, local_world, device=device)
+
+    def describe(self) -> str:
+        """In words.
+
+        >>> Topology(world=8, hbm_per_device=80 * GIB, ddr_per_machine=512 * GIB).describe()
+        '8 ranks on 1 machine: a card of 80.0 GiB each, 512 GiB of host memory a machine'
+        """
+        count = len(self.machines)
+        hosts = _sizes([machine.ddr for machine in self.machines])
+        cards = "no cards"
+        if self.device != "cpu":
+            cards = f"a card of {_sizes(self.hbm_by_device)} each"
+        return (
+            f"{self.world} rank{'s' * (self.world > 1)} on {count} machine{'s' * (count > 1)}: "
+            f"{cards}, {hosts} of host memory a machine"
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Reserve:
+    """What a plan leaves free: fractions of each device's HBM and each machine's host memory.
+
+    Bytes come off after the fractions: dense parameters, input batches, data loaders.
+
+    >>> Reserve(hbm_bytes=5).of(Topology(world=1, hbm_per_device=100, ddr_per_machine=50)).budget()
+    Budget(hbm=80, ddr_per_rank=Fraction(45, 1))
+    """
+
+    hbm_fraction: float = 0.15
+    hbm_bytes: int = 0
+    ddr_fraction: float = 0.10
+    ddr_bytes: int = 0
+
+    def __post_init__(self) -> None:
+        for name in ("hbm_fraction", "ddr_fraction"):
+            if not 0 <= getattr(self, name) < 1:
+                raise ConfigError(
+                    f"Reserve.{name} is {getattr(self, name)!r}; give a share from 0 up to below 1."
+                )
+        for name in ("hbm_bytes", "ddr_bytes"):
+            checks.whole("Reserve", name, getattr(self, name), least=0)
+
+    def of(self, topology: Topology) -> Topology:
+        """The same machines with the reserve taken off."""
+        hbm = [
+            _left("HBM of a device", size, self.hbm_fraction, self.hbm_bytes)
+            for size in topology.hbm_by_device
+        ]
+        ddr = [
+            _left("host memory of a machine", machine.ddr, self.ddr_fraction, self.ddr_bytes)
+            for machine in topology.machines
+        ]
+        return Topology(
+            world=topology.world,
+            local_world=topology.local_world,
+            hbm_per_device=[0] * topology.world if topology.device == "cpu" else hbm,
+            ddr_per_machine=ddr,
+            device=topology.device,
+            links=topology.links,
+        )
+
+
+def _sizes(sizes: Sequence[int]) -> str:
+    least, most = format_bytes(min(sizes)), format_bytes(max(sizes))
+    return least if least == most else f"{least} to {most}"
+
+
+def _left(what: str, size: int, fraction: float, fixed: int) -> int:
+    left = int((1 - fraction) * size) - fixed
+    if left < 0 and size > 0:
+        raise ConfigError(
+            f"The reserve leaves {left:,} B of the {what}: {size:,} B less {fraction:.0%} and "
+            f"{fixed:,} B; reserve less, or plan for a larger one."
+        )
+    return max(0, left)

@@ -1,0 +1,3 @@
+"""Bytes that a table takes, in three layouts."""
+
+from __future__ import annotations

@@ -1,0 +1,135 @@
+"""The exact choice: one option a table, least time within both budgets, proven."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Sequence
+
+from ..problem.option import TableOptions
+from ..problem.solution import PlanError, Prices, Shortfall, Solution
+from ..problem.topology import Budget
+from .branch import Searched, branch
+from .choice_problem import NS_PER_MS, ChoiceProblem, choice_problem
+from .core import Answer, Core, whole
+from .core_milp import available, by_highs
+from .feasible import feasible
+from .prune import prune
+from .relax import relax
+from .shortfall import never_fit, shortfalls
+
+_VISITS = 400  # of our own search before HiGHS is asked; 10,000 tables take some tens
+
+
+def solve(tables: Sequence[TableOptions], budget: Budget, *, time_limit: float = 10.0) -> Solution:
+    """The choice of least time; ties go to less HBM, then less host memory, then option order.
+
+    Times count in whole nanoseconds, memory to the byte. Nothing fits: PlanError tells what is
+    missing. Past `time_limit` seconds the best choice so far is returned with its proven gap.
+
+    >>> from fractions import Fraction
+    >>> from ..problem.option import Option
+    >>> ways = (Option("HBM_ONLY@1.0", 8, 0, 0.5), Option("HOST_ONLY@0", 0, 8, 2.0))
+    >>> tables = [TableOptions("user", ways), TableOptions("item", ways)]
+    >>> found = solve(tables, Budget(10, Fraction(10)))
+    >>> found.status, found.choice, found.ms
+    ('optimal', (0, 1), 2.5)
+    """
+    begun = time.monotonic()
+    problem = choice_problem(tables, budget)
+    if not tables:
+        return _solution("empty", tables, (), 0.0, Prices(), begun)
+    left = prune(problem)
+    searched = None if left is None else _searched(whole(left), begun + time_limit)
+    if left is None or searched is None or searched.answer is None:
+        raise infeasible(tables, problem, budget)
+    answer = searched.answer
+    _verify(tables, budget, answer)
+    status = "optimal" if searched.proven else "time_limit"
+    bound = answer.cost if searched.proven else searched.least_cost
+    return _solution(status, tables, answer.options, bound, _prices(left), begun)
+
+
+def _searched(core: Core, deadline: float) -> Searched:
+    """By our own search. HiGHS helps where it takes long, and the tie rule is ours again.
+
+    When to ask HiGHS is counted in visits, not in seconds: the answer is the same on any machine.
+    """
+    found = _fitting(core, branch(core, None, deadline, _VISITS))
+    if found.proven or found.answer is None or time.monotonic() >= deadline:
+        return found
+    answer, least = found.answer, found.least_cost
+    if available():
+        answer, bound = by_highs(core, answer, deadline)
+        least = max(least, bound)
+    again = branch(core, answer, deadline)
+    if again.proven or again.answer is None:
+        return again
+    least = max(least, again.least_cost)
+    return Searched(again.answer, least, least >= again.answer.cost)
+
+
+def _fitting(core: Core, found: Searched) -> Searched:
+    """With an answer if there is one at all: whether something fits is not left to a deadline."""
+    if found.answer is not None or found.proven:
+        return found
+    answer = feasible(core)
+    return Searched(answer, found.least_cost, answer is None)
+
+
+def _prices(problem: ChoiceProblem) -> Prices:
+    relaxation = relax(problem)
+    if relaxation is None:
+        return Prices()
+    return Prices(relaxation.hbm_price / NS_PER_MS, relaxation.ddr_price / NS_PER_MS)
+
+
+def _verify(tables: Sequence[TableOptions], budget: Budget, answer: Answer) -> None:
+    """Whole bytes once more, from the options themselves."""
+    chosen = [t.options[place] for t, place in zip(tables, answer.options, strict=True)]
+    hbm, ddr = sum(option.hbm for option in chosen), sum(option.ddr for option in chosen)
+    if hbm > budget.hbm or ddr > budget.ddr_per_rank or (hbm, ddr) != (answer.hbm, answer.ddr):
+        raise AssertionError(f"the solver's answer takes {hbm} and {ddr} bytes of {budget}")
+
+
+def _solution(
+    status: str,
+    tables: Sequence[TableOptions],
+    choice: Sequence[int],
+    least_cost: float,
+    prices: Prices,
+    begun: float,
+) -> Solution:
+    chosen = [table.options[place] for table, place in zip(tables, choice, strict=True)]
+    ms = math.fsum(option.ms for option in chosen)
+    proven = status != "time_limit"
+    bound = ms if proven else min(ms, max(0.0, least_cost / NS_PER_MS))
+    return Solution(
+        status=status,
+        choice=tuple(choice),
+        ms=ms,
+        hbm=sum(option.hbm for option in chosen),
+        ddr=sum(option.ddr for option in chosen),
+        lower_bound_ms=bound,
+        gap=(ms - bound) / ms if ms > 0 else 0.0,
+        seconds=time.monotonic() - begun,
+        prices=prices,
+    )
+
+
+def infeasible(tables: Sequence[TableOptions], problem: ChoiceProblem, budget: Budget) -> PlanError:
+    """What is missing, exactly."""
+    short = shortfalls(problem, budget)
+    needs = [_need(each) for each in short]
+    return PlanError(
+        f"Does not fit: {len(tables)} tables; {'; '.join(needs)}. Give more memory, or allow "
+        f"more modes.",
+        shortfalls=short,
+        never_fit=never_fit(tables, budget),
+    )
+
+
+def _need(short: Shortfall) -> str:
+    least = short.least_alone if short.least_joint is None else short.least_joint
+    name, scope = ("HBM", "device") if short.memory == "hbm" else ("host memory", "rank")
+    return f"{name} needs {least:,} B a {scope} and has {int(short.budget):,}"

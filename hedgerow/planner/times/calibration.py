@@ -1,0 +1,203 @@
+"""A calibration: time parameters of one device, how well they fit, and what they were fitted to."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Iterable, Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from ...core import checks
+from ...core.errors import ConfigError, FileDamagedError, FileMissingError
+from .device_defaults import default_parameters
+from .time_parameters import TimeParameters
+
+FORMAT, VERSION = "hedgerow-calibration", 1
+_POOR_FIT = 0.20  # relative error that one point in ten may exceed before plans are in doubt
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Point:
+    """One measurement: `keys` distinct keys, bytes read and written of each, and its time.
+
+    `kind` is "step" or "link", which are fitted, or what stands in the file only to be looked at:
+    "lookup", "update" or "copy". `mode` is a mode, a link or, of a copy, its direction.
+    """
+
+    kind: str
+    mode: str
+    keys: int
+    read_bytes: float  # of each key
+    write_bytes: float
+    ms: float
+    dim: int = 0
+    host_share: float = 0.0  # of keys whose rows lie on the host
+
+    def __post_init__(self) -> None:
+        checks.choice("Point", "kind", self.kind, ("step", "link", "lookup", "update", "copy"))
+        checks.whole("Point", "keys", self.keys, least=1)
+        checks.whole("Point", "dim", self.dim, least=0)
+        for name in ("read_bytes", "write_bytes", "host_share"):
+            checks.setting("Point", name, getattr(self, name), least=0)
+        checks.setting("Point", "ms", self.ms, above=0)
+
+
+@dataclass(frozen=True, slots=True)
+class Residuals:
+    """Relative errors of a fit: |predicted / measured - 1| over all fitted points."""
+
+    median: float
+    p90: float
+    worst: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Calibration:
+    """What a device takes for a step; loaded, measured by `hedgerow calibrate`, or a default.
+
+    >>> known = Calibration.default("NVIDIA H200")
+    >>> known.measured, known.warnings("NVIDIA H200")[0][:36]
+    (False, 'times are not measured: those of NVI')
+    """
+
+    device: str
+    parameters: TimeParameters
+    memory_bytes: int = 0
+    driver: str = ""
+    library: str = ""
+    residuals: Residuals | None = None
+    points: tuple[Point, ...] = ()
+    origin: str = ""  # where the numbers of a default come from
+
+    @property
+    def measured(self) -> bool:
+        """Fitted to measurements of a device, not taken from a data sheet."""
+        return self.residuals is not None
+
+    @classmethod
+    def default(cls, device_name: str) -> Calibration:
+        """Published figures for a device of that name ("cpu" for none): not measured, and said so.
+
+        >>> Calibration.default("cpu").parameters.modes["CPU"].key_ms > 0
+        True
+        """
+        parameters, origin = default_parameters(device_name)
+        return cls(device=device_name, parameters=parameters, origin=origin)
+
+    def warnings(
+        self, device_name: str | None = None, uses: Iterable[tuple[int, float]] = ()
+    ) -> list[str]:
+        """What speaks against these numbers for a plan on that device.
+
+        `uses` are the plan's (dim, distinct keys a step) pairs.
+        """
+        found = []
+        if self.residuals is None:
+            found.append(
+                f"times are not measured: those of {self.device} are {self.origin}; run "
+                f"`hedgerow calibrate` on the device."
+            )
+        elif self.residuals.p90 > _POOR_FIT:
+            found.append(
+                f"one measurement in ten is off by more than {self.residuals.p90:.0%} in this "
+                f"calibration; measure again on a quiet machine."
+            )
+        if device_name is not None and device_name != self.device:
+            found.append(
+                f"the calibration is of {self.device!r}, the plan for {device_name!r}; calibrate "
+                f"there."
+            )
+        return [*found, *self._outside(uses)]
+
+    def _outside(self, uses: Iterable[tuple[int, float]]) -> list[str]:
+        steps, needed = [p for p in self.points if p.kind == "step"], list(uses)
+        if not steps:
+            return []
+        dims, keys = [p.dim for p in steps], [p.keys for p in steps]
+        found = []
+        wide = sorted({dim for dim, _ in needed if not min(dims) <= dim <= max(dims)})
+        most = max((distinct for _, distinct in needed), default=0.0)
+        if wide:
+            found.append(
+                f"dims {', '.join(map(str, wide))} lie outside the measured "
+                f"{min(dims)}..{max(dims)}; times of such tables are extrapolated."
+            )
+        if most > max(keys):
+            found.append(
+                f"a step of {most:,.0f} distinct keys is more than the measured {max(keys):,}; its "
+                f"time is extrapolated."
+            )
+        return found
+
+    def to_dict(self) -> dict[str, Any]:
+        """Fit for JSON."""
+        return {
+            "format": FORMAT,
+            "version": VERSION,
+            "device": self.device,
+            "memory_bytes": self.memory_bytes,
+            "driver": self.driver,
+            "library": self.library,
+            "origin": self.origin,
+            "parameters": self.parameters.to_dict(),
+            "residuals": None if self.residuals is None else asdict(self.residuals),
+            "points": [asdict(point) for point in self.points],
+        }
+
+    @classmethod
+    def from_dict(cls, values: Mapping[str, Any]) -> Calibration:
+        """What `to_dict` was called on; a newer version is refused."""
+        if not isinstance(values, Mapping) or values.get("format") != FORMAT:
+            raise ConfigError(
+                f"no calibration: its format must be {FORMAT!r}, as `hedgerow calibrate` writes it."
+            )
+        version = values.get("version")
+        if version != VERSION:
+            raise ConfigError(
+                f"the calibration has version {version!r}; this library reads {VERSION}: measure "
+                f"again, or install a newer one."
+            )
+        try:
+            residuals = values["residuals"]
+            return cls(
+                device=str(values["device"]),
+                memory_bytes=int(values["memory_bytes"]),
+                driver=str(values["driver"]),
+                library=str(values["library"]),
+                origin=str(values["origin"]),
+                parameters=TimeParameters.from_dict(values["parameters"]),
+                residuals=None if residuals is None else _residuals(residuals),
+                points=tuple(Point(**point) for point in values["points"]),
+            )
+        except (KeyError, TypeError) as error:
+            raise ConfigError(
+                f"the calibration is not as it is written: {error!r}; measure again with `hedgerow "
+                f"calibrate`."
+            ) from error
+
+    def save(self, path: Path | str) -> None:
+        """As one JSON file."""
+        Path(path).write_text(json.dumps(self.to_dict(), indent=1) + "\n")
+
+    @classmethod
+    def load(cls, path: Path | str) -> Calibration:
+        """From a file of `save`; needs no optional library."""
+        place = Path(path)
+        if not place.is_file():
+            raise FileMissingError(f"{place} is no file; make one with `hedgerow calibrate`.")
+        try:
+            return cls.from_dict(json.loads(place.read_text()))
+        except (json.JSONDecodeError, UnicodeDecodeError) as error:
+            raise FileDamagedError(f"{place} is no JSON file: {error}.") from error
+        except ConfigError as error:
+            raise ConfigError(f"{place}: {error}") from error
+
+
+def _residuals(values: Mapping[str, Any]) -> Residuals:
+    found = Residuals(**values)
+    for name in ("median", "p90", "worst"):
+        if not math.isfinite(getattr(found, name)):
+            raise ConfigError(f"Residuals.{name} is {getattr(found, name)!r}; it must be finite.")
+    return found

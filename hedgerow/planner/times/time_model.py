@@ -1,0 +1,189 @@
+"""The time that a table takes of a step, from what is known of its keys and of the device."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from fractions import Fraction
+from functools import lru_cache
+
+from ...core import checks
+from ..problem.key_stats import KeyStats
+from ..problem.table_spec import STATE_PER_VALUE, TableSpec
+from ..problem.topology import Topology
+from ..problem.variant import Mode, Variant
+from .calibration import Calibration
+from .hit_rate import Touched, touched
+from .key_model import EXPONENT, from_stats, zipf
+from .time_parameters import CPU, overlapped
+
+_KEY_BYTES = 8
+_KEPT = 8192  # tables whose sums are kept between the variants of each
+
+
+@dataclass(frozen=True, slots=True)
+class Expected:
+    """One table on one rank: milliseconds a step, hits per distinct key, distinct keys a step."""
+
+    ms: float
+    hit_rate: float
+    distinct: float
+
+
+def expected(
+    spec: TableSpec,
+    variant: Variant,
+    topology: Topology,
+    calibration: Calibration,
+    batch: int,
+    *,
+    exponent: float = EXPONENT,
+) -> Expected:
+    """What a table kept in that way takes, with `batch` samples a step on every rank.
+
+    A table without sampled keys follows Zipf's law with that exponent.
+
+    >>> from ..problem.variant import HBM_ONLY, HOST_ONLY
+    >>> item = TableSpec(name="item", rows=10**8, dim=64)
+    >>> card = Topology(world=1, hbm_per_device=2**36, ddr_per_machine=2**38)
+    >>> known = Calibration.default("NVIDIA H200")
+    >>> fast, slow = (expected(item, v, card, known, 65_536) for v in (HBM_ONLY, HOST_ONLY))
+    >>> fast.ms < slow.ms, fast.hit_rate, slow.hit_rate, fast.distinct == slow.distinct
+    (True, 1.0, 0.0, True)
+    """
+    step = _step(spec, topology, batch, exponent)
+    if step is None:
+        return Expected(_idle_ms(variant, topology, calibration), 1.0, 0.0)
+    distinct = step.distinct / topology.world
+    hits = _hit_rate(spec, variant, topology, step)
+    ms = _lookup_ms(spec, variant, topology, calibration, distinct, hits)
+    if topology.world > 1:
+        sent = _source(spec, batch, exponent)
+        ms += _exchange_ms(spec, topology, calibration, sent)
+    return Expected(ms, hits, distinct)
+
+
+def thrashes(
+    spec: TableSpec,
+    variant: Variant,
+    topology: Topology,
+    batch: int,
+    *,
+    exponent: float = EXPONENT,
+) -> bool:
+    """A cache that is smaller than what one step needs: no plan takes it unless it is asked for.
+
+    >>> from ..problem.variant import Mode
+    >>> item = TableSpec(name="item", rows=100_000, dim=8)
+    >>> card = Topology(world=1, hbm_per_device=2**36)
+    >>> [thrashes(item, Variant(Mode.CACHING, x), card, 65_536) for x in ("0.1", "0.5")]
+    [True, False]
+    """
+    if variant.mode != Mode.CACHING:
+        return False
+    step = _step(spec, topology, batch, exponent)
+    return step is not None and step.thrashes(_share(variant.load_factor) * spec.rows)
+
+
+def without_thrashing(
+    spec: TableSpec,
+    choices: Iterable[Variant],
+    topology: Topology,
+    batch: int,
+    *,
+    allow_thrash: bool = False,
+) -> tuple[Variant, ...]:
+    """The variants that a plan may choose from: all but caches below a step's working set."""
+    return tuple(v for v in choices if allow_thrash or not thrashes(spec, v, topology, batch))
+
+
+def row_bytes(spec: TableSpec) -> float:
+    """Bytes of a row's values and optimizer state, before any alignment.
+
+    >>> row_bytes(TableSpec(name="item", rows=9, dim=16, optimizer="adam"))
+    192.0
+    """
+    if spec.optimizer == "rowwise_adagrad":
+        state = 1 / spec.dim
+    else:
+        state = float(STATE_PER_VALUE.get(spec.optimizer, 1))
+    return spec.dim * spec.element_bytes * (1 + state)
+
+
+def _step(spec: TableSpec, topology: Topology, batch: int, exponent: float) -> Touched | None:
+    """What a step of all ranks touches of the whole table. Owners have equal parts of it."""
+    ids = _ids(spec, batch) * topology.world
+    return _sums(spec.stats, spec.rows, exponent, ids) if ids > 0 else None
+
+
+def _source(spec: TableSpec, batch: int, exponent: float) -> float:
+    """Distinct keys of one rank's own batch: what it sends to their owners."""
+    return _sums(spec.stats, spec.rows, exponent, _ids(spec, batch)).distinct
+
+
+def _ids(spec: TableSpec, batch: int) -> float:
+    if type(batch) is not int or batch < 1:  # most calls are fine, and there are many
+        checks.count("batch", batch, least=1)
+    return batch * sum(feature.ids_per_sample for feature in spec.features)
+
+
+@lru_cache(maxsize=_KEPT)
+def _sums(stats: KeyStats | None, rows: int, exponent: float, ids: float) -> Touched:
+    return touched(zipf(rows, exponent) if stats is None else from_stats(stats, rows), ids)
+
+
+@lru_cache(maxsize=1024)
+def _share(load_factor: str) -> float:
+    return float(Fraction(load_factor))
+
+
+def _hit_rate(spec: TableSpec, variant: Variant, topology: Topology, step: Touched) -> float:
+    if variant.mode == Mode.HBM_ONLY:
+        return 1.0
+    if variant.mode == Mode.HOST_ONLY or topology.device == "cpu":
+        return 0.0
+    share = _share(variant.load_factor)
+    if variant.mode == Mode.HYBRID:
+        return step.split_hit(share)
+    kept = 1.0 if spec.stats is None else 1 - spec.stats.drift
+    return kept * step.recency_hit(share * spec.rows)
+
+
+def _lookup_ms(
+    spec: TableSpec,
+    variant: Variant,
+    topology: Topology,
+    calibration: Calibration,
+    distinct: float,
+    hits: float,
+) -> float:
+    costs, links = calibration.parameters, topology.links
+    write = row_bytes(spec)
+    read = spec.dim * spec.element_bytes + write  # forward, and again for the update
+    if topology.device == "cpu":
+        cost = costs.mode(CPU)
+        ddr = costs.memory("ddr", links)
+        return cost.launch_ms + distinct * (cost.key_ms + (read + write) / ddr)
+    cost = costs.mode(variant.mode)
+    near = distinct * (cost.key_ms + hits * (read + write) / costs.memory("hbm", links))
+    far_key = read / costs.memory("host_read", links) + write / costs.memory("host_write", links)
+    return cost.launch_ms + overlapped(near, distinct * (1 - hits) * far_key, costs.overlap)
+
+
+def _exchange_ms(
+    spec: TableSpec, topology: Topology, calibration: Calibration, sent_keys: float
+) -> float:
+    """Keys go out, rows come back, gradients go out; equal keys of a source travel once."""
+    costs, links = calibration.parameters, topology.links
+    world, local = topology.world, min(topology.world, topology.ranks_per_machine)
+    per_rank = sent_keys / world * (_KEY_BYTES + 2 * spec.dim * spec.element_bytes)
+    within = costs.exchange_ms("intra", per_rank * (local - 1), links) if local > 1 else 0.0
+    across = 0.0
+    if world > local:
+        across = costs.exchange_ms("inter", per_rank * (world - local), links)
+    return max(within, across)  # the two kinds of links work at the same time
+
+
+def _idle_ms(variant: Variant, topology: Topology, calibration: Calibration) -> float:
+    name = CPU if topology.device == "cpu" else variant.mode
+    return calibration.parameters.mode(name).launch_ms
