@@ -1,0 +1,3 @@
+"""Trained models that answer requests: export, versions, servers and clients."""
+
+from __future__ import annotations
