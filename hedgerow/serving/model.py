@@ -28,10 +28,10 @@ class TensorSpec:
 
     def takes(self, tensor: Tensor) -> bool:
         """Whether a tensor is of it."""
-        return tensor.dtype == self.dtype and (
-            len(tensor.shape) == len(self.shape)
-            and all(want in (None, have) for want, have in zip(self.shape, tensor.shape, strict=True))
-        )
+        if tensor.dtype != self.dtype or tensor.dim() != len(self.shape):
+            return False
+        pairs = zip(self.shape, tensor.shape, strict=True)
+        return all(wanted in (None, size) for wanted, size in pairs)
 
 
 @dataclass(frozen=True, slots=True)
