@@ -11,7 +11,7 @@ export OMPI_ALLOW_RUN_AS_ROOT := 1
 export OMPI_ALLOW_RUN_AS_ROOT_CONFIRM := 1
 export OMPI_MCA_rmaps_base_oversubscribe := 1
 
-.PHONY: help env train test test-long test-gpu lint format api sanitize bench bench-peers ci-deps \
+.PHONY: help env train test test-long test-gpu lint format api protos sanitize bench bench-peers ci-deps \
 	wheel clean
 
 help:
@@ -51,6 +51,9 @@ format: env ## rewrites sources in the house style
 
 api: env ## records the public surface after a change that is meant
 	mkdir -p build && $(BIN)/python -m tools.api > build/api.json && mv build/api.json tests/golden/api.json
+
+protos: env ## compiles hedgerow/wire/protos after a change of a .proto file
+	$(BIN)/python -m tools.protos
 
 sanitize: env ## the C++ tests under address+undefined and thread sanitizers
 	for kind in address,undefined thread; do \
