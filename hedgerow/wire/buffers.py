@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from ..core.errors import DtypeError, InputError
-from . import dtypes
+from . import dtypes, sizes
 from .dtypes import ElementType
 
 Array = np.ndarray[Any, np.dtype[Any]]
@@ -26,6 +26,7 @@ def flat_bits(name: str, value: Tensor | Array) -> tuple[ElementType, Array]:
             "for example torch.tensor(...)."
         )
     element = dtypes.of_numpy(value.dtype)
+    sizes.check_sendable(name, value.nbytes)
     native = value if element.numpy is None else value.astype(element.numpy, copy=False)
     return element, np.ascontiguousarray(native).reshape(-1).view(element.bits)
 
@@ -36,8 +37,11 @@ def _of_tensor(name: str, value: Tensor) -> tuple[ElementType, Array]:
         raise InputError(f"{name} has layout {value.layout}; pass {name}.to_dense().")
     if value.device.type == "meta":
         raise InputError(f"{name} is on the meta device, without values; pass a real tensor.")
+    sizes.check_sendable(name, value.nbytes)
     plain = value.detach().cpu().resolve_conj().resolve_neg().reshape(-1)
-    return element, plain.contiguous().view(torch.uint8).numpy().view(element.bits)
+    if plain.stride(0) != 1:  # also of one element, which torch calls contiguous at any stride
+        plain = plain.clone(memory_format=torch.contiguous_format)
+    return element, plain.view(torch.uint8).numpy().view(element.bits)
 
 
 def as_numpy(name: str, element: ElementType, bits: Array, shape: tuple[int, ...]) -> Array:

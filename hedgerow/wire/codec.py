@@ -5,11 +5,14 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, TypeVar
 
 from ..core.errors import DtypeError, InputError
+from .sizes import MAX_MESSAGE_BYTES
 
 if TYPE_CHECKING:
     from .pool import Message
 
 M = TypeVar("M", bound="Message")
+# Of proto2: their parser takes any bytes as text, and only reading the text would tell.
+_UNCHECKED_TEXT = {"monolith.parameter_sync", "monolith.model_export"}
 
 
 def to_bytes(message: Message) -> bytes:
@@ -19,7 +22,16 @@ def to_bytes(message: Message) -> bytes:
     >>> to_bytes(agent_service.GetReplicasRequest(task=3, model_name="m")).hex()
     '10031a016d'
     """
-    return message.SerializeToString(deterministic=True)
+    from google.protobuf.message import EncodeError
+
+    try:
+        return message.SerializeToString(deterministic=True)
+    except EncodeError as error:
+        name = message.DESCRIPTOR.full_name
+        raise InputError(
+            f"this {name} cannot be written: {error}; a message holds at most "
+            f"{MAX_MESSAGE_BYTES} bytes: send it in parts."
+        ) from error
 
 
 def from_bytes(kind: type[M], data: bytes | bytearray | memoryview) -> M:
@@ -36,9 +48,23 @@ def from_bytes(kind: type[M], data: bytes | bytearray | memoryview) -> M:
     message = kind()
     try:
         message.ParseFromString(bytes(data))
+        if kind.DESCRIPTOR.file.package in _UNCHECKED_TEXT:
+            _decode_text(message)
     except (DecodeError, UnicodeDecodeError) as error:
         name = kind.DESCRIPTOR.full_name
         raise InputError(
             f"these {len(data)} bytes are no {name}: {error}; send a serialized {name}."
         ) from error
     return message
+
+
+def _decode_text(message: Message) -> None:
+    """Raises UnicodeDecodeError for a text inside that is none: protobuf hands it out as bytes."""
+    for field, value in message.ListFields():
+        if field.message_type:
+            for inner in value:
+                _decode_text(inner)
+        elif field.type == field.TYPE_STRING:
+            for text in [value] if isinstance(value, str | bytes) else value:
+                if isinstance(text, bytes):
+                    text.decode()

@@ -54,7 +54,6 @@ def check_compat(compat: Compat) -> None:
 
 def _write_numbers(message: TensorProto, name: str, value: Tensor | Array, compat: Compat) -> None:
     element, bits = buffers.flat_bits(name, value)
-    sizes.check_sendable(name, bits.nbytes)
     message.dtype = element.number  # type: ignore[assignment]
     if compat is None:
         message.tensor_content = bits.tobytes()
