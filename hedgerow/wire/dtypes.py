@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
+from dataclasses import field as attribute
 from typing import NoReturn
 
 import numpy as np
@@ -31,16 +32,12 @@ class ElementType:
     numpy: str | None
     kserve: str | None = None
     contents: str | None = None
+    torch: torch.dtype = attribute(init=False)
+    width: int = attribute(init=False)  # bytes of one element
 
-    @property
-    def torch(self) -> torch.dtype:
-        """Torch's name for it."""
-        return getattr(torch, self.name)
-
-    @property
-    def width(self) -> int:
-        """Bytes of one element."""
-        return np.dtype(self.bits).itemsize
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "torch", getattr(torch, self.name))
+        object.__setattr__(self, "width", np.dtype(self.bits).itemsize)
 
     @property
     def parts(self) -> int:

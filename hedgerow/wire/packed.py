@@ -6,12 +6,11 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from ..core.protobuf import BYTES, varint
 from .buffers import Array
 
 if TYPE_CHECKING:
     from .pool import Message
-
-_LENGTH_DELIMITED = 2  # protobuf's wire type of strings, messages and packed fields
 
 
 def append(message: Message, field: str, values: Array) -> None:
@@ -23,10 +22,10 @@ def append(message: Message, field: str, values: Array) -> None:
     if dtype is None:
         getattr(message, field).extend(values.tolist())
     elif values.size:
-        payload = values.astype(dtype, copy=False).tobytes()
+        payload = np.ascontiguousarray(values, dtype=dtype)
         number = message.DESCRIPTOR.fields_by_name[field].number
-        head = _varint(number << 3 | _LENGTH_DELIMITED) + _varint(len(payload))
-        message.MergeFromString(head + payload)
+        head = varint(number << 3 | BYTES) + varint(payload.nbytes)
+        message.MergeFromString(b"".join((head, payload.data)))
 
 
 def read(message: Message, field: str, dtype: str, most: int) -> Array:
@@ -50,7 +49,7 @@ def _tail(message: Message, field: str, dtype: str) -> Array:
     values = getattr(message, field)
     getattr(alone, field).MergeFrom(values)
     data, width = alone.SerializeToString(), np.dtype(dtype).itemsize
-    if data[0] & 7 == _LENGTH_DELIMITED:
+    if data[0] & 7 == BYTES:
         return np.frombuffer(data, dtype=dtype, offset=len(data) - width * len(values))
     tagged = np.dtype([("tag", "u1"), ("value", dtype)])  # our unpacked fields have small numbers
     return np.frombuffer(data, dtype=tagged)["value"]
@@ -61,11 +60,3 @@ def _fixed_dtype(message: Message, field: str) -> str | None:
     described: Any = message.DESCRIPTOR.fields_by_name[field]
     names = {described.TYPE_FLOAT: "<f4", described.TYPE_DOUBLE: "<f8", described.TYPE_BOOL: "?"}
     return names.get(described.type)
-
-
-def _varint(value: int) -> bytes:
-    found = bytearray()
-    while value > 127:
-        found.append(value & 127 | 128)
-        value >>= 7
-    return bytes([*found, value])

@@ -6,6 +6,7 @@ Loads protobuf, so nothing imports it before a message is needed.
 from __future__ import annotations
 
 from collections.abc import Iterable
+from functools import cache
 from typing import Any
 
 from ..core.errors import MissingExtraError
@@ -36,6 +37,7 @@ def new_pool(others: Iterable[FileDescriptor] = ()) -> DescriptorPool:
 POOL = new_pool()  # its classes are the only ones in use: messages of two pools do not mix
 
 
+@cache
 def find(file: str, name: str) -> Any:
     """The class of a message, an enum or an enum's value, by its name in a file.
 

@@ -75,7 +75,7 @@ def to_predict(request: PushRequest, *, compat: Compat = None) -> PredictRequest
     multi = bool(request.delta_multi_hash_tables)
     inputs = _multi_inputs(request) if multi else _plain_inputs(request)
     for alias, value in inputs.items():
-        predict.inputs[alias].CopyFrom(tensors.to_message(value, compat=compat, name=alias))
+        tensors.fill(predict.inputs[alias], value, compat=compat, name=alias)
     return predict
 
 

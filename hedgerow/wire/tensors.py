@@ -33,8 +33,24 @@ def to_message(
     >>> list(to_message(torch.tensor([1.0, 2.0]), compat="typed").float_val)
     [1.0, 2.0]
     """
-    check_compat(compat)
     message = pb.TensorProto()
+    fill(message, value, compat=compat, name=name)
+    return message
+
+
+def fill(
+    message: TensorProto, value: Tensor | Array, *, compat: Compat = None, name: str = "tensor"
+) -> None:
+    """Writes a tensor into an empty message, as to_message(): one copy less inside a request.
+
+    >>> import torch
+    >>> from hedgerow.wire.messages import tf_serving
+    >>> request = tf_serving.PredictRequest()
+    >>> fill(request.inputs["id"], torch.tensor([7]))
+    >>> to_torch(request.inputs["id"])
+    tensor([7])
+    """
+    check_compat(compat)
     message.tensor_shape.SetInParent()  # a scalar's shape is there, and empty
     if buffers.is_text(value):
         message.dtype = dtypes.STRING  # type: ignore[assignment]
@@ -43,7 +59,6 @@ def to_message(
         _write_numbers(message, name, value, compat)
     for size in value.shape:
         message.tensor_shape.dim.add(size=size)
-    return message
 
 
 def check_compat(compat: Compat) -> None:
