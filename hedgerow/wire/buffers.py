@@ -61,7 +61,7 @@ def as_torch(element: ElementType, bits: Array, shape: tuple[int, ...]) -> Tenso
     plain = bits.view(np.uint8)
     if plain.flags.writeable:
         tensor = torch.from_numpy(plain)
-    elif plain.nbytes <= _SMALL_BYTES:
+    elif plain.nbytes <= _SMALL_BYTES or not bits.flags.aligned:
         tensor = torch.from_numpy(plain.copy())
     else:
         tensor = _over_read_only(plain)

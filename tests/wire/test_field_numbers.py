@@ -35,7 +35,8 @@ FIELDS = {
     SERVING + "StatusProto": "1 error_code 2 error_message",
     SERVING + "ReloadConfigRequest": "1 config 2 metric_names",
     SERVING + "ReloadConfigResponse": "1 status 2 metric",
-    SERVING + "ModelServerConfig": "1 model_config_list",
+    SERVING + "ModelServerConfig": "1 model_config_list 2 custom_model_config",
+    SERVING + "Metric": "1 name 2 int64_value_increase",
     SERVING + "ModelConfigList": "1 config",
     SERVING + "ModelConfig": "1 name 2 base_path 3 model_type 4 model_platform 6 logging_config "
     "7 model_version_policy 8 version_labels",

@@ -101,6 +101,13 @@ def test_a_large_content_is_viewed_and_not_copied() -> None:
     assert found.data_ptr() == array.ctypes.data
 
 
+def test_typed_values_from_any_place_in_a_message_lie_where_torch_wants_them() -> None:
+    value = torch.randn(100_000, dtype=torch.float64)
+    found = tensors.to_torch(tensors.to_message(value, compat="typed"))
+    assert torch.equal(found, value)
+    assert found.data_ptr() % 8 == 0
+
+
 def test_a_tensor_outlives_its_message_and_writing_to_it_changes_no_message() -> None:
     for count in (4, 100_000):
         sent = tensors.to_message(torch.zeros(count))

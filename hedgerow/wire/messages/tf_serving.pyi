@@ -32,11 +32,12 @@ class ModelSpec(_message.Message):
     signature_name: str
     def __init__(self, name: _Optional[str] = ..., version: _Optional[_Union[_wrappers_pb2.Int64Value, _Mapping]] = ..., version_label: _Optional[str] = ..., signature_name: _Optional[str] = ...) -> None: ...
 
+class PredictStreamedOptions(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
 class PredictRequest(_message.Message):
     __slots__ = ("model_spec", "inputs", "output_filter", "predict_streamed_options", "client_id", "request_options")
-    class PredictStreamedOptions(_message.Message):
-        __slots__ = ()
-        def __init__(self) -> None: ...
     class RequestOptions(_message.Message):
         __slots__ = ()
         def __init__(self) -> None: ...
@@ -56,10 +57,10 @@ class PredictRequest(_message.Message):
     model_spec: ModelSpec
     inputs: _containers.MessageMap[str, _tensor_pb2.TensorProto]
     output_filter: _containers.RepeatedScalarFieldContainer[str]
-    predict_streamed_options: PredictRequest.PredictStreamedOptions
+    predict_streamed_options: PredictStreamedOptions
     client_id: bytes
     request_options: PredictRequest.RequestOptions
-    def __init__(self, model_spec: _Optional[_Union[ModelSpec, _Mapping]] = ..., inputs: _Optional[_Mapping[str, _tensor_pb2.TensorProto]] = ..., output_filter: _Optional[_Iterable[str]] = ..., predict_streamed_options: _Optional[_Union[PredictRequest.PredictStreamedOptions, _Mapping]] = ..., client_id: _Optional[bytes] = ..., request_options: _Optional[_Union[PredictRequest.RequestOptions, _Mapping]] = ...) -> None: ...
+    def __init__(self, model_spec: _Optional[_Union[ModelSpec, _Mapping]] = ..., inputs: _Optional[_Mapping[str, _tensor_pb2.TensorProto]] = ..., output_filter: _Optional[_Iterable[str]] = ..., predict_streamed_options: _Optional[_Union[PredictStreamedOptions, _Mapping]] = ..., client_id: _Optional[bytes] = ..., request_options: _Optional[_Union[PredictRequest.RequestOptions, _Mapping]] = ...) -> None: ...
 
 class PredictResponse(_message.Message):
     __slots__ = ("outputs", "model_spec")
@@ -218,16 +219,20 @@ class ModelConfigList(_message.Message):
     def __init__(self, config: _Optional[_Iterable[_Union[ModelConfig, _Mapping]]] = ...) -> None: ...
 
 class ModelServerConfig(_message.Message):
-    __slots__ = ("model_config_list",)
+    __slots__ = ("model_config_list", "custom_model_config")
     MODEL_CONFIG_LIST_FIELD_NUMBER: _ClassVar[int]
+    CUSTOM_MODEL_CONFIG_FIELD_NUMBER: _ClassVar[int]
     model_config_list: ModelConfigList
-    def __init__(self, model_config_list: _Optional[_Union[ModelConfigList, _Mapping]] = ...) -> None: ...
+    custom_model_config: _any_pb2.Any
+    def __init__(self, model_config_list: _Optional[_Union[ModelConfigList, _Mapping]] = ..., custom_model_config: _Optional[_Union[_any_pb2.Any, _Mapping]] = ...) -> None: ...
 
 class Metric(_message.Message):
-    __slots__ = ("name",)
+    __slots__ = ("name", "int64_value_increase")
     NAME_FIELD_NUMBER: _ClassVar[int]
+    INT64_VALUE_INCREASE_FIELD_NUMBER: _ClassVar[int]
     name: str
-    def __init__(self, name: _Optional[str] = ...) -> None: ...
+    int64_value_increase: int
+    def __init__(self, name: _Optional[str] = ..., int64_value_increase: _Optional[int] = ...) -> None: ...
 
 class ReloadConfigRequest(_message.Message):
     __slots__ = ("config", "metric_names")
