@@ -45,12 +45,16 @@ def read(message: Message, field: str, dtype: str, most: int) -> Array:
 
 def _tail(message: Message, field: str, dtype: str) -> Array:
     """All values of a field of fixed width, cut from the bytes of a message that holds no other."""
-    alone: Any = type(message)()
-    values = getattr(message, field)
-    getattr(alone, field).MergeFrom(values)
+    alone = type(message)()
+    alone.MergeFrom(message)  # the whole: the field alone may take each NaN through a float
+    alone.DiscardUnknownFields()
+    for described, _ in alone.ListFields():
+        if described.name != field:
+            alone.ClearField(described.name)
     data, width = alone.SerializeToString(), np.dtype(dtype).itemsize
     if data[0] & 7 == BYTES:
-        return np.frombuffer(data, dtype=dtype, offset=len(data) - width * len(values))
+        count = len(getattr(message, field))
+        return np.frombuffer(data, dtype=dtype, offset=len(data) - width * count)
     tagged = np.dtype([("tag", "u1"), ("value", dtype)])  # our unpacked fields have small numbers
     return np.frombuffer(data, dtype=tagged)["value"]
 

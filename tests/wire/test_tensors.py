@@ -144,6 +144,13 @@ def test_narrow_numbers_keep_their_lower_bits() -> None:
     assert tensors.to_torch(message(14, [2], half_val=[0x3F80, 0x1C000])).tolist() == [1.0, -2.0]
 
 
+def test_fields_that_nobody_knows_do_not_shift_typed_values() -> None:
+    sent = to_bytes(message(1, [2], float_val=[1.0, 2.0], double_val=[5.0]))
+    unknown = bytes.fromhex("9a0604deadbeef")  # field 99
+    for data in (sent + unknown, unknown + sent):
+        assert tensors.to_torch(from_bytes(tensor.TensorProto, data)).tolist() == [1.0, 2.0]
+
+
 def test_values_in_the_field_of_another_type_count_as_none() -> None:
     assert tensors.to_torch(message(1, [2], double_val=[1.0, 2.0])).tolist() == [0.0, 0.0]
 
