@@ -11,7 +11,7 @@ export OMPI_ALLOW_RUN_AS_ROOT := 1
 export OMPI_ALLOW_RUN_AS_ROOT_CONFIRM := 1
 export OMPI_MCA_rmaps_base_oversubscribe := 1
 
-.PHONY: help env train test test-long test-gpu lint format api docs sanitize bench bench-peers \
+.PHONY: help env train test test-long test-gpu lint format api docs protos sanitize bench bench-peers \
 	ci-deps docs-deps wheel clean
 
 help:
@@ -54,6 +54,9 @@ api: env ## records the public surface after a change that is meant
 
 docs: env ## the page of a sample plan, opened in headless Chromium; its picture goes to docs/plan.png
 	$(BIN)/python tools/docs.py
+
+protos: env ## compiles hedgerow/wire/protos after a change of a .proto file
+	$(BIN)/python -m tools.protos
 
 sanitize: env ## the C++ tests under address+undefined and thread sanitizers
 	for kind in address,undefined thread; do \

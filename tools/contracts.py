@@ -46,7 +46,10 @@ MAY_IMPORT = {
 # What may be imported when a module loads; anything else is optional and loads inside a function.
 ALWAYS_THERE = {"numpy", "torch", *sys.stdlib_module_names}
 # The one file that imports an optional library when it loads; only what cannot do without does.
-LOADS_OPTIONAL = {"hedgerow/kernels/toolchain.py": "triton"}
+LOADS_OPTIONAL = {
+    "hedgerow/kernels/toolchain.py": "triton",
+    "hedgerow/wire/pool.py": "google",  # protobuf: one pool a process, so made by an import
+}
 AT_LOAD = {"cli": {"typer", "rich"}}  # there too, but `import hedgerow` must not pay for them
 # (module, name) -> the only file that may use it, and why
 BANNED = {

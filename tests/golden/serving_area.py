@@ -16,19 +16,22 @@ LAUNCH_FILES = (
     "try_init_cuda",
 )
 
+WIRE_FILES = (
+    "agent_service_bytes",
+    "client_config_bytes",
+    "push_request_bytes",
+    "push_result_json",
+    "push_to_predict",
+    "request_split",
+    "tensor_proto",
+    "tf_serving_messages",
+)
+
 AREA = Area(
     "serving",
-    file_values={file: {"what"} for file in LAUNCH_FILES},
+    file_values={file: {"what"} for file in (*LAUNCH_FILES, *WIRE_FILES)},
     later_files={
-        "agent_service_bytes",  # serving
-        "client_config_bytes",
-        "push_request_bytes",
-        "push_result_json",
-        "push_to_predict",
-        "refresh_sync_config",
-        "request_split",
-        "tensor_proto",
-        "tf_serving_messages",
+        "refresh_sync_config",  # parameter sync
         "touched_keys",
         "zk_path",
         "znode_payloads",

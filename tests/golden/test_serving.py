@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from . import serving_launch  # noqa: F401  (it registers handlers)
+from . import serving_launch, serving_push, serving_wire  # noqa: F401  (they register handlers)
 from .runner import Case
 from .serving_area import AREA
 

@@ -1,0 +1,1 @@
+"""Messages of serving and parameter sync, and tensors in them, without TensorFlow."""

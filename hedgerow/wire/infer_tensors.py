@@ -1,0 +1,153 @@
+"""Tensors of KServe v2 requests and responses: raw buffers in order, or typed contents."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING
+
+import numpy as np
+from torch import Tensor
+
+from ..core.errors import DtypeError, InputError
+from . import buffers, dtypes, packed, raw_strings, sizes
+from .buffers import Array
+from .dtypes import BYTES
+from .tensors import Compat, check_compat
+
+if TYPE_CHECKING:
+    from .messages.kserve import ModelInferRequest, ModelInferResponse
+
+    InferTensor = ModelInferRequest.InferInputTensor | ModelInferResponse.InferOutputTensor
+
+Values = Mapping[str, Tensor | Array]
+
+
+def read_inputs(request: ModelInferRequest) -> dict[str, Tensor | Array]:
+    """The inputs of a request by name: tensors of numbers, numpy arrays of bytes objects."""
+    return _read(request.inputs, request.raw_input_contents)
+
+
+def read_outputs(response: ModelInferResponse) -> dict[str, Tensor | Array]:
+    """The outputs of a response by name, as in read_inputs()."""
+    return _read(response.outputs, response.raw_output_contents)
+
+
+def write_inputs(request: ModelInferRequest, values: Values, *, compat: Compat = None) -> None:
+    """Adds inputs to a request, as raw buffers or, with `compat="typed"`, as typed contents.
+
+    >>> import torch
+    >>> from hedgerow.wire.messages import kserve
+    >>> request = kserve.ModelInferRequest()
+    >>> write_inputs(request, {"id": torch.tensor([7, 8])})
+    >>> request.inputs[0].datatype, read_inputs(request)["id"]
+    ('INT64', tensor([7, 8]))
+    """
+    check_compat(compat)
+    for name, value in values.items():
+        buffer = _write(request.inputs.add(), name, value, compat)
+        if compat is None:
+            request.raw_input_contents.append(buffer)
+
+
+def write_outputs(response: ModelInferResponse, values: Values, *, compat: Compat = None) -> None:
+    """Adds outputs to a response, as in write_inputs()."""
+    check_compat(compat)
+    for name, value in values.items():
+        buffer = _write(response.outputs.add(), name, value, compat)
+        if compat is None:
+            response.raw_output_contents.append(buffer)
+
+
+def _write(tensor: InferTensor, name: str, value: Tensor | Array, compat: Compat) -> bytes:
+    """Describes the tensor; returns its raw buffer, or nothing where its values are typed."""
+    tensor.name = name
+    if buffers.is_text(value):
+        buffer = _write_strings(tensor, buffers.flat_strings(name, np.asarray(value)), compat)
+    else:
+        buffer = _write_numbers(tensor, name, value, compat)
+    tensor.shape.extend(value.shape)
+    sizes.check_sendable(name, len(buffer))
+    return buffer
+
+
+def _write_strings(tensor: InferTensor, items: list[bytes], compat: Compat) -> bytes:
+    tensor.datatype = BYTES
+    if compat is None:
+        return raw_strings.join(items)
+    tensor.contents.bytes_contents.extend(items)
+    return b""
+
+
+def _write_numbers(tensor: InferTensor, name: str, value: Tensor | Array, compat: Compat) -> bytes:
+    element, bits = buffers.flat_bits(name, value)
+    if element.kserve is None:
+        raise DtypeError(
+            f"{name} has element type {element.name}, which KServe does not have; convert it, "
+            "for example to float32."
+        )
+    tensor.datatype = element.kserve
+    if compat is None:
+        return bits.tobytes()
+    packed.append(tensor.contents, _contents_of(name, tensor.datatype), bits)
+    return b""
+
+
+def _contents_of(name: str, datatype: str) -> str:
+    """The field of typed contents that carries a datatype."""
+    field = dtypes.of_kserve(datatype).contents
+    if field is None:
+        raise DtypeError(f"{name} is {datatype}, which has no typed contents; send it raw.")
+    return field
+
+
+def _read(tensors: Iterable[InferTensor], raw: Sequence[bytes]) -> dict[str, Tensor | Array]:
+    found: dict[str, Tensor | Array] = {}
+    listed = list(tensors)
+    if raw and len(raw) != len(listed):
+        raise InputError(
+            f"{len(raw)} raw buffers came for {len(listed)} tensors; send one for each, in order."
+        )
+    for place, tensor in enumerate(listed):
+        if tensor.name in found:
+            raise InputError(f"tensor {tensor.name!r} came twice; send each name once.")
+        if raw and tensor.HasField("contents"):
+            raise InputError(f"{tensor.name} has typed contents beside raw buffers; send one form.")
+        found[tensor.name] = _read_one(tensor, raw[place] if raw else None)
+    return found
+
+
+def _read_one(tensor: InferTensor, raw: bytes | None) -> Tensor | Array:
+    if tensor.datatype == BYTES:
+        return _read_strings(tensor, raw)
+    name, element = tensor.name, dtypes.of_kserve(tensor.datatype)
+    shape, count = sizes.checked_shape(name, tensor.shape, element.width)
+    if raw is not None:
+        sizes.check_length(name, shape, count * element.width, len(raw))
+        bits = np.frombuffer(raw, dtype=element.bits)
+    else:
+        field = _contents_of(name, tensor.datatype)
+        _check_count(name, shape, count, len(getattr(tensor.contents, field)))
+        wide = {"int_contents": "<i4", "uint_contents": "<u4", "bool_contents": "?"}
+        values = packed.read(tensor.contents, field, wide.get(field, element.bits), count)
+        bits = values.astype(element.bits, copy=False)
+    return buffers.as_torch(
+        element, buffers.as_bools(bits) if element.name == "bool" else bits, shape
+    )
+
+
+def _read_strings(tensor: InferTensor, raw: bytes | None) -> Array:
+    shape, count = sizes.checked_shape(tensor.name, tensor.shape, 8)
+    if raw is not None:
+        items = raw_strings.cut(tensor.name, raw)
+    else:
+        items = list(tensor.contents.bytes_contents)
+    _check_count(tensor.name, shape, count, len(items))
+    return buffers.as_strings(items, shape)
+
+
+def _check_count(name: str, shape: tuple[int, ...], expected: int, found: int) -> None:
+    if found != expected:
+        raise InputError(
+            f"{name} of shape {shape} has {found} values; it must have {expected}: send them all, "
+            "as raw buffers or as typed contents."
+        )
