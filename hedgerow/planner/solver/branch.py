@@ -48,7 +48,7 @@ def branch(
         visits -= 1
         late = visits < 0 or time.monotonic() > deadline
         if late and not np.isneginf(bound):
-            return Searched(best, bound, False)
+            return Searched(best, math.ceil(bound), False)  # costs are whole
         found, children, bound = _visit(node, limit, late)  # the first in any case
         if found is not None and (best is None or found < best):
             best = found

@@ -15,6 +15,7 @@ from .choice_problem import ChoiceProblem, Floats, Ints
 from .three_rows import ThreeRows
 
 _STEPS = 500  # far more than the 20 to 60 that are seen; a bound that is not the best is still one
+_ROUNDING = 1e-14  # of a sum of few doubles; it grows no faster than the root of their number
 _CLOSE = 1e-11  # of the bound: what more steps would gain is lost in rounding
 
 
@@ -66,12 +67,14 @@ class _Oracle:
         self.rows = np.arange(problem.tables)
         self.most = float(np.where(problem.there, problem.cost, 0).max(axis=1, initial=0).sum())
 
-    def at(self, hbm_price: float, ddr_price: float) -> tuple[Floats, Ints, float]:
-        """Priced options, the cheapest of each table, and the bound."""
+    def at(self, hbm_price: float, ddr_price: float) -> tuple[Floats, Ints, float, float]:
+        """Priced options, the cheapest of each table, the bound, and what rounding may do to it."""
         priced = self.cost + hbm_price * self.hbm + ddr_price * self.ddr
         choice = priced.argmin(axis=1)
         spent = hbm_price * self.problem.hbm_limit + ddr_price * self.problem.ddr_limit
-        return priced, choice, float(priced[self.rows, choice].sum()) - spent
+        total = float(priced[self.rows, choice].sum())  # prices and sizes are never negative
+        doubt = 1e-3 + _ROUNDING * (total + spent) * max(1, self.problem.tables) ** 0.5
+        return priced, choice, total - spent, doubt
 
     def steepest(self, part: Floats) -> float:
         """The most that one byte less can be worth within a table, or 1."""
@@ -90,31 +93,29 @@ def _best(oracle: _Oracle, scale: float) -> tuple[Relaxation, bool] | None:
     problem = oracle.problem
     ends = scale * oracle.steepest(oracle.hbm), scale * oracle.steepest(oracle.ddr)
     rows = ThreeRows((problem.hbm_limit, problem.ddr_limit), ends)
-    best: tuple[float, float, float] = (-np.inf, 0.0, 0.0)
+    best: tuple[float, float, float, float] = (-np.inf, 0.0, 0.0, 0.0)
     choices: list[Ints] = []
     prices = (0.0, 0.0)
     for _ in range(_STEPS):
-        _, choice, bound = oracle.at(*prices)
-        best = max(best, (bound, *prices))
-        if best[0] > oracle.most * (1 + 1e-9) + 1:
+        _, choice, bound, doubt = oracle.at(*prices)
+        best = max(best, (bound - doubt, *prices, doubt))
+        if best[0] > oracle.most:
             return None
         choices.append(choice)
         rows.add(*problem.totals(choice))
         reached, prices = rows.solve()
-        if reached - best[0] <= _CLOSE * abs(reached) + 1e-3:
+        if reached - best[0] <= _CLOSE * abs(reached) + 2 * best[3]:
             break
-    at_end = any(price >= 0.999 * end for price, end in zip(best[1:], ends, strict=True))
+    at_end = any(price >= 0.999 * end for price, end in zip(best[1:3], ends, strict=True))
     used = [(choices[place], share) for place, share in rows.used()]
-    return _relaxation(oracle, best[1:], used), at_end
+    return _relaxation(oracle, best[1:3], used), at_end
 
 
 def _relaxation(
     oracle: _Oracle, prices: tuple[float, ...], used: list[tuple[Ints, float]]
 ) -> Relaxation:
-    priced, choice, bound = oracle.at(*prices)
+    priced, choice, bound, doubt = oracle.at(*prices)
     regret = priced - priced[oracle.rows, choice][:, None]
-    size = float(np.abs(priced[oracle.rows, choice]).sum()) + abs(bound)
-    doubt = 1e-3 + 1e-14 * max(1, oracle.problem.tables) ** 0.5 * size
     parts = (choice, *(part for part, _ in used))
     return Relaxation(bound, prices[0], prices[1], regret, parts, _rounded(used), doubt)
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Sequence
 from dataclasses import replace
 from fractions import Fraction
@@ -17,7 +16,7 @@ from .choice_problem import ChoiceProblem, Ints
 from .core import whole
 from .prune import least_of, prune
 
-_SECONDS = 60.0  # problems of one budget take a small part of a second
+_VISITS = 60  # enough to the byte for tens of tables; for thousands it is right but for some bytes
 
 
 def shortfalls(problem: ChoiceProblem, budget: Budget) -> tuple[Shortfall, Shortfall]:
@@ -45,7 +44,7 @@ def least_with(problem: ChoiceProblem, wanted: Ints, other: Ints, limit: int) ->
     left = prune(asked)
     if left is None:
         return None
-    found = branch(whole(left), None, time.monotonic() + _SECONDS)
+    found = branch(whole(left), None, visits=_VISITS)
     return None if found.answer is None else found.answer.cost
 
 

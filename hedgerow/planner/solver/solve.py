@@ -18,7 +18,8 @@ from .prune import prune
 from .relax import relax
 from .shortfall import never_fit, shortfalls
 
-_VISITS = 400  # of our own search before HiGHS is asked; 10,000 tables take some tens
+_VISITS = 100  # of our own search before HiGHS is asked; 10,000 tables take some tens
+_TIE_VISITS = 300  # for the tie rule once the time is proven: equals can be without number
 
 
 def solve(tables: Sequence[TableOptions], budget: Budget, *, time_limit: float = 10.0) -> Solution:
@@ -59,10 +60,10 @@ def _searched(core: Core, deadline: float) -> Searched:
     if found.proven or found.answer is None or time.monotonic() >= deadline:
         return found
     answer, least = found.answer, found.least_cost
-    if available():
+    if available() and least < answer.cost:
         answer, bound = by_highs(core, answer, deadline)
         least = max(least, bound)
-    again = branch(core, answer, deadline)
+    again = branch(core, answer, deadline, math.inf if least < answer.cost else _TIE_VISITS)
     if again.proven or again.answer is None:
         return again
     least = max(least, again.least_cost)
