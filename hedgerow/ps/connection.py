@@ -174,10 +174,13 @@ class Connection:
 
     def _read_until(self, ticket: Ticket) -> None:
         while not ticket.done:
-            if self._turns.stand_aside():
-                return
-            found, complained, wanted = self._line.poll(self._pause_ms(), send=self._unsent > 0)
-            self._turns.go_on()
+            send = self._unsent > 0
+            found, complained, wanted = self._line.ready(send=send), False, False
+            if not found:
+                if self._turns.stand_aside():
+                    return
+                found, complained, wanted = self._line.poll(self._pause_ms(), send=send)
+                self._turns.go_on()
             if complained:
                 self._read_monitor()
             if found & self._in:

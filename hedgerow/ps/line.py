@@ -11,6 +11,7 @@ from ..core.errors import ConfigError
 from .curve import ClientKeys
 from .errors import FrameError
 from .frames import MAX_FRAME_BYTES, Buffer, behind_head
+from .nearby import nearest
 from .tickets import Reader
 from .waiting import Waiting
 
@@ -83,27 +84,32 @@ class Line:
         }
         self._monitor = socket.get_monitor_socket(sum(self._kinds))
         try:
-            socket.connect(address)
+            socket.connect(nearest(address))
         except zmq.ZMQError as error:
             self.close()
             raise ConfigError(
                 f"the address of a server is {address!r}: {error.strerror}. Write host:port."
             ) from error
         self._waiting = Waiting(socket, wake_fd, self._monitor)
-        self._in, self._out, self._events = int(zmq.POLLIN), int(zmq.POLLOUT), int(zmq.EVENTS)
+        self._events, self._in = int(zmq.EVENTS), int(zmq.POLLIN)
+        self._both = int(zmq.POLLIN | zmq.POLLOUT)
+
+    def ready(self, *, send: bool) -> int:
+        """What the socket can do now."""
+        return self.socket.getsockopt(self._events) & (self._both if send else self._in)
 
     def poll(self, pause_ms: int, *, send: bool) -> tuple[int, bool, bool]:
-        """What the socket can do, whether something happened to it, whether a sender woke us."""
-        wanted = self._in | self._out if send else self._in
-        found = self.socket.getsockopt(self._events) & wanted
-        changed = [] if found else self._waiting.wait(pause_ms)
+        """What the socket can do, whether something happened to it, whether a sender woke us.
+
+        Waits if there is nothing; the caller has seen that the socket is not `ready`.
+        """
+        changed = self._waiting.wait(pause_ms)
         if not changed:
-            return found, False, False
+            return 0, False, False
         woken = any(descriptor == self._wake_fd for descriptor, _ in changed)
         if woken:
             os.eventfd_read(self._wake_fd)
-        found = self.socket.getsockopt(self._events) & wanted
-        return found, self._waiting.has_input(self._monitor), woken
+        return self.ready(send=send), self._waiting.has_input(self._monitor), woken
 
     def events(self) -> Iterator[Event]:
         """What happened since the last time."""

@@ -17,6 +17,7 @@ from .desk import Desk, Journal
 from .errors import FrameError
 from .frames import MAX_FRAME_BYTES, MAX_FRAMES, Answer, Verb, message, read_request
 from .lanes import Outbox, Room
+from .nearby import nearby_name
 from .service import Service, failure
 from .short_way import FIRST_FRAME_BYTES, ShortWay
 from .waiting import Waiting
@@ -71,7 +72,6 @@ class Server:
         self._context = zmq.Context()
         self._guard = None if keys is None else keys.guard(self._context)
         self._socket = self._bind(listen, keys, limits)
-        self.address = self._socket.getsockopt(zmq.LAST_ENDPOINT).decode().rstrip("\0")
         self.desk = Desk(
             service,
             clients or Clients(),
@@ -101,16 +101,24 @@ class Server:
         socket.setsockopt(zmq.RCVBUF, _SOCKET_BYTES)
         if keys is not None:
             keys.protect(socket)
+        addresses = [self._listen(socket, listen)]
+        # One that another process has is as bad as a taken port: clients would ask that process.
+        if (name := nearby_name(addresses[0])) is not None:
+            addresses.append(self._listen(socket, name))
+        self.address, self._addresses = addresses[0], addresses
+        return socket
+
+    def _listen(self, socket: Any, address: str) -> str:
         try:
-            socket.bind(listen)
-        except zmq.ZMQError as error:
+            socket.bind(address)
+        except self._zmq.ZMQError as error:
             self._context.destroy(linger=0)
             os.close(self._wake_fd)
             raise ConfigError(
-                f"cannot listen at {listen}: {error.strerror}. Write host:port, with a port that "
+                f"cannot listen at {address}: {error.strerror}. Write host:port, with a port that "
                 f"nobody uses."
             ) from error
-        return socket
+        return socket.getsockopt(self._zmq.LAST_ENDPOINT).decode().rstrip("\0")
 
     # ---- the loop
 
@@ -144,7 +152,8 @@ class Server:
 
     def _drain(self) -> None:
         self.desk.is_draining = True
-        self._socket.unbind(self.address)  # connections stay: answers still go out
+        for address in self._addresses:
+            self._socket.unbind(address)  # connections stay: answers still go out
         self.desk.close()
         self._send_waiting()
 

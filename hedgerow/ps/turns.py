@@ -20,6 +20,7 @@ class Turns:
         self._changed = threading.Condition()
         self._taken = False
         self._senders = 0  # that wait for their turn
+        self._waiting = 0  # threads that wait for a change
         self._reader_waits = False  # in a poll, which `wake_fd` ends
         self.wake_fd = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
 
@@ -30,7 +31,7 @@ class Turns:
             if self._reader_waits:
                 os.eventfd_write(self.wake_fd, 1)
             while self._taken:
-                self._changed.wait()
+                self._wait()
             self._senders -= 1
             self._taken = True
 
@@ -38,7 +39,7 @@ class Turns:
         """The turn of a reader; False if another one has found what he waits for."""
         with self._changed:
             while not awaited.done and (self._taken or self._senders):
-                self._changed.wait()
+                self._wait()
             if awaited.done:
                 return False
             self._taken = True
@@ -60,7 +61,7 @@ class Turns:
         """Gives the turn to another."""
         with self._changed:
             self._taken = False
-            self._changed.notify_all()
+            self._notify()
 
     def close(self) -> None:
         """Nobody will wait any more."""
@@ -69,4 +70,15 @@ class Turns:
     def tell(self) -> None:
         """Something was found that others may wait for."""
         with self._changed:
+            self._notify()
+
+    def _wait(self) -> None:
+        self._waiting += 1
+        try:
+            self._changed.wait()
+        finally:
+            self._waiting -= 1
+
+    def _notify(self) -> None:
+        if self._waiting:  # most of the time nobody does, and to ask takes less than to tell
             self._changed.notify_all()
