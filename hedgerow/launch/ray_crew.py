@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import secrets
 import threading
+import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -17,6 +18,7 @@ from .worker_variables import worker_variables
 
 _STARTS = 5  # of a server that is lost before it listens, one after the other
 _SAVE_S, _END_S = 3600.0, 30.0
+_RETURN_S, _PAUSE_S = 120.0, 0.2  # for Ray to start a lost actor again
 
 
 class RayCrew:
@@ -87,6 +89,7 @@ class RayCrew:
             post(News(f"server {name} was lost; Ray brings it back."))
             starts += 1
             try:
+                self._await_return(server)
                 life = server.serve.remote()
                 address, process = ray.get(server.where.remote())
             except ray.exceptions.RayActorError:
@@ -94,6 +97,18 @@ class RayCrew:
             if address:
                 starts = 0
                 post(News(f"server {name} is back at {address} (process {process})."))
+
+    def _await_return(self, server: Any) -> None:
+        """An actor that Ray is about to start answers at once that it is not there yet."""
+        ray, limit_s = self._cluster.ray, time.monotonic() + _RETURN_S
+        while not self._stopping:
+            try:
+                ray.get(server.__ray_ready__.remote())
+                return
+            except ray.exceptions.ActorUnavailableError:
+                if time.monotonic() >= limit_s:
+                    raise
+                time.sleep(_PAUSE_S)
 
     def _watch_worker(self, rank: int, worker: Any, post: Post) -> None:
         ray = self._cluster.ray
