@@ -20,8 +20,8 @@ _LAUNCH_MS = 0.05
 def plan_work(seed: int, tables: int) -> tuple[list[TableOptions], Budget]:
     """Tables with 24 variants each on 128 devices of 16 machines; both budgets bind.
 
-    Rows are log-uniform up to 3 billion, times follow from a power law's hit rates and two tiers
-    that overlap, with a little noise as measured times have it.
+    Rows are log-uniform from a million to a billion. Times follow from a power law's hit rates and
+    two tiers that overlap, with a little noise as measured times have it.
 
     >>> tables, budget = plan_work(0, 3)
     >>> [len(table.options) for table in tables]
@@ -31,11 +31,11 @@ def plan_work(seed: int, tables: int) -> tuple[list[TableOptions], Budget]:
     made = [_table(random, f"t{index}") for index in range(tables)]
     values = sum(table.options[0].hbm for table in made)
     # Below what all values take together with caches, above what they take without.
-    return made, Budget(int(0.4 * values), Fraction(int(5.4 * values), 8))
+    return made, Budget(int(0.4 * values), Fraction(int(5.15 * values), 8))
 
 
 def _table(random: np.random.Generator, name: str) -> TableOptions:
-    rows = int(10 ** random.uniform(5.0, 9.5))
+    rows = int(10 ** random.uniform(6.0, 9.0))
     dim = int(random.choice([8, 16, 32, 64, 128]))
     state = float(random.choice([1 / dim, 1, 2]))
     ids = float(10 ** random.uniform(3.6, 5.7))

@@ -312,7 +312,7 @@ def plan(as_json: AsJson = False, rounds: _Rounds = 5, quick: _Quick = False) ->
     must find the same time to the nanosecond (the exit status is 1 if it does not), and the grid
     of the published planner at 200 x 50 and 400 x 100 bins, which may miss plans that exist: how
     many it found and how far from the best they are is shown. One thread. Needs scipy, and takes
-    about five minutes.
+    about ten minutes.
     """
     from ..bench.plan import run
     from .show import progress_bar

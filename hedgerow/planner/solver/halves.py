@@ -4,27 +4,36 @@ from __future__ import annotations
 
 import itertools
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 
 from .choice_problem import Bools, ChoiceProblem, Floats, Ints
 from .core import Answer, Core
+from .pair_index import ENDLESS, PairIndex
 from .relax import Relaxation
 
+_MIX = np.array([0x2545F4914F6CDD1D, 0x1B873593CC9E2D51, 0x5851F42D4C957F2D], np.int64)  # odd
 _PAIRS_AT_ONCE, _PAIRS = 2**20, 2**23  # some tens of MB, and some seconds
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Half:
-    """Choices of some tables: totals, regret, and the column of each table in `tables` order."""
+    """Choices of some tables: totals, regret, and how each came about, table by table."""
 
     tables: Ints
     cost: Ints
     hbm: Ints
     ddr: Ints
     regret: Floats
-    columns: np.ndarray[Any, np.dtype[np.int16]]  # [choices, tables]
+    steps: list[tuple[Ints, Ints]]  # of each table: the choice before, and the column added
+
+    def columns(self, choice: int) -> list[int]:
+        """The column of each table in one choice."""
+        found = []
+        for before, column in reversed(self.steps):
+            found.append(int(column[choice]))
+            choice = int(before[choice])
+        return found[::-1]
 
 
 def cheapest(
@@ -66,29 +75,34 @@ def _half(
     """All choices whose regrets sum to at most the margin; of equal ones the first in order."""
     zero = np.zeros(1, np.int64)
     cost, hbm, ddr, sums = zero, zero, zero, np.zeros(1)
-    columns = np.zeros((1, len(tables)), np.int16)
-    for place, table in enumerate(tables):
+    steps: list[tuple[Ints, Ints]] = []
+    for table in tables:
         options = np.flatnonzero(kept[table])
         added = sums[:, None] + regret[table, options]
-        state, option = np.nonzero(added <= margin)
-        if len(state) > room:
+        before, option = np.nonzero(added <= margin)
+        if len(before) > room:
             return None
         chosen = options[option]
-        sums = added[state, option]
-        cost = cost[state] + problem.cost[table, chosen]
-        hbm = hbm[state] + problem.hbm[table, chosen]
-        ddr = ddr[state] + problem.ddr[table, chosen]
-        columns = columns[state]
-        columns[:, place] = chosen
-        if len(options) > 1:
-            first = _first_of_equals(cost, hbm, ddr)
+        sums = added[before, option]
+        cost = cost[before] + problem.cost[table, chosen]
+        hbm = hbm[before] + problem.hbm[table, chosen]
+        ddr = ddr[before] + problem.ddr[table, chosen]
+        first = _first_of_equals(cost, hbm, ddr)
+        if first is not None:
             cost, hbm, ddr, sums = cost[first], hbm[first], ddr[first], sums[first]
-            columns = columns[first]
-    return Half(tables, cost, hbm, ddr, sums, columns)
+            before, chosen = before[first], chosen[first]
+        steps.append((before, chosen))
+    return Half(tables, cost, hbm, ddr, sums, steps)
 
 
-def _first_of_equals(cost: Ints, hbm: Ints, ddr: Ints) -> Ints:
-    """Places of the first of each set of equal choices, rising: the order is that of options."""
+def _first_of_equals(cost: Ints, hbm: Ints, ddr: Ints) -> Ints | None:
+    """Places of the first of each set of equal choices, rising: the order is that of options.
+
+    None if no two are equal, which one number for each mostly tells.
+    """
+    mixed = np.sort(cost * _MIX[0] + hbm * _MIX[1] + ddr * _MIX[2])  # wraps around, as it should
+    if not (mixed[1:] == mixed[:-1]).any():
+        return None
     order = np.lexsort((ddr, hbm, cost))  # stable: equals stay in order
     new = np.ones(len(order), np.bool_)
     new[1:] = np.diff(cost[order]) != 0
@@ -99,24 +113,20 @@ def _first_of_equals(cost: Ints, hbm: Ints, ddr: Ints) -> Ints:
 
 def _joined(task: _Task, left: Half, right: Half) -> tuple[Answer | None, bool]:
     """The best pair; a pair's memory is full up to what the margin allows to leave free."""
-    by_ddr, limit, price = task.tighter()
-    mine, theirs = (left.ddr, right.ddr) if by_ddr else (left.hbm, right.hbm)
-    order = np.argsort(theirs, kind="stable")
-    most = limit - mine
-    spare = (task.margin - left.regret) / price if price > 0 else np.full(len(most), 2.0**62)
-    least = most - np.minimum(spare, 2.0**62) - 1
-    first = np.searchsorted(theirs[order], least, side="left")
-    last = np.searchsorted(theirs[order], most, side="right")
-    counts = np.maximum(0, last - first)
+    index = PairIndex(right.hbm, right.ddr, task.spare(np.zeros(1)))
+    first, last, order = index.windows(
+        task.hbm_limit - left.hbm, task.ddr_limit - left.ddr, task.spare(left.regret)
+    )
+    counts = last - first
     if counts.sum() > _PAIRS:
         return None, False
+    lefts = np.tile(np.arange(len(left.cost)), 2)
     best: Answer | None = None
     for begin, end in _batches(counts):
         sizes = counts[begin:end]
-        lefts = np.repeat(np.arange(begin, end), sizes)
-        steps = np.arange(len(lefts)) - np.repeat(np.cumsum(sizes) - sizes, sizes)
+        steps = np.arange(int(sizes.sum())) - np.repeat(np.cumsum(sizes) - sizes, sizes)
         rights = order[np.repeat(first[begin:end], sizes) + steps]
-        best = task.better(left, right, lefts, rights, best)
+        best = task.better(left, right, np.repeat(lefts[begin:end], sizes), rights, best)
     return best, True
 
 
@@ -142,15 +152,14 @@ class _Task:
         parts = (problem.cost, problem.hbm, problem.ddr)
         cost, hbm, ddr = (int(part[one, self._first[one]].sum()) for part in parts)
         self._most = limit - core.cost - cost
-        self._limits = problem.hbm_limit - hbm, problem.ddr_limit - ddr
+        self.hbm_limit, self.ddr_limit = problem.hbm_limit - hbm, problem.ddr_limit - ddr
         self._settled_cost = core.cost + cost
 
-    def tighter(self) -> tuple[bool, int, float]:
-        """Whether the host's budget counts more, that budget, and its price."""
-        problem, (hbm_price, ddr_price) = self.core.problem, self._prices
-        hbm, ddr = hbm_price * max(1, problem.hbm_limit), ddr_price * max(1, problem.ddr_limit)
-        by_ddr = ddr > hbm
-        return by_ddr, self._limits[by_ddr], self._prices[by_ddr]
+    def spare(self, regret: Floats) -> tuple[Ints, Ints]:
+        """Bytes of each memory that a choice with such regret may leave free."""
+        left = np.maximum(0, self.margin - regret)
+        hbm, ddr = (_bytes(left, price) for price in self._prices)
+        return hbm, ddr
 
     def better(
         self, left: Half, right: Half, lefts: Ints, rights: Ints, best: Answer | None
@@ -160,7 +169,7 @@ class _Task:
         hbm = left.hbm[lefts] + right.hbm[rights]
         ddr = left.ddr[lefts] + right.ddr[rights]
         most = self._most if best is None else best.cost - self._settled_cost
-        fits = (hbm <= self._limits[0]) & (ddr <= self._limits[1]) & (cost <= most)
+        fits = (hbm <= self.hbm_limit) & (ddr <= self.ddr_limit) & (cost <= most)
         pairs = np.flatnonzero(fits)
         for part in (cost, hbm, ddr):
             if not len(pairs):
@@ -168,8 +177,15 @@ class _Task:
             pairs = pairs[part[pairs] == part[pairs].min()]
         for pair in pairs:
             choice = self._first.copy()
-            choice[left.tables] = left.columns[lefts[pair]]
-            choice[right.tables] = right.columns[rights[pair]]
+            choice[left.tables] = left.columns(int(lefts[pair]))
+            choice[right.tables] = right.columns(int(rights[pair]))
             answer = self.core.answer(choice)
             best = answer if best is None else min(best, answer)
         return best
+
+
+def _bytes(worth: Floats, price: float) -> Ints:
+    """How much memory so much buys, rounded up; endless where it is free."""
+    if price <= 0:
+        return np.full(len(worth), ENDLESS)
+    return np.minimum(worth / price + 1, float(ENDLESS)).astype(np.int64)

@@ -18,7 +18,7 @@ from .prune import prune
 from .relax import relax
 from .shortfall import never_fit, shortfalls
 
-_VISITS = 100  # of our own search before HiGHS is asked; 10,000 tables take some tens
+_VISITS = 600  # of our own search before HiGHS is asked; most take tens
 _TIE_VISITS = 300  # for the tie rule once the time is proven: equals can be without number
 
 
