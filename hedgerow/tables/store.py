@@ -225,7 +225,8 @@ def as_keys(
         raise DtypeError(f"splits is {splits!r}; pass a tuple of ints, for example (0, {tables}).")
     if len(splits) - 1 != tables:
         raise InputError(f"keys of {len(splits) - 1} tables given to a store of {tables}.")
-    if splits[0] != 0 or splits[-1] != len(keys.ids) or list(splits) != sorted(splits):
+    rises = len(splits) == 2 or list(splits) == sorted(splits)  # with one table it is told below
+    if splits[0] != 0 or splits[-1] != len(keys.ids) or not rises:
         raise InputError(f"splits is {splits}; it must rise from 0 to {len(keys.ids)}, the ids.")
     if keys.used is not None:
         if not room:

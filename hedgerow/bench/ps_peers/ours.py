@@ -62,9 +62,9 @@ class OurServers(Asked):
 
     def ask(self, shares: Sequence[Tensor], outs: Sequence[Tensor]) -> None:
         """All under way, then all awaited."""
-        pairs = zip(self.shards, shares, outs, strict=True)
         waiting = [
-            shard.start_lookup(TableKeys.of_one(share), out=out) for shard, share, out in pairs
+            shard.start_lookup(TableKeys(share, (0, len(share))), out=out)
+            for shard, share, out in zip(self.shards, shares, outs, strict=True)
         ]
         for one in waiting:
             one.wait()
