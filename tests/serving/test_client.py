@@ -6,7 +6,7 @@ import struct
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, NoReturn
 
 import grpc
 import pytest
@@ -78,7 +78,7 @@ def test_messages_are_larger_than_the_limit_of_grpc() -> None:
     assert bool((found == 1).all())
 
 
-def refuse(_: bytes, context: Any) -> bytes:
+def refuse(_: bytes, context: Any) -> NoReturn:
     context.abort(grpc.StatusCode.NOT_FOUND, "Servable not found for request: Latest(x)")
 
 

@@ -8,7 +8,7 @@ import time
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, NoReturn
 
 import grpc
 import pytest
@@ -127,7 +127,7 @@ def test_counts_must_match(aliases: list[str], types: list[torch.dtype]) -> None
     assert not server.requests
 
 
-def refuse(_: bytes, context: Any) -> bytes:
+def refuse(_: bytes, context: Any) -> NoReturn:
     context.abort(grpc.StatusCode.FAILED_PRECONDITION, "not today")
 
 
