@@ -83,6 +83,6 @@ def status(registry: Registry, request: GetModelStatusRequest) -> GetModelStatus
     response = tf_serving.GetModelStatusResponse()
     for one in registry.status(spec.name, version):
         told = response.model_version_status.add(version=one.version, state=int(one.state))  # type: ignore[arg-type]
-        told.status.error_code = error_codes.Code.Value(one.code)
+        told.status.error_code = error_codes.Code.Value(one.code)  # type: ignore[assignment]
         told.status.error_message = one.error
     return response

@@ -21,6 +21,7 @@ class Health:
 
         self._registry = registry
         self._lock = threading.Lock()  # what is told last is what was true last
+        self._last: bool | None = None
         self._told = health.HealthServicer()
         health_pb2_grpc.add_HealthServicer_to_server(self._told, server)
         registry.subscribe(self._tell)
@@ -37,6 +38,10 @@ class Health:
 
         states = health_pb2.HealthCheckResponse
         with self._lock:
-            state = states.SERVING if self._registry.ready() else states.NOT_SERVING
+            ready = self._registry.ready()
+            if ready == self._last:  # watchers hear of changes alone
+                return
+            self._last = ready
+            state = states.SERVING if ready else states.NOT_SERVING
             for service in ("", *SERVICES):
                 self._told.set(service, state)

@@ -8,7 +8,7 @@ from itertools import pairwise
 import torch
 from torch import Tensor
 
-from ..core.errors import InputError
+from ..core.errors import ConfigError, InputError
 from ..tables.multi import parts
 from ..tables.multi.host_tables import HostTables
 from ..tables.multi.parts import Part
@@ -45,6 +45,7 @@ def ps_model(
     {'user': tensor([[1., 2.],
             [0., 0.]])}
     """
+    _check_filters(tables)
     served = _Rows(tables)
     lookup = served.lookup_signature()
     signatures = {
@@ -63,6 +64,16 @@ def ps_model(
     if removes:
         signatures["hashtable_remove"] = served.remove_signature()
     return Model(name, version, signatures)
+
+
+def _check_filters(tables: HostTables) -> None:
+    """A push stores what it brings, so no table may keep ids out."""
+    for table in tables.tables:
+        if table.config.admit is not None:
+            raise ConfigError(
+                f"table {table.config.name!r} admits ids by {table.config.admit!r}, which would "
+                "drop rows that training admitted; serve a table made with serving=True."
+            )
 
 
 class _Rows:

@@ -14,7 +14,7 @@ from ..core.errors import ConfigError, HedgerowError, InputError, NameTakenError
 from .batching import Batcher, Batching
 from .folders import FolderWatch, Loader
 from .model import Model, ServingError, Signature, Tensors
-from .policies import Latest, Policy, policy_of
+from .policies import Policy, policy_of
 from .versions import Family, Lease, State, Version, VersionStatus
 
 
@@ -181,7 +181,7 @@ class Registry:
             if name in self._families:
                 self._families[name].labels = dict(labels)
 
-    def watch(self, name: str, base_path: str | Path, policy: Policy | str = Latest()) -> None:
+    def watch(self, name: str, base_path: str | Path, policy: Policy | str = "latest") -> None:
         """Serves the versions `<base_path>/<version>` that the policy picks, now and later.
 
         Returns when what is there was tried; ask status() for what became of it.
