@@ -46,7 +46,9 @@ def server_process(serve: Callable[..., None], *arguments: object) -> Iterator[s
 
 def rows_model(rows: int) -> Model:
     """A table of so many rows of 16 numbers, as a serving parameter server has it."""
-    tables = HostTables({"item": TableConfig("item", (Segment(DIM, compressor=Fp32()),), serving=True)})
+    tables = HostTables(
+        {"item": TableConfig("item", (Segment(DIM, compressor=Fp32()),), serving=True)}
+    )
     model = ps_model("ps_0", tables)
     ids = torch.arange(rows)
     values = torch.arange(rows * DIM, dtype=torch.float32).reshape(rows, DIM)
