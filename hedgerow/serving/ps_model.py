@@ -125,7 +125,11 @@ class _Rows:
     def raw_lookup(self, inputs: Tensors) -> Tensors:
         ids = inputs["id"]
         splits = self._splits(ids, inputs["id_split"])
-        return {"flat_emb": self._store.lookup_cells(ids, splits)}
+        if len(splits) != len(self._dims) + 1:
+            return {"flat_emb": self._store.lookup_cells(ids, splits)}
+        flat = torch.empty(parts.float_offsets(splits, self._dims)[-1])
+        self._store.lookup_at(ids.data_ptr(), splits, "zeros", None, flat.data_ptr())
+        return {"flat_emb": flat}
 
     def raw_assign(self, inputs: Tensors) -> Tensors:
         ids, flat = inputs["id"], inputs["flat_value"]

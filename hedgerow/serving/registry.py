@@ -7,6 +7,7 @@ import logging
 import threading
 from collections.abc import Callable, Mapping
 from pathlib import Path
+from queue import SimpleQueue
 
 from ..core import checks
 from ..core.counters import Counters
@@ -41,7 +42,9 @@ class Registry:
     ) -> None:
         checks.whole("Registry", "threads", threads, least=1)
         self.counters = Counters()
-        self._gate = threading.BoundedSemaphore(threads)
+        self._gate: SimpleQueue[None] = SimpleQueue()  # a place for each that may run
+        for _ in range(threads):
+            self._gate.put(None)
         self._batching = batching
         self._lock = threading.Lock()
         self._families: dict[str, Family] = {}
@@ -285,8 +288,11 @@ class Registry:
         gate, run = self._gate, signature.run
 
         def run_in_turn(inputs: Tensors) -> Tensors:
-            with gate:
+            gate.get()
+            try:
                 return run(inputs)
+            finally:
+                gate.put(None)
 
         if signature.batches and self._batching is not None:
             return dataclasses.replace(signature, run=Batcher(run_in_turn, self._batching))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
@@ -12,11 +11,13 @@ from ..core.errors import InputError, MissingExtraError, StateError
 from ..wire.tensors import Compat, check_compat
 from .endpoints import SERVICES, Observe, handlers
 from .health import HEALTH_SERVICE, Health
+from .pool import ElasticPool
 from .registry import Registry
 from .tls import Tls
 
 MAX_MESSAGE_BYTES = 64 << 20
-MOST_REQUESTS = 512  # at a time; each holds a thread, most of which wait for slow clients
+MOST_REQUESTS = 512  # at a time; a slow client's request holds a thread
+_THREADS = 8  # while no client is slow: more only wait for one another
 _STREAMS = 128  # requests of one connection at a time: no client takes the place of all others
 # A connection ends at last, whatever its client does with it; good clients reconnect unseen.
 _AGE_S, _GRACE_S = 1800, 300
@@ -50,7 +51,7 @@ class PredictionServer:
         checks.count("max_message_bytes", max_message_bytes, least=1)
         checks.count("most_requests", most_requests, least=1)
         self.registry = registry
-        self._pool = ThreadPoolExecutor(most_requests, thread_name_prefix="serving")
+        self._pool = ElasticPool(min(_THREADS, most_requests), most_requests)
         self._server = _new_server(self._pool, max_message_bytes, most_requests)
         self._server.add_generic_rpc_handlers(
             handlers(registry, compat=compat, reload_root=reload_root, observe=observe)
@@ -75,7 +76,7 @@ class PredictionServer:
         self._state = "stopped"
         self._health.drain()
         self._server.stop(grace_s).wait()
-        self._pool.shutdown(wait=False)
+        self._pool.shutdown()
 
     def wait(self, timeout_s: float | None = None) -> bool:
         """Waits until the server was stopped; whether it was."""
@@ -93,7 +94,7 @@ class PredictionServer:
         self.stop()
 
 
-def _new_server(pool: ThreadPoolExecutor, message_bytes: int, requests: int) -> Any:
+def _new_server(pool: ElasticPool, message_bytes: int, requests: int) -> Any:
     try:
         import grpc
     except ImportError as error:
