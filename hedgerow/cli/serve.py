@@ -42,6 +42,10 @@ _ClientCa = Annotated[
 ]
 _GraceS = Annotated[float, typer.Option(help="How long requests under way may take after SIGTERM.")]
 
+_Typed = Annotated[
+    bool, typer.Option("--typed", help="Answer in typed values: some clients read nothing else.")
+]
+
 
 def serve(
     folder: _Folder,
@@ -53,6 +57,7 @@ def serve(
     tls: _Tls = None,
     client_ca: _ClientCa = None,
     grace_s: _GraceS = 10.0,
+    typed: _Typed = False,
     follow: Annotated[str | None, typer.Option(hidden=True)] = None,
 ) -> None:
     """Serve exported models until SIGTERM, which lets requests under way end.
@@ -78,5 +83,6 @@ def serve(
         tls=None if tls is None else Tls(*tls, client_ca),
         row_servers=tuple(tuple(one.split(",")) for one in ps or ()),
         grace_s=grace_s,
+        compat="typed" if typed else None,
     )
     run(plan, lambda line: typer.echo(line), stop_by_signals())

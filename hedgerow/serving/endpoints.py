@@ -14,6 +14,7 @@ from ..wire import services
 from ..wire.codec import from_bytes, to_bytes
 from ..wire.messages import kserve as messages
 from . import about, answer, kserve, reload
+from .deadline import within
 from .model import ServingError
 
 if TYPE_CHECKING:
@@ -90,7 +91,8 @@ def _behaviour(
         start_s, request, code, text = time.perf_counter(), None, "OK", ""
         try:
             request = from_bytes(kind, data)
-            return to_bytes(function(request))
+            with within(context.time_remaining()):  # what the model asks of others ends in time
+                return to_bytes(function(request))
         except Exception as error:
             code, text = coded(error)
             if code == "INTERNAL":

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from ..core.errors import FileMissingError, InputError, JobFailedError
+from ..wire.tensors import Compat
 from .ask_rows import ask_rows
 from .batching import Batching
 from .bundle import load_bundle
@@ -32,6 +33,7 @@ class ServePlan:
     tls: Tls | None = None
     row_servers: tuple[tuple[str, ...], ...] = ()  # the replicas of ps_0, of ps_1, ...
     grace_s: float = 10.0
+    compat: Compat = None
 
 
 def find_models(
@@ -78,7 +80,9 @@ def serve(plan: ServePlan, tell: Callable[[str], None], stop: threading.Event) -
             registry.watch(name, folder, policy)
         _check_ready(registry, [name for name, _, _ in plan.models])
         metrics = Metrics(registry)
-        server = PredictionServer(registry, plan.grpc, tls=plan.tls, observe=metrics.observe)
+        server = PredictionServer(
+            registry, plan.grpc, tls=plan.tls, compat=plan.compat, observe=metrics.observe
+        )
         stack.callback(server.stop, plan.grace_s)
         rest = None
         if plan.http is not None:
