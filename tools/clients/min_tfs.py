@@ -1,5 +1,6 @@
 """min-tfs-client against our server; run by its own environment as `min_tfs.py HOST:PORT`."""
 
+# pyright: reportMissingImports=false, reportAttributeAccessIssue=false
 from __future__ import annotations
 
 import sys

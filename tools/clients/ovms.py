@@ -1,5 +1,6 @@
 """ovmsclient against our server; run by its own environment as `ovms.py HOST:PORT`."""
 
+# pyright: reportMissingImports=false, reportAttributeAccessIssue=false
 from __future__ import annotations
 
 import sys

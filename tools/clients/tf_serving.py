@@ -4,6 +4,7 @@ Run by its own environment: `tf_serving.py HOST:PORT`, or `tf_serving.py serve`,
 address and answers twice its input until its standard input ends.
 """
 
+# pyright: reportMissingImports=false, reportAttributeAccessIssue=false
 from __future__ import annotations
 
 import sys

@@ -1,5 +1,6 @@
 """tritonclient against our KServe service; run by its own environment as `triton.py HOST:PORT`."""
 
+# pyright: reportMissingImports=false, reportAttributeAccessIssue=false
 from __future__ import annotations
 
 import sys
