@@ -158,6 +158,12 @@ def test_stop_ends_what_takes_too_long() -> None:
     go_on.set()
 
 
+def test_a_server_that_was_never_started_can_be_stopped() -> None:
+    server = PredictionServer(Registry())
+    server.stop()
+    assert not server.registry._listeners
+
+
 def test_two_servers_do_not_share_a_port() -> None:
     with serving(adding(1)) as server, pytest.raises(InputError, match="cannot be listened on"):
         PredictionServer(Registry(), server.address)
@@ -216,5 +222,5 @@ def test_encrypted_connections(keys: Path, mutual: bool) -> None:
 
 
 def test_a_certificate_that_is_not_there(tmp_path: Path) -> None:
-    with pytest.raises(FileMissingError, match="Tls.key"):
+    with pytest.raises(FileMissingError, match=r"Tls\.key"):
         PredictionServer(Registry(), tls=Tls(tmp_path / "a.pem", tmp_path / "a.key"))
