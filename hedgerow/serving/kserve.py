@@ -48,7 +48,8 @@ def metadata(registry: Registry, request: ModelMetadataRequest) -> ModelMetadata
 
 def _describe(described: object, specs: Mapping[str, TensorSpec]) -> None:
     for name, spec in specs.items():
-        datatype = dtypes.of_torch(spec.dtype).kserve or "BYTES"
+        element = dtypes.of_torch(spec.dtype)
+        datatype = element.kserve or element.name.upper()  # a word of ours, where it has none
         shape = [-1 if size is None else size for size in spec.shape]
         described.add(name=name, datatype=datatype, shape=shape)  # type: ignore[attr-defined]
 

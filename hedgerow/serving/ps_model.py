@@ -17,6 +17,7 @@ from .model import Model, Signature, Tensors, TensorSpec
 _IDS = TensorSpec(torch.int64, (None,))
 _FLOATS = TensorSpec(torch.float32, (None,))
 _COUNT = TensorSpec(torch.int32, ())
+_MOST_ANSWER_BYTES = 256 << 20
 
 
 def ps_model(
@@ -105,6 +106,8 @@ class _Rows:
         return {f"{name}_result": _COUNT for name in self._names}
 
     def _lookup(self, inputs: Tensors) -> Tensors:
+        named = zip(self._names, self._dims, strict=True)
+        _check_answer(sum(len(inputs[name]) * dim for name, dim in named))
         return {name: table.lookup(inputs[name]).rows_of() for name, table in self._named}
 
     def _assign(self, inputs: Tensors) -> Tensors:
@@ -125,9 +128,11 @@ class _Rows:
     def raw_lookup(self, inputs: Tensors) -> Tensors:
         ids = inputs["id"]
         splits = self._splits(ids, inputs["id_split"])
+        floats = parts.float_offsets(splits, self._dims)[-1]
+        _check_answer(floats)
         if len(splits) != len(self._dims) + 1:
             return {"flat_emb": self._store.lookup_cells(ids, splits)}
-        flat = torch.empty(parts.float_offsets(splits, self._dims)[-1])
+        flat = torch.empty(floats)
         self._store.lookup_at(ids.data_ptr(), splits, "zeros", None, flat.data_ptr())
         return {"flat_emb": flat}
 
@@ -154,6 +159,15 @@ class _Rows:
         if not rises or splits[-1] != len(ids):
             raise InputError(f"id_split must rise from 0 to {len(ids)}, the number of ids.")
         return splits
+
+
+def _check_answer(floats: int) -> None:
+    """A message of few bytes may repeat one id millions of times, and rows are longer than ids."""
+    if 4 * floats > _MOST_ANSWER_BYTES:
+        raise InputError(
+            f"the rows of these ids take {4 * floats} bytes; at most {_MOST_ANSWER_BYTES} are "
+            "looked up at once: ask for fewer ids."
+        )
 
 
 def _count(number: int) -> Tensor:

@@ -56,7 +56,11 @@ class PredictionServer:
         self._server.add_generic_rpc_handlers(
             handlers(registry, compat=compat, reload_root=reload_root, observe=observe)
         )
-        self.address = _bind(self._server, address, tls)
+        try:
+            self.address = _bind(self._server, address, tls)
+        except Exception:
+            self._pool.shutdown()
+            raise
         self._health = Health(registry, self._server)
         _reflect(self._server)
         self._state = "new"
@@ -94,7 +98,7 @@ class PredictionServer:
         self.stop()
 
 
-def _new_server(pool: ElasticPool, message_bytes: int, requests: int) -> Any:
+def _new_server(pool: Any, message_bytes: int, requests: int) -> Any:
     try:
         import grpc
     except ImportError as error:
