@@ -62,20 +62,15 @@ def export(
     if version is None:
         version = next_version(base, names, clock or SystemClock())
     job = _Export(
+        updates=_updates(model),  # before a row is looked at
         model=undressed(model),
         arguments=Arguments.of(undressed(model), example),
         tables=served_tables(model, rows),
         version=checks.count("version", version),
         servers=servers,
     )
-    before = _updates(model)
     for i, own in enumerate(names):
         job.write(base / own / str(version), i if i < servers else None)
-        if _updates(model) != before:
-            raise StateError(
-                f"the model was trained while it was exported; {base / own / str(version)} mixes "
-                f"two states. Remove version {version}, and export between two steps."
-            )
     return base / name / str(version)
 
 
@@ -87,6 +82,7 @@ def _updates(model: nn.Module) -> list[int]:
 class _Export:
     """One version, some of whose bundles are written."""
 
+    updates: list[int]
     model: nn.Module
     arguments: Arguments
     tables: dict[str, ServedTable]
@@ -122,3 +118,8 @@ class _Export:
             files={name: file_entry(part / name) for name in files},
         )
         (part / MANIFEST).write_text(manifest.to_text())
+        if _updates(self.model) != self.updates:
+            raise StateError(
+                f"the model was trained while version {self.version} of {sub_graph} was written, "
+                f"which is thrown away: it mixes two states. Export between two steps."
+            )

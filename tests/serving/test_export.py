@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import threading
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -18,10 +19,12 @@ from hedgerow.core.errors import (
     FileMissingError,
     InputError,
     NotSupportedError,
+    StateError,
 )
 from hedgerow.serving.bundle import load_bundle
 from hedgerow.serving.export import export
 from hedgerow.serving.model import Model, ServingError
+from hedgerow.serving.rows import write_rows
 from hedgerow.serving.version_folders import versions_in
 
 from .trained import batch, request, tables, trained
@@ -260,6 +263,22 @@ def test_what_cannot_be_exported(tmp_path: Path, dlrm: nn.Module) -> None:
     with pytest.raises(InputError, match="more than fp16 can"):
         export(big, tmp_path, example=ids, rows="fp16")
     assert not any(tmp_path.rglob("*"))
+
+
+def test_a_model_that_trains_meanwhile(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    bags = hr.EmbeddingBags([hr.Table("user", 2)])
+    ids = hr.IdBatch.from_lists({"user": [[1], [2]]})
+
+    def rows_after_a_step(*given: object) -> None:
+        bags(ids)["user"].sum().backward()
+        write_rows(*given)  # pyright: ignore
+
+    monkeypatch.setattr(sys.modules["hedgerow.serving.export"], "write_rows", rows_after_a_step)
+    with pytest.raises(StateError, match="was trained while version 2 of entry"):
+        export(bags, tmp_path, example=ids, version=2)
+    assert versions_in(tmp_path / "entry") == []
+    monkeypatch.undo()
+    assert load_bundle(export(bags, tmp_path, example=ids, version=2), "m").version == 2
 
 
 class Nested(nn.Module):
