@@ -12,6 +12,7 @@ export OMPI_ALLOW_RUN_AS_ROOT_CONFIRM := 1
 export OMPI_MCA_rmaps_base_oversubscribe := 1
 
 .PHONY: help env train test test-long test-gpu lint format api docs protos sanitize bench bench-peers \
+	test-clients \
 	ci-deps docs-deps wheel clean
 
 help:
@@ -36,6 +37,15 @@ test-long: env lint sanitize ## everything
 
 test-gpu: ## on a GPU machine with torch, Triton and pytest: kernels and device tables
 	$(PYTHON) -m pytest -c tests/gpu.ini --rootdir . tests/kernels tests/tables/test_device.py tests/gpu
+
+test-clients: env ## clients of other projects against our server, each in an environment of its own; about 2 GB
+	-$(MAKE) -k $(patsubst %,.clients/%/.installed,min_tfs ovms triton tf_serving)
+	$(BIN)/python -m tools.clients.run .clients
+
+.clients/%/.installed: tools/clients/%.txt
+	$(PYTHON) -m venv .clients/$*
+	.clients/$*/bin/python -m pip install --quiet --disable-pip-version-check -r tools/clients/$*.txt
+	touch $@
 
 lint: env ## style, types, contracts
 	$(BIN)/ruff check .

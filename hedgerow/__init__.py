@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from . import data as data
     from . import models as models
     from . import planner as planner
+    from . import serving as serving
     from .core.errors import HedgerowError as HedgerowError
     from .core.hashing import id64 as id64
     from .core.id_batch import IdBatch as IdBatch
@@ -107,7 +108,8 @@ _NAMES = {
     "tables.schedules": ("Polynomial",),
     "tables.table": ("Table",),
 }
-_DOORS = ("data", "models", "planner")  # folders that are doors of their own: hr.data.clicks
+# Folders that are doors of their own: hr.data.clicks.
+_DOORS = ("data", "models", "planner", "serving")
 _PLACES = {name: place for place, names in _NAMES.items() for name in names}
 
 

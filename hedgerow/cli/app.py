@@ -25,6 +25,7 @@ from . import (
     ps_status,
     reshard,
     sample_keys,
+    serve,
     summary,
     train,
 )
@@ -56,6 +57,7 @@ app.command("ps-status")(ps_status.ps_status)
 app.add_typer(keys.app, name="keys")
 app.command()(reshard.reshard)
 app.command("sample-keys")(sample_keys.sample_keys)
+app.command()(serve.serve)
 app.command()(train.train)
 app.command()(predict.predict)
 app.command()(summary.summary)

@@ -305,6 +305,24 @@ def comm(
 
 
 @app.command()
+def serve(as_json: AsJson = False, rounds: _Rounds = 5, quick: _Quick = False) -> None:
+    """Measure the prediction server: requests per second and p99 for 1, 16 and 64 clients.
+
+    `raw_lookup` of 1,000 ids, rows of 16 numbers, from a table of 1,000,000. The peer is the
+    floor: a grpcio server that reads the same bytes and answers the same bytes at once. Both are
+    asked by the same clients, in turns. `ratio` is our part of the floor's requests per second.
+    Answers are compared; the exit status is 1 if one is wrong. Needs the extra `serving`.
+    """
+    from ..bench.serve import run
+    from .show import progress_bar
+    from .show_serve import show_serve
+
+    with progress_bar() as progress:
+        report = run(progress, rounds=rounds, quick=quick)
+    _finish(report, as_json, show_serve)
+
+
+@app.command()
 def plan(as_json: AsJson = False, rounds: _Rounds = 5, quick: _Quick = False) -> None:
     """Measure the planner's exact choice: 1,000 and 10,000 tables of 24 variants, 128 devices.
 

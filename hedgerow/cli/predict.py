@@ -1,4 +1,4 @@
-"""`hedgerow predict`: the predictions of a run's model, as a Parquet file."""
+"""`hedgerow predict`: the predictions of a run's model, as a Parquet file, or of a server's."""
 
 from __future__ import annotations
 
@@ -14,6 +14,17 @@ import typer
 from ..core.errors import InputError
 from ..core.units import format_count
 from .options import AsJson
+from .predict_server import (
+    Ca,
+    Inputs,
+    ModelName,
+    Question,
+    Server,
+    SignatureName,
+    TimeoutS,
+    Version,
+    predict_server,
+)
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -23,7 +34,7 @@ if TYPE_CHECKING:
 
 
 def predict(
-    run: Annotated[Path, typer.Argument(help="The folder of a run.")],
+    run: Annotated[Path | None, typer.Argument(help="The folder of a run.")] = None,
     files: Annotated[
         list[Path] | None,
         typer.Option(help="Files in the form of the job's data, instead of its test; repeatable."),
@@ -39,16 +50,47 @@ def predict(
         typer.Option(help="The file to write; predictions.parquet in the run's folder."),
     ] = None,
     as_json: AsJson = False,
+    server: Server = None,
+    model: ModelName = "entry",
+    signature: SignatureName = "serving_default",
+    inputs: Inputs = None,
+    version: Version = None,
+    ca: Ca = None,
+    timeout_s: TimeoutS = 10.0,
 ) -> None:
     """Predict the test data of a run, or other files; show metrics where there are labels.
 
-    The file has a column `prediction`, a probability, and `label` where the data has one.
+    The file has a column `prediction`, a probability, and `label` where the data has one. With
+    `--server` a served model is asked instead, and its answer printed as JSON.
     """
+    if server is not None:
+        if run is not None:
+            raise InputError(f"RUN is {run}, and --server asks a server; give one of them.")
+        predict_server(
+            Question(
+                server=server,
+                model=model,
+                signature=signature,
+                inputs=inputs,
+                version=version,
+                ca=ca,
+                timeout_s=timeout_s,
+            )
+        )
+        return
+    if run is None:
+        raise InputError("name the folder of a run, or a server with --server HOST:PORT.")
+    _predict_run(run, files or [], unlabelled, best, out, as_json)
+
+
+def _predict_run(
+    run: Path, files: list[Path], unlabelled: bool, best: bool, out: Path | None, as_json: bool
+) -> None:
     from ..train.run_folder import load_run
     from .train_report import finite
 
     loaded = load_run(run, best=best)
-    source = _source(loaded.job, [str(file) for file in files or ()], unlabelled)
+    source = _source(loaded.job, [str(file) for file in files], unlabelled)
     path = out or run / "predictions.parquet"
     metrics = _write(loaded.model, source, path)
     samples = int(metrics.pop("samples"))

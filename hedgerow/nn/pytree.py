@@ -85,6 +85,19 @@ def _batch(parts: Iterable[Any], names: tuple[str, ...]) -> IdBatch:
     return made
 
 
+def traced_batch(
+    names: tuple[str, ...], values: Tensor, lengths: Tensor, weights: Tensor | None
+) -> IdBatch:
+    """A batch from ids and the lengths of its bags [features, samples], inside an exported graph.
+
+    Nothing is checked here: the op that reads the rows does.
+
+    >>> traced_batch(("user",), torch.tensor([7, 8]), torch.tensor([[0, 2]]), None).samples
+    2
+    """
+    return _batch((values, lengths, weights), names)
+
+
 def dynamic_shapes(*inputs: Any) -> tuple[Any, ...]:
     """What `torch.export.export(..., dynamic_shapes=)` needs for any number of samples and ids.
 

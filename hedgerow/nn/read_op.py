@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
 
 import torch
@@ -15,10 +16,26 @@ from ..ops.library import register, unknown_size
 from ..ps.server_tables import ServerTables
 from ..sharding.all_to_all_tables import AllToAllTables
 from ..tables.multi.host_tables import HostTables
+from ..tables.store import Lookup, Missing, TableKeys
 from .pooling import Pooling, pool_features
 from .reading import Feature, Reading
 
+
+class RowsElsewhere(ABC):
+    """Base of stores that an exported program may read beside those that models have."""
+
+    names: tuple[str, ...]
+    dims: tuple[int, ...]
+
+    @abstractmethod
+    def lookup(
+        self, keys: TableKeys, *, missing: Missing = "zeros", step: int | None = None
+    ) -> Lookup:
+        """Rows of `keys`; an absent one gives zeros."""
+
+
 Store = HostTables | AllToAllTables | ServerTables
+ReadableRows = Store | RowsElsewhere
 _SCHEMA = (
     "read_rows(str store, str[] names, str[] features, str[] tables, str[] poolings, int[] dims, "
     "int step, Tensor values, Tensor offsets, Tensor? weights) -> Tensor[]"
@@ -39,9 +56,9 @@ def _pooling(text: str) -> Pooling:
     return (kind, int(count)) if count else kind
 
 
-def _store(name: str, tables: Sequence[str], dims: Sequence[int]) -> Store:
+def _store(name: str, tables: Sequence[str], dims: Sequence[int]) -> ReadableRows:
     store = registry.find(name)
-    if not isinstance(store, HostTables | AllToAllTables | ServerTables):
+    if not isinstance(store, HostTables | AllToAllTables | ServerTables | RowsElsewhere):
         raise StateError(
             f"an exported program reads the store {name!r}, which is not in this process (any "
             f"more). Keep the model it came from alive, or build it again, load its rows with "

@@ -38,10 +38,23 @@ def _of_tensor(name: str, value: Tensor) -> tuple[ElementType, Array]:
     if value.device.type == "meta":
         raise InputError(f"{name} is on the meta device, without values; pass a real tensor.")
     sizes.check_sendable(name, value.nbytes)
+    if element.numpy is not None and _is_plain(value):  # in few steps: what most servers send
+        return element, value.numpy().reshape(-1).view(element.bits)
     plain = value.detach().cpu().resolve_conj().resolve_neg().reshape(-1)
     if plain.stride(0) != 1:  # also of one element, which torch calls contiguous at any stride
         plain = plain.clone(memory_format=torch.contiguous_format)
     return element, plain.view(torch.uint8).numpy().view(element.bits)
+
+
+def _is_plain(value: Tensor) -> bool:
+    """Whether numpy may look at a tensor's memory as it is."""
+    return (
+        value.is_cpu
+        and value.is_contiguous()
+        and not value.requires_grad
+        and not value.is_conj()
+        and not value.is_neg()
+    )
 
 
 def as_numpy(name: str, element: ElementType, bits: Array, shape: tuple[int, ...]) -> Array:
@@ -58,6 +71,9 @@ def as_torch(element: ElementType, bits: Array, shape: tuple[int, ...]) -> Tenso
     """The tensor over these bits; one that can be written to, so never write to a shared one."""
     if not bits.size:
         return torch.empty(shape, dtype=element.torch)
+    if element.numpy is not None and bits.nbytes <= _SMALL_BYTES and not bits.flags.writeable:
+        tensor = torch.from_numpy(bits.view(element.numpy).copy())
+        return tensor if len(shape) == 1 else tensor.reshape(shape)
     plain = bits.view(np.uint8)
     if plain.flags.writeable:
         tensor = torch.from_numpy(plain)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterable
 
 from ..core.errors import InputError
@@ -23,13 +22,17 @@ def checked_shape(name: str, dims: Iterable[int], width: int) -> tuple[tuple[int
     shape = tuple(dims)
     if len(shape) > MAX_RANK:
         raise InputError(f"{name} has {len(shape)} dimensions; at most {MAX_RANK}: reshape it.")
-    if any(size < 0 for size in shape):
-        raise InputError(f"{name} has shape {shape}; a tensor's sizes are 0 or more, never -1.")
-    if math.prod(size or 1 for size in shape) * width >= 1 << 63:
+    count, reach = 1, width  # a loop: this runs for every tensor of every request
+    for size in shape:
+        if size < 0:
+            raise InputError(f"{name} has shape {shape}; a tensor's sizes are 0 or more, never -1.")
+        count *= size
+        reach *= size or 1
+    if reach >= 1 << 63:
         raise InputError(
             f"{name} has shape {shape}, more bytes than addresses; send the shape of the values."
         )
-    return shape, math.prod(shape)
+    return shape, count
 
 
 def check_length(name: str, shape: tuple[int, ...], expected: int, found: int) -> None:

@@ -1,0 +1,88 @@
+"""`hedgerow serve`: exported models, answered over gRPC and HTTP."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from ..core.errors import InputError, NotSupportedError
+
+_Folder = Annotated[
+    Path,
+    typer.Argument(
+        help="What `hr.serving.export` wrote: a version (BASE/entry/3), the versions of one model "
+        "(BASE/entry), or a folder of models (BASE)."
+    ),
+]
+_Name = Annotated[
+    str | None, typer.Option(help="The model's name for clients; the folder's if not given.")
+]
+_Grpc = Annotated[str, typer.Option(help="HOST:PORT for gRPC; port 0 takes a free one.")]
+_Http = Annotated[str, typer.Option(help="HOST:PORT for REST, health and metrics; 'off' for none.")]
+_Policy = Annotated[
+    str,
+    typer.Option(
+        help="`latest` (new versions replace old ones), `latest_once`, `all`, `specific:3,4`."
+    ),
+]
+_Ps = Annotated[
+    list[str] | None,
+    typer.Option(
+        help="Addresses of the servers of ps_0, then of ps_1 and so on; repeatable, replicas of "
+        "one with commas. For a model exported with `servers`."
+    ),
+]
+_Tls = Annotated[
+    tuple[Path, Path] | None, typer.Option(help="PEM files of the certificate and its key.")
+]
+_ClientCa = Annotated[
+    Path | None, typer.Option(help="PEM file; clients must show a certificate it signed.")
+]
+_GraceS = Annotated[float, typer.Option(help="How long requests under way may take after SIGTERM.")]
+
+_Typed = Annotated[
+    bool, typer.Option("--typed", help="Answer in typed values: some clients read nothing else.")
+]
+
+
+def serve(
+    folder: _Folder,
+    name: _Name = None,
+    grpc: _Grpc = "127.0.0.1:8500",
+    http: _Http = "127.0.0.1:8501",
+    policy: _Policy = "latest",
+    ps: _Ps = None,
+    tls: _Tls = None,
+    client_ca: _ClientCa = None,
+    grace_s: _GraceS = 10.0,
+    typed: _Typed = False,
+    follow: Annotated[str | None, typer.Option(hidden=True)] = None,
+) -> None:
+    """Serve exported models until SIGTERM, which lets requests under way end.
+
+    Prints each address it listens on as one line. gRPC speaks TensorFlow Serving's and KServe's
+    protocols; HTTP has `/v1/models/NAME:predict`, `/healthz` and `/metrics`.
+    """
+    from ..serving.process import ServePlan, find_models, stop_by_signals
+    from ..serving.process import serve as run
+    from ..serving.tls import Tls
+
+    if follow is not None:
+        raise NotSupportedError(
+            "--follow is not supported yet: a server takes pushes through the signature "
+            "hashtable_assign; start it without --follow."
+        )
+    if client_ca is not None and tls is None:
+        raise InputError("--client-ca asks for certificates, which needs --tls CERTIFICATE KEY.")
+    plan = ServePlan(
+        models=find_models(folder, name, policy),
+        grpc=grpc,
+        http=None if http == "off" else http,
+        tls=None if tls is None else Tls(*tls, client_ca),
+        row_servers=tuple(tuple(one.split(",")) for one in ps or ()),
+        grace_s=grace_s,
+        compat="typed" if typed else None,
+    )
+    run(plan, lambda line: typer.echo(line), stop_by_signals())

@@ -1,0 +1,104 @@
+"""From a folder that `export` wrote to a model that answers: all is checked before it does."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from ..core import registry
+from ..core.errors import ConfigError, DtypeError, FileDamagedError, NotSupportedError
+from ..nn.read_op import ReadableRows
+from ..routing.router import Router
+from ..tables.config import TableConfig
+from ..tables.multi.host_tables import HostTables
+from .arguments import Arguments, dtype_of
+from .check_inputs import answers, check_batch
+from .manifest import PROGRAM, ROWS, Manifest, check_files, read_manifest
+from .model import DEFAULT_SIGNATURE, Model, Signature, Tensors, TensorSpec
+from .program import read_program
+from .remote_rows import Ask, RemoteRows
+from .row_signatures import row_signatures
+from .rows import read_rows
+
+
+def load_bundle(folder: Path, name: str, *, ask: Ask | None = None) -> Model:
+    """A version of a model, ready to answer, under the name `name`.
+
+    Every byte is checked first: a bundle that is cut off, changed or of another form is refused.
+    `ask` brings rows from the servers of a model that was exported with `servers`.
+    """
+    folder = Path(folder)
+    manifest = read_manifest(folder)
+    _check_version(folder, manifest)
+    check_files(folder, manifest)
+    try:
+        configs = {n: TableConfig.from_dict(plain) for n, plain in manifest.tables.items()}
+        rows = _rows(folder, manifest, configs, ask)
+        return _model(folder, manifest, name, rows)
+    except (ConfigError, DtypeError, KeyError, TypeError) as error:
+        raise FileDamagedError(f"the manifest of {folder} makes no sense: {error}.") from error
+
+
+def _check_version(folder: Path, manifest: Manifest) -> None:
+    if folder.resolve().name != str(manifest.version):
+        raise FileDamagedError(
+            f"{folder} holds version {manifest.version}; its folder must have that name."
+        )
+
+
+def _rows(
+    folder: Path, manifest: Manifest, configs: dict[str, TableConfig], ask: Ask | None
+) -> ReadableRows:
+    """The rows, here or on servers."""
+    if manifest.holds_rows:
+        if f"{ROWS}/manifest.json" not in manifest.files:
+            raise FileDamagedError(f"the manifest of {folder} names no rows.")
+        return read_rows(folder / ROWS, configs)
+    if configs and ask is None:
+        raise NotSupportedError(
+            f"{folder} holds no rows: they are on {manifest.servers} servers, ps_0 and on. Serve "
+            f"those bundles, and load this one with ask=, which brings rows from them."
+        )
+    routers = {
+        name: Router(rule["dist_type"], manifest.servers, rows=rule["rows"])
+        for name, rule in manifest.routing.items()
+    }
+    dims = {name: config.dim for name, config in configs.items()}
+    return RemoteRows(dims, routers, ask or (lambda _: {}))
+
+
+def _model(folder: Path, manifest: Manifest, name: str, rows: ReadableRows) -> Model:
+    signatures: dict[str, Signature] = {}
+    close: list[Callable[[], None]] = []
+    if manifest.arguments is not None:
+        run, shared_name = read_program(folder / PROGRAM, rows)
+        signatures[DEFAULT_SIGNATURE] = _default(manifest, run)
+        close.append(lambda: registry.release(shared_name, rows))
+    if isinstance(rows, HostTables):
+        signatures |= row_signatures(rows, manifest.multi_table)
+        close.append(rows.clear)
+
+    def free() -> None:
+        for one in close:
+            one()
+
+    return Model(name, manifest.version, signatures, free)
+
+
+def _default(manifest: Manifest, run: Callable[[list[Tensor]], Tensors]) -> Signature:
+    arguments = Arguments.from_list(manifest.arguments or [])
+    inputs = arguments.specs()
+    outputs = {
+        name: TensorSpec(dtype_of(plain["dtype"]), tuple(plain["shape"]))
+        for name, plain in (manifest.outputs or {}).items()
+    }
+
+    def predict(given: Tensors) -> Tensors:
+        check_batch(arguments, given)
+        with torch.no_grad():
+            return run([given[name].contiguous() for name in inputs])
+
+    return Signature(inputs, outputs, answers(inputs, predict))

@@ -1,0 +1,135 @@
+"""Which function answers which method, and how its errors become codes; bytes in, bytes out."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NoReturn
+
+from ..core.errors import HedgerowError
+from ..wire import services
+from ..wire.codec import from_bytes, to_bytes
+from ..wire.messages import kserve as messages
+from . import about, answer, kserve, reload
+from .deadline import within
+from .model import ServingError
+
+if TYPE_CHECKING:
+    from ..wire.pool import Message
+    from ..wire.services import Method
+    from ..wire.tensors import Compat
+    from .registry import Registry
+
+Answer = Callable[[Any], Any]
+Observe = Callable[[str, str, float, "Message | None"], None]
+"""Called after each request: the method's path, its code, its seconds, and what was asked (None
+where the bytes were no message)."""
+
+SERVICES = (services.PREDICTION_SERVICE, services.MODEL_SERVICE, services.KSERVE_SERVICE)
+_MOST_TEXT_BYTES = 1500  # an error travels in a header, and clients take 8 KiB of those
+
+
+def answers(
+    registry: Registry, compat: Compat, reload_root: Path | None
+) -> dict[str, dict[str, Answer]]:
+    """The function of every method, by service and name."""
+    return {
+        services.PREDICTION_SERVICE: {
+            "Predict": partial(answer.predict, registry, compat=compat),
+            "GetModelMetadata": partial(about.metadata, registry),
+        },
+        services.MODEL_SERVICE: {
+            "GetModelStatus": partial(about.status, registry),
+            "HandleReloadConfigRequest": partial(reload.reload, registry, root=reload_root),
+        },
+        services.KSERVE_SERVICE: {
+            "ServerLive": lambda _: messages.ServerLiveResponse(live=True),
+            "ServerReady": lambda _: messages.ServerReadyResponse(ready=registry.ready()),
+            "ModelReady": lambda request: messages.ModelReadyResponse(
+                ready=kserve.ready(registry, request)
+            ),
+            "ServerMetadata": lambda _: messages.ServerMetadataResponse(name="hedgerow"),
+            "ModelMetadata": partial(kserve.metadata, registry),
+            "ModelInfer": partial(kserve.infer, registry, compat=compat),
+        },
+    }
+
+
+def handlers(
+    registry: Registry,
+    *,
+    compat: Compat = None,
+    reload_root: Path | None = None,
+    observe: Observe | None = None,
+) -> list[Any]:
+    """What grpcio calls, one handler a service."""
+    import grpc
+
+    made = []
+    for service, functions in answers(registry, compat, reload_root).items():
+        described = services.methods(service)
+        behaviours = {
+            name: grpc.unary_unary_rpc_method_handler(
+                _behaviour(described[name], function, registry, observe)
+            )
+            for name, function in functions.items()
+        }
+        made.append(grpc.method_handlers_generic_handler(service, behaviours))
+    return made
+
+
+def _behaviour(
+    method: Method, function: Answer, registry: Registry, observe: Observe | None
+) -> Callable[[bytes, Any], bytes]:
+    """From a request's bytes to the answer's; an error ends the call with its code."""
+    kind, path = method.request, method.path
+
+    def behave(data: bytes, context: Any) -> bytes:
+        start_s, request, code, text = time.perf_counter(), None, "OK", ""
+        try:
+            request = from_bytes(kind, data)
+            with within(context.time_remaining()):  # what the model asks of others ends in time
+                return to_bytes(function(request))
+        except Exception as error:
+            code, text = coded(error)
+            if code == "INTERNAL":
+                registry.counters.add("internal_errors")
+                logging.getLogger("hedgerow").exception("%s failed", path)
+        finally:
+            if observe is not None:
+                observe(path, code, time.perf_counter() - start_s, request)
+        _abort(context, code, text)
+
+    return behave
+
+
+def coded(error: Exception) -> tuple[str, str]:
+    """The code and the text of an error, as a client gets them.
+
+    >>> coded(ServingError("NOT_FOUND", "no such model"))
+    ('NOT_FOUND', 'no such model')
+    """
+    if isinstance(error, ServingError):
+        return error.code, _short(str(error))
+    if isinstance(error, MemoryError):
+        return "RESOURCE_EXHAUSTED", _short(f"the server has no memory for this: {error}")
+    if isinstance(error, HedgerowError):
+        return "INVALID_ARGUMENT", _short(str(error))
+    return "INTERNAL", _short(f"{type(error).__name__}: {error}")
+
+
+def _short(text: str) -> str:
+    data = text.encode(errors="replace")
+    if len(data) <= _MOST_TEXT_BYTES:
+        return text
+    return data[:_MOST_TEXT_BYTES].decode(errors="ignore") + " ..."
+
+
+def _abort(context: Any, code: str, text: str) -> NoReturn:
+    import grpc
+
+    context.abort(grpc.StatusCode[code], text)
+    raise AssertionError("abort() always raises")

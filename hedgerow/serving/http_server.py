@@ -1,0 +1,244 @@
+"""An HTTP server whose memory and threads are bounded, whatever its clients send."""
+
+from __future__ import annotations
+
+import json
+import logging
+import socket
+import ssl
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import TYPE_CHECKING, Any, Self
+
+from ..core.errors import InputError
+
+if TYPE_CHECKING:
+    from .tls import Tls
+
+_CHUNK_BYTES = 1 << 16
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """What one server takes from its clients, alone and together."""
+
+    body_bytes: int = 32 << 20
+    all_bodies_bytes: int = 128 << 20  # JSON needs many times its length while it is read
+    connections: int = 256
+    idle_s: float = 30.0  # without a byte
+    body_s: float = 60.0  # for a whole body, however slowly it comes
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """A status, a body and its type."""
+
+    status: int
+    body: bytes
+    kind: str = "application/json"
+
+
+DEFAULT_LIMITS = Limits()
+Respond = Callable[[str, str, bytes], Answer]
+"""Method, path and body of a request in; the answer out. Called by many threads."""
+
+
+class HttpServer:
+    """Answers requests by `respond`; `address` tells the port. Owns a lock."""
+
+    def __init__(
+        self,
+        respond: Respond,
+        address: str = "127.0.0.1:0",
+        *,
+        tls: Tls | None = None,
+        limits: Limits = DEFAULT_LIMITS,
+    ) -> None:
+        host, _, port = address.rpartition(":")
+        if not host or not port.isdecimal():
+            raise InputError(f"address is {address!r}; give HOST:PORT, or port 0 for a free one.")
+        context = None if tls is None else _context(tls)
+        try:
+            self._server = _Server(host.strip("[]"), int(port), respond, context, limits)
+        except (OSError, OverflowError) as error:
+            raise InputError(f"address {address!r} cannot be listened on: {error}.") from error
+        self.address = f"{host}:{self._server.server_address[1]}"
+        self._thread = threading.Thread(target=self._server.serve_forever, daemon=True)
+
+    def start(self) -> Self:
+        """Answers from now on."""
+        self._thread.start()
+        return self
+
+    def stop(self, grace_s: float = 5.0) -> None:
+        """Takes no more connections, waits for requests under way, then ends what is left."""
+        if self._thread.is_alive():
+            self._server.shutdown()
+            self._thread.join()
+        self._server.finish(grace_s)
+
+    def __enter__(self) -> Self:
+        return self.start()
+
+    def __exit__(self, *_: object) -> None:
+        self.stop()
+
+
+def _context(tls: Tls) -> ssl.SSLContext:
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    try:
+        context.load_cert_chain(tls.certificate, tls.key)
+        if tls.client_ca is not None:
+            context.load_verify_locations(tls.client_ca)
+            context.verify_mode = ssl.CERT_REQUIRED
+    except OSError as error:  # ssl.SSLError is one
+        raise InputError(f"{tls} cannot be used: {error}; name PEM files that fit.") from error
+    return context
+
+
+class _Server(ThreadingHTTPServer):
+    daemon_threads = True
+    request_queue_size = 128
+
+    def __init__(
+        self,
+        host: str,
+        port: int,
+        respond: Respond,
+        context: ssl.SSLContext | None,
+        limits: Limits,
+    ) -> None:
+        self.respond, self.limits, self._context = respond, limits, context
+        self.address_family = socket.AF_INET6 if ":" in host else socket.AF_INET
+        self._lock = threading.Condition()
+        self._open: set[socket.socket] = set()
+        self._busy, self._body_bytes = 0, 0
+        self.draining = False
+        super().__init__((host, port), _Handler)
+
+    def get_request(self) -> tuple[socket.socket, Any]:
+        """A connection; its handshake is made later, by its own thread."""
+        connection, peer = super().get_request()
+        connection.settimeout(self.limits.idle_s)
+        if self._context is not None:
+            connection = self._context.wrap_socket(
+                connection, server_side=True, do_handshake_on_connect=False
+            )
+        return connection, peer
+
+    def verify_request(self, request: Any, client_address: Any) -> bool:
+        """Whether there is room for one more connection; it is closed where there is none."""
+        with self._lock:
+            if len(self._open) >= self.limits.connections:
+                return False
+            self._open.add(request)
+            return True
+
+    def shutdown_request(self, request: Any) -> None:
+        """Ends a connection."""
+        with self._lock:
+            self._open.discard(request)
+        super().shutdown_request(request)
+
+    def handle_error(self, request: Any, client_address: Any) -> None:
+        """A client that goes away or speaks no HTTP ends its own connection, nothing else."""
+        logging.getLogger("hedgerow").debug(
+            "a connection of %s ended", client_address, exc_info=True
+        )
+
+    def begin(self, length: int) -> bool:
+        """Counts a request in, if there is room for its body."""
+        with self._lock:
+            if self._body_bytes + length > self.limits.all_bodies_bytes:
+                return False
+            self._busy += 1
+            self._body_bytes += length
+            return True
+
+    def end(self, length: int) -> None:
+        """Counts a request out."""
+        with self._lock:
+            self._busy -= 1
+            self._body_bytes -= length
+            self._lock.notify_all()
+
+    def finish(self, grace_s: float) -> None:
+        """Waits for requests, then closes every connection."""
+        self.draining = True
+        with self._lock:
+            self._lock.wait_for(lambda: not self._busy, grace_s)
+            left = list(self._open)
+        for connection in left:
+            self.shutdown_request(connection)
+        self.server_close()
+
+
+class _Handler(BaseHTTPRequestHandler):
+    protocol_version = "HTTP/1.1"
+    server_version, sys_version = "hedgerow", ""
+    server: _Server  # type: ignore[assignment]
+
+    def do_GET(self) -> None:
+        """A request without a body."""
+        self._answer(0)
+
+    def do_POST(self) -> None:
+        """A request with a body of a stated length."""
+        text = self.headers.get("Content-Length", "")
+        if not text.isascii() or not text.isdecimal() or "Transfer-Encoding" in self.headers:
+            self._refuse(411, "send the body with a Content-Length.")
+            return
+        most = self.server.limits.body_bytes
+        if len(text) > 18 or int(text) > most:
+            self._refuse(413, f"the body has {text[:18]} bytes; at most {most}.")
+            return
+        self._answer(int(text))
+
+    def log_message(self, format: str, *args: Any) -> None:
+        """Keeps the standard error output for errors."""
+        logging.getLogger("hedgerow").debug(format, *args)
+
+    def _answer(self, length: int) -> None:
+        if not self.server.begin(length):
+            self._refuse(429, "too many large requests at once; try again later.")
+            return
+        try:
+            body = self._body(length)
+            if body is None:
+                self._refuse(408, "the body came too slowly.")
+                return
+            self._send(self.server.respond(self.command, self.path, body))
+        finally:
+            self.server.end(length)
+
+    def _body(self, length: int) -> bytes | None:
+        """The whole body; None where it does not come in time."""
+        end_s = time.monotonic() + self.server.limits.body_s
+        parts, left = [], length
+        while left:
+            part = self.rfile.read1(min(left, _CHUNK_BYTES))  # type: ignore[attr-defined]
+            if not part:
+                raise ConnectionError("the client went away inside its body")
+            parts.append(part)
+            left -= len(part)
+            if left and time.monotonic() > end_s:
+                return None
+        return b"".join(parts)
+
+    def _refuse(self, status: int, text: str) -> None:
+        """An error after which nothing more is read: the body is still on its way."""
+        self.close_connection = True
+        self._send(Answer(status, json.dumps({"error": text}).encode()))
+
+    def _send(self, answer: Answer) -> None:
+        self.send_response(answer.status)
+        self.send_header("Content-Type", answer.kind)
+        self.send_header("Content-Length", str(len(answer.body)))
+        if self.close_connection or self.server.draining:
+            self.close_connection = True
+            self.send_header("Connection", "close")
+        self.end_headers()
+        self.wfile.write(answer.body)

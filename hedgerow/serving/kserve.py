@@ -1,0 +1,90 @@
+"""The Open Inference Protocol (KServe v2) over the same models."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING
+
+from ..core.errors import HedgerowError
+from ..wire import dtypes, infer_tensors
+from ..wire.messages import kserve
+from . import calls
+from .model import DEFAULT_SIGNATURE, ServingError, TensorSpec
+
+if TYPE_CHECKING:
+    from ..wire.messages.kserve import (
+        ModelInferRequest,
+        ModelInferResponse,
+        ModelMetadataRequest,
+        ModelMetadataResponse,
+        ModelReadyRequest,
+    )
+    from ..wire.tensors import Compat
+    from .registry import Registry
+    from .versions import Lease
+
+SIGNATURE_PARAMETER = "signature_name"  # of a request: the protocol has no word for signatures
+
+
+def ready(registry: Registry, request: ModelReadyRequest) -> bool:
+    """Whether a model, or a version of it, answers; one that is not known does not."""
+    versions = registry.versions(request.name)
+    version = _version(request.version)
+    return bool(versions) if version is None else version in versions
+
+
+def metadata(registry: Registry, request: ModelMetadataRequest) -> ModelMetadataResponse:
+    """The inputs and outputs of a model's default signature; of the only one, where it has one."""
+    with _lease(registry, request.name, request.version) as model:
+        only = next(iter(model.signatures), "") if len(model.signatures) == 1 else ""
+        key = DEFAULT_SIGNATURE if DEFAULT_SIGNATURE in model.signatures else only
+        response = kserve.ModelMetadataResponse(name=model.name, platform="hedgerow")
+        response.versions.extend(str(number) for number in registry.versions(model.name))
+        if key:
+            _describe(response.inputs, model.signatures[key].inputs)
+            _describe(response.outputs, model.signatures[key].outputs)
+        return response
+
+
+def _describe(described: object, specs: Mapping[str, TensorSpec]) -> None:
+    for name, spec in specs.items():
+        element = dtypes.of_torch(spec.dtype)
+        datatype = element.kserve or element.name.upper()  # a word of ours, where it has none
+        shape = [-1 if size is None else size for size in spec.shape]
+        described.add(name=name, datatype=datatype, shape=shape)  # type: ignore[attr-defined]
+
+
+def infer(
+    registry: Registry, request: ModelInferRequest, *, compat: Compat = None
+) -> ModelInferResponse:
+    """Runs the default signature, or the one that the parameter `signature_name` names."""
+    with _lease(registry, request.model_name, request.model_version) as model:
+        asked = ""
+        if SIGNATURE_PARAMETER in request.parameters:
+            asked = request.parameters[SIGNATURE_PARAMETER].string_param
+        key, signature = calls.signature_of(model, asked)
+        try:
+            given = infer_tensors.read_inputs(request)
+        except HedgerowError as error:
+            raise ServingError("INVALID_ARGUMENT", f"a tensor cannot be read: {error}") from error
+        calls.check_names(signature, given)
+        wanted = calls.wanted_outputs(signature, [output.name for output in request.outputs])
+        outputs = calls.run(key, signature, calls.checked(key, signature, given), wanted)
+        response = kserve.ModelInferResponse(
+            model_name=model.name, model_version=str(model.version), id=request.id
+        )
+        infer_tensors.write_outputs(response, outputs, compat=compat)
+        return response
+
+
+def _lease(registry: Registry, name: str, version: str) -> Lease:
+    return registry.find(name, _version(version))
+
+
+def _version(text: str) -> int | None:
+    """The version a request names; none named is the newest."""
+    if not text:
+        return None
+    if not (text.isascii() and text.isdigit() and len(text) < 20):
+        raise ServingError("INVALID_ARGUMENT", f"version {text!r} is not a whole number.")
+    return int(text)

@@ -1,0 +1,145 @@
+"""Counters and histograms of a server, as Prometheus reads them. Owns its collectors."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any
+
+from ..core.errors import MissingExtraError
+from .model import DEFAULT_SIGNATURE, ServingError
+
+if TYPE_CHECKING:
+    from ..wire.pool import Message
+    from .registry import Registry
+
+CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
+_LATENCIES_S = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 10.0)
+_ROWS = tuple(4.0**power for power in range(10))
+_PREDICTS = ("/Predict", "/ModelInfer", ":predict")
+
+
+class Metrics:
+    """What a registry's servers did. `observe` fits the servers' argument of that name.
+
+    Names that clients send become labels only where the registry knows them: nobody can fill the
+    memory with names of their own.
+
+    >>> from hedgerow.serving.registry import Registry
+    >>> metrics = Metrics(Registry())
+    >>> metrics.observe("/tensorflow.serving.PredictionService/Predict", "NOT_FOUND", 0.1, None)
+    >>> b'code="NOT_FOUND"' in metrics.text()
+    True
+    """
+
+    def __init__(self, registry: Registry) -> None:
+        library = _library()
+        self._registry = registry
+        self._collectors = library.CollectorRegistry()
+        self._requests = library.Counter(
+            "hedgerow_serving_requests",
+            "Requests by what they asked for and how they ended.",
+            ("method", "model", "version", "signature", "code"),
+            registry=self._collectors,
+        )
+        self._latency = library.Histogram(
+            "hedgerow_serving_request_seconds",
+            "From a request's last byte to its answer.",
+            ("method", "model"),
+            buckets=_LATENCIES_S,
+            registry=self._collectors,
+        )
+        self._rows = library.Histogram(
+            "hedgerow_serving_request_rows",
+            "The first size of a request's first input.",
+            ("model",),
+            buckets=_ROWS,
+            registry=self._collectors,
+        )
+        self._collectors.register(_Loaded(registry))
+
+    def observe(self, path: str, code: str, seconds: float, request: Message | None) -> None:
+        """Counts a request that ended: its method, its code, its time, and what was asked."""
+        model, version, signature = self._labels(request)
+        self._requests.labels(path, model, version, signature, code).inc()
+        self._latency.labels(path, model).observe(seconds)
+        if model and code == "OK" and path.endswith(_PREDICTS):
+            self._rows.labels(model).observe(_rows(request))
+
+    def text(self) -> bytes:
+        """All of it, in Prometheus' text form."""
+        return _library().generate_latest(self._collectors)
+
+    def _labels(self, request: Any) -> tuple[str, str, str]:
+        """Model, version and signature, empty where the registry does not know them."""
+        name, asked, signature = _asked(request)
+        versions = self._registry.versions(name) if name else []
+        if not versions:
+            return "", "", ""
+        version = asked if asked in versions else versions[-1]
+        try:
+            with self._registry.find(name, version) as model:
+                known = signature in model.signatures
+        except ServingError:  # gone since
+            known = False
+        return name, str(version), signature if known else ""
+
+
+class _Loaded:
+    """Reads, at each scrape, which versions answer."""
+
+    def __init__(self, registry: Registry) -> None:
+        self._registry = registry
+
+    def collect(self) -> Iterator[Any]:
+        """One sample for each version that answers, and the registry's own counters."""
+        from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
+
+        loaded = GaugeMetricFamily(
+            "hedgerow_serving_loaded_version",
+            "1 for each version of a model that answers.",
+            labels=("model", "version"),
+        )
+        for name in self._registry.names():
+            for version in self._registry.versions(name):
+                loaded.add_metric((name, str(version)), 1)
+        yield loaded
+        events = CounterMetricFamily(
+            "hedgerow_serving_events", "What happened to versions and requests.", labels=("event",)
+        )
+        for event, count in sorted(self._registry.counters.snapshot().items()):
+            events.add_metric((event,), count)
+        yield events
+
+
+def _asked(request: Any) -> tuple[str, int | None, str]:
+    """The model, the version if one was named, and the signature of a request."""
+    if request is None:
+        return "", None, ""
+    spec = getattr(request, "model_spec", None)
+    if spec is not None:
+        version = spec.version.value if spec.HasField("version") else None
+        asks_signature = hasattr(request, "output_filter")
+        signature = (spec.signature_name or DEFAULT_SIGNATURE) if asks_signature else ""
+        return spec.name, version, signature
+    name = getattr(request, "model_name", "") or getattr(request, "name", "")
+    version = getattr(request, "model_version", "") or getattr(request, "version", "")
+    return name, int(version) if version.isascii() and version.isdecimal() else None, ""
+
+
+def _rows(request: Any) -> int:
+    """The first size of the first input; 1 of a scalar, 0 without inputs."""
+    if hasattr(request, "model_spec"):
+        shapes = ([dim.size for dim in v.tensor_shape.dim] for v in request.inputs.values())
+    else:
+        shapes = (list(one.shape) for one in request.inputs)
+    return next(((sizes or [1])[0] for sizes in shapes), 0)
+
+
+def _library() -> Any:
+    try:
+        import prometheus_client
+    except ImportError as error:
+        raise MissingExtraError(
+            f"metrics need prometheus-client ({error}); pip install hedgerow[serving]."
+        ) from error
+    return prometheus_client

@@ -1,0 +1,174 @@
+"""The model of a serving parameter server: rows of tables, looked up and assigned by signatures."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import pairwise
+
+import torch
+from torch import Tensor
+
+from ..core.errors import ConfigError, InputError
+from ..tables.multi import parts
+from ..tables.multi.host_tables import HostTables
+from ..tables.multi.parts import Part
+from .model import Model, Signature, Tensors, TensorSpec
+
+_IDS = TensorSpec(torch.int64, (None,))
+_FLOATS = TensorSpec(torch.float32, (None,))
+_COUNT = TensorSpec(torch.int32, ())
+_MOST_ANSWER_BYTES = 256 << 20
+
+
+def ps_model(
+    name: str,
+    tables: HostTables,
+    *,
+    version: int = 1,
+    shared_name: str | None = None,
+    removes: bool = False,
+) -> Model:
+    """A model over live tables: pushes change what the next lookup sees. A lookup never inserts.
+
+    `shared_name` is the multi table's name on the wire, `MonolithMultiHashTable_<i>` in the
+    original; the model's name where it is None. `removes` also offers `hashtable_remove`.
+
+    >>> from hedgerow.tables.compressors import Fp32
+    >>> from hedgerow.tables.config import Segment, TableConfig
+    >>> config = TableConfig("user", (Segment(2, compressor=Fp32()),), serving=True)
+    >>> model = ps_model("ps_0", HostTables({"user": config}))
+    >>> sorted(model.signatures)
+    ['hashtable_assign', 'hashtable_lookup', 'lookup', 'ps_0/raw_assign', 'raw_lookup']
+    >>> rows = {"user_id": torch.tensor([7]), "user_value": torch.tensor([[1.0, 2.0]])}
+    >>> model.signatures["hashtable_assign"].run(rows)
+    {'user_result': tensor(1, dtype=torch.int32)}
+    >>> model.signatures["lookup"].run({"user": torch.tensor([7, 8])})
+    {'user': tensor([[1., 2.],
+            [0., 0.]])}
+    """
+    _check_filters(tables)
+    served = _Rows(tables)
+    lookup = served.lookup_signature()
+    signatures = {
+        "lookup": lookup,
+        "hashtable_lookup": lookup,
+        "raw_lookup": Signature(
+            {"id": _IDS, "id_split": _IDS}, {"flat_emb": _FLOATS}, served.raw_lookup
+        ),
+        "hashtable_assign": served.assign_signature(),
+        f"{shared_name or name}/raw_assign": Signature(
+            {"id": _IDS, "id_split": _IDS, "flat_value": _FLOATS},
+            {"result": _COUNT},
+            served.raw_assign,
+        ),
+    }
+    if removes:
+        signatures["hashtable_remove"] = served.remove_signature()
+    return Model(name, version, signatures)
+
+
+def _check_filters(tables: HostTables) -> None:
+    """A push stores what it brings, so no table may keep ids out."""
+    for table in tables.tables:
+        if table.config.admit is not None:
+            raise ConfigError(
+                f"table {table.config.name!r} admits ids by {table.config.admit!r}, which would "
+                "drop rows that training admitted; serve a table made with serving=True."
+            )
+
+
+class _Rows:
+    """What the signatures do with the tables, which are safe from many threads."""
+
+    def __init__(self, tables: HostTables) -> None:
+        self._store = tables
+        self._names, self._dims = tables.names, tables.dims
+        self._named = list(zip(tables.names, tables.tables, strict=True))
+
+    def lookup_signature(self) -> Signature:
+        rows = {
+            name: TensorSpec(torch.float32, (None, dim))
+            for name, dim in zip(self._names, self._dims, strict=True)
+        }
+        return Signature(dict.fromkeys(self._names, _IDS), rows, self._lookup)
+
+    def assign_signature(self) -> Signature:
+        inputs = {f"{name}_id": _IDS for name in self._names}
+        for name, dim in zip(self._names, self._dims, strict=True):
+            inputs[f"{name}_value"] = TensorSpec(torch.float32, (None, dim))
+        return Signature(inputs, self._results(), self._assign)
+
+    def remove_signature(self) -> Signature:
+        inputs = {f"{name}_id": _IDS for name in self._names}
+        return Signature(inputs, self._results(), self._remove)
+
+    def _results(self) -> dict[str, TensorSpec]:
+        return {f"{name}_result": _COUNT for name in self._names}
+
+    def _lookup(self, inputs: Tensors) -> Tensors:
+        named = zip(self._names, self._dims, strict=True)
+        _check_answer(sum(len(inputs[name]) * dim for name, dim in named))
+        return {name: table.lookup(inputs[name]).rows_of() for name, table in self._named}
+
+    def _assign(self, inputs: Tensors) -> Tensors:
+        """All tables are checked before the first changes."""
+        shares = [
+            Part(table, inputs[f"{name}_id"], inputs[f"{name}_value"])
+            for name, table in self._named
+        ]
+        parts.assign([share for share in shares if len(share.ids) or len(share.rows)])
+        return {f"{name}_result": _count(len(inputs[f"{name}_id"])) for name in self._names}
+
+    def _remove(self, inputs: Tensors) -> Tensors:
+        return {
+            f"{name}_result": _count(int(table.erase(inputs[f"{name}_id"]).sum()))
+            for name, table in self._named
+        }
+
+    def raw_lookup(self, inputs: Tensors) -> Tensors:
+        ids = inputs["id"]
+        splits = self._splits(ids, inputs["id_split"])
+        floats = parts.float_offsets(splits, self._dims)[-1]
+        _check_answer(floats)
+        if len(splits) != len(self._dims) + 1:
+            return {"flat_emb": self._store.lookup_cells(ids, splits)}
+        flat = torch.empty(floats)
+        self._store.lookup_at(ids.data_ptr(), splits, "zeros", None, flat.data_ptr())
+        return {"flat_emb": flat}
+
+    def raw_assign(self, inputs: Tensors) -> Tensors:
+        ids, flat = inputs["id"], inputs["flat_value"]
+        splits = self._splits(ids, inputs["id_split"])
+        floats = parts.float_offsets(splits, self._dims)[-1]
+        if len(flat) != floats:
+            raise InputError(
+                f"flat_value has {len(flat)} values; the {len(ids)} ids need {floats}: one row "
+                "each, table after table."
+            )
+        parts.assign(parts.cut(self._store.tables, ids, splits, flat))
+        return {"result": _count(0)}
+
+    def _splits(self, ids: Tensor, id_split: Tensor) -> Sequence[int]:
+        """Where each table's ids begin, and their end; several requests may follow each other."""
+        splits, tables = id_split.tolist(), len(self._names)
+        if len(splits) < 1 or (len(splits) - 1) % tables:
+            raise InputError(
+                f"id_split has {len(splits)} numbers; {tables} tables need {tables + 1}."
+            )
+        rises = splits[0] == 0 and all(begin <= end for begin, end in pairwise(splits))
+        if not rises or splits[-1] != len(ids):
+            raise InputError(f"id_split must rise from 0 to {len(ids)}, the number of ids.")
+        return splits
+
+
+def _check_answer(floats: int) -> None:
+    """A message of few bytes may repeat one id millions of times, and rows are longer than ids."""
+    if 4 * floats > _MOST_ANSWER_BYTES:
+        raise InputError(
+            f"the rows of these ids take {4 * floats} bytes; at most {_MOST_ANSWER_BYTES} are "
+            "looked up at once: ask for fewer ids."
+        )
+
+
+def _count(number: int) -> Tensor:
+    return torch.tensor(number, dtype=torch.int32)

@@ -1,0 +1,299 @@
+"""The models of a server by name, version and label; versions come and go while others answer."""
+
+from __future__ import annotations
+
+import dataclasses
+import logging
+import threading
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from queue import SimpleQueue
+
+from ..core import checks
+from ..core.counters import Counters
+from ..core.errors import ConfigError, HedgerowError, InputError, NameTakenError
+from .batching import Batcher, Batching
+from .folders import FolderWatch, Loader
+from .model import Model, ServingError, Signature, Tensors
+from .policies import Policy, policy_of
+from .versions import Family, Lease, State, Version, VersionStatus
+
+
+class Registry:
+    """Versions of models; safe from many threads, owns a lock.
+
+    `load` reads a version's folder for watch(); at most `threads` requests run at once; `batching`
+    joins requests of signatures that allow it, None runs each alone.
+
+    >>> registry = Registry()
+    >>> registry.add(Model("ctr", 3, {}))
+    >>> with registry.find("ctr") as model:
+    ...     model.version
+    3
+    """
+
+    def __init__(
+        self,
+        load: Loader | None = None,
+        *,
+        threads: int = 8,
+        batching: Batching | None = None,
+        poll_s: float = 1.0,
+    ) -> None:
+        checks.whole("Registry", "threads", threads, least=1)
+        self.counters = Counters()
+        self._gate: SimpleQueue[None] = SimpleQueue()  # a place for each that may run
+        for _ in range(threads):
+            self._gate.put(None)
+        self._batching = batching
+        self._lock = threading.Lock()
+        self._families: dict[str, Family] = {}
+        self._listeners: list[Callable[[], None]] = []
+        self._folders = FolderWatch(self, load, poll_s)
+
+    # ---- requests
+
+    def find(self, name: str, version: int | None = None, label: str | None = None) -> Lease:
+        """A lease of a version: the one asked for, or the newest that answers."""
+        with self._lock:
+            found = self._choose(name, version, label)
+            if found is not None and found.model is not None:
+                found.requests += 1
+                return Lease(found.model, found, self._give_back)
+        if label is not None and self.names().count(name):
+            raise ServingError("INVALID_ARGUMENT", f"Unrecognized servable version label: {label}")
+        asked = f"Latest({name})" if version is None else f"Specific({name}, {version})"
+        raise ServingError("NOT_FOUND", f"Servable not found for request: {asked}")
+
+    def _choose(self, name: str, version: int | None, label: str | None) -> Version | None:
+        family = self._families.get(name)
+        if family is None:
+            return None
+        if version is None and label is None:
+            return family.newest
+        number = family.labels.get(label) if label is not None else version
+        found = family.versions.get(-1 if number is None else number)
+        return found if found is not None and found.state is State.AVAILABLE else None
+
+    def _give_back(self, version: Version) -> None:
+        with self._lock:
+            version.requests -= 1
+            closes = version.closable()
+        if closes:
+            self._close(version)
+
+    # ---- what is there
+
+    def names(self) -> list[str]:
+        """The models known, those that do not answer as well."""
+        with self._lock:
+            return sorted(self._families)
+
+    def versions(self, name: str) -> list[int]:
+        """The versions of a model that answer, in order."""
+        with self._lock:
+            family = self._families.get(name)
+            return family.available() if family else []
+
+    def status(self, name: str, version: int | None = None) -> list[VersionStatus]:
+        """The state of one version, or of all versions, the newest first."""
+        with self._lock:
+            family = self._families.get(name)
+            found = dict(family.versions) if family else {}
+            told = [v.status() for _, v in sorted(found.items(), reverse=True)]
+        if not told:
+            raise ServingError("NOT_FOUND", f"Could not find any versions of model {name}")
+        if version is None:
+            return told
+        if version not in found:
+            raise ServingError("NOT_FOUND", f"Could not find version {version} of model {name}")
+        return [status for status in told if status.version == version]
+
+    def ready(self) -> bool:
+        """Whether there are models, and each of them answers."""
+        with self._lock:
+            wanted = [family for family in self._families.values() if family.wanted]
+            return bool(wanted) and all(family.newest is not None for family in wanted)
+
+    def subscribe(self, listener: Callable[[], None]) -> None:
+        """Calls `listener` after every change, in the thread that made it."""
+        with self._lock:
+            self._listeners.append(listener)
+
+    def unsubscribe(self, listener: Callable[[], None]) -> None:
+        """Ends what subscribe() began."""
+        with self._lock:
+            self._listeners.remove(listener)
+
+    # ---- changes
+
+    def add(self, model: Model) -> None:
+        """Serves a version that is loaded; from now on it answers."""
+        self._begin(model.name, model.version)
+        self._become(model)
+
+    def load(self, name: str, version: int, load: Callable[[], Model]) -> bool:
+        """Loads a version, and serves it if that works; what was served before goes on."""
+        self._begin(name, version).state = State.LOADING
+        self._tell()
+        try:
+            model = load()
+            if (model.name, model.version) != (name, version):
+                raise InputError(
+                    f"version {version} of model {name} holds version {model.version} of model "
+                    f"{model.name}; put it under its own name."
+                )
+        except Exception as error:  # whatever a broken folder raises, others go on answering
+            self._refuse(name, version, error)
+            return False
+        self._become(model)
+        return True
+
+    def remove(self, name: str, version: int | None = None) -> None:
+        """Takes a version, or all, out of service; each is closed after its last request."""
+        with self._lock:
+            family = self._families.get(name)
+            numbers = [] if family is None else family.available()
+            retired = [n for n in numbers if version in (None, n)]
+            closing = [self._retire(family, n) for n in retired] if family else []
+            if family is not None:
+                family.wanted = family.wanted and version is not None
+        for found in closing:
+            if found is not None:
+                self._close(found)
+        self._tell()
+
+    def set_labels(self, name: str, labels: Mapping[str, int]) -> None:
+        """Names versions that answer; labels that are not named again are gone.
+
+        >>> registry = Registry()
+        >>> registry.add(Model("ctr", 3, {}))
+        >>> registry.set_labels("ctr", {"stable": 3})
+        >>> with registry.find("ctr", label="stable") as model:
+        ...     model.version
+        3
+        """
+        known = self.versions(name)
+        for label, version in labels.items():
+            if version not in known:
+                raise InputError(
+                    f"label {label!r} names version {version} of model {name}, which does not "
+                    f"answer; those that do: {', '.join(map(str, known)) or 'none'}."
+                )
+        with self._lock:
+            if name in self._families:
+                self._families[name].labels = dict(labels)
+
+    def watch(self, name: str, base_path: str | Path, policy: Policy | str = "latest") -> None:
+        """Serves the versions `<base_path>/<version>` that the policy picks, now and later.
+
+        Returns when what is there was tried; ask status() for what became of it.
+        """
+        chosen = policy_of(policy)
+        with self._lock:  # a model that is waited for is known, and not ready
+            self._families.setdefault(name, Family(name)).wanted = True
+        self._folders.watch(name, Path(base_path), chosen)
+
+    def unwatch(self, name: str) -> None:
+        """Looks at a model's folder no more; what is served goes on."""
+        self._folders.unwatch(name)
+
+    def watched(self) -> list[str]:
+        """The models whose folders are watched."""
+        return self._folders.names()
+
+    def refresh(self) -> None:
+        """Looks at all folders at once, without waiting for the next time."""
+        self._folders.refresh()
+
+    def close(self) -> None:
+        """Stops watching, and takes all models out of service."""
+        self._folders.close()
+        for name in self.names():
+            self.remove(name)
+
+    # ---- helpers
+
+    def _begin(self, name: str, number: int) -> Version:
+        checks.count("version", number)
+        if not isinstance(name, str) or not name:
+            raise ConfigError(f"a model's name is {name!r}; it must be a non-empty str.")
+        with self._lock:
+            family = self._families.setdefault(name, Family(name))
+            before = family.versions.get(number)
+            if before is not None and before.state is not State.END:
+                raise NameTakenError(
+                    f"version {number} of model {name} is here already; remove it first, or give "
+                    "the new one a higher version."
+                )
+            family.wanted = True
+            version = family.versions[number] = Version(number)
+        return version
+
+    def _become(self, model: Model) -> None:
+        prepared = self._prepared(model)
+        with self._lock:
+            family = self._families[model.name]
+            version = family.versions[model.version]
+            version.model, version.state = prepared, State.AVAILABLE
+            family.settle()
+        self.counters.add("versions_loaded")
+        self._tell()
+
+    def _refuse(self, name: str, number: int, error: Exception) -> None:
+        with self._lock:
+            family = self._families[name]
+            code = "INVALID_ARGUMENT" if isinstance(error, HedgerowError) else "INTERNAL"
+            family.versions[number].fail(code, str(error) or type(error).__name__)
+            family.settle()
+        self.counters.add("versions_refused")
+        text = "version %d of model %s was refused: %s"
+        logging.getLogger("hedgerow").warning(text, number, name, error)
+        self._tell()
+
+    def _retire(self, family: Family, number: int) -> Version | None:
+        """Lets no new request in; the version, if nothing is left to wait for."""
+        version = family.versions[number]
+        version.state = State.UNLOADING
+        family.labels = {label: n for label, n in family.labels.items() if n != number}
+        family.settle()
+        return version if version.closable() else None
+
+    def _close(self, version: Version) -> None:
+        """Frees a version, once: only the thread that ends it gets its model."""
+        with self._lock:
+            model, version.model, version.state = version.model, None, State.END
+        if model is None:
+            return
+        try:
+            model.close()
+        except Exception:
+            self.counters.add("close_failures")
+            logging.getLogger("hedgerow").exception("closing model %s", model.name)
+        self.counters.add("versions_closed")
+        self._tell()
+
+    def _tell(self) -> None:
+        with self._lock:
+            listeners = list(self._listeners)
+        for listener in listeners:
+            listener()
+
+    def _prepared(self, model: Model) -> Model:
+        """The model with bounded and, where that is allowed, joined runs."""
+        signatures = {key: self._bounded(s) for key, s in model.signatures.items()}
+        return dataclasses.replace(model, signatures=signatures)
+
+    def _bounded(self, signature: Signature) -> Signature:
+        gate, run = self._gate, signature.run
+
+        def run_in_turn(inputs: Tensors) -> Tensors:
+            gate.get()
+            try:
+                return run(inputs)
+            finally:
+                gate.put(None)
+
+        if signature.batches and self._batching is not None:
+            return dataclasses.replace(signature, run=Batcher(run_in_turn, self._batching))
+        return dataclasses.replace(signature, run=run_in_turn)

@@ -1,0 +1,130 @@
+"""TensorFlow Serving's JSON forms of requests and answers: by rows and by columns."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from ..core.errors import HedgerowError
+from ..wire import dtypes
+from .model import ServingError, Tensors, TensorSpec
+
+Specs = Mapping[str, TensorSpec]
+
+
+@dataclass(frozen=True, slots=True)
+class JsonRequest:
+    """A body: the signature's name, and values by rows ("instances") or by columns ("inputs")."""
+
+    signature: str
+    by_rows: bool
+    values: Any
+
+    def tensors(self, specs: Specs) -> dict[str, Tensor]:
+        """The inputs of a signature; names it does not have come along, for its own check."""
+        columns = _columns(self.values, specs) if self.by_rows else self._by_name(specs)
+        return {name: _tensor(name, value, specs.get(name)) for name, value in columns.items()}
+
+    def _by_name(self, specs: Specs) -> dict[str, Any]:
+        if isinstance(self.values, dict):
+            return self.values
+        return {_only(specs): self.values}
+
+    def answer(self, outputs: Tensors) -> dict[str, Any]:
+        """The outputs in the form of the request."""
+        lists = {name: value.tolist() for name, value in outputs.items()}
+        if not self.by_rows:
+            return {"outputs": next(iter(lists.values())) if len(lists) == 1 else lists}
+        sizes = {value.shape[0] if value.dim() else None for value in outputs.values()}
+        if len(sizes) != 1 or None in sizes:
+            raise _wrong(
+                "the outputs do not have one row for each instance; ask by columns: "
+                'send "inputs" in place of "instances".'
+            )
+        if len(lists) == 1:
+            return {"predictions": next(iter(lists.values()))}
+        rows = zip(*lists.values(), strict=True)
+        return {"predictions": [dict(zip(lists, row, strict=True)) for row in rows]}
+
+
+def read_json(body: bytes) -> JsonRequest:
+    """The request in a body.
+
+    >>> read_json(b'{"instances": [[1.0]]}').by_rows
+    True
+    """
+    try:
+        plain = json.loads(body)
+    except (ValueError, RecursionError) as error:
+        raise _wrong(f"JSON Parse error: {error}; send one JSON object.") from error
+    if not isinstance(plain, dict):
+        raise _wrong(f"the body is a {type(plain).__name__}; send one JSON object.")
+    forms = [form for form in ("instances", "inputs") if form in plain]
+    if len(forms) != 1:
+        raise _wrong('the object must have either "instances" (rows) or "inputs" (columns).')
+    signature = plain.get("signature_name", "")
+    if not isinstance(signature, str):
+        raise _wrong(f"signature_name is {signature!r}; it must be a string.")
+    return JsonRequest(signature, forms[0] == "instances", plain[forms[0]])
+
+
+def _columns(rows: Any, specs: Specs) -> dict[str, Any]:
+    """Rows turned into columns: objects by their names, anything else for the only input."""
+    if not isinstance(rows, list) or not rows:
+        raise _wrong('"instances" must be a list with at least one instance.')
+    if not isinstance(rows[0], dict):
+        return {_only(specs): rows}
+    names = rows[0].keys()
+    for place, row in enumerate(rows):
+        if not isinstance(row, dict) or row.keys() != names:
+            raise _wrong(f"instance {place} does not have the names of instance 0.")
+    return {name: [row[name] for row in rows] for name in names}
+
+
+def _only(specs: Specs) -> str:
+    if len(specs) != 1:
+        names = ", ".join(sorted(specs)) or "none"
+        raise _wrong(f"the signature has {len(specs)} inputs ({names}); give values by name.")
+    return next(iter(specs))
+
+
+def _tensor(name: str, value: Any, spec: TensorSpec | None) -> Tensor:
+    """Values as a tensor of the input's type; never rounded or cut to fit."""
+    try:
+        array = np.array(value)
+    except (ValueError, RecursionError) as error:
+        raise _wrong(f"input {name}: rows of different lengths: {error}") from error
+    dtype = torch.float32 if spec is None else spec.dtype
+    if not array.size:
+        return torch.empty(array.shape, dtype=dtype)
+    allowed = "b" if dtype == torch.bool else "iuf" if dtype.is_floating_point else "iu"
+    if array.dtype.kind not in allowed:
+        raise _wrong(f"input {name} must be numbers that fit {dtype}, in lists of equal lengths.")
+    if dtype.is_floating_point:
+        return torch.from_numpy(array.astype(np.float64)).to(dtype)
+    return torch.from_numpy(_integers(name, array, dtype))
+
+
+def _integers(name: str, array: Any, dtype: torch.dtype) -> Any:
+    if dtype == torch.bool:
+        return array
+    try:
+        wanted = np.dtype(dtypes.of_torch(dtype).bits)
+    except HedgerowError as error:
+        raise _wrong(f"input {name}: {error}") from error
+    if wanted.kind not in "iu":
+        raise _wrong(f"input {name} is {dtype}, which JSON does not carry; use gRPC.")
+    bounds = np.iinfo(wanted)
+    if int(array.min()) < bounds.min or int(array.max()) > bounds.max:
+        raise _wrong(f"input {name} has values outside {bounds.min}..{bounds.max}, of {dtype}.")
+    return array.astype(wanted)
+
+
+def _wrong(text: str) -> ServingError:
+    return ServingError("INVALID_ARGUMENT", text)

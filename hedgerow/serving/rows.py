@@ -1,0 +1,166 @@
+"""The rows of a model as read-only tables: what is written for a server, and read by it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from ..core import checks
+from ..core.errors import CheckpointError, FileDamagedError, InputError, NotSupportedError
+from ..nn.collection import Collection, collections_of
+from ..nn.routers import routers_of
+from ..routing.router import Router
+from ..tables.checkpoint.load import load_tables
+from ..tables.checkpoint.save import save_tables
+from ..tables.compressors import Compressor, FixedR8, Fp16, Fp32
+from ..tables.config import Segment, TableConfig
+from ..tables.host import HostTable
+from ..tables.host_reads import all_found
+from ..tables.multi.host_tables import HostTables
+from ..tables.store import Entries
+
+FORMS = ("fp32", "fp16", "int8")
+LARGEST_HALF = 65504.0
+_LEAST_RANGE = 1e-30  # the least that FixedR8 takes
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class ServedTable:
+    """One table of a model, and the form in which it is served."""
+
+    live: HostTable
+    config: TableConfig
+    router: Router  # over one shard
+    step: int
+
+    def rows(self) -> Iterator[tuple[Tensor, Tensor]]:
+        """Ids and rows as the model sees them in eval, in slices."""
+        for entries in self.live.scan():
+            yield entries.ids, self.shown(entries.ids)
+
+    def shown(self, ids: Tensor) -> Tensor:
+        """Rows as the model sees them in eval."""
+        room = torch.empty(len(ids), self.config.dim)
+        return self.live.lookup(ids, step=self.step, out=room).rows_of(0)
+
+
+class OneOwner:
+    """The rows of a table that one owner has, as the writer of checkpoints takes them."""
+
+    def __init__(self, table: ServedTable, router: Router, owner: int) -> None:
+        self.config, self._table = table.config, table
+        self._router, self._owner = router, owner
+
+    def scan(self, rows: int | None = None) -> Iterator[Entries]:
+        """All of them, in slices."""
+        for entries in self._table.live.scan(rows):
+            ids = entries.ids[self._router.owners(entries.ids) == self._owner]
+            if len(ids):
+                states: list[dict[str, Tensor]] = [{} for _ in self.config.segments]
+                shown, ts = self._table.shown(ids), torch.zeros_like(ids)
+                yield Entries(ids, all_found(len(ids)), shown, states, ts)
+
+    def size(self) -> int:
+        """At most so many rows: those of all owners."""
+        return self._table.live.size()
+
+    def max_ts(self) -> int:
+        """Serving rows have no time."""
+        return 0
+
+
+def served_tables(model: nn.Module, form: str) -> dict[str, ServedTable]:
+    """The tables of a model in the order of their names, as they are to be served."""
+    checks.choice("export", "rows", form, FORMS)
+    routers = routers_of(model)
+    found: dict[str, ServedTable] = {}
+    for one in collections_of(model):
+        _refuse_others(one)
+        for table in one.tables:
+            if table.name in found:
+                raise InputError(
+                    f"two tables of the model are named {table.name!r}; a bundle needs one of each."
+                )
+            live = one.table(table.name)
+            plain = ServedTable(live, _config(live, {}), routers[table.name], one.updates.step)
+            limits = _limits(plain) if form != "fp32" else [0.0] * len(plain.config.segments)
+            chosen = {i: _compressor(table.name, form, most) for i, most in enumerate(limits)}
+            config = _config(live, chosen)
+            found[table.name] = ServedTable(live, config, plain.router, plain.step)
+    return dict(sorted(found.items(), key=lambda item: item[0].encode()))
+
+
+def write_rows(
+    tables: Mapping[str, ServedTable], folder: Path, owner: int = 0, owners: int = 1
+) -> None:
+    """Saves the rows that one of several owners has."""
+    routers = {name: over(table.router, owners) for name, table in tables.items()}
+    parts = [OneOwner(table, routers[name], owner) for name, table in tables.items()]
+    save_tables(parts, folder)
+
+
+def read_rows(folder: Path, configs: Mapping[str, TableConfig]) -> HostTables:
+    """The tables with their rows, every byte of which was checked."""
+    store = HostTables(configs)
+    try:
+        loaded = load_tables(folder, store.tables)
+    except CheckpointError as error:
+        raise FileDamagedError(f"the rows of the bundle: {error}") from error
+    missing = [name for name in configs if name not in loaded.rows]
+    if missing:
+        raise FileDamagedError(f"{folder} lacks the rows of {', '.join(missing)}.")
+    return store
+
+
+def over(router: Router, owners: int) -> Router:
+    """The same rule over so many owners."""
+    return Router(router.dist_type, owners, rows=router.rows)
+
+
+def _refuse_others(one: Collection) -> None:
+    if one.servers is not None or one.ranks.count > 1:
+        raise NotSupportedError(
+            "export of a model whose rows are on other processes; hr.save it, hr.load it into the "
+            "same model in one process, and export that."
+        )
+
+
+def _config(live: HostTable, compressors: Mapping[int, Compressor]) -> TableConfig:
+    segments = tuple(
+        Segment(segment.dim, compressor=compressors.get(i, Fp32()))
+        for i, segment in enumerate(live.config.segments)
+    )
+    return TableConfig(live.config.name, segments, serving=True)
+
+
+def _limits(table: ServedTable) -> list[float]:
+    """The largest absolute value of each segment."""
+    dims = [segment.dim for segment in table.config.segments]
+    most = [0.0] * len(dims)
+    for _, rows in table.rows():
+        for i, part in enumerate(rows.split(dims, dim=1)):
+            most[i] = max(most[i], float(part.abs().max()))
+    return most
+
+
+def _compressor(name: str, form: str, most: float) -> Compressor:
+    if form == "fp16" and most > LARGEST_HALF:
+        raise InputError(
+            f"table {name!r} holds {most:g}, more than fp16 can; export with rows='fp32' or 'int8'."
+        )
+    if form == "int8":  # the largest value is the largest code, 127 of 128: none is cut
+        return FixedR8(max(_LEAST_RANGE, most * 128 / 127) if most else 1.0)
+    return Fp16() if form == "fp16" else Fp32()
+
+
+def plain_routing(tables: Mapping[str, ServedTable]) -> dict[str, Any]:
+    """Who owns the rows, fit for JSON."""
+    return {
+        name: {"dist_type": table.router.dist_type, "rows": table.router.rows}
+        for name, table in tables.items()
+    }

@@ -1,0 +1,146 @@
+"""A gRPC server of a registry's models: predictions, states, KServe, health and reflection."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+from ..core import checks
+from ..core.errors import InputError, MissingExtraError, StateError
+from ..wire.tensors import Compat, check_compat
+from .endpoints import SERVICES, Observe, handlers
+from .health import HEALTH_SERVICE, Health
+from .pool import ElasticPool
+from .registry import Registry
+from .tls import Tls
+
+MAX_MESSAGE_BYTES = 64 << 20
+MOST_REQUESTS = 512  # at a time; a slow client's request holds a thread
+_THREADS = 8  # while no client is slow: more only wait for one another
+_STREAMS = 128  # requests of one connection at a time: no client takes the place of all others
+# A connection ends at last, whatever its client does with it; good clients reconnect unseen.
+_AGE_S, _GRACE_S = 1800, 300
+
+
+class PredictionServer:
+    """Answers TensorFlow Serving's and KServe's clients; `start()` it, or use it in a `with`.
+
+    Port 0 takes a free port; `address` tells it. `compat="typed"` writes typed values for clients
+    that read nothing else. `reload_root` lets clients send a new list of models, whose folders
+    must lie inside it. `observe` is called after each request, for metrics.
+
+    >>> with PredictionServer(Registry()) as server:
+    ...     server.address.startswith("127.0.0.1:")
+    True
+    """
+
+    def __init__(
+        self,
+        registry: Registry,
+        address: str = "127.0.0.1:0",
+        *,
+        tls: Tls | None = None,
+        compat: Compat = None,
+        max_message_bytes: int = MAX_MESSAGE_BYTES,
+        most_requests: int = MOST_REQUESTS,
+        reload_root: Path | None = None,
+        observe: Observe | None = None,
+    ) -> None:
+        check_compat(compat)
+        checks.count("max_message_bytes", max_message_bytes, least=1)
+        checks.count("most_requests", most_requests, least=1)
+        self.registry = registry
+        self._pool = ElasticPool(min(_THREADS, most_requests), most_requests)
+        self._server = _new_server(self._pool, max_message_bytes, most_requests)
+        self._server.add_generic_rpc_handlers(
+            handlers(registry, compat=compat, reload_root=reload_root, observe=observe)
+        )
+        try:
+            self.address = _bind(self._server, address, tls)
+        except Exception:
+            self._pool.shutdown()
+            raise
+        self._health = Health(registry, self._server)
+        _reflect(self._server)
+        self._state = "new"
+
+    def start(self) -> Self:
+        """Answers from now on."""
+        if self._state != "new":
+            raise StateError(f"this server is {self._state}; a server starts once: make a new one.")
+        self._server.start()
+        self._state = "started"
+        return self
+
+    def stop(self, grace_s: float = 5.0) -> None:
+        """Takes no more requests and waits for those it has, for at most `grace_s` seconds."""
+        if self._state == "stopped":
+            return
+        self._state = "stopped"
+        self._health.drain()
+        self._server.stop(grace_s).wait()
+        self._pool.shutdown()
+
+    def wait(self, timeout_s: float | None = None) -> bool:
+        """Waits until the server was stopped; whether it was."""
+        return not self._server.wait_for_termination(timeout_s)
+
+    def __enter__(self) -> Self:
+        return self.start()
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.stop()
+
+
+def _new_server(pool: Any, message_bytes: int, requests: int) -> Any:
+    try:
+        import grpc
+    except ImportError as error:
+        raise MissingExtraError(
+            f"a server needs grpcio ({error}); pip install hedgerow[serving]."
+        ) from error
+    options = [
+        ("grpc.max_receive_message_length", message_bytes),
+        ("grpc.max_send_message_length", message_bytes),
+        ("grpc.max_concurrent_streams", _STREAMS),
+        ("grpc.max_connection_age_ms", _AGE_S * 1000),
+        ("grpc.max_connection_age_grace_ms", _GRACE_S * 1000),
+        ("grpc.so_reuseport", 0),  # two servers on one port would share its requests unseen
+    ]
+    return grpc.server(pool, options=options, maximum_concurrent_rpcs=requests)
+
+
+def _bind(server: Any, address: str, tls: Tls | None) -> str:
+    """The address with the port in use."""
+    try:
+        if tls is None:
+            port = server.add_insecure_port(address)
+        else:
+            port = server.add_secure_port(address, tls.credentials())
+    except RuntimeError as error:
+        raise InputError(
+            f"address {address!r} cannot be listened on: {error}; give HOST:PORT with a free port, "
+            "or port 0."
+        ) from error
+    if address.startswith("unix:"):
+        return address
+    return f"{address.rpartition(':')[0]}:{port}"
+
+
+def _reflect(server: Any) -> None:
+    """Tells clients such as grpcurl which services and messages there are."""
+    from grpc_health.v1 import health_pb2
+    from grpc_reflection.v1alpha import reflection, reflection_pb2
+
+    from ..wire.pool import new_pool
+
+    others: list[Any] = [health_pb2.DESCRIPTOR, reflection_pb2.DESCRIPTOR]
+    pool = new_pool(others)
+    names = (*SERVICES, HEALTH_SERVICE, reflection.SERVICE_NAME)
+    reflection.enable_server_reflection(names, server, pool=pool)
