@@ -28,10 +28,13 @@ class TensorSpec:
 
     def takes(self, tensor: Tensor) -> bool:
         """Whether a tensor is of it."""
-        if tensor.dtype != self.dtype or tensor.dim() != len(self.shape):
+        sizes = tensor.shape
+        if tensor.dtype != self.dtype or len(sizes) != len(self.shape):
             return False
-        pairs = zip(self.shape, tensor.shape, strict=True)
-        return all(wanted in (None, size) for wanted, size in pairs)
+        for wanted, size in zip(self.shape, sizes, strict=True):  # a loop: it runs all the time
+            if wanted is not None and wanted != size:
+                return False
+        return True
 
 
 @dataclass(frozen=True, slots=True)

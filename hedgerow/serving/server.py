@@ -17,7 +17,7 @@ from .tls import Tls
 
 MAX_MESSAGE_BYTES = 64 << 20
 MOST_REQUESTS = 512  # at a time; a slow client's request holds a thread
-_THREADS = 8  # while no client is slow: more only wait for one another
+_THREADS = 4  # while no client is slow: more only wait for one another, and slow all down
 _STREAMS = 128  # requests of one connection at a time: no client takes the place of all others
 # A connection ends at last, whatever its client does with it; good clients reconnect unseen.
 _AGE_S, _GRACE_S = 1800, 300

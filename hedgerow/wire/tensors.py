@@ -114,7 +114,7 @@ def to_value(message: TensorProto, *, name: str = "tensor") -> Tensor | Array:
 def _shape(message: TensorProto, name: str, width: int) -> tuple[tuple[int, ...], int]:
     if message.tensor_shape.unknown_rank:
         raise InputError(f"{name} has a shape of unknown rank; send the sizes of its dimensions.")
-    return sizes.checked_shape(name, (dim.size for dim in message.tensor_shape.dim), width)
+    return sizes.checked_shape(name, [dim.size for dim in message.tensor_shape.dim], width)
 
 
 def _numbers(message: TensorProto, name: str) -> tuple[ElementType, Array, tuple[int, ...]]:
