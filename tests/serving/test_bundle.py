@@ -105,13 +105,13 @@ def test_a_manifest_of_another_time(copied: Path) -> None:
 
 KILLED = """
 import os, signal, sys, torch
-from hedgerow.serving import export as door, folders, manifest
+from hedgerow.serving import version_folders
 from hedgerow.serving.export import export
 
 def dies(*_):
     os.kill(os.getpid(), signal.SIGKILL)
 
-module = folders if sys.argv[2] == "_flush" else sys.modules["hedgerow.serving.export"]
+module = version_folders if sys.argv[2] == "_flush" else sys.modules["hedgerow.serving.export"]
 setattr(module, sys.argv[2], dies)
 export(torch.nn.Linear(1, 1), sys.argv[1], example=torch.ones(1, 1), version=3)
 """
