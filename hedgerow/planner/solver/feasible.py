@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+import time
 from collections.abc import Sequence
 from dataclasses import replace
 
@@ -11,31 +13,46 @@ from ..problem.option import TableOptions
 from ..problem.topology import Budget
 from .branch import branch
 from .choice_problem import choice_problem
+from .common_factor import reduced
 from .core import Answer, Core, whole
+from .nearest import nearest
 from .prune import prune
 
+_SECONDS = 2.0  # a question takes milliseconds, unless the last bytes decide
 
-def feasible(core: Core) -> Answer | None:
-    """The choice with the least HBM whose host memory is in its budget, if that fits; else None.
 
-    It has one budget only, so that it is easy where the whole problem is hard.
+def feasible(core: Core, deadline: float = math.inf) -> Answer | None:
+    """A choice that fits, by little HBM with the host memory in its budget; None if none does.
+
+    It has one budget only, so that it is easy where the whole problem is hard. None, too, if none
+    is found by the deadline.
     """
     problem = core.problem
     if core.over():
         return None
-    asked = replace(problem, cost=problem.hbm, hbm=problem.ddr, ddr=np.zeros_like(problem.ddr))
-    left = prune(replace(asked, hbm_limit=problem.ddr_limit, ddr_limit=0))
+    left = prune(problem)
     if left is None:
         return None
-    found = branch(whole(left), None).answer
-    if found is None or found.cost > problem.hbm_limit:
+    left = reduced(left)
+    asked = replace(left, cost=left.hbm, hbm=left.ddr, ddr=np.zeros_like(left.ddr))
+    asked = prune(replace(asked, hbm_limit=left.ddr_limit, ddr_limit=0))
+    found = None if asked is None else _within(whole(asked), left.hbm_limit, deadline)
+    if found is None:
         return None
     columns = (problem.order == np.array(found.options)[:, None]) & problem.there
     return core.answer(columns.argmax(axis=1))
 
 
+def _within(core: Core, limit: int, deadline: float) -> Answer | None:
+    """An answer that costs at most so much."""
+    found = nearest(core, limit)
+    if found is not None and found.cost <= limit:
+        return found
+    return branch(core, None, deadline, within=limit).answer
+
+
 def fits(tables: Sequence[TableOptions], budget: Budget) -> bool:
-    """Whether some choice fits.
+    """Whether some choice is found to fit: what is not known after seconds is taken not to.
 
     >>> from fractions import Fraction
     >>> from ..problem.option import Option
@@ -43,5 +60,5 @@ def fits(tables: Sequence[TableOptions], budget: Budget) -> bool:
     >>> fits([table], Budget(8, Fraction(0))), fits([table], Budget(7, Fraction(0)))
     (True, False)
     """
-    left = prune(choice_problem(tables, budget))
-    return left is not None and feasible(whole(left)) is not None
+    core = whole(choice_problem(tables, budget))
+    return feasible(core, time.monotonic() + _SECONDS) is not None

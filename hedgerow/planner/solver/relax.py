@@ -73,6 +73,11 @@ class _Oracle:
         spent = hbm_price * self.problem.hbm_limit + ddr_price * self.problem.ddr_limit
         return priced, choice, float(priced[self.rows, choice].sum()) - spent
 
+    def doubt(self, priced: Floats, choice: Ints, bound: float) -> float:
+        """How far rounding may have moved that bound, or a sum of regrets."""
+        size = float(np.abs(priced[self.rows, choice]).sum()) + abs(bound)
+        return 1e-3 + 1e-14 * max(1, self.problem.tables) ** 0.5 * size
+
     def steepest(self, part: Floats) -> float:
         """The most that one byte less can be worth within a table, or 1."""
         finite = np.where(self.problem.there, self.cost, 0)
@@ -94,9 +99,9 @@ def _best(oracle: _Oracle, scale: float) -> tuple[Relaxation, bool] | None:
     choices: list[Ints] = []
     prices = (0.0, 0.0)
     for _ in range(_STEPS):
-        _, choice, bound = oracle.at(*prices)
+        priced, choice, bound = oracle.at(*prices)
         best = max(best, (bound, *prices))
-        if best[0] > oracle.most * (1 + 1e-9) + 1:
+        if bound - oracle.doubt(priced, choice, bound) > oracle.most * (1 + 1e-9) + 1:
             return None
         choices.append(choice)
         rows.add(*problem.totals(choice))
@@ -113,8 +118,7 @@ def _relaxation(
 ) -> Relaxation:
     priced, choice, bound = oracle.at(*prices)
     regret = priced - priced[oracle.rows, choice][:, None]
-    size = float(np.abs(priced[oracle.rows, choice]).sum()) + abs(bound)
-    doubt = 1e-3 + 1e-14 * max(1, oracle.problem.tables) ** 0.5 * size
+    doubt = oracle.doubt(priced, choice, bound)
     parts = (choice, *(part for part, _ in used))
     return Relaxation(bound, prices[0], prices[1], regret, parts, _rounded(used), doubt)
 
