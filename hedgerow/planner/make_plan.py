@@ -59,6 +59,8 @@ def plan(
     """
     checks.whole("plan", "batch", batch, least=1)
     checks.choice("plan", "layout", layout, LAYOUTS)
+    if not 0 < time_limit < float("inf"):
+        raise ConfigError(f"plan.time_limit is {time_limit!r}; give seconds above 0.")
     settings = PlanSettings(
         batch=batch,
         layout=layout,
@@ -99,8 +101,7 @@ def plan_from(
     try:
         found = finish(inputs, topology, reserve, known, pin=pin)
     except PlanError as error:
-        usable = reserve.of(topology)
-        raise told(error, inputs.specs, usable, settings, pin or {}) from error
+        raise told(error, inputs.specs, topology, reserve, settings, pin or {}) from error
     doubts = doubts_of(inputs.specs, found.tables, topology, calibration, settings.batch)
     return replace(found, inputs=replace(inputs, zipf_ms=doubts.zipf_ms, notes=doubts.notes))
 

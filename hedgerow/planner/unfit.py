@@ -8,7 +8,7 @@ from .plan_inputs import PlanSettings
 from .problem.option import Option, TableOptions
 from .problem.solution import PlanError
 from .problem.table_spec import TableSpec
-from .problem.topology import Topology
+from .problem.topology import Reserve, Topology
 from .problem.variant import variants
 from .sizes.layout import LAYOUTS
 from .sizes.step_load import StepLoad
@@ -19,16 +19,17 @@ from .solver.shortfall_text import explained
 def told(
     error: PlanError,
     specs: Sequence[TableSpec],
-    usable: Topology,
+    topology: Topology,
+    reserve: Reserve,
     settings: PlanSettings,
     pin: Mapping[str, str],
 ) -> PlanError:
-    """The error in words. `usable` has the reserve taken off."""
+    """The error in words."""
 
-    def sizes(tables: Sequence[TableSpec], topology: Topology) -> list[TableOptions]:
-        return [_sizes(spec, topology, settings, pin.get(spec.name)) for spec in tables]
+    def sizes(tables: Sequence[TableSpec], usable: Topology) -> list[TableOptions]:
+        return [_sizes(spec, usable, settings, pin.get(spec.name)) for spec in tables]
 
-    return explained(error, specs, usable, sizes)
+    return explained(error, specs, reserve.of(topology), sizes, reserve)
 
 
 def _sizes(

@@ -8,6 +8,7 @@ from dataclasses import replace
 from fractions import Fraction
 from itertools import product
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -224,3 +225,23 @@ def test_the_same_input_gives_the_same_file_in_any_process(tmp_path: Path) -> No
 def test_a_reserve_larger_than_a_card_is_refused() -> None:
     with pytest.raises(ConfigError, match="reserve"):
         plan(TABLES, topology(), CARD, Reserve(hbm_bytes=100 * GIB))
+
+
+def test_prices_count_options_that_do_not_fit_today() -> None:
+    tables = [TableSpec(name="large", rows=50_000_000, dim=64, optimizer="adam")]
+    found = plan(tables, Topology(world=2, hbm_per_device=2**33, ddr_per_machine=2**35))
+    larger = found.what_if(hbm=2**34)
+    assert larger.solver.total_ms < found.solver.total_ms
+    assert found.solver.hbm_ms_per_gib > 0
+
+
+@pytest.mark.parametrize("limit", [0.0, -1.0, float("nan"), float("inf")])
+def test_a_time_limit_is_seconds(limit: float) -> None:
+    with pytest.raises(ConfigError, match="time_limit"):
+        plan([], Topology(world=1, device="cpu"), time_limit=limit)
+
+
+@pytest.mark.parametrize("wrong", [{"modes": []}, {"modes": ["VRAM"]}, {"load_factor": "nan"}])
+def test_a_table_that_can_be_kept_in_no_way_is_named(wrong: dict[str, Any]) -> None:
+    with pytest.raises(ConfigError, match="table 'item'"):
+        TableSpec(name="item", rows=9, dim=4, **wrong)

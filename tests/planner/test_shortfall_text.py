@@ -1,9 +1,11 @@
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
 import pytest
 
+from hedgerow.planner.make_plan import plan
 from hedgerow.planner.problem.option import Option, TableOptions
 from hedgerow.planner.problem.solution import PlanError
 from hedgerow.planner.problem.table_spec import Feature, TableSpec
@@ -81,3 +83,23 @@ def test_a_memory_that_no_amount_helps_is_said_to_be_so() -> None:
 def test_an_error_of_another_kind_stays_as_it_is() -> None:
     other = PlanError("no way", kind="no_options", never_fit=["a"])
     assert explained(other, TABLES, SMALL, _weigh) is other
+
+
+def test_a_reserve_is_said_and_counted_in_what_would_fit() -> None:
+    tables, machine = TABLES[:1], {"world": 2, "ddr_per_machine": 2**33}
+    with pytest.raises(PlanError) as caught:
+        plan(tables, Topology(hbm_per_device=2**30, **machine))
+    text, (hbm, ddr) = str(caught.value), caught.value.shortfalls
+    assert hbm.short_joint is not None
+    assert ddr.short_joint is not None
+    assert f"HBM by {int(hbm.short_joint):,} B per device (0 B if the other" in text
+    assert f"host by {math.ceil(ddr.short_joint):,} B per rank (0 B if the other" in text
+    assert "Kept free already: 15% of HBM and 0 B, 10% of host memory" in text
+    card = float(caught.value.hints[-1].split()[0])
+    for tenths, fit in ((0.0, True), (-0.1, False)):
+        larger = Topology(hbm_per_device=round((card + tenths) * 2**30), **machine)
+        if fit:
+            assert plan(tables, larger).names == ("user",)
+        else:
+            with pytest.raises(PlanError):
+                plan(tables, larger)

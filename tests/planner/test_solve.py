@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import math
 import os
+import random
 import subprocess
 import sys
 import time
@@ -18,6 +19,7 @@ from hedgerow.planner.solver.branch import branch
 from hedgerow.planner.solver.choice_problem import choice_problem
 from hedgerow.planner.solver.core import Answer, Core, whole
 from hedgerow.planner.solver.core_milp import by_highs
+from hedgerow.planner.solver.feasible import fits
 from hedgerow.planner.solver.prune import prune
 from hedgerow.planner.solver.solve import solve
 
@@ -199,3 +201,53 @@ def test_a_table_without_options_is_named() -> None:
 def test_an_option_that_cannot_be_is_refused_by_name(bad: Option) -> None:
     with pytest.raises(InputError, match="Option x of table 'odd'"):
         solve([TableOptions("odd", (bad,))], Budget(1, Fraction(1)))
+
+
+def _same_price_everywhere(tables: int, block: int) -> list[TableOptions]:
+    """A byte less of the one memory is a byte more of the other, in blocks."""
+    dice = random.Random(1)
+    sizes = [block * dice.randint(1, 2**28) for _ in range(tables)]
+    return [
+        TableOptions(
+            f"t{place}",
+            (
+                Option("HBM_ONLY@1.0", size, 0, 0.5 + place / 97),
+                Option("HOST_ONLY@0", 0, size, 2.0),
+            ),
+        )
+        for place, size in enumerate(sizes)
+    ]
+
+
+@pytest.mark.parametrize("block", [16, 4096])
+def test_shortfalls_are_exact_and_quick_where_memories_trade_at_one_price(block: int) -> None:
+    # Budgets that are no multiples of a block: a search by bounds alone would try every sum.
+    tables = _same_price_everywhere(50, block)
+    total = sum(table.options[0].hbm for table in tables)
+    ddr = total // 2 // block * block + block // 2
+    with pytest.raises(PlanError) as caught:
+        solve(tables, Budget(total - ddr - 3 * block, Fraction(ddr)))
+    hbm, host = caught.value.shortfalls
+    assert hbm.least_joint == total - ddr // block * block
+    assert host.least_joint == total - (total - ddr - 3 * block) // block * block
+
+
+def test_a_budget_between_blocks_is_seen_not_to_fit() -> None:
+    tables = _same_price_everywhere(50, 16)
+    total = sum(table.options[0].hbm for table in tables)
+    ddr = total // 2 // 16 * 16 + 8
+    assert not fits(tables, Budget(total - ddr + 4, Fraction(ddr)))
+    assert fits(tables, Budget(total - ddr + 8, Fraction(ddr)))
+
+
+def test_huge_sizes_at_exact_fit_are_no_shortfall() -> None:
+    # Prices of a byte times 2**58 bytes round by more than the times themselves.
+    ways = (
+        Option("a", 52264659436995305, 235965716714716439, 1.620972),
+        Option("b", 108780148915089152, 179450227236622592, 2.511708),
+    )
+    found = solve([TableOptions("t", ways)], Budget(ways[1].hbm, Fraction(ways[1].ddr)))
+    assert found.choice == (1,)
+    doubled = [TableOptions("t", ways), TableOptions("u", ways)]
+    budget = Budget(ways[0].hbm + ways[1].hbm, Fraction(ways[0].ddr + ways[1].ddr))
+    assert solve(doubled, budget).choice in ((0, 1), (1, 0))

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 from ...core import checks
 from ...core.errors import ConfigError
 from ...routing.dist_types import check_dist_type
+from .variant import variants
 
 if TYPE_CHECKING:
     from .key_stats import KeyStats
@@ -70,6 +71,10 @@ class TableSpec:
         object.__setattr__(self, "features", tuple(self.features))
         if self.modes is not None:
             object.__setattr__(self, "modes", tuple(self.modes))
+        try:
+            variants(fixed=self.load_factor, modes=self.modes)
+        except ConfigError as error:
+            raise ConfigError(f"table {self.name!r}: {error}") from error
 
     @property
     def element_bytes(self) -> int:

@@ -32,17 +32,23 @@ class Searched:
 
 
 def branch(
-    core: Core, answer: Answer | None, deadline: float = math.inf, visits: float = math.inf
+    core: Core,
+    answer: Answer | None,
+    deadline: float = math.inf,
+    visits: float = math.inf,
+    within: int | None = None,
 ) -> Searched:
     """The best answer of the core by the tie rule; `answer` is one that is known already.
 
-    Given up at the deadline, or after so many visits of parts of the core.
+    Given up at the deadline, or after so many visits of parts of the core. With `within`, any
+    answer that costs no more will do, and others are none.
     """
+    most = LARGEST if within is None else within
     best, number = answer, itertools.count()
     heap: list[tuple[float, int, Core]] = [(-np.inf, next(number), core)]
     while heap:
         bound, _, node = heapq.heappop(heap)
-        limit = LARGEST if best is None else best.cost
+        limit = most if best is None else best.cost
         if bound > limit:
             continue
         visits -= 1
@@ -52,6 +58,8 @@ def branch(
         found, children, bound = _visit(node, limit, late)  # the first in any case
         if found is not None and (best is None or found < best):
             best = found
+            if within is not None:
+                break
         for child in children:
             heapq.heappush(heap, (bound, next(number), child))
     return Searched(best, np.inf if best is None else best.cost, True)
@@ -72,8 +80,10 @@ def _visit(node: Core, limit: int, late: bool) -> tuple[Answer | None, list[Core
         return None, [], 0.0
     found = start(node.problem, relaxation)
     answer = None if found is None else node.answer(found)
+    if answer is not None and answer.cost > limit:
+        answer = None
     if answer is not None:
-        limit = min(limit, answer.cost)
+        limit = answer.cost
     reached = relaxation.bound - relaxation.doubt + node.cost
     for upto in () if late else _margins(relaxation, node, limit):
         exact, complete = cheapest(node, relaxation, upto, _ROOM)

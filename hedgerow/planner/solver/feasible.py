@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+import time
 from collections.abc import Sequence
 from dataclasses import replace
 
@@ -11,46 +13,46 @@ from ..problem.option import TableOptions
 from ..problem.topology import Budget
 from .branch import branch
 from .choice_problem import choice_problem
+from .common_factor import reduced
 from .core import Answer, Core, whole
-from .core_milp import available, choose
+from .nearest import nearest
 from .prune import prune
 
-_VISITS = 60
-_SECONDS = 10.0
+_SECONDS = 2.0  # a question takes milliseconds, unless the last bytes decide
 
 
-def feasible(core: Core) -> Answer | None:
-    """A choice that fits, if there is one; None if not."""
-    found = branch(core, None, visits=1)
-    if found.answer is not None or found.proven:
-        return found.answer
-    answer, settled = _least_hbm(core)
-    if answer is None and not settled and available():
-        choice, _ = choose(core.problem, _SECONDS)
-        answer = None if choice is None else core.answer(choice)
-    return answer
+def feasible(core: Core, deadline: float = math.inf) -> Answer | None:
+    """A choice that fits, by little HBM with the host memory in its budget; None if none does.
 
-
-def _least_hbm(core: Core) -> tuple[Answer | None, bool]:
-    """The choice with the least HBM whose host memory is in its budget, if that fits.
-
-    It has one budget only, so that it is easy where the whole problem is hard; and whether the
-    answer is sure.
+    It has one budget only, so that it is easy where the whole problem is hard. None, too, if none
+    is found by the deadline.
     """
     problem = core.problem
-    asked = replace(problem, cost=problem.hbm, hbm=problem.ddr, ddr=np.zeros_like(problem.ddr))
-    left = prune(replace(asked, hbm_limit=problem.ddr_limit, ddr_limit=0))
+    if core.over():
+        return None
+    left = prune(problem)
     if left is None:
-        return None, True
-    found = branch(whole(left), None, visits=_VISITS)
-    if found.answer is None or found.answer.cost > problem.hbm_limit:
-        return None, found.least_cost > problem.hbm_limit
-    columns = (problem.order == np.array(found.answer.options)[:, None]) & problem.there
-    return core.answer(columns.argmax(axis=1)), True
+        return None
+    left = reduced(left)
+    asked = replace(left, cost=left.hbm, hbm=left.ddr, ddr=np.zeros_like(left.ddr))
+    asked = prune(replace(asked, hbm_limit=left.ddr_limit, ddr_limit=0))
+    found = None if asked is None else _within(whole(asked), left.hbm_limit, deadline)
+    if found is None:
+        return None
+    columns = (problem.order == np.array(found.options)[:, None]) & problem.there
+    return core.answer(columns.argmax(axis=1))
+
+
+def _within(core: Core, limit: int, deadline: float) -> Answer | None:
+    """An answer that costs at most so much."""
+    found = nearest(core, limit)
+    if found is not None and found.cost <= limit:
+        return found
+    return branch(core, None, deadline, within=limit).answer
 
 
 def fits(tables: Sequence[TableOptions], budget: Budget) -> bool:
-    """Whether some choice fits.
+    """Whether some choice is found to fit: what is not known after seconds is taken not to.
 
     >>> from fractions import Fraction
     >>> from ..problem.option import Option
@@ -58,5 +60,5 @@ def fits(tables: Sequence[TableOptions], budget: Budget) -> bool:
     >>> fits([table], Budget(8, Fraction(0))), fits([table], Budget(7, Fraction(0)))
     (True, False)
     """
-    left = prune(choice_problem(tables, budget))
-    return left is not None and feasible(whole(left)) is not None
+    core = whole(choice_problem(tables, budget))
+    return feasible(core, time.monotonic() + _SECONDS) is not None

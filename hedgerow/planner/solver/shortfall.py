@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Sequence
 from dataclasses import replace
 from fractions import Fraction
@@ -13,10 +14,13 @@ from ..problem.solution import Shortfall
 from ..problem.topology import Budget
 from .branch import branch
 from .choice_problem import ChoiceProblem, Ints
-from .core import whole
+from .common_factor import reduced
+from .core import Answer, Core, whole
+from .nearest import nearest
 from .prune import least_of, prune
+from .relax import relax
 
-_VISITS = 60  # enough to the byte for tens of tables; for thousands it is right but for some bytes
+_SECONDS = 5.0  # past this the figure is one that suffices, a few bytes above the least
 
 
 def shortfalls(problem: ChoiceProblem, budget: Budget) -> tuple[Shortfall, Shortfall]:
@@ -44,8 +48,21 @@ def least_with(problem: ChoiceProblem, wanted: Ints, other: Ints, limit: int) ->
     left = prune(asked)
     if left is None:
         return None
-    found = branch(whole(left), None, visits=_VISITS)
-    return None if found.answer is None else found.answer.cost
+    found = _least(whole(reduced(left)))
+    if found is None:
+        return None
+    columns = (problem.order == np.array(found.options)[:, None]) & problem.there
+    return int(wanted[columns].sum())
+
+
+def _least(core: Core) -> Answer | None:
+    """The answer of least cost; which of equal ones does not matter here."""
+    found = nearest(core)
+    relaxation = relax(core.problem) if len(core.tables) else None
+    least = None if relaxation is None else relaxation.least_cost + core.cost
+    if found is not None and found.cost == least:
+        return found
+    return branch(core, found, time.monotonic() + _SECONDS).answer
 
 
 def never_fit(tables: Sequence[TableOptions], budget: Budget) -> list[str]:

@@ -2,20 +2,28 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
 from ...core.units import format_count
 from ..problem.option import TableOptions
 from ..problem.solution import PlanError, Shortfall
 from ..problem.table_spec import TableSpec
-from ..problem.topology import GIB, Machine, Topology
+from ..problem.topology import GIB, Machine, Reserve, Topology
 from .would_fit import Weigh, would_fit
 
 _MOST_TABLES = 10  # named one by one; more are counted
 
 
+NOTHING_KEPT = Reserve(hbm_fraction=0, ddr_fraction=0)
+
+
 def explained(
-    error: PlanError, tables: Sequence[TableSpec], topology: Topology, weigh: Weigh
+    error: PlanError,
+    tables: Sequence[TableSpec],
+    topology: Topology,
+    weigh: Weigh,
+    reserve: Reserve = NOTHING_KEPT,
 ) -> PlanError:
     """The same error with a text for people, and hints that were checked to fit.
 
@@ -25,9 +33,11 @@ def explained(
     if error.kind != "infeasible" or len(error.shortfalls) != 2:
         return error
     hbm, ddr = error.shortfalls
-    hints = would_fit(tables, topology, hbm, weigh)
+    hints = would_fit(tables, topology, hbm, weigh, reserve)
     lines = [_heading(tables, topology), *_memories(hbm, ddr, topology)]
     lines += _tables(error.never_fit, tables, weigh(tables, topology))
+    if reserve != NOTHING_KEPT:
+        lines += [_in_bytes(hbm, ddr), _kept(reserve)]
     if hints:
         lines.append(f"Would fit: {', or '.join(hints)}.")
     return PlanError(
@@ -85,6 +95,23 @@ def _memory(name: str, scope: str, short: Shortfall, ranks: int) -> str:
     return (
         f"  {name} needs {_gib(needs)} GiB per {scope}, has {_gib(budget)}: "
         f"short by {_gib(needs - budget)} GiB"
+    )
+
+
+def _in_bytes(hbm: Shortfall, ddr: Shortfall) -> str:
+    """To the byte: a plan may fail by one."""
+    parts = []
+    for name, scope, short in (("HBM", "device", hbm), ("host", "rank", ddr)):
+        joint, alone = short.short_joint, math.ceil(short.short_alone)
+        beside = "by no amount" if joint is None else f"by {math.ceil(joint):,} B"
+        parts.append(f"{name} {beside} per {scope} ({alone:,} B if the other were endless)")
+    return f"  Short, exactly: {', '.join(parts)}."
+
+
+def _kept(reserve: Reserve) -> str:
+    return (
+        f"  Kept free already: {reserve.hbm_fraction:.0%} of HBM and {reserve.hbm_bytes:,} B, "
+        f"{reserve.ddr_fraction:.0%} of host memory and {reserve.ddr_bytes:,} B."
     )
 
 

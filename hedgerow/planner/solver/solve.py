@@ -48,7 +48,7 @@ def solve(tables: Sequence[TableOptions], budget: Budget, *, time_limit: float =
     _verify(tables, budget, answer)
     status = "optimal" if searched.proven else "time_limit"
     bound = answer.cost if searched.proven else searched.least_cost
-    return _solution(status, tables, answer.options, bound, _prices(left), begun)
+    return _solution(status, tables, answer.options, bound, _prices(problem), begun)
 
 
 def _searched(core: Core, deadline: float) -> Searched:
@@ -79,6 +79,7 @@ def _fitting(core: Core, found: Searched) -> Searched:
 
 
 def _prices(problem: ChoiceProblem) -> Prices:
+    """Of the whole problem: an option that does not fit today is what more memory would buy."""
     relaxation = relax(problem)
     if relaxation is None:
         return Prices()

@@ -9,7 +9,7 @@ from dataclasses import replace
 from ..problem.option import TableOptions
 from ..problem.solution import Shortfall
 from ..problem.table_spec import TableSpec
-from ..problem.topology import GIB, Topology
+from ..problem.topology import GIB, Reserve, Topology
 from .feasible import fits
 
 Weigh = Callable[[Sequence[TableSpec], Topology], Sequence[TableOptions]]
@@ -21,11 +21,15 @@ _WORDS = ("no", "one", "two", "three", "four", "five", "six", "seven", "eight", 
 
 
 def would_fit(
-    tables: Sequence[TableSpec], topology: Topology, hbm: Shortfall, weigh: Weigh
+    tables: Sequence[TableSpec],
+    topology: Topology,
+    hbm: Shortfall,
+    weigh: Weigh,
+    reserve: Reserve,
 ) -> list[str]:
     """Changes of one thing each, every one checked to fit. `topology` has its reserve taken off."""
     asked = _Asked(tables, topology, weigh)
-    found = [asked.devices(), asked.rows(), asked.rowwise(), _cards(hbm)]
+    found = [asked.devices(), asked.rows(), asked.rowwise(), _cards(hbm, reserve)]
     return [hint for hint in found if hint]
 
 
@@ -72,11 +76,12 @@ class _Asked:
         """How many rows the largest table may have, in two digits."""
         place = max(range(len(self._tables)), key=lambda i: _values(self._tables[i]))
         largest = self._tables[place]
+        others = self._tables[:place] + self._tables[place + 1 :]
+        weighed, budget = self._weigh(others, self._topology), self._topology.budget()
 
         def fit(rows: int) -> bool:
-            tables = [*self._tables]
-            tables[place] = replace(largest, rows=rows)
-            return self._fits(tables, self._topology)
+            changed = self._weigh([replace(largest, rows=rows)], self._topology)
+            return fits([*weighed, *changed], budget)
 
         if not fit(1):
             return ""
@@ -95,14 +100,18 @@ class _Asked:
         if not self._fits(tables, self._topology):
             return ""
         count = len(tables)
+        if count <= 2:
+            return "row-wise Adagrad" + " on both tables" * (count == 2)
         number = _WORDS[count] if count < len(_WORDS) else f"{count:,}"
-        return "row-wise Adagrad" if count == 1 else f"row-wise Adagrad on all {number} tables"
+        return f"row-wise Adagrad on all {number} tables"
 
 
-def _cards(hbm: Shortfall) -> str:
+def _cards(hbm: Shortfall, reserve: Reserve) -> str:
+    """What a card must have, the reserve included: what a user asks for."""
     if hbm.least_joint is None:
         return ""
-    return f"{math.ceil(hbm.least_joint / GIB * 10) / 10:.1f} GiB HBM per device"
+    whole = (hbm.least_joint + reserve.hbm_bytes) / (1 - reserve.hbm_fraction)
+    return f"{math.ceil(whole / GIB * 10) / 10:.1f} GiB HBM per device"
 
 
 def _values(table: TableSpec) -> int:
