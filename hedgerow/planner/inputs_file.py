@@ -6,11 +6,11 @@ from collections.abc import Mapping
 from dataclasses import asdict, fields
 from typing import Any
 
+from ..core import checks
 from ..core.errors import FileDamagedError
 from .plan_inputs import PlanInputs, PlanSettings
 from .plan_values import choice_list, choice_of, spec_dict, spec_of
-
-_KNOWN = ("settings", "tables", "zipf_ms", "notes")
+from .sizes.layout import LAYOUTS
 
 
 def inputs_dict(inputs: PlanInputs) -> dict[str, Any]:
@@ -28,7 +28,6 @@ def inputs_dict(inputs: PlanInputs) -> dict[str, Any]:
         "tables": lines,
         "zipf_ms": dict(inputs.zipf_ms),
         "notes": list(inputs.notes),
-        **inputs.extra,
     }
 
 
@@ -56,7 +55,6 @@ def inputs_of(values: Any) -> PlanInputs:
         },
         zipf_ms=zipf_ms,
         notes=notes,
-        extra={name: value for name, value in values.items() if name not in _KNOWN},
     )
 
 
@@ -65,4 +63,10 @@ def _settings(values: Any) -> PlanSettings:
         raise FileDamagedError("inputs.settings must be an object.")
     given = {f.name: values[f.name] for f in fields(PlanSettings) if f.name in values}
     given["factors"] = tuple(given.get("factors", ()))
-    return PlanSettings(**given)
+    settings = PlanSettings(**given)
+    if not isinstance(settings.layout, str) or settings.layout not in LAYOUTS:
+        raise ValueError(f"settings.layout is {settings.layout!r}; known: {', '.join(LAYOUTS)}")
+    checks.whole("settings", "batch", settings.batch, least=1)
+    if not 0 < settings.time_limit < float("inf"):
+        raise ValueError(f"settings.time_limit is {settings.time_limit!r}; it must be above 0")
+    return settings

@@ -50,7 +50,7 @@ class Plan:
 
     `calibration` is {"parameters", "device"} of the one that times rest on. `inputs` is None for a
     file that holds decisions alone. `extra` are fields of a file that this version does not know,
-    by section; "" is the top.
+    where they stood.
 
     >>> from hedgerow.planner import TableSpec, plan
     >>> machine = Topology(world=2, ddr_per_machine=2**33, device="cpu")
@@ -66,7 +66,7 @@ class Plan:
     calibration: Mapping[str, Any]
     tables: tuple[Placed, ...]
     inputs: PlanInputs | None = None
-    extra: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    extra: Mapping[str, Any] = field(default_factory=dict)
 
     @property
     def names(self) -> tuple[str, ...]:

@@ -6,7 +6,7 @@ import json
 import os
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -18,11 +18,9 @@ from .placed import SHARDINGS, Forecast, Placed
 from .plan import Plan, Solved, Usable
 from .plan_values import reserve_of, topology_dict, topology_of
 from .problem.variant import Mode, Variant
+from .unknown_fields import unknown_in, with_unknown
 
 FORMAT, VERSION = "placement-plan", 1
-_TOP = ("format", "version", "fingerprint", "topology", "budget", "solver", "calibration")
-_TOPOLOGY = ("world", "local_world", "device", "hbm_per_device", "ddr_per_machine", "links")
-_BUDGET = ("hbm_per_device", "ddr_per_machine", "reserve")
 _SOLVER = ("status", "lower_bound_ms", "total_ms", "gap", "seconds", "prices")
 _PRICES = ("hbm_ms_per_gib", "ddr_ms_per_gib_machine")
 _SIZES = ("rows_per_rank", "row_bytes", "hbm_bytes", "ddr_bytes")
@@ -32,30 +30,28 @@ _TABLE_KNOWN = (*_TABLE, "expected_hit_rate", "expected_ms", "group")
 
 def plan_dict(plan: Plan) -> dict[str, Any]:
     """A plan as its file has it."""
-    extra = plan.extra
     solver = plan.solver
     prices = {name: getattr(solver, name) for name in _PRICES}
     found = {
         "format": FORMAT,
         "version": VERSION,
         "fingerprint": plan.fingerprint,
-        "topology": {**topology_dict(plan.topology), **extra.get("topology", {})},
+        "topology": topology_dict(plan.topology),
         "budget": {
             "hbm_per_device": plan.budget.hbm_per_device,
             "ddr_per_machine": plan.budget.ddr_per_machine,
             "reserve": asdict(plan.budget.reserve),
-            **extra.get("budget", {}),
         },
         "solver": {
             **{name: getattr(solver, name) for name in _SOLVER if name != "prices"},
             "prices": prices,
-            **extra.get("solver", {}),
         },
         "calibration": dict(plan.calibration),
         "tables": [_table_dict(table) for table in plan.tables],
-        **extra.get("", {}),
     }
-    return found if plan.inputs is None else {**found, "inputs": inputs_dict(plan.inputs)}
+    if plan.inputs is not None:
+        found["inputs"] = inputs_dict(plan.inputs)
+    return with_unknown(found, plan.extra)
 
 
 def _table_dict(table: Placed) -> dict[str, Any]:
@@ -133,10 +129,6 @@ def plan_of(values: Any) -> Plan:
     lines = top.get("tables")
     if not isinstance(lines, list):
         raise FileDamagedError(f"tables is a {type(lines).__name__}; it must be a list.")
-    known = (*_TOP, "tables", "inputs")
-    unknown = {"": {n: v for n, v in top.items() if n not in known}}
-    for name, own in (("topology", _TOPOLOGY), ("budget", _BUDGET), ("solver", _SOLVER)):
-        unknown[name] = {n: v for n, v in parts[name].items() if n not in own}
     plan = Plan(
         fingerprint=_word(top, "fingerprint", "the plan"),
         topology=topology_of(parts["topology"]),
@@ -145,10 +137,13 @@ def plan_of(values: Any) -> Plan:
         calibration=_section(top.get("calibration"), "calibration"),
         tables=tuple(_placed(line, number) for number, line in enumerate(lines)),
         inputs=inputs_of(top["inputs"]) if top.get("inputs") is not None else None,
-        extra={name: fields for name, fields in unknown.items() if fields},
     )
     _check_whole(plan)
-    return plan
+    # Lines of tables keep their own: they may be taken into another plan.
+    others = {name: value for name, value in top.items() if name not in ("tables", "inputs")}
+    if plan.inputs is not None:
+        others["inputs"] = top["inputs"]
+    return replace(plan, extra=unknown_in(others, plan_dict(plan)))
 
 
 def _check_whole(plan: Plan) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, NoReturn
+from typing import NoReturn
 
 from ..core.errors import ConfigError
 from .problem.option import Option, TableOptions
@@ -59,7 +59,6 @@ class PlanInputs:
     stats_digests: Mapping[str, str] = field(default_factory=dict)
     zipf_ms: Mapping[str, float] = field(default_factory=dict)
     notes: tuple[str, ...] = ()
-    extra: Mapping[str, Any] = field(default_factory=dict)
 
     @property
     def by_name(self) -> dict[str, TableSpec]:

@@ -46,12 +46,20 @@ def topology_of(values: Mapping[str, Any]) -> Topology:
     given = {name: value for name, value in values.items() if name in known}
     if "links" in given:
         given["links"] = Links(**_known(Links, given["links"], "links"))
-    return Topology(**given)
+    return _made(Topology, given, "topology")
 
 
 def reserve_of(values: Mapping[str, Any]) -> Reserve:
     """Back from `asdict`."""
-    return Reserve(**_known(Reserve, values, "reserve"))
+    return _made(Reserve, _known(Reserve, values, "reserve"), "reserve")
+
+
+def _made(kind: Any, given: Mapping[str, Any], what: str) -> Any:
+    """What lacks a field, or has something else than a number, is damage and no slip of ours."""
+    try:
+        return kind(**given)
+    except TypeError as error:
+        raise FileDamagedError(f"{what} is {dict(given)!r}: {error}.") from error
 
 
 def _known(kind: Any, values: Any, what: str) -> dict[str, Any]:
@@ -89,6 +97,9 @@ def spec_of(values: Mapping[str, Any]) -> TableSpec:
     """Back, without samples."""
     given = _known(TableSpec, values, "a table")
     given.pop("stats", None)
+    for name in ("name", "optimizer"):
+        if name in given and not isinstance(given[name], str):
+            raise FileDamagedError(f"inputs.tables: {name} is {given[name]!r}; it must be a text.")
     pairs = given.pop("features", [[1.0, True]])
     try:
         read = tuple(Feature(float(ids), bool(pooled)) for ids, pooled in pairs)

@@ -78,6 +78,11 @@ def test_unknown_fields_are_kept(tmp_path: Path) -> None:
     values["topology"]["racks"] = [1, 2]
     values["budget"]["note"] = "tight"
     values["inputs"]["seed"] = 5
+    values["topology"]["links"]["rack"] = 1.5
+    values["budget"]["reserve"]["loaders"] = 7
+    values["solver"]["prices"]["nic"] = 0.5
+    values["inputs"]["settings"]["pipeline"] = "prefetch"
+    values["inputs"]["tables"][1]["tenant"] = {"name": "ads"}
     path.write_text(json.dumps(values))
     Plan.load(path).save(path)
     assert json.loads(path.read_text()) == values
@@ -143,6 +148,14 @@ def _set(values: dict[str, Any], where: str, value: Any) -> None:
         ("topology.world", 2**60, "at most 1,000,000 ranks"),
         ("topology.hbm_per_device", [1, 2], "has 2 sizes for 16"),
         ("topology.links", 7, "links is 7"),
+        ("topology", {}, "topology is .*world"),
+        ("topology.ddr_per_machine", None, "topology is .*None"),
+        ("budget.reserve.ddr_fraction", None, "reserve is .*None"),
+        ("inputs.settings.layout", [], "settings.layout is"),
+        ("inputs.settings.batch", 0, "batch is 0"),
+        ("inputs.settings.time_limit", None, "inputs: "),
+        ("inputs.tables.0.optimizer", None, "optimizer is None; it must be a text"),
+        ("inputs.tables.0.name", 5, "name is 5; it must be a text"),
         ("budget.reserve.hbm_fraction", 2, "Reserve.hbm_fraction is 2"),
         ("solver.prices", [], "solver.prices is a list"),
         ("solver.total_ms", None, "total_ms is None"),
