@@ -1,6 +1,6 @@
 """Which tables live in HBM, in host memory or in both, chosen exactly and explained.
 
-The door `hr.planner`. Reading a plan loads no solver; planning loads scipy where it is installed.
+The door `hr.planner`. Reading a plan needs no scipy; planning uses it where it is installed.
 """
 
 from __future__ import annotations
@@ -15,6 +15,10 @@ from .problem.table_spec import TableSpec as TableSpec
 from .problem.topology import Links as Links
 from .problem.topology import Reserve as Reserve
 from .problem.topology import Topology as Topology
+from .solver.placement import Placement as Placement
+from .solver.placement import place as place
+from .solver.placement_problem import PlacementOption as PlacementOption
+from .solver.placement_problem import PlacementTable as PlacementTable
 from .times.calibration import Calibration as Calibration
 from .verify import Observed as Observed
 
@@ -27,6 +31,9 @@ __all__ = [
     "KeyStats",
     "Links",
     "Observed",
+    "Placement",
+    "PlacementOption",
+    "PlacementTable",
     "Plan",
     "PlanError",
     "PlanMismatchError",
@@ -34,5 +41,6 @@ __all__ = [
     "TableSpec",
     "Topology",
     "keep_plan",
+    "place",
     "plan",
 ]

@@ -11,11 +11,10 @@ from .as_json import sha256
 from .plan_inputs import Choice
 from .problem.key_stats import KeyStats
 from .problem.table_spec import Feature, TableSpec
-from .problem.topology import Links, Reserve, Topology
+from .problem.topology import MOST_RANKS, Links, Reserve, Topology
 from .times.calibration import Calibration, Residuals
 from .times.time_parameters import TimeParameters
 
-MOST_RANKS = 10**6
 """Of a plan that is read: what comes from a file must not fill our memory."""
 
 

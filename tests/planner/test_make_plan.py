@@ -245,3 +245,8 @@ def test_a_time_limit_is_seconds(limit: float) -> None:
 def test_a_table_that_can_be_kept_in_no_way_is_named(wrong: dict[str, Any]) -> None:
     with pytest.raises(ConfigError, match="table 'item'"):
         TableSpec(name="item", rows=9, dim=4, **wrong)
+
+
+def test_a_world_of_absurd_size_is_refused_before_it_is_counted_out() -> None:
+    with pytest.raises(ConfigError, match="world is 100000000; at most 1000000 ranks"):
+        Topology(world=10**8)

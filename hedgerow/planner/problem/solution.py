@@ -62,7 +62,10 @@ class Shortfall:
 
 
 class PlanError(HedgerowError, ValueError):
-    """No plan: `kind` is "infeasible" or "no_options"; the rest says what is missing, exactly."""
+    """No plan: `kind` is "infeasible", "no_options" or "time_limit" (it was not settled).
+
+    The rest says what is missing, exactly.
+    """
 
     def __init__(
         self,

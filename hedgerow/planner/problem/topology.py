@@ -12,6 +12,7 @@ from ...core.units import format_bytes
 
 GIB = 2**30
 DEVICES = ("cuda", "cpu")
+MOST_RANKS = 10**6
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -76,6 +77,8 @@ class Topology:
 
     def __post_init__(self) -> None:
         checks.whole("Topology", "world", self.world, least=1)
+        if self.world > MOST_RANKS:
+            raise ConfigError(f"Topology.world is {self.world}; at most {MOST_RANKS} ranks.")
         if self.local_world is None:
             object.__setattr__(self, "local_world", self.world)
         checks.whole("Topology", "local_world", self.ranks_per_machine, least=1)

@@ -19,6 +19,7 @@ from .relax import relax
 from .shortfall import never_fit, shortfalls
 
 _VISITS = 600  # of our own search before HiGHS is asked; most take tens
+_FIT_SECONDS = 60.0  # to settle whether anything fits: milliseconds, unless the last bytes decide
 _TIE_VISITS = 300  # for the tie rule once the time is proven: equals can be without number
 
 
@@ -71,10 +72,17 @@ def _searched(core: Core, deadline: float) -> Searched:
 
 
 def _fitting(core: Core, found: Searched) -> Searched:
-    """With an answer if there is one at all: whether something fits is not left to a deadline."""
+    """With an answer if there is one at all: whether something fits has its own, long deadline."""
     if found.answer is not None or found.proven:
         return found
-    answer = feasible(core)
+    limit = time.monotonic() + _FIT_SECONDS
+    answer = feasible(core, limit)
+    if answer is None and time.monotonic() >= limit:
+        raise PlanError(
+            f"Whether the tables fit was not settled within {_FIT_SECONDS:g} s: the last bytes of "
+            f"both memories decide. Give a little more of either, or fewer factors.",
+            kind="time_limit",
+        )
     return Searched(answer, found.least_cost, answer is None)
 
 
