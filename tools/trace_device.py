@@ -88,13 +88,13 @@ def _floors(table: DeviceTable, ids: Tensor) -> dict[str, int]:
         "_lookup": n * (8 + 8 + row) + lines * 128 + rows * row,
         "sort": n * (8 + 8 + 8),
         "_sum_pieces": deep * (8 + 8 + row) + pieces * row + n // PIECE * 8,
-        "_apply_sgd": n * (8 + 8) + (n - deep + pieces) * row + rows * (8 + 2 * row + 8),
+        "_apply": n * (8 + 8) + (n - deep + pieces) * row + rows * (8 + 2 * row + 8),
     }
 
 
 def _part(kernel: str) -> str:
     """The part of a step that a kernel belongs to."""
-    if kernel in ("_lookup", "_sum_pieces", "_apply_sgd"):
+    if kernel in ("_lookup", "_sum_pieces", "_apply"):
         return kernel
     return "sort" if "sort" in kernel.lower() else "other"
 
@@ -161,7 +161,7 @@ def _case(table: DeviceTable, ids: Tensor, n: int, skew: float | None, out: Path
         "step": _milliseconds(step, device),
         "_lookup": _milliseconds(lambda i: table.lookup(batches[i % SETS], out=rows), device),
         "sort": _milliseconds(lambda i: group(batches[i % SETS]), device),
-        "sort and _apply_sgd": _milliseconds(
+        "sort and _apply": _milliseconds(
             lambda i: table.apply_gradients(found[i % SETS], grads), device
         ),
     }

@@ -5,7 +5,7 @@ from __future__ import annotations
 from torch import Tensor
 
 from ..core.shapes import Bool, Float32, Int64
-from .apply_sgd import count_up
+from .counting import count_up
 from .find import live_count
 from .find_or_insert import claim
 from .layout import Arrays, Grouped
@@ -47,6 +47,7 @@ def _assign(
     used: tl.tensor | None,
     rows: tl.tensor,
     usable: tl.tensor,
+    starts: tl.tensor,
     keys: tl.tensor,
     values: tl.tensor,
     times: tl.tensor,
@@ -55,6 +56,7 @@ def _assign(
     buckets: tl.tensor,
     now: tl.tensor,
     DIM: tl.constexpr,
+    STATES: tl.constexpr,
     STRIDE: tl.constexpr,
     ROWS: tl.constexpr,
     COLUMNS: tl.constexpr,
@@ -69,6 +71,11 @@ def _assign(
     here = there[:, None] & (column < DIM)
     given = tl.load(rows + winner[:, None] * DIM + column, mask=here, other=0.0)
     tl.store(values + slot[:, None] * STRIDE + column, given, mask=here)
+    for part in range((STATES + COLUMNS - 1) // COLUMNS):
+        state = part * COLUMNS + column
+        start = tl.load(starts + state, mask=state < STATES, other=0.0)
+        fresh = born[:, None] & (state < STATES)
+        tl.store(values + slot[:, None] * STRIDE + DIM + state, start, mask=fresh)
     tl.store(times + slot, tl.zeros_like(slot) + now, mask=there)
     count_up(counts, born, (winner >= 0) & ~there, bad)
 
@@ -78,18 +85,24 @@ def assign(
     grouped: Grouped,
     rows: Float32[Tensor, "n dim"],
     usable: Bool[Tensor, "n"],
+    starts: Float32[Tensor, "states"],
     counts: Int64[Tensor, "3"],
     now: int,
     used: Int64[Tensor, "1"] | None = None,
 ) -> None:
-    """Puts each id's last row that is `usable`; adds to `counts` as `Applied` has them."""
+    """Puts each id's last row that is `usable`; adds to `counts` as `Applied` has them.
+
+    The states of new rows are `starts`.
+    """
     n = len(grouped.ids)
     if n == 0:
         return
     tile = writer_tile(table.dim)
     _assign[blocks(n, tile["ROWS"])](
-        *(grouped.ids, grouped.order, used, rows, usable),
+        *(grouped.ids, grouped.order, used, rows, usable, starts),
         *(table.keys, table.values, table.times, counts, n, table.buckets, now),
-        **table.shape,
+        DIM=table.dim,
+        STATES=len(starts),
+        STRIDE=table.stride,
         **tile,
     )

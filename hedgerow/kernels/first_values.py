@@ -25,11 +25,23 @@ def _words(
 
 
 @jit
-def _unit(ids: tl.tensor, seed: tl.tensor, ROWS: tl.constexpr, COLUMNS: tl.constexpr) -> tl.tensor:
+def _unit(
+    ids: tl.tensor,
+    seed: tl.tensor,
+    START: tl.constexpr,
+    ROWS: tl.constexpr,
+    COLUMNS: tl.constexpr,
+) -> tl.tensor:
     """Uniform draws in [0, 1): column c has word c % 4 of block c // 4."""
     first = tl.full((), 0, tl.int32)
-    a, b, c, d = _words(ids, tl.arange(0, COLUMNS // 4), seed, first)
-    word = tl.reshape(tl.join(tl.join(a, c), tl.join(b, d)), (ROWS, COLUMNS))
+    if START % 4 == 0:
+        a, b, c, d = _words(ids, START // 4 + tl.arange(0, COLUMNS // 4), seed, first)
+        word = tl.reshape(tl.join(tl.join(a, c), tl.join(b, d)), (ROWS, COLUMNS))
+    else:  # a block of every column, and one word of it
+        column = START + tl.arange(0, COLUMNS)
+        a, b, c, d = _words(ids, column // 4, seed, first)
+        lane = (column % 4)[None, :]
+        word = tl.where(lane < 2, tl.where(lane == 0, a, b), tl.where(lane == 2, c, d))
     return (word >> 8).to(tl.float32) * (1.0 / 16777216.0)
 
 
@@ -38,28 +50,29 @@ def _bell(
     ids: tl.tensor,
     seed: tl.tensor,
     attempt: tl.tensor,
+    START: tl.constexpr,
     ROWS: tl.constexpr,
     COLUMNS: tl.constexpr,
 ) -> tl.tensor:
     """Sums of twelve 24-bit integers, centred: exact, so no order can change them."""
     total = tl.zeros((ROWS, COLUMNS), tl.uint32)
     for part in tl.static_range(3):
-        a, b, c, d = _words(ids, tl.arange(0, COLUMNS) * 3 + part, seed, attempt)
+        a, b, c, d = _words(ids, (START + tl.arange(0, COLUMNS)) * 3 + part, seed, attempt)
         total += (a >> 8) + (b >> 8) + (c >> 8) + (d >> 8)
     return (total.to(tl.int32) - 6 * 16777216).to(tl.float32) * (1.0 / 16777216.0)
 
 
 @jit
 def _cut_bell(
-    ids: tl.tensor, seed: tl.tensor, ROWS: tl.constexpr, COLUMNS: tl.constexpr
+    ids: tl.tensor, seed: tl.tensor, START: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr
 ) -> tl.tensor:
     """`_bell`, drawn again up to 15 times while beyond two deviations, then cut there."""
     attempt = tl.full((), 0, tl.int32)
-    z = _bell(ids, seed, attempt, ROWS, COLUMNS)
+    z = _bell(ids, seed, attempt, START, ROWS, COLUMNS)
     beyond = tl.abs(z) > 2.0
     while (attempt < 15) & (tl.max(beyond.to(tl.int32)) > 0):
         attempt += 1
-        z = tl.where(beyond, _bell(ids, seed, attempt, ROWS, COLUMNS), z)
+        z = tl.where(beyond, _bell(ids, seed, attempt, START, ROWS, COLUMNS), z)
         beyond = tl.abs(z) > 2.0
     return tl.minimum(tl.maximum(z, -2.0), 2.0)
 
@@ -71,18 +84,19 @@ def start_rows(
     a: tl.tensor,
     scale: tl.tensor,
     KIND: tl.constexpr,
+    START: tl.constexpr,
     ROWS: tl.constexpr,
     COLUMNS: tl.constexpr,
 ) -> tl.tensor:
-    """The first values of the ids' rows; a product, then a sum, each rounded."""
+    """The first values of the ids' rows from column START on: a product, a sum, each rounded."""
     start = tl.zeros((ROWS, COLUMNS), tl.float32) + a
     if KIND == "uniform":
-        start = a + _unit(ids, seed, ROWS, COLUMNS) * scale
+        start = a + _unit(ids, seed, START, ROWS, COLUMNS) * scale
     elif KIND == "normal":
         first = tl.full((), 0, tl.int32)
-        start = a + scale * _bell(ids, seed, first, ROWS, COLUMNS)
+        start = a + scale * _bell(ids, seed, first, START, ROWS, COLUMNS)
     elif KIND == "truncated_normal":
-        start = a + scale * _cut_bell(ids, seed, ROWS, COLUMNS)
+        start = a + scale * _cut_bell(ids, seed, START, ROWS, COLUMNS)
     else:
         tl.static_assert(KIND == "constant")
     return start
@@ -97,6 +111,7 @@ def _first_values(
     a: tl.tensor,
     scale: tl.tensor,
     KIND: tl.constexpr,
+    START: tl.constexpr,
     DIM: tl.constexpr,
     ROWS: tl.constexpr,
     COLUMNS: tl.constexpr,
@@ -104,18 +119,21 @@ def _first_values(
     i = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)
     column = tl.arange(0, COLUMNS)[None, :]
     key = tl.load(ids + i, mask=i < n, other=0)
-    rows = start_rows(key, seed, a, scale, KIND, ROWS, COLUMNS)
+    rows = start_rows(key, seed, a, scale, KIND, START, ROWS, COLUMNS)
     tl.store(out + i[:, None] * DIM + column, rows, mask=(i < n)[:, None] & (column < DIM))
 
 
-def first_values(ids: Int64[Tensor, "n"], dim: int, first: FirstValues) -> Float32[Tensor, "n dim"]:
-    """The rows that `ids` are born with."""
+def first_values(
+    ids: Int64[Tensor, "n"], dim: int, first: FirstValues, start: int = 0
+) -> Float32[Tensor, "n dim"]:
+    """The rows that `ids` are born with, from column `start` on."""
     out = torch.empty(len(ids), dim, device=ids.device)
     if len(ids):
         tile = reader_tile(dim)
         _first_values[blocks(len(ids), tile["ROWS"])](
             *(ids, out, len(ids), signed64(first.seed), first.a, first.scale),
             KIND=first.kind,
+            START=start,
             DIM=dim,
             **tile,
             enable_fp_fusion=False,

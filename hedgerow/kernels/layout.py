@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -9,7 +10,7 @@ import torch
 from torch import Tensor
 
 from ..core.hashing import signed64
-from ..core.shapes import Float32, Int64
+from ..core.shapes import Float32, Float64, Int64
 
 LANES = 16  # ids of a bucket: 128 bytes, what the memory moves at once
 # An id goes to its second bucket only when this much of its first is taken. Of 20,000 buckets at
@@ -24,6 +25,8 @@ TAKEN = ~EMPTY  # what the place of that id holds once the id has a row
 # in order and then the pieces in order. So an id that fills the batch is not added up by one
 # program alone, and the order depends on the id's own occurrences and on nothing else.
 PIECE = 256
+# The numbers of an update rule, see `rules`: room for settings, then for the starts of states.
+SETTINGS, STARTS = 8, 4
 # The finalizer of splitmix64: other constants and shifts than the router's mixer, whose bits would
 # leave buckets of an owner's table unreachable.
 MIX_START = 0x9E3779B97F4A7C15
@@ -39,25 +42,25 @@ class Arrays:
     """
 
     keys: Int64[Tensor, "slots"]
-    values: Float32[Tensor, "slots stride"]  # rows padded to 16 bytes
+    values: Float32[Tensor, "slots stride"]  # a row, then its states; padded to 16 bytes
     times: Int64[Tensor, "slots"]
     dim: int
 
     @staticmethod
-    def make(buckets: int, dim: int, device: torch.device) -> Arrays:
-        """An empty table."""
+    def make(buckets: int, dim: int, device: torch.device, states: int = 0) -> Arrays:
+        """An empty table whose rows have `states` floats behind them."""
         slots = buckets * LANES + 1
         return Arrays(
             torch.full((slots,), EMPTY, device=device),
-            torch.zeros(slots, -(-dim // 4) * 4, device=device),
+            torch.zeros(slots, -(-(dim + states) // 4) * 4, device=device),
             torch.zeros(slots, dtype=torch.int64, device=device),
             dim,
         )
 
     @property
-    def shape(self) -> dict[str, int]:
-        """The sizes that a kernel is compiled for."""
-        return {"DIM": self.dim, "STRIDE": self.values.shape[1]}
+    def stride(self) -> int:
+        """Floats from one row to the next."""
+        return self.values.shape[1]
 
     @property
     def buckets(self) -> int:
@@ -83,11 +86,33 @@ class FirstValues:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
+class Part:
+    """One segment of the rows: where it lies, what new rows start from, how it learns."""
+
+    start: int  # its first column
+    dim: int
+    state: int  # the first column of its states
+    first: FirstValues
+    rule: str
+    numbers: Float64[Tensor, "12"]  # on the device: settings of the rule, starts of its states
+
+    @staticmethod
+    def numbers_of(
+        settings: Sequence[float], starts: Sequence[float], device: torch.device
+    ) -> Float64[Tensor, "12"]:
+        """Settings and starts of the states as a kernel reads them."""
+        filled = torch.zeros(SETTINGS + STARTS, dtype=torch.float64)
+        filled[: len(settings)] = torch.tensor(settings, dtype=torch.float64)
+        filled[SETTINGS : SETTINGS + len(starts)] = torch.tensor(starts, dtype=torch.float64)
+        return filled.to(device)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
 class Grouped:
     """A batch with equal ids side by side, the occurrences of each in input order."""
 
     ids: Int64[Tensor, "n"]  # sorted
-    order: Int64[Tensor, "n"]  # where each came from
+    order: Int64[Tensor, "n"] | None  # where each came from; None: as they came, all different
 
 
 def group(ids: Int64[Tensor, "n"]) -> Grouped:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 from torch import Tensor
 
@@ -9,7 +11,7 @@ from ..core.hashing import signed64
 from ..core.shapes import Float32, Int64
 from .find import live_count, probe
 from .first_values import start_rows
-from .layout import Arrays, FirstValues
+from .layout import Arrays, FirstValues, Part
 from .toolchain import blocks, jit, reader_tile, tl
 
 
@@ -50,7 +52,9 @@ def gather(table: Arrays, slots: Int64[Tensor, "n"]) -> Float32[Tensor, "n dim"]
     if len(slots):
         tile = reader_tile(table.dim)
         grid = blocks(len(slots), tile["ROWS"])
-        _gather[grid](slots, table.values, out, len(slots), **table.shape, **tile)
+        _gather[grid](
+            *(slots, table.values, out, len(slots)), DIM=table.dim, STRIDE=table.stride, **tile
+        )
     return out
 
 
@@ -68,7 +72,9 @@ def _lookup(
     a: tl.tensor,
     scale: tl.tensor,
     KIND: tl.constexpr,
+    START: tl.constexpr,
     DIM: tl.constexpr,
+    WIDTH: tl.constexpr,
     STRIDE: tl.constexpr,
     ROWS: tl.constexpr,
     COLUMNS: tl.constexpr,
@@ -78,36 +84,42 @@ def _lookup(
     key = tl.load(ids + i, mask=live, other=0)
     slot = probe(keys, key, live, buckets)
     tl.store(slots + i, slot, mask=i < n)
-    rows = rows_at(values, slot, DIM, STRIDE, COLUMNS)
+    rows = rows_at(values + START, slot, DIM, STRIDE, COLUMNS)
     if KIND != "zeros":
         absent = live & (slot < 0)
         if tl.max(absent.to(tl.int32), axis=0) > 0:
-            first = start_rows(key, seed, a, scale, KIND, ROWS, COLUMNS)
+            first = start_rows(key, seed, a, scale, KIND, START, ROWS, COLUMNS)
             rows = tl.where(absent[:, None], first, rows)
     column = tl.arange(0, COLUMNS)[None, :]
-    tl.store(out + i[:, None] * DIM + column, rows, mask=(i < n)[:, None] & (column < DIM))
+    there = (i < n)[:, None] & (column < DIM)
+    tl.store(out + i[:, None] * WIDTH + START + column, rows, mask=there)
 
 
 def lookup(
     table: Arrays,
     ids: Int64[Tensor, "n"],
     out: Float32[Tensor, "n dim"],
-    first: FirstValues | None = None,
+    parts: Sequence[Part] = (),
     used: Int64[Tensor, "1"] | None = None,
 ) -> Int64[Tensor, "n"]:
     """Rows of `ids` into `out`, and their slots, -1 = absent.
 
-    Absent ids give zeros, or the rows `first` would give them; what follows after `used`, zeros.
+    Absent ids give zeros, or the rows that the `parts` would give them; what follows after `used`,
+    zeros.
     """
     slots = torch.empty_like(ids)
-    if len(ids):
-        tile = reader_tile(table.dim)
-        draw = first or FirstValues("zeros", 0.0, 0.0, 0)
+    zeros = FirstValues("zeros", 0.0, 0.0, 0)
+    columns = [(part.start, part.dim, part.first) for part in parts] or [(0, table.dim, zeros)]
+    for start, dim, draw in columns if len(ids) else ():
+        tile = reader_tile(dim)
         _lookup[blocks(len(ids), tile["ROWS"])](
             *(ids, used, table.keys, table.values, out, slots, len(ids), table.buckets),
             *(signed64(draw.seed), draw.a, draw.scale),
             KIND=draw.kind,
-            **table.shape,
+            START=start,
+            DIM=dim,
+            WIDTH=table.dim,
+            STRIDE=table.stride,
             **tile,
             enable_fp_fusion=False,
         )

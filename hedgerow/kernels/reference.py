@@ -6,6 +6,8 @@ once, the twin one id after the other.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 from torch import Tensor
 
@@ -23,10 +25,12 @@ from .layout import (
     Arrays,
     FirstValues,
     Grouped,
+    Part,
 )
+from .reference_rules import step
 
 __all__ = [
-    "apply_sgd",
+    "apply",
     "assign",
     "find",
     "find_or_insert",
@@ -122,8 +126,14 @@ def _bell(ids: Tensor, dim: int, seed: int, attempt: int) -> Tensor:
     return (total - 6 * 2**24).float() * 2.0**-24
 
 
-def first_values(ids: Int64[Tensor, "n"], dim: int, first: FirstValues) -> Float32[Tensor, "n dim"]:
-    """The rows that `ids` are born with."""
+def first_values(
+    ids: Int64[Tensor, "n"], dim: int, first: FirstValues, start: int = 0
+) -> Float32[Tensor, "n dim"]:
+    """The rows that `ids` are born with, from column `start` on."""
+    return _whole_first_values(ids, start + dim, first)[:, start:].contiguous()
+
+
+def _whole_first_values(ids: Tensor, dim: int, first: FirstValues) -> Tensor:
     a, scale = torch.tensor([first.a, first.scale])
     if first.kind == "constant":
         return a.expand(len(ids), dim).contiguous()
@@ -149,27 +159,30 @@ def lookup(
     table: Arrays,
     ids: Int64[Tensor, "n"],
     out: Float32[Tensor, "n dim"],
-    first: FirstValues | None = None,
+    parts: Sequence[Part] = (),
     used: Int64[Tensor, "1"] | None = None,
 ) -> Int64[Tensor, "n"]:
     """Rows of `ids` into `out`, and their slots, -1 = absent."""
     slots = find(table, ids, used)
     rows = gather(table, slots)
-    if first is not None:
-        live = len(ids) if used is None else int(used)
-        absent = (slots < 0) & (torch.arange(len(ids)) < live)
-        rows = torch.where(absent[:, None], first_values(ids, table.dim, first), rows)
+    live = len(ids) if used is None else int(used)
+    absent = (slots < 0) & (torch.arange(len(ids)) < live)
+    if parts:
+        rows = torch.where(absent[:, None], _born(ids, parts), rows)
     out.copy_(rows)
     return slots
+
+
+def _born(ids: Tensor, parts: Sequence[Part]) -> Tensor:
+    return torch.cat([first_values(ids, p.dim, p.first, p.start) for p in parts], dim=1)
 
 
 def _groups(grouped: Grouped, used: Tensor | None) -> list[tuple[int, int, list[int]]]:
     """Position of the first occurrence, id, and sources of the occurrences that count."""
     live = len(grouped.ids) if used is None else int(used)
+    order = torch.arange(len(grouped.ids)) if grouped.order is None else grouped.order
     groups: dict[int, tuple[int, int, list[int]]] = {}
-    for at, (id_, source) in enumerate(
-        zip(grouped.ids.tolist(), grouped.order.tolist(), strict=True)
-    ):
+    for at, (id_, source) in enumerate(zip(grouped.ids.tolist(), order.tolist(), strict=True)):
         if source < live:
             groups.setdefault(id_, (at, id_, []))[2].append(source)
     return list(groups.values())
@@ -214,20 +227,18 @@ def sum_gradients(
     return sums, counts
 
 
-def apply_sgd(
+def apply(
     table: Arrays,
     grouped: Grouped,
     grads: Float32[Tensor, "n dim"],
     counts: Int64[Tensor, "3"],
-    first: FirstValues,
-    rate: float,
-    decay: float,
+    parts: Sequence[Part],
+    rates: Sequence[float],
     now: int,
     slots: Int64[Tensor, "n"] | None = None,
     used: Int64[Tensor, "1"] | None = None,
 ) -> None:
     """One step for each id with its summed gradient; adds to `counts` as `Applied` has them."""
-    rate_, decay_ = torch.tensor([rate, decay])
     for _, id_, sources in _groups(grouped, used):
         total = _summed(grads, sources)
         if not bool(total.isfinite().all()):
@@ -236,11 +247,14 @@ def apply_sgd(
         known = -1 if slots is None else int(slots[sources[0]])
         slot, new = (known, False) if known >= 0 else _insert_one(table, id_)
         counts += torch.tensor([new, slot < 0, 0])
-        if slot >= 0:
-            born = first_values(torch.tensor([id_]), table.dim, first)[0]
-            w = born if new else table.values[slot, : table.dim]
-            table.values[slot, : table.dim] = w - rate_ * (total + decay_ * w)
-            table.times[slot] = now
+        if slot < 0:
+            continue
+        row = table.values[slot]
+        if new:
+            row[: table.dim] = _born(torch.tensor([id_]), parts)[0]
+        for part, rate in zip(parts, rates, strict=True):
+            step(row, total[part.start : part.start + part.dim], part, rate, new=new)
+        table.times[slot] = now
 
 
 def assign(
@@ -248,6 +262,7 @@ def assign(
     grouped: Grouped,
     rows: Float32[Tensor, "n dim"],
     usable: Bool[Tensor, "n"],
+    starts: Float32[Tensor, "states"],
     counts: Int64[Tensor, "3"],
     now: int,
     used: Int64[Tensor, "1"] | None = None,
@@ -259,4 +274,6 @@ def assign(
         counts += torch.tensor([new, bool(good) and slot < 0, len(sources) - len(good)])
         if slot >= 0:
             table.values[slot, : table.dim] = rows[good[-1]]
+            if new:
+                table.values[slot, table.dim : table.dim + len(starts)] = starts
             table.times[slot] = now

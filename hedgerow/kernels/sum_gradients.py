@@ -22,17 +22,21 @@ AHEAD = tl.constexpr(4)  # occurrences whose loads are under way together
 
 @jit
 def heads(
-    ids: tl.tensor, order: tl.tensor, i: tl.tensor, n: tl.tensor, live: tl.tensor
+    ids: tl.tensor, order: tl.tensor | None, i: tl.tensor, n: tl.tensor, live: tl.tensor
 ) -> tuple[tl.tensor, tl.tensor, tl.tensor]:
     """The id at each grouped position i, where it came from, and whether a group begins there.
 
-    Room behind the keys that count may hold any ids. It comes from the end of the input, so it
-    stands at the end of its group, and a group that begins with room is room altogether.
+    Without an order all ids differ. Room behind the keys that count may hold any ids. It comes from
+    the end of the input, so it stands at the end of its group, and a group that begins with room is
+    room altogether.
     """
     key = tl.load(ids + i, mask=i < n, other=0)
-    before = tl.load(ids + i - 1, mask=(i > 0) & (i < n), other=0)
-    source = tl.load(order + i, mask=i < n, other=0)
-    return key, source, (i < n) & ((i == 0) | (key != before)) & (source < live)
+    if order is None:
+        return key, i, i < live
+    else:  # noqa: RET505 (Triton wants both arms)
+        before = tl.load(ids + i - 1, mask=(i > 0) & (i < n), other=0)
+        source = tl.load(order + i, mask=i < n, other=0)
+        return key, source, (i < n) & ((i == 0) | (key != before)) & (source < live)
 
 
 @jit
@@ -63,14 +67,16 @@ def _piece(
     begins: tl.tensor,
     n: tl.tensor,
     live: tl.tensor,
+    START: tl.constexpr,
     DIM: tl.constexpr,
+    WIDTH: tl.constexpr,
     COLUMNS: tl.constexpr,
 ) -> tuple[tl.tensor, tl.tensor]:
     """The sum of at most PIECE occurrences from i on where one begins, and how many they are."""
-    column = tl.arange(0, COLUMNS)[None, :]
-    inside = column < DIM
+    column = START + tl.arange(0, COLUMNS)[None, :]
+    inside = column < START + DIM
     here = begins[:, None] & inside
-    total = tl.load(grads + source[:, None] * DIM + column, mask=here, other=0.0)
+    total = tl.load(grads + source[:, None] * WIDTH + column, mask=here, other=0.0)
     count = begins.to(tl.int64)
     more = begins
     done = tl.full((), 1, tl.int32)
@@ -79,7 +85,7 @@ def _piece(
             source, more = follows(ids, order, i + done, key, begins, n, live)
             more = more & (done < PIECE)
             here = more[:, None] & inside
-            grad = tl.load(grads + source[:, None] * DIM + column, mask=here, other=0.0)
+            grad = tl.load(grads + source[:, None] * WIDTH + column, mask=here, other=0.0)
             total = tl.where(here, total + grad, total)
             count += more.to(tl.int64)
             done += 1
@@ -117,7 +123,7 @@ def _sum_pieces(
     live = live_count(used, n)
     keys = key + tl.zeros((1,), tl.int64)
     source, begins = follows(ids, order, i, keys, i > begin, n, live)
-    total, count = _piece(ids, order, grads, i, keys, source, begins, n, live, DIM, COLUMNS)
+    total, count = _piece(ids, order, grads, i, keys, source, begins, n, live, 0, DIM, DIM, COLUMNS)
     column = tl.arange(0, COLUMNS)[None, :]
     at = tl.program_id(0).to(tl.int64) + tl.zeros((1,), tl.int64)
     tl.store(sums + at[:, None] * DIM + column, total, mask=column < DIM)
@@ -144,34 +150,44 @@ def sum_pieces(
 
 @jit
 def summed(
-    ids: tl.tensor,
-    order: tl.tensor,
-    grads: tl.tensor,
-    piece_sums: tl.tensor,
-    piece_counts: tl.tensor,
+    batch: tl.tuple,
     i: tl.tensor,
     key: tl.tensor,
     source: tl.tensor,
     head: tl.tensor,
     n: tl.tensor,
     live: tl.tensor,
+    START: tl.constexpr,
     DIM: tl.constexpr,
+    WIDTH: tl.constexpr,
     COLUMNS: tl.constexpr,
 ) -> tuple[tl.tensor, tl.tensor]:
-    """The sum of the gradients of each group that begins at i, and its number of occurrences."""
-    total, count = _piece(ids, order, grads, i, key, source, head, n, live, DIM, COLUMNS)
-    column = tl.arange(0, COLUMNS)[None, :]
-    at = i + PIECE
-    source, more = follows(ids, order, at, key, head, n, live)
-    while tl.max(more.to(tl.int32), axis=0) > 0:
-        here = more[:, None] & (column < DIM)
-        piece = at // PIECE
-        part = tl.load(piece_sums + piece[:, None] * DIM + column, mask=here, other=0.0)
-        total = tl.where(here, total + part, total)
-        count += tl.load(piece_counts + piece, mask=more, other=0)
-        at += PIECE
+    """The sum of the gradients of each group that begins at i, and its number of occurrences.
+
+    Of the WIDTH columns of a gradient, DIM from START on.
+    """
+    ids, order, grads, piece_sums, piece_counts = batch
+    column = START + tl.arange(0, COLUMNS)[None, :]
+    inside = column < START + DIM
+    if order is None:
+        here = head[:, None] & inside
+        total = tl.load(grads + source[:, None] * WIDTH + column, mask=here, other=0.0)
+        return total, head.to(tl.int64)
+    else:  # noqa: RET505 (Triton wants both arms)
+        total, count = _piece(
+            ids, order, grads, i, key, source, head, n, live, START, DIM, WIDTH, COLUMNS
+        )
+        at = i + PIECE
         source, more = follows(ids, order, at, key, head, n, live)
-    return total, count
+        while tl.max(more.to(tl.int32), axis=0) > 0:
+            here = more[:, None] & inside
+            piece = at // PIECE
+            part = tl.load(piece_sums + piece[:, None] * WIDTH + column, mask=here, other=0.0)
+            total = tl.where(here, total + part, total)
+            count += tl.load(piece_counts + piece, mask=more, other=0)
+            at += PIECE
+            source, more = follows(ids, order, at, key, head, n, live)
+        return total, count
 
 
 @jit(do_not_specialize=["n"])
@@ -193,12 +209,8 @@ def _sum_gradients(
     column = tl.arange(0, COLUMNS)[None, :]
     live = live_count(used, n)
     key, source, head = heads(ids, order, i, n, live)
-    total, count = summed(
-        *(ids, order, grads, piece_sums, piece_counts),
-        *(i, key, source, head, n, live),
-        DIM,
-        COLUMNS,
-    )
+    batch = (ids, order, grads, piece_sums, piece_counts)
+    total, count = summed(batch, i, key, source, head, n, live, 0, DIM, DIM, COLUMNS)
     tl.store(sums + i[:, None] * DIM + column, total, mask=(i < n)[:, None] & (column < DIM))
     tl.store(counts + i, count, mask=i < n)
 

@@ -16,7 +16,7 @@ except ImportError as error:
         f"tables on a device need Triton ({error}); pip install 'hedgerow[gpu]'."
     ) from error
 
-__all__ = ["blocks", "interpreted", "jit", "reader_tile", "tl", "writer_tile"]
+__all__ = ["blocks", "columns_of", "interpreted", "jit", "reader_tile", "tl", "writer_tile"]
 
 jit: Any = triton.jit  # the types of a kernel's arguments differ between its two sides
 
@@ -31,14 +31,14 @@ def blocks(n: int, rows: int) -> tuple[int]:
     return (-(-n // rows),)
 
 
-def _columns(dim: int) -> int:
+def columns_of(dim: int) -> int:
     """The power of two that holds a row; at least the four words of a draw."""
     return max(4, 1 << (dim - 1).bit_length())
 
 
 def reader_tile(dim: int) -> dict[str, int]:
     """The block of rows that one program of a reading kernel works on."""
-    columns = _columns(dim)
+    columns = columns_of(dim)
     return {"ROWS": max(1, min(32, 2048 // columns)), "COLUMNS": columns}
 
 
@@ -49,6 +49,6 @@ def writer_tile(dim: int) -> dict[str, int]:
     keys, several would load the same place; another program may change it between their loads,
     and warps that disagree about what they saw wait for each other for ever.
     """
-    columns = _columns(dim)
+    columns = columns_of(dim)
     rows = max(2, min(32, 1024 // columns))
     return {"ROWS": rows, "COLUMNS": columns, "num_warps": min(4, rows * LANES // 32)}

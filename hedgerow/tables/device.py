@@ -12,12 +12,15 @@ from torch import Tensor
 from ..core import checks
 from ..core.errors import ConfigError, InputError, NotFiniteError
 from ..core.shapes import Bool, Float32, Int64
-from ..kernels import apply_sgd, assign, find, lookup
-from ..kernels.layout import EMPTY, LANES, Arrays, FirstValues, group
+from ..kernels import apply, assign, find, lookup
+from ..kernels.layout import EMPTY, LANES, Arrays, FirstValues, Part, group
+from ..kernels.rules import RULES
 from ..kernels.toolchain import interpreted
 from . import arguments
 from .compressors import Fp32
-from .config import Segment, TableConfig
+from .config import TableConfig
+from .layout import RowLayout
+from .optimizer_base import Rule
 from .schedules import Rate, check_rates, rate_at
 from .store import Applied, Entries, Lookup, Missing, TableKeys
 
@@ -36,8 +39,8 @@ class DeviceTable:
     Numbers are those of `HostTable`: to the bit, but for ids with more than 256 occurrences in one
     call, whose gradients are added in another fixed order. Not waiting forces two differences:
     gradients that are not finite are left out and counted whatever `not_finite` says, and
-    `counts` is not checked. So far it has one segment with the rule "sgd"; erase, assign_add,
-    reinitialize, per_occurrence, growth and eviction are still to come.
+    `counts` is not checked. Sums of squares over a row (`RowAdagrad`) are added in another order.
+    Erase, assign_add, reinitialize, per_occurrence, growth and eviction are still to come.
 
     With `TRITON_INTERPRET=1` set before the first import, `device="cpu"` runs the same kernels in
     Python, for tests.
@@ -52,12 +55,10 @@ class DeviceTable:
         rates: Sequence[Rate] | None = None,
     ) -> None:
         self.config = config
-        segment = _served(config)
-        self._first = FirstValues(*_start(segment), config.row_seed)
-        rule = segment.optimizer.rule() if segment.optimizer else None
-        self._decay = rule.settings[0] if rule else 0.0
-        own = [segment.optimizer.rate() if segment.optimizer else 0.0]
-        self._rates = check_rates(own if rates is None else rates, 1)
+        _check_served(config)
+        self.layout = RowLayout(config)
+        own = [s.optimizer.rate() if s.optimizer else 0.0 for s in config.segments]
+        self._rates = check_rates(own if rates is None else rates, len(own))
         self.device = torch.empty(0, device=device).device  # with its number
         if self.device.type == "cpu" and not interpreted():
             raise ConfigError(
@@ -66,7 +67,9 @@ class DeviceTable:
         buckets = -(-checks.count("capacity_rows", capacity_rows, least=1) // LANES)
         if buckets * LANES >= _MAX_IDS:
             raise ConfigError(f"capacity_rows is {capacity_rows}; at most {_MAX_IDS - LANES}.")
-        self._table = Arrays.make(buckets, config.dim, self.device)
+        self._parts = tuple(_parts(config, self.layout, self.device))
+        self._starts = torch.tensor(self.layout.starts(), device=self.device)
+        self._table = Arrays.make(buckets, config.dim, self.device, len(self._starts))
         self._totals = torch.zeros(3, dtype=torch.int64, device=self.device)
         self._epoch = object()  # replaced whenever rows move
         self._max_ts = 0
@@ -74,7 +77,7 @@ class DeviceTable:
     def __repr__(self) -> str:
         return (
             f"DeviceTable({self.config.name!r}, room on {self.device} for {self.capacity_rows} "
-            f"rows of {self.config.dim} x {self.config.segments[0].optimizer!r})"
+            f"rows of {self.config.dim} x {[s.optimizer for s in self.config.segments]})"
         )
 
     @property
@@ -104,9 +107,9 @@ class DeviceTable:
             out = torch.empty(n, self.config.dim, device=self.device)
         else:
             out = arguments.output(out, n, self.config.dim, self.device)
-        first = None if missing == "zeros" else self._first
+        parts = () if missing == "zeros" else self._parts
         with self._here():
-            slots = lookup.lookup(self._table, keys.ids, out, first, keys.used)
+            slots = lookup.lookup(self._table, keys.ids, out, parts, keys.used)
         return Lookup(keys, out.view(-1), (self.config.dim,), slots, self._epoch)
 
     def apply_gradients(
@@ -131,14 +134,16 @@ class DeviceTable:
             checks.tensor("counts", counts, torch.int64, (len(keys.ids),), self.device)
         if checks.flag("per_occurrence", per_occurrence):
             raise InputError("per_occurrence is not there on a device yet; use a HostTable.")
-        (source,) = self._rates if rates is None else check_rates(rates, 1)
-        at_step = arguments.needed_step(step, callable(source), self.config.name, "learns")
-        rate = rate_at(source, at_step)
+        sources = self._rates if rates is None else check_rates(rates, len(self._parts))
+        scheduled = any(callable(source) for source in sources)
+        at_step = arguments.needed_step(step, scheduled, self.config.name, "learns")
         now, done = self._write(ts)
         with self._here():
             grouped = group(keys.ids)
-            apply_sgd.apply_sgd(
-                *(self._table, grouped, grads, done, self._first, rate, self._decay, now),
+            apply.apply(
+                *(self._table, grouped, grads, done, self._parts),
+                [rate_at(source, at_step) for source in sources],
+                now,
                 slots=slots,
                 used=keys.used,
             )
@@ -169,7 +174,9 @@ class DeviceTable:
                 )
         now, done = self._write(ts)
         with self._here():
-            assign.assign(self._table, group(keys.ids), rows, usable, done, now, keys.used)
+            assign.assign(
+                *(self._table, group(keys.ids), rows, usable, self._starts, done, now), keys.used
+            )
             self._totals += done
         return Applied(done)
 
@@ -241,8 +248,10 @@ class DeviceTable:
         with self._here():
             rows = lookup.gather(self._table, slots)
         found = slots >= 0
-        times = torch.where(found, self._table.times[slots.clamp(min=0)], 0)
-        return Entries(ids, found, rows, ({},), times)
+        at = slots.clamp(min=0)
+        times = torch.where(found, self._table.times[at], 0)
+        behind = self._table.values[at, self.config.dim :]
+        return Entries(ids, found, rows, self.layout.named(behind), times)
 
     def _keys(self, keys: TableKeys | Tensor) -> TableKeys:
         return arguments.keys_of_one_table(keys, _MAX_IDS, self.device, room=True)
@@ -251,33 +260,39 @@ class DeviceTable:
         return arguments.rows_of_batch(name, rows, n, self.config.dim, self.device)
 
 
-def _served(config: TableConfig) -> Segment:
-    """The only segment, or an error that names what a device cannot do yet."""
-    segment = config.segments[0]
+def _check_served(config: TableConfig) -> None:
+    """Raises and names what a device cannot do yet."""
     reasons = {
         "it is a serving table": config.serving,
         "it has an admission rule": config.admit is not None,
-        f"it has {len(config.segments)} segments": len(config.segments) > 1,
-        f"its rule is {segment.optimizer!r}": (
-            segment.optimizer is not None and segment.optimizer.rule().name != "sgd"
-        ),
-        "it rounds to half precision": segment.stochastic_rounding_float16,
-        f"its compressor is {segment.compressor!r}": not isinstance(
-            segment.compressor, Fp32 | None
-        ),
         f"it evicts by {config.evict!r}": config.evict is not None,
         f"its dim is {config.dim}, above {_MAX_DIM}": config.dim > _MAX_DIM,
     }
+    for i, segment in enumerate(config.segments):
+        rule = segment.optimizer.rule().name if segment.optimizer else "sgd"
+        compressed = not isinstance(segment.compressor, Fp32 | None)
+        reasons |= {
+            f"segments[{i}] learns by {segment.optimizer!r}": rule not in RULES,
+            f"segments[{i}] rounds to half precision": segment.stochastic_rounding_float16,
+            f"the compressor of segments[{i}] is {segment.compressor!r}": compressed,
+        }
     wrong = [reason for reason, holds in reasons.items() if holds]
     if wrong:
         raise ConfigError(
             f"table {config.name!r} cannot live on a device yet: {', '.join(wrong)}. Use HostTable."
         )
-    return segment
 
 
-def _start(segment: Segment) -> tuple[str, float, float]:
-    """Kind and numbers of its first values."""
-    if segment.init is None:
-        raise ConfigError("a training table needs an initializer.")
-    return segment.init.native_kind, *segment.init.parameters()
+def _parts(config: TableConfig, layout: RowLayout, device: torch.device) -> Iterator[Part]:
+    """The segments as kernels know them."""
+    start, state = 0, config.dim
+    for i, segment in enumerate(config.segments):
+        if segment.init is None:
+            raise ConfigError("a training table needs an initializer.")
+        first = FirstValues(segment.init.native_kind, *segment.init.parameters(), config.row_seed)
+        rule = segment.optimizer.rule() if segment.optimizer else Rule("sgd", (0.0,))
+        starts = [s.initial for s in rule.states]
+        numbers = Part.numbers_of(rule.settings, starts, device)
+        yield Part(start, segment.dim, state, first, rule.name, numbers)
+        start += segment.dim
+        state += sum(p.stop - p.start for p in layout.places if p.segment == i)

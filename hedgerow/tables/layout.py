@@ -69,6 +69,29 @@ class RowLayout:
             )
         return named
 
+    def named(self, raw: Float32[Tensor, "n state"]) -> States:
+        """As `split`, but views, on whatever device `raw` is; there may be room behind the states.
+
+        A state of integers, whose floats may stand apart, is copied.
+        """
+        named: States = tuple({} for _ in self._segments)
+        for place in self.places:
+            part = raw[:, place.start : place.stop]
+            if place.state.dtype == "int64":
+                part = part.contiguous().view(torch.int64)
+            named[place.segment][place.state.name] = (
+                part if place.state.per == "value" else part[:, 0]
+            )
+        return named
+
+    def starts(self) -> list[float]:
+        """What the state floats of a new row are."""
+        return [
+            x
+            for place in self.places
+            for x in _initial_floats(place.state, self._segments[place.segment].dim)
+        ]
+
     def join(self, named: Sequence[Mapping[str, Tensor]], rows: int) -> Float32[Tensor, "n state"]:
         """The inverse of `split`; every state must be there and fit."""
         if len(named) != len(self._segments):

@@ -44,11 +44,12 @@ def values(n: int, dim: int, seed: int) -> Tensor:
     return x
 
 
-def filled(buckets: int, dim: int, ids: Tensor, seed: int = 1) -> Arrays:
+def filled(buckets: int, dim: int, ids: Tensor, seed: int = 1, states: int = 0) -> Arrays:
     """A table on the CPU that holds those of `ids` for which there is room, by the twin."""
-    table = Arrays.make(buckets, dim, torch.device("cpu"))
+    table = Arrays.make(buckets, dim, torch.device("cpu"), states)
     slots, _ = reference.find_or_insert(table, ids)
     table.values[:, :dim] = values(len(table.values), dim, seed)
+    table.values[:, dim : dim + states] = values(len(table.values), states, seed + 1).abs() % 0.9
     table.values[table.keys == EMPTY] = 0.0
     assert len(slots) == len(ids)
     return table
@@ -70,10 +71,10 @@ def same_bits(ours: Tensor, model: Tensor) -> None:
 
 
 def content(table: Arrays) -> dict[int, tuple[list[int], int]]:
-    """All rows by id, as bits, with their times; no id may stand twice."""
+    """All rows by id, states and all, as bits, with their times; no id may stand twice."""
     found: dict[int, tuple[list[int], int]] = {}
     keys, times = table.keys.tolist(), table.times.tolist()
-    bits = table.values[:, : table.dim].contiguous().view(torch.int32).tolist()
+    bits = table.values.view(torch.int32).tolist()
     for slot, key in enumerate(keys):
         if key != EMPTY:
             id_ = EMPTY if slot == table.buckets * LANES else key

@@ -36,6 +36,7 @@ def compile_only(kernel: Any, grid: tuple[int]) -> Any:
         ptx = made.asm["ptx"]
         told = {
             "kernel": kernel.__name__,
+            "later_segment": options.get("START", 0) > 0,  # its rows have been placed
             "cubin_bytes": len(made.asm["cubin"]),
             "fused": len(re.findall(r"\bfma\.", ptx)),
             "flushed": ptx.count(".ftz"),
@@ -51,7 +52,7 @@ def main() -> None:
     triton.runtime.driver.set_active(Hopper())  # pyright: ignore[reportArgumentType]
     JITFunction.__getitem__ = compile_only
     from hedgerow.kernels import (
-        apply_sgd,
+        apply,
         assign,
         find,
         find_or_insert,
@@ -60,10 +61,12 @@ def main() -> None:
         placement,
         sum_gradients,
     )
-    from hedgerow.kernels.layout import Arrays, FirstValues, group
+    from hedgerow.kernels.layout import Arrays, FirstValues, Grouped, Part, group
+    from hedgerow.kernels.rules import RULES
 
     dim, ids = 64, torch.arange(100)
     table, rows = Arrays.make(8, dim, torch.device("cpu")), torch.ones(100, dim)
+    wide = Arrays.make(8, dim, torch.device("cpu"), 3 * dim)
     uniform = FirstValues("uniform", -0.1, 0.1, 7)
     counts, grouped = torch.zeros(3, dtype=torch.int64), group(ids)
     placement.place(ids, table.buckets)
@@ -72,10 +75,16 @@ def main() -> None:
     for kind in ("constant", "uniform", "truncated_normal"):
         first_values.first_values(ids, 7, FirstValues(kind, -0.1, 0.1, 7))
     lookup.gather(table, slots)
-    lookup.lookup(table, ids, rows, uniform)
+    lookup.lookup(table, ids, rows)
     sum_gradients.sum_gradients(grouped, rows)
-    apply_sgd.apply_sgd(table, grouped, rows, counts, uniform, 0.1, 0.01, 5, slots)
-    assign.assign(table, grouped, rows, torch.ones(100, dtype=torch.bool), counts, 5)
+    for rule in sorted(RULES):
+        numbers = torch.zeros(12, dtype=torch.float64)
+        part = Part(0, dim, dim, uniform, rule, numbers)
+        apply.apply(wide, grouped, rows, counts, [part], [0.1], 5, slots)
+    halves = [Part(k, dim // 2, dim, uniform, "sgd", numbers) for k in (0, dim // 2)]
+    apply.apply(wide, Grouped(ids, None), rows, counts, halves, [0.1, 0.1], 5)
+    usable = torch.ones(100, dtype=torch.bool)
+    assign.assign(wide, grouped, rows, usable, torch.ones(dim), counts, 5)
 
 
 if __name__ == "__main__":

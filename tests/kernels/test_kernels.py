@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import inspect
+from itertools import pairwise
 
 import pytest
 import torch
 
 from hedgerow.kernels import (
-    apply_sgd,
+    apply,
     assign,
     find,
     find_or_insert,
@@ -16,10 +17,12 @@ from hedgerow.kernels import (
     lookup,
     placement,
     reference,
+    rules,
     sum_gradients,
     toolchain,
 )
-from hedgerow.kernels.layout import EMPTY, LANES, PIECE, Arrays, FirstValues, Grouped, group
+from hedgerow.kernels.layout import EMPTY, LANES, PIECE, Arrays, FirstValues, Grouped, Part, group
+from hedgerow.kernels.reference_rules import RULES
 from hedgerow.native.reference_values import first_row
 
 from .cases import (
@@ -35,7 +38,8 @@ from .cases import (
     values,
 )
 
-FILES = (apply_sgd, assign, find, find_or_insert, first_values, lookup, placement, sum_gradients)
+CPU = torch.device("cpu")
+FILES = (apply, assign, find, find_or_insert, first_values, lookup, placement, sum_gradients)
 
 
 def test_every_kernel_has_a_twin_with_its_arguments() -> None:
@@ -157,12 +161,12 @@ def test_rows_are_gathered_and_looked_up(device: torch.device, dim: int) -> None
     ours = moved(table, device)
     slots = reference.find(table, ids)
     same_bits(lookup.gather(ours, slots.to(device)), reference.gather(table, slots))
-    for first in (None, UNIFORM):
+    for parts in ((), _parts(dim)):
         for used in (None, torch.tensor([30])):
             there = None if used is None else used.to(device)
             out, wanted = torch.full((37, dim), 9.0, device=device), torch.empty(37, dim)
-            got = lookup.lookup(ours, ids.to(device), out, first, there)
-            same_bits(got, reference.lookup(table, ids, wanted, first, used))
+            got = lookup.lookup(ours, ids.to(device), out, parts, there)
+            same_bits(got, reference.lookup(table, ids, wanted, parts, used))
             same_bits(out, wanted)
 
 
@@ -217,31 +221,92 @@ def test_the_device_groups_equal_ids_as_the_cpu_does(device: torch.device) -> No
     same_bits(ours.order, model.order)
 
 
+def _parts(dim: int, rule: str = "sgd", device: torch.device | None = None) -> list[Part]:
+    """Two segments of different kinds if there is room for them; settings between 0 and 1."""
+    starts = [0.25, 0.0, 0.0 if rule == "torch_adam" else 0.5, 0.75]  # its third counts steps
+    numbers = Part.numbers_of([0.9, 0.1, 0.99, 0.01, 1e-3, 0.02, 0.0], starts, device or CPU)
+    bell = FirstValues("normal", 0.1, 0.5, UNIFORM.seed)
+    cuts = [0, dim // 3, dim] if dim > 2 else [0, dim]
+    _, by_value, by_row = RULES[rule]
+    made, state = [], dim
+    for first, (start, stop) in zip((UNIFORM, bell), pairwise(cuts), strict=False):
+        made.append(Part(start, stop - start, state, first, rule, numbers))
+        state += by_value * (stop - start) + by_row
+    return made
+
+
+def _states(dim: int, rule: str) -> int:
+    _, by_value, by_row = RULES[rule]
+    return by_value * dim + by_row * len(_parts(dim))
+
+
+def test_the_rules_of_the_kernels_are_those_of_the_twins() -> None:
+    assert set(RULES) == rules.RULES
+
+
 @pytest.mark.parametrize(
-    ("dim", "with_slots", "buckets", "used"),
-    [(1, True, 8, None), (6, False, 8, 40), (6, True, 1, None), (130, True, 8, 40)],
+    ("rule", "dim", "with_slots", "buckets", "used"),
+    [
+        *((rule, 7, False, 8, 30) for rule in sorted(RULES)),
+        *(("adagrad", 1, True, 8, None), ("sgd", 6, True, 1, None), ("sgd", 130, True, 8, 40)),
+    ],
 )
 def test_a_step_gives_the_rows_of_the_twin(
-    device: torch.device, dim: int, with_slots: bool, buckets: int, used: int | None
+    device: torch.device, rule: str, dim: int, with_slots: bool, buckets: int, used: int | None
 ) -> None:
-    ids, grads = some_ids(60, seed=dim, distinct=45), values(60, dim, seed=dim)
+    n = 34 if rule != "sgd" else 60
+    ids, grads = some_ids(n, seed=dim, distinct=n * 3 // 4), values(n, dim, seed=dim)
     grads[3, 0], grads[9, -1] = float("nan"), float("inf")
-    model = filled(buckets, dim, ids[:20])
+    model = filled(buckets, dim, ids[:20], states=_states(dim, rule))
+    for part in _parts(dim, rule) if rule == "torch_adam" else ():
+        model.values[:, part.state + 2 * part.dim] = torch.arange(len(model.values)) % 9  # steps
     ours = moved(model, device)
     grouped, on_cpu = _grouped(ids, device)
     slots = reference.find(model, ids) if with_slots else None
     limit = None if used is None else torch.tensor([used])
     counts = torch.zeros(3, dtype=torch.int64)
     done = counts.clone().to(device)
-    settings = (UNIFORM, 0.05, 0.01, 17)
-    apply_sgd.apply_sgd(
-        *(ours, grouped, grads.to(device), done, *settings),
-        slots=None if slots is None else slots.to(device),
-        used=None if limit is None else limit.to(device),
-    )
-    reference.apply_sgd(model, on_cpu, grads, counts, *settings, slots=slots, used=limit)
+    rates = [0.05, 0.02][: len(_parts(dim))]
+    for _ in range(2):
+        apply.apply(
+            *(ours, grouped, grads.to(device), done, _parts(dim, rule, device), rates, 17),
+            slots=None if slots is None else slots.to(device),
+            used=None if limit is None else limit.to(device),
+        )
+        parts = _parts(dim, rule)
+        reference.apply(model, on_cpu, grads, counts, parts, rates, 17, slots, limit)
     assert done.tolist() == counts.tolist()
-    _same_rows(ours, model, all_fit=buckets > 1)
+    if rule == "row_adagrad" and dim > 1:
+        _close_rows(ours, model)
+    else:
+        _same_rows(ours, model, all_fit=buckets > 1)
+
+
+def test_ids_that_all_differ_need_no_order(device: torch.device) -> None:
+    ids, grads = some_ids(40, seed=2), values(40, 5, seed=2)
+    model = filled(8, 5, ids[:20], states=_states(5, "adagrad"))
+    ours, counts = moved(model, device), torch.zeros(3, dtype=torch.int64)
+    done, used = counts.clone().to(device), torch.tensor([33])
+    apply.apply(
+        *(ours, Grouped(ids.to(device), None), grads.to(device), done),
+        *(_parts(5, "adagrad", device), [0.1, 0.1], 4, None, used.to(device)),
+    )
+    plain = Grouped(ids, None)
+    reference.apply(model, plain, grads, counts, _parts(5, "adagrad"), [0.1, 0.1], 4, None, used)
+    assert done.tolist() == counts.tolist()
+    _same_rows(ours, model, all_fit=True)
+
+
+def _close_rows(ours: Arrays, model: Arrays) -> None:
+    """Sums over a row are added in another order."""
+    got, wanted = content(ours), content(model)
+    both = sorted(got.keys() & wanted.keys())
+    assert len(got) == len(wanted)
+    assert len(both) > len(got) // 2
+    for id_ in both:
+        bits = [torch.tensor(table[id_][0], dtype=torch.int32) for table in (got, wanted)]
+        a, b = (x.view(torch.float32) for x in bits)
+        torch.testing.assert_close(a, b, rtol=1e-5, atol=1e-7)
 
 
 def _same_rows(ours: Arrays, model: Arrays, *, all_fit: bool) -> None:
@@ -263,14 +328,17 @@ def test_the_last_usable_row_of_equal_ids_is_assigned(
 ) -> None:
     ids, rows = some_ids(60, seed=dim, distinct=45), values(60, dim, seed=dim)
     usable = torch.arange(60) % 5 != 0
-    model = filled(buckets, dim, ids[:20])
+    model = filled(buckets, dim, ids[:20], states=3)
     ours = moved(model, device)
     grouped, on_cpu = _grouped(ids, device)
     limit = None if used is None else torch.tensor([used])
     counts = torch.zeros(3, dtype=torch.int64)
     done = counts.clone().to(device)
     there = None if limit is None else limit.to(device)
-    assign.assign(ours, grouped, rows.to(device), usable.to(device), done, 4, there)
-    reference.assign(model, on_cpu, rows, usable, counts, 4, limit)
+    starts = torch.arange(1.0, 4.0)
+    assign.assign(
+        *(ours, grouped, rows.to(device), usable.to(device), starts.to(device), done, 4, there)
+    )
+    reference.assign(model, on_cpu, rows, usable, starts, counts, 4, limit)
     assert done.tolist() == counts.tolist()
     _same_rows(ours, model, all_fit=buckets > 1)

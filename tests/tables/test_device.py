@@ -14,7 +14,7 @@ import torch
 
 from hedgerow.core.errors import ConfigError, InputError, NotFiniteError
 from hedgerow.kernels.layout import EMPTY, TAKEN
-from hedgerow.tables import compressors, initializers, optimizers
+from hedgerow.tables import compressors, initializers, optimizers, original
 from hedgerow.tables.config import Segment, TableConfig
 from hedgerow.tables.device import DeviceTable
 from hedgerow.tables.host import HostTable
@@ -74,16 +74,37 @@ def _batch(random: np.random.Generator, dim: int) -> tuple[torch.Tensor, torch.T
     return pool[random.integers(0, len(pool), n)], torch.from_numpy(rows.astype(np.float32))
 
 
-@pytest.mark.parametrize("seed", range(6))
+def _several(*segments: Segment) -> TableConfig:
+    return TableConfig("several", segments, not_finite="drop")
+
+
+CONFIGS = {
+    "sgd": _config(33),
+    "adagrad": table_config(optimizers.Adagrad(weight_decay=0.1), dim=64, not_finite="drop"),
+    "adam": table_config(optimizers.Adam(), dim=3, not_finite="drop"),
+    "three segments": _several(
+        Segment(1, initializers.Uniform(0.3), optimizers.Ftrl(l1=0.01)),
+        Segment(2, initializers.Normal(0.1), optimizers.Momentum(nesterov=True)),
+        Segment(5, initializers.Constant(0.5), optimizers.RmsProp(momentum=0.5)),
+    ),
+    "the original's": _several(
+        Segment(3, initializers.Uniform(0.3), original.Adam(learning_rate=0.1)),
+        Segment(4, initializers.Uniform(0.2), original.RmsProp(learning_rate=0.1, momentum=0.9)),
+        Segment(2, initializers.Zeros(), original.Momentum(learning_rate=0.1, momentum=0.9)),
+    ),
+    "adamw": table_config(
+        optimizers.AdamW(), dim=9, init=initializers.Normal(0.1), not_finite="drop"
+    ),
+}
+
+
+@pytest.mark.parametrize("name", CONFIGS)
 def test_any_sequence_of_operations_gives_the_rows_of_the_host_table(
-    device: torch.device, seed: int
+    device: torch.device, name: str
 ) -> None:
-    random = np.random.default_rng(seed)
-    dim = (1, 3, 8, 33, 64, 100)[seed]
-    init = (initializers.Uniform(0.3), initializers.Normal(0.1), initializers.Constant(0.5))[
-        seed % 3
-    ]
-    pair = _Pair(_config(dim, init=init), capacity_rows=112, device=device)
+    random = np.random.default_rng(len(name))
+    dim = CONFIGS[name].dim
+    pair = _Pair(CONFIGS[name], capacity_rows=112, device=device)
     for ts in range(5):
         ids, rows = _batch(random, dim)
         pair.lookup(ids, random.choice(["zeros", "initializer"]))
@@ -179,13 +200,12 @@ def test_rates_come_from_the_call_the_schedule_or_the_optimizer(device: torch.de
     "config",
     [
         TableConfig("serving", (Segment(4, compressor=compressors.Fp16()),), serving=True),
-        table_config(optimizers.Adam()),
+        table_config(optimizers.AmsGrad()),
         table_config(compressor=compressors.FixedR8()),
         table_config(stochastic_rounding_float16=True),
         table_config(dim=2000),
-        TableConfig("two", table_config().segments * 2),
     ],
-    ids=["serving", "adam", "fixed_r8", "rounding", "wide", "two segments"],
+    ids=["serving", "amsgrad", "fixed_r8", "rounding", "wide"],
 )
 def test_what_a_device_cannot_do_yet_is_refused(config: TableConfig, device: torch.device) -> None:
     with pytest.raises(ConfigError, match="cannot live on a device yet"):

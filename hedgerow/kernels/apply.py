@@ -1,0 +1,163 @@
+"""One optimizer step on the row of each id of a batch: sum, find or insert, first value, update.
+
+A row of one segment goes through one kernel. Of several segments, the first kernel also looks at
+the gradients of the others (a sum that is not finite anywhere leaves the whole row as it is) and
+tells where each row is; one kernel a segment follows.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from ..core.hashing import signed64
+from ..core.shapes import Float32, Int64
+from .counting import count_up
+from .find import live_count
+from .find_or_insert import claim
+from .first_values import start_rows
+from .layout import Arrays, Grouped, Part
+from .lookup import rows_at
+from .rules import stepped
+from .sum_gradients import heads, sum_pieces, summed
+from .toolchain import blocks, columns_of, jit, tl, writer_tile
+
+BORN = tl.constexpr(2**40)  # added to the slot of a new row between two kernels
+
+
+@jit
+def _finite(rows: tl.tensor) -> tl.tensor:
+    """Whether each row is."""
+    return tl.min((tl.abs(rows) < float("inf")).to(tl.int32), axis=1) > 0
+
+
+@jit
+def _claimed(
+    table: tl.tuple,
+    head: tl.tensor,
+    key: tl.tensor,
+    source: tl.tensor,
+    finite: tl.tensor,
+    count: tl.tensor,
+    now: tl.tensor,
+    buckets: tl.tensor,
+) -> tuple[tl.tensor, tl.tensor]:
+    """The slot of each group, -1 where nothing is to be done, and whether it is new."""
+    slots, keys, times, counts = table
+    wanted = head & finite
+    if slots is None:
+        known = tl.full(key.shape, -1, tl.int64)
+    else:
+        known = tl.load(slots + source, mask=wanted, other=-1)
+    found, born = claim(keys, key, wanted & (known < 0), buckets)
+    slot = tl.where(known >= 0, known, found)
+    there = slot >= 0
+    tl.store(times + slot, tl.zeros_like(slot) + now, mask=there)
+    count_up(counts, born, wanted & ~there, tl.where(head & ~finite, count, 0))
+    return slot, born
+
+
+@jit(do_not_specialize=["n", "buckets", "seed", "now"])
+def _apply(
+    ids: tl.tensor,
+    order: tl.tensor | None,
+    slots: tl.tensor | None,
+    used: tl.tensor | None,
+    grads: tl.tensor,
+    piece_sums: tl.tensor | None,
+    piece_counts: tl.tensor | None,
+    placed: tl.tensor | None,
+    keys: tl.tensor,
+    values: tl.tensor,
+    times: tl.tensor,
+    counts: tl.tensor,
+    numbers: tl.tensor,
+    n: tl.tensor,
+    buckets: tl.tensor,
+    now: tl.tensor,
+    rate: tl.tensor,
+    seed: tl.tensor,
+    a: tl.tensor,
+    scale: tl.tensor,
+    RULE: tl.constexpr,
+    KIND: tl.constexpr,
+    START: tl.constexpr,
+    DIM: tl.constexpr,
+    STATE: tl.constexpr,
+    WIDTH: tl.constexpr,
+    STRIDE: tl.constexpr,
+    ROWS: tl.constexpr,
+    COLUMNS: tl.constexpr,
+    ALL_COLUMNS: tl.constexpr,
+) -> None:
+    i = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)
+    live = live_count(used, n)
+    key, source, head = heads(ids, order, i, n, live)
+    batch = (ids, order, grads, piece_sums, piece_counts)
+    total, count = summed(batch, i, key, source, head, n, live, START, DIM, WIDTH, COLUMNS)
+    if START == 0:
+        finite = _finite(total)
+        if DIM < WIDTH:
+            row, _ = summed(batch, i, key, source, head, n, live, 0, WIDTH, WIDTH, ALL_COLUMNS)
+            finite = _finite(row)
+        table = (slots, keys, times, counts)
+        slot, born = _claimed(table, head, key, source, finite, count, now, buckets)
+        if DIM < WIDTH:
+            tl.store(placed + i, tl.where(born, slot + BORN, slot), mask=i < n)
+    else:
+        told = tl.load(placed + i, mask=i < n, other=-1)
+        slot, born = tl.where(told >= BORN, told - BORN, told), told >= BORN
+    there = slot >= 0
+    w = rows_at(values + START, tl.where(born, -1, slot), DIM, STRIDE, COLUMNS)
+    if tl.max(born.to(tl.int32), axis=0) > 0:
+        first = start_rows(key, seed, a, scale, KIND, START, ROWS, COLUMNS)
+        w = tl.where(born[:, None], first, w)
+    total = tl.where(there[:, None], total, 0.0)  # what is left out may not be finite
+    rows = (values, slot * STRIDE + STATE, there, born, numbers)
+    w = stepped(rows, w, total, rate, RULE, DIM, COLUMNS)
+    column = tl.arange(0, COLUMNS)[None, :]
+    at = slot[:, None] * STRIDE + START + column
+    tl.store(values + at, w, mask=there[:, None] & (column < DIM))
+
+
+def apply(
+    table: Arrays,
+    grouped: Grouped,
+    grads: Float32[Tensor, "n dim"],
+    counts: Int64[Tensor, "3"],
+    parts: Sequence[Part],
+    rates: Sequence[float],
+    now: int,
+    slots: Int64[Tensor, "n"] | None = None,
+    used: Int64[Tensor, "1"] | None = None,
+) -> None:
+    """One step for each id with its summed gradient; adds to `counts` as `Applied` has them.
+
+    An absent id is born first. `slots` are those of a lookup at the same ids, so that what it found
+    is not looked for again. Sums that are not finite leave the table as it is.
+    """
+    n = len(grouped.ids)
+    if n == 0:
+        return
+    pieces = (None, None) if grouped.order is None else sum_pieces(grouped, grads, used)
+    placed = torch.empty_like(grouped.ids) if len(parts) > 1 else None
+    for part, rate in zip(parts, rates, strict=True):
+        tile = writer_tile(part.dim if part.start else table.dim)
+        _apply[blocks(n, tile["ROWS"])](
+            *(grouped.ids, grouped.order, slots, used, grads, *pieces, placed),
+            *(table.keys, table.values, table.times, counts, part.numbers),
+            *(n, table.buckets, now, rate, signed64(part.first.seed)),
+            *(part.first.a, part.first.scale),
+            RULE=part.rule,
+            KIND=part.first.kind,
+            START=part.start,
+            DIM=part.dim,
+            STATE=part.state,
+            WIDTH=table.dim,
+            STRIDE=table.stride,
+            ALL_COLUMNS=columns_of(table.dim),
+            **{**tile, "COLUMNS": columns_of(part.dim)},
+            enable_fp_fusion=False,
+        )

@@ -1,0 +1,316 @@
+"""What one step does to a block of rows, by update rule; every operation rounded as in the core.
+
+A rule takes the rows `w` of a segment, their summed gradients `g` and the rate, reads and writes
+the states that stand behind the rows, and gives the new rows. Its `rows` are the table's values,
+where the states of each row begin in them, which rows of the block exist, which of these are new
+(their states start from what the rule says), and the numbers of the rule. Those lie on the device
+as float64: eight settings in the order of the rule, then where each state starts from.
+"""
+
+from __future__ import annotations
+
+from . import layout
+from .toolchain import jit, tl
+
+RULES = frozenset(
+    {
+        *("sgd", "momentum", "torch_momentum", "adagrad", "row_adagrad", "adam", "torch_adam"),
+        *("ftrl", "rmsprop", "torch_rmsprop", "torch_rmsprop_momentum"),
+    }
+)
+START = tl.constexpr(layout.SETTINGS)
+LEAST_RATE = tl.constexpr(1.1754943508222875e-38)  # the smallest normal float32
+
+
+@jit
+def _number(numbers: tl.tensor, k: tl.constexpr) -> tl.tensor:
+    return tl.load(numbers + k).to(tl.float32)
+
+
+@jit
+def _root(x: tl.tensor) -> tl.tensor:
+    return tl.sqrt_rn(x)
+
+
+@jit
+def _ratio(a: tl.tensor, b: tl.tensor) -> tl.tensor:
+    """a / b, and 0 where b is."""
+    nothing = b == 0
+    return tl.where(nothing, 0.0, tl.div_rn(a, tl.where(nothing, 1.0, b)))
+
+
+@jit
+def _read(rows: tl.tuple, K: tl.constexpr, DIM: tl.constexpr, COLUMNS: tl.constexpr) -> tl.tensor:
+    """State number K of each row, one number a value."""
+    values, at, there, born, numbers = rows
+    column = tl.arange(0, COLUMNS)[None, :]
+    old = (there & ~born)[:, None] & (column < DIM)
+    kept = tl.load(values + at[:, None] + K * DIM + column, mask=old, other=0.0)
+    return tl.where(born[:, None], _number(numbers, START + K), kept)
+
+
+@jit
+def _write(
+    rows: tl.tuple, state: tl.tensor, K: tl.constexpr, DIM: tl.constexpr, COLUMNS: tl.constexpr
+) -> None:
+    values, at, there, _, _ = rows
+    column = tl.arange(0, COLUMNS)[None, :]
+    here = there[:, None] & (column < DIM)
+    tl.store(values + at[:, None] + K * DIM + column, state, mask=here)
+
+
+@jit
+def _read_one(rows: tl.tuple, PLACE: tl.constexpr, K: tl.constexpr) -> tl.tensor:
+    """State number K, of which a row has one, PLACE floats behind where its states begin."""
+    values, at, there, born, numbers = rows
+    kept = tl.load(values + at + PLACE, mask=there & ~born, other=0.0)
+    return tl.where(born, _number(numbers, START + K), kept)
+
+
+@jit
+def _write_one(rows: tl.tuple, state: tl.tensor, PLACE: tl.constexpr) -> None:
+    values, at, there, _, _ = rows
+    tl.store(values + at + PLACE, state, mask=there)
+
+
+@jit
+def _sgd(rows: tl.tuple, w: tl.tensor, g: tl.tensor, rate: tl.tensor) -> tl.tensor:
+    _, _, _, _, numbers = rows
+    return w - rate * (g + _number(numbers, 0) * w)
+
+
+@jit
+def _momentum(
+    rows: tl.tuple,
+    w: tl.tensor,
+    g: tl.tensor,
+    rate: tl.tensor,
+    TORCH: tl.constexpr,
+    DIM: tl.constexpr,
+    COLUMNS: tl.constexpr,
+) -> tl.tensor:
+    """Heavy ball; the original's buffer holds the rate, torch's does not."""
+    _, _, _, _, numbers = rows
+    mu, nesterov = _number(numbers, 1), _number(numbers, 2) != 0
+    x = g + _number(numbers, 0) * w
+    old = _read(rows, 0, DIM, COLUMNS)
+    if TORCH:
+        new = mu * old + x
+        moved = w - rate * tl.where(nesterov, x + mu * new, new)
+    else:
+        new = mu * old - rate * x
+        step = tl.where(nesterov, (1.0 + mu) * new - mu * old, new)
+        moved = tl.where(rate != 0, w + step, w)
+    _write(rows, new, 0, DIM, COLUMNS)
+    return moved
+
+
+@jit
+def _adagrad(
+    rows: tl.tuple,
+    w: tl.tensor,
+    g: tl.tensor,
+    rate: tl.tensor,
+    DIM: tl.constexpr,
+    COLUMNS: tl.constexpr,
+) -> tl.tensor:
+    _, _, _, _, numbers = rows
+    x = g + _number(numbers, 0) * w
+    squares = _read(rows, 0, DIM, COLUMNS) + x * x
+    _write(rows, squares, 0, DIM, COLUMNS)
+    return w - _ratio(rate * x, _root(squares) + _number(numbers, 1))
+
+
+@jit
+def _row_adagrad(
+    rows: tl.tuple,
+    w: tl.tensor,
+    g: tl.tensor,
+    rate: tl.tensor,
+    DIM: tl.constexpr,
+    COLUMNS: tl.constexpr,
+) -> tl.tensor:
+    """One mean square a row; the squares are added in another order than in the core."""
+    _, _, _, _, numbers = rows
+    x = g + _number(numbers, 0) * w
+    squares = _read_one(rows, 0, 0)
+    inside = tl.arange(0, COLUMNS)[None, :] < DIM
+    total = tl.sum(tl.where(inside, x * x, 0.0), axis=1)
+    squares = squares + tl.div_rn(total, tl.zeros_like(squares) + DIM)
+    _write_one(rows, squares, 0)
+    pace = _ratio(tl.zeros_like(squares) + rate, _root(squares) + _number(numbers, 1))
+    return w - pace[:, None] * x
+
+
+@jit
+def _adam(
+    rows: tl.tuple,
+    w: tl.tensor,
+    g: tl.tensor,
+    rate: tl.tensor,
+    DIM: tl.constexpr,
+    COLUMNS: tl.constexpr,
+) -> tl.tensor:
+    """The original's: a row keeps the powers of its betas; with Nesterov if setting 6 is on."""
+    _, _, _, _, numbers = rows
+    rest1, rest2 = _number(numbers, 1), _number(numbers, 3)
+    x = g + _number(numbers, 5) * w
+    m = _read(rows, 0, DIM, COLUMNS)
+    m = m + (x - m) * rest1
+    _write(rows, m, 0, DIM, COLUMNS)
+    v = _read(rows, 1, DIM, COLUMNS)
+    v = v + (x * x - v) * rest2
+    _write(rows, v, 1, DIM, COLUMNS)
+    power1 = _read_one(rows, 2 * DIM, 2)
+    power2 = _read_one(rows, 2 * DIM + 1, 3)
+    alpha = tl.div_rn(rate * _root(1.0 - power2), 1.0 - power1)
+    _write_one(rows, power1 * _number(numbers, 0), 2 * DIM)
+    _write_one(rows, power2 * _number(numbers, 2), 2 * DIM + 1)
+    first = tl.where(_number(numbers, 6) != 0, rest1 * x + _number(numbers, 0) * m, m)
+    return w - _ratio(alpha[:, None] * first, _root(v) + _number(numbers, 4))
+
+
+@jit
+def _power(base: tl.tensor, count: tl.tensor) -> tl.tensor:
+    """base ** count in float64, by squaring."""
+    left = count.to(tl.int64)
+    result = tl.full(count.shape, 1.0, tl.float64)
+    square = tl.zeros_like(result) + base
+    while tl.max(left, axis=0) > 0:
+        result = tl.where(left % 2 == 1, result * square, result)
+        square = square * square
+        left = left // 2
+    return result
+
+
+@jit
+def _torch_adam(
+    rows: tl.tuple,
+    w: tl.tensor,
+    g: tl.tensor,
+    rate: tl.tensor,
+    DIM: tl.constexpr,
+    COLUMNS: tl.constexpr,
+) -> tl.tensor:
+    """torch's Adam, and AdamW if setting 6 is on; a row counts its own steps."""
+    _, _, _, _, numbers = rows
+    decay, decoupled = _number(numbers, 5), _number(numbers, 6) != 0
+    count = _read_one(rows, 2 * DIM, 2) + 1.0
+    _write_one(rows, count, 2 * DIM)
+    first = (1.0 / (1.0 - _power(tl.load(numbers), count))).to(tl.float32)
+    second = (1.0 / tl.sqrt(1.0 - _power(tl.load(numbers + 2), count))).to(tl.float32)
+    x = g + tl.where(decoupled, 0.0, decay) * w
+    m = _read(rows, 0, DIM, COLUMNS)
+    m = m + (x - m) * _number(numbers, 1)
+    _write(rows, m, 0, DIM, COLUMNS)
+    v = _read(rows, 1, DIM, COLUMNS)
+    v = v * _number(numbers, 2) + _number(numbers, 3) * (x * x)
+    _write(rows, v, 1, DIM, COLUMNS)
+    shrink = tl.where(decoupled, 1.0 - rate * decay, 1.0)
+    move = _ratio((rate * first)[:, None] * m, _root(v) * second[:, None] + _number(numbers, 4))
+    return w * shrink - move
+
+
+@jit
+def _ftrl(
+    rows: tl.tuple,
+    w: tl.tensor,
+    g: tl.tensor,
+    rate: tl.tensor,
+    DIM: tl.constexpr,
+    COLUMNS: tl.constexpr,
+) -> tl.tensor:
+    """A rate of nothing changes nothing but gives new rows their states."""
+    _, _, _, _, numbers = rows
+    moves = rate >= LEAST_RATE
+    l1 = _number(numbers, 1)
+    norm = _read(rows, 0, DIM, COLUMNS)
+    zero = _read(rows, 1, DIM, COLUMNS)
+    grown = norm + g * g
+    root = _root(grown)
+    pace = tl.zeros_like(w) + tl.where(moves, rate, 1.0)
+    after = zero + (g - tl.div_rn(root - _root(norm), pace) * w)
+    _write(rows, tl.where(moves, grown, norm), 0, DIM, COLUMNS)
+    _write(rows, tl.where(moves, after, zero), 1, DIM, COLUMNS)
+    shrunk = tl.where(after < 0, -l1, l1) - after
+    moved = _ratio(rate * shrunk, root + _number(numbers, 0) + _number(numbers, 2) * rate)
+    return tl.where(moves, tl.where(tl.abs(after) <= l1, 0.0, moved), w)
+
+
+@jit
+def _rmsprop(
+    rows: tl.tuple,
+    w: tl.tensor,
+    g: tl.tensor,
+    rate: tl.tensor,
+    DIM: tl.constexpr,
+    COLUMNS: tl.constexpr,
+) -> tl.tensor:
+    """The original's, in float64, with 1 under the fraction."""
+    _, _, _, _, numbers = rows
+    wide = w.to(tl.float64)
+    x = g.to(tl.float64) + tl.load(numbers) * wide
+    n = _read(rows, 0, DIM, COLUMNS).to(tl.float64)
+    n = (tl.load(numbers + 1) * n + tl.load(numbers + 2) * (x * x)).to(tl.float32)
+    _write(rows, n, 0, DIM, COLUMNS)
+    pace = (tl.zeros_like(w) + rate).to(tl.float64)
+    return (wide - pace / (tl.sqrt(n.to(tl.float64)) + 1.0) * x).to(tl.float32)
+
+
+@jit
+def _torch_rmsprop(
+    rows: tl.tuple,
+    w: tl.tensor,
+    g: tl.tensor,
+    rate: tl.tensor,
+    BUFFERED: tl.constexpr,
+    DIM: tl.constexpr,
+    COLUMNS: tl.constexpr,
+) -> tl.tensor:
+    _, _, _, _, numbers = rows
+    x = g + _number(numbers, 3) * w
+    square = _read(rows, 0, DIM, COLUMNS)
+    square = square * _number(numbers, 0) + _number(numbers, 1) * (x * x)
+    _write(rows, square, 0, DIM, COLUMNS)
+    move = _ratio(x, _root(square) + _number(numbers, 2))
+    if BUFFERED:
+        old = _read(rows, 1, DIM, COLUMNS)
+        move = _number(numbers, 4) * old + move
+        _write(rows, move, 1, DIM, COLUMNS)
+    return w - rate * move
+
+
+@jit
+def stepped(
+    rows: tl.tuple,
+    w: tl.tensor,
+    g: tl.tensor,
+    rate: tl.tensor,
+    RULE: tl.constexpr,
+    DIM: tl.constexpr,
+    COLUMNS: tl.constexpr,
+) -> tl.tensor:
+    """The rows after one step by this rule; their states are written."""
+    if RULE == "sgd":
+        return _sgd(rows, w, g, rate)
+    elif RULE == "momentum":  # noqa: RET505 (Triton wants every arm)
+        return _momentum(rows, w, g, rate, False, DIM, COLUMNS)
+    elif RULE == "torch_momentum":
+        return _momentum(rows, w, g, rate, True, DIM, COLUMNS)
+    elif RULE == "adagrad":
+        return _adagrad(rows, w, g, rate, DIM, COLUMNS)
+    elif RULE == "row_adagrad":
+        return _row_adagrad(rows, w, g, rate, DIM, COLUMNS)
+    elif RULE == "adam":
+        return _adam(rows, w, g, rate, DIM, COLUMNS)
+    elif RULE == "torch_adam":
+        return _torch_adam(rows, w, g, rate, DIM, COLUMNS)
+    elif RULE == "ftrl":
+        return _ftrl(rows, w, g, rate, DIM, COLUMNS)
+    elif RULE == "rmsprop":
+        return _rmsprop(rows, w, g, rate, DIM, COLUMNS)
+    elif RULE == "torch_rmsprop":
+        return _torch_rmsprop(rows, w, g, rate, False, DIM, COLUMNS)
+    else:
+        tl.static_assert(RULE == "torch_rmsprop_momentum")
+        return _torch_rmsprop(rows, w, g, rate, True, DIM, COLUMNS)
