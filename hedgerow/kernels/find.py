@@ -7,7 +7,7 @@ from torch import Tensor
 
 from ..core.shapes import Int64
 from .layout import Arrays
-from .placement import EMPTY, HOME_LANES, LANES, candidates
+from .placement import EMPTY, HOME_LANES, LANES, candidates, own_place
 from .toolchain import blocks, jit, tl
 
 
@@ -32,22 +32,21 @@ def _match(line: tl.tensor, ids: tl.tensor, bucket: tl.tensor, asked: tl.tensor)
 def probe(keys: tl.tensor, ids: tl.tensor, live: tl.tensor, buckets: tl.tensor) -> tl.tensor:
     """The slot of each live id, or -1.
 
-    The second bucket is read only where the first is used beyond its home lanes: no id has gone on
+    The second bucket is read only where no home lane of the first was never used: no id has gone on
     to its second bucket before.
     """
     first, second = candidates(ids, buckets)
     lanes = tl.arange(0, LANES)[None, :]
-    ordinary = live & (ids != EMPTY)
+    special, own = own_place(ids, buckets)
+    ordinary = live & ~special
     line = tl.load(keys + first[:, None] * LANES + lanes, mask=ordinary[:, None], other=0)
     slot = _match(line, ids, first, ordinary)
     home_free = tl.max(((line == EMPTY) & (lanes < HOME_LANES)).to(tl.int32), axis=1)
     go_on = ordinary & (slot < 0) & (home_free == 0)
     line = tl.load(keys + second[:, None] * LANES + lanes, mask=go_on[:, None], other=0)
     slot = tl.where(go_on, _match(line, ids, second, go_on), slot)
-    special = live & (ids == EMPTY)
-    own_place = buckets.to(tl.int64) * LANES
-    held = tl.load(keys + own_place + tl.zeros_like(ids), mask=special, other=EMPTY)
-    return tl.where(special & (held != EMPTY), own_place, slot)
+    held = tl.load(keys + own, mask=live & special, other=EMPTY)
+    return tl.where(live & special & (held != EMPTY), own, slot)
 
 
 @jit(do_not_specialize=["n", "buckets"])

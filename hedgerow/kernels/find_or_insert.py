@@ -2,10 +2,13 @@
 
 An id may stand in 2 x LANES places, in a fixed order: the home lanes of its first bucket, those of
 its second, then the other lanes of both in turn. It is put into the first place of that order that
-is empty, by compare-and-swap. Places never become empty while this runs, so whoever inserts the
+has no row, by compare-and-swap. Places never become free while this runs, so whoever inserts the
 same id at the same time either meets it on the way or loses the swap for that very place and sees
 it there: an id gets one slot, however many programs ask. An id is refused when all its places are
 taken, and then every program refuses it.
+
+A place whose id was erased can be taken again, but does not end the search: the id may stand behind
+it. A place that was never used does; once used it never looks so again.
 """
 
 from __future__ import annotations
@@ -16,11 +19,11 @@ from torch import Tensor
 from ..core.shapes import Bool, Int64
 from . import layout
 from .layout import Arrays
-from .placement import EMPTY, HOME_LANES, LANES, candidates
+from .placement import EMPTY, ERASED, HOME_LANES, LANES, candidates, own_place
 from .toolchain import blocks, jit, tl
 
 TAKEN = tl.constexpr(layout.TAKEN)
-NOWHERE = tl.constexpr(4 * layout.LANES)  # beyond the rank of every place
+NOWHERE = tl.constexpr(8 * layout.LANES)  # beyond what `_first_free` tells of any place
 
 
 @jit
@@ -32,12 +35,14 @@ def _hit(line: tl.tensor, ids: tl.tensor) -> tl.tensor:
 
 @jit
 def _first_free(line: tl.tensor, SECOND: tl.constexpr) -> tl.tensor:
-    """The rank of the first empty lane in the order above, or NOWHERE."""
+    """Twice the rank of the first lane without a row in the order above, and one more if it was
+    erased; or NOWHERE."""
     lanes = tl.arange(0, LANES)
     home = lanes + SECOND * HOME_LANES
     beyond = HOME_LANES + 2 * lanes + SECOND
     rank = tl.where(lanes < HOME_LANES, home, beyond)[None, :]
-    return tl.min(tl.where(line == EMPTY, rank, NOWHERE), axis=1)
+    told = 2 * rank + (line == ERASED).to(tl.int32)
+    return tl.min(tl.where((line == EMPTY) | (line == ERASED), told, NOWHERE), axis=1)
 
 
 @jit
@@ -50,8 +55,8 @@ def _lane_of(rank: tl.tensor, in_first: tl.tensor) -> tl.tensor:
 @jit
 def _look(
     keys: tl.tensor, ids: tl.tensor, todo: tl.tensor, first: tl.tensor, second: tl.tensor
-) -> tuple[tl.tensor, tl.tensor]:
-    """The slot that holds each id or -1, and the slot it would take or -1.
+) -> tuple[tl.tensor, tl.tensor, tl.tensor]:
+    """The slot that holds each id or -1, the slot it would take or -1, and whether that was erased.
 
     The loads are volatile: a line kept in a near cache would show the same free lane for ever.
     """
@@ -59,14 +64,15 @@ def _look(
     one = tl.load(keys + first[:, None] * LANES + lanes, mask=todo[:, None], volatile=True)
     hit, rank = _hit(one, ids), _first_free(one, 0)
     held = tl.where(hit >= 0, first * LANES + hit, -1)
-    go_on = todo & (hit < 0) & (rank >= HOME_LANES)
+    unused = tl.max(((one == EMPTY) & (lanes < HOME_LANES)).to(tl.int32), axis=1)
+    go_on = todo & (hit < 0) & (unused == 0)
     two = tl.load(keys + second[:, None] * LANES + lanes, mask=go_on[:, None], volatile=True)
     hit, other_rank = _hit(two, ids), _first_free(two, 1)
     held = tl.where(go_on & (hit >= 0), second * LANES + hit, held)
     in_first = ~go_on | (rank < other_rank)
     best = tl.where(in_first, rank, other_rank)
-    free = tl.where(in_first, first, second) * LANES + _lane_of(best, in_first)
-    return held, tl.where(best < NOWHERE, free, -1)
+    free = tl.where(in_first, first, second) * LANES + _lane_of(best // 2, in_first)
+    return held, tl.where(best < NOWHERE, free, -1), best % 2 == 1
 
 
 @jit
@@ -75,24 +81,26 @@ def claim(
 ) -> tuple[tl.tensor, tl.tensor]:
     """The slot of each id with `todo`, -1 = no room or not asked; and whether it was taken now."""
     first, second = candidates(ids, buckets)
-    special = ids == EMPTY  # the id that looks like an empty place has a place of its own
-    own_place = buckets.to(tl.int64) * LANES + tl.zeros_like(ids)
+    special, own = own_place(ids, buckets)
     stored = tl.where(special, tl.full(ids.shape, TAKEN, tl.int64), ids)
     empty = tl.full(ids.shape, EMPTY, tl.int64)  # 64 bits: a bare literal may be taken as 32
+    erased = tl.full(ids.shape, ERASED, tl.int64)
     slot = tl.full(ids.shape, -1, tl.int64)
     born = ids != ids
     while tl.max(todo.to(tl.int32), axis=0) > 0:
-        held, free = _look(keys, ids, todo & ~special, first, second)
+        held, free, was_erased = _look(keys, ids, todo & ~special, first, second)
         held = tl.where(special, -1, held)
-        free = tl.where(special, own_place, free)  # the swap will say whether it is
+        free = tl.where(special, own, free)  # the swap will say whether it is
+        was_erased = was_erased & ~special
         slot = tl.where(todo & (held >= 0), held, slot)
         todo = todo & (held < 0) & (free >= 0)
         if tl.max(todo.to(tl.int32), axis=0) > 0:
             # The swap has no mask: lanes with nothing to do swap a value for itself.
             place = tl.where(todo, free, first * LANES)
-            expected = tl.where(todo, empty, stored)
+            vacant = tl.where(was_erased, erased, empty)
+            expected = tl.where(todo, vacant, stored)
             old = tl.atomic_cas(keys + place, expected, stored, sem="relaxed")
-            won = todo & (old == EMPTY)
+            won = todo & (old == vacant)
             done = won | (todo & (old == stored))
             slot = tl.where(done, place, slot)
             born = born | won

@@ -10,17 +10,20 @@ import torch
 from torch import Tensor
 
 from ..core.hashing import signed64
-from ..core.shapes import Float32, Float64, Int64
+from ..core.shapes import Bool, Float32, Float64, Int64
 
 LANES = 16  # ids of a bucket: 128 bytes, what the memory moves at once
 # An id goes to its second bucket only when this much of its first is taken. Of 20,000 buckets at
 # 0.5 / 0.75 / 0.85 / 0.9 full, 1.6 / 9.7 / 13 / 14 % of the ids are then in their second bucket
 # (with 0: 32 %), and 0 / 0 / 1e-5 / 8e-4 find no room (with 16: 0 / 2e-3 / 1e-2 / 2e-2).
 HOME_LANES = 12
-# What an empty place holds. The id with this value is as legal as any other: it lives in a place
-# of its own behind the buckets. Any pattern serves; a random one will hardly meet a real id.
+# What a place holds that was never used, and one whose id was erased: whoever looks for an id may
+# stop at the former but not at the latter. The ids with these values are as legal as any others:
+# each lives in a place of its own behind the buckets. Any patterns serve; random ones will hardly
+# meet a real id.
 EMPTY = signed64(0xA3C59AC2F0B1E6D7)
-TAKEN = ~EMPTY  # what the place of that id holds once the id has a row
+ERASED = signed64(0x5D1B0E7743C8F2A9)
+TAKEN = ~EMPTY  # what the place of such an id holds once the id has a row
 # Gradients of one id are added in input order; from this many on in pieces of as many, each added
 # in order and then the pieces in order. So an id that fills the batch is not added up by one
 # program alone, and the order depends on the id's own occurrences and on nothing else.
@@ -38,7 +41,7 @@ MIX_2 = 0x94D049BB133111EB
 class Arrays:
     """A table in device memory; a slot is the number of a place in all three arrays.
 
-    Bucket b has the slots from `b * LANES`; the last slot is that of the id `EMPTY`.
+    Bucket b has the slots from `b * LANES`; the last two are those of the ids `EMPTY` and `ERASED`.
     """
 
     keys: Int64[Tensor, "slots"]
@@ -49,7 +52,7 @@ class Arrays:
     @staticmethod
     def make(buckets: int, dim: int, device: torch.device, states: int = 0) -> Arrays:
         """An empty table whose rows have `states` floats behind them."""
-        slots = buckets * LANES + 1
+        slots = buckets * LANES + 2
         return Arrays(
             torch.full((slots,), EMPTY, device=device),
             torch.zeros(slots, -(-(dim + states) // 4) * 4, device=device),
@@ -61,6 +64,16 @@ class Arrays:
     def stride(self) -> int:
         """Floats from one row to the next."""
         return self.values.shape[1]
+
+    def taken(self) -> Bool[Tensor, "slots"]:
+        """Which slots have a row."""
+        return (self.keys != EMPTY) & (self.keys != ERASED)
+
+    def ids(self, slots: Int64[Tensor, "n"]) -> Int64[Tensor, "n"]:
+        """The ids of the rows in these slots."""
+        own_place = self.buckets * LANES
+        ids = torch.where(slots == own_place, EMPTY, self.keys[slots])
+        return torch.where(slots == own_place + 1, ERASED, ids)
 
     @property
     def buckets(self) -> int:

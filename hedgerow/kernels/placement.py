@@ -10,6 +10,7 @@ from . import layout
 from .toolchain import blocks, jit, tl
 
 EMPTY = tl.constexpr(layout.EMPTY)
+ERASED = tl.constexpr(layout.ERASED)
 HOME_LANES = tl.constexpr(layout.HOME_LANES)
 LANES = tl.constexpr(layout.LANES)
 MIX_START = tl.constexpr(layout.MIX_START)
@@ -30,6 +31,13 @@ def candidates(ids: tl.tensor, buckets: tl.tensor) -> tuple[tl.tensor, tl.tensor
     neighbour = tl.where(first + 1 < count, first + 1, 0)
     second = tl.where(second == first, neighbour, second)
     return first.to(tl.int64, bitcast=True), second.to(tl.int64, bitcast=True)
+
+
+@jit
+def own_place(ids: tl.tensor, buckets: tl.tensor) -> tuple[tl.tensor, tl.tensor]:
+    """Whether an id looks like a place without a row, and the slot that it then has to itself."""
+    special = (ids == EMPTY) | (ids == ERASED)
+    return special, buckets.to(tl.int64) * LANES + (ids == ERASED).to(tl.int64)
 
 
 @jit(do_not_specialize=["n", "buckets"])

@@ -15,6 +15,7 @@ from ..core.hashing import signed64
 from ..core.shapes import Bool, Float32, Int64
 from .layout import (
     EMPTY,
+    ERASED,
     HOME_LANES,
     LANES,
     MIX_1,
@@ -32,6 +33,7 @@ from .reference_rules import step
 __all__ = [
     "apply",
     "assign",
+    "erase",
     "find",
     "find_or_insert",
     "first_values",
@@ -62,8 +64,8 @@ def place(ids: Int64[Tensor, "n"], buckets: int) -> tuple[Int64[Tensor, "n"], In
 
 def _places(table: Arrays, id_: int) -> list[int]:
     """The slots an id may have, in the order in which they are taken."""
-    if id_ == EMPTY:
-        return [table.buckets * LANES]
+    if id_ in (EMPTY, ERASED):
+        return [table.buckets * LANES + (id_ == ERASED)]
     first, second = (int(b) * LANES for b in place(torch.tensor([id_]), table.buckets))
     homes = [bucket + lane for bucket in (first, second) for lane in range(HOME_LANES)]
     return homes + [
@@ -72,7 +74,7 @@ def _places(table: Arrays, id_: int) -> list[int]:
 
 
 def _find_one(table: Arrays, id_: int) -> int:
-    sought = TAKEN if id_ == EMPTY else id_
+    sought = TAKEN if id_ in (EMPTY, ERASED) else id_
     return next((s for s in _places(table, id_) if int(table.keys[s]) == sought), -1)
 
 
@@ -89,10 +91,10 @@ def _insert_one(table: Arrays, id_: int) -> tuple[int, bool]:
     slot = _find_one(table, id_)
     if slot >= 0:
         return slot, False
-    free = [s for s in _places(table, id_) if int(table.keys[s]) == EMPTY]
+    free = [s for s in _places(table, id_) if int(table.keys[s]) in (EMPTY, ERASED)]
     if not free:
         return -1, False
-    table.keys[free[0]] = TAKEN if id_ == EMPTY else id_
+    table.keys[free[0]] = TAKEN if id_ in (EMPTY, ERASED) else id_
     return free[0], True
 
 
@@ -103,6 +105,19 @@ def find_or_insert(
     taken = [_insert_one(table, id_) for id_ in ids.tolist()]
     slots = torch.tensor([slot for slot, _ in taken], dtype=torch.int64)
     return slots, torch.tensor([new for _, new in taken], dtype=torch.bool)
+
+
+def erase(
+    table: Arrays, grouped: Grouped, used: Int64[Tensor, "1"] | None = None
+) -> Bool[Tensor, "n"]:
+    """Takes the rows of these ids out and says which were there; of equal ids the first was."""
+    erased = torch.zeros(len(grouped.ids), dtype=torch.bool)
+    for _, id_, sources in _groups(grouped, used):
+        slot = _find_one(table, id_)
+        if slot >= 0:
+            table.keys[slot] = EMPTY if id_ in (EMPTY, ERASED) else ERASED
+            erased[sources[0]] = True
+    return erased
 
 
 def _words(ids: Tensor, block: Tensor, seed: int, attempt: int) -> list[Tensor]:

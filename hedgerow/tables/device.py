@@ -12,8 +12,8 @@ from torch import Tensor
 from ..core import checks
 from ..core.errors import ConfigError, InputError, NotFiniteError
 from ..core.shapes import Bool, Float32, Int64
-from ..kernels import apply, assign, find, lookup
-from ..kernels.layout import EMPTY, LANES, Arrays, FirstValues, Part, group
+from ..kernels import apply, assign, erase, find, lookup
+from ..kernels.layout import LANES, Arrays, FirstValues, Part, group
 from ..kernels.rules import RULES
 from ..kernels.toolchain import interpreted
 from . import arguments
@@ -40,7 +40,7 @@ class DeviceTable:
     call, whose gradients are added in another fixed order. Not waiting forces two differences:
     gradients that are not finite are left out and counted whatever `not_finite` says, and
     `counts` is not checked. Sums of squares over a row (`RowAdagrad`) are added in another order.
-    Erase, assign_add, reinitialize, per_occurrence, growth and eviction are still to come.
+    assign_add, reinitialize, per_occurrence, growth and eviction are still to come.
 
     With `TRITON_INTERPRET=1` set before the first import, `device="cpu"` runs the same kernels in
     Python, for tests.
@@ -180,6 +180,13 @@ class DeviceTable:
             self._totals += done
         return Applied(done)
 
+    def erase(self, keys: TableKeys | Int64[Tensor, "n"]) -> Bool[Tensor, "n"]:
+        """Removes rows and says which were there. Their places serve the next new ids."""
+        keys = self._keys(keys)
+        self._epoch = object()  # a slot that a lookup told may be another id's by the next update
+        with self._here():
+            return erase.erase(self._table, group(keys.ids), keys.used)
+
     # ---- other reads: size, scan and stats wait for the device
 
     def contains(self, keys: TableKeys | Int64[Tensor, "n"]) -> Bool[Tensor, "n"]:
@@ -194,15 +201,13 @@ class DeviceTable:
     def scan(self, rows: int | None = None) -> Iterator[Entries]:
         """All rows, in slices of `rows`, in no particular order. Do not write meanwhile."""
         room = checks.count("rows", 65536 if rows is None else rows, least=1)
-        taken = (self._table.keys != EMPTY).nonzero()[:, 0]
-        own_place = self.capacity_rows
+        taken = self._table.taken().nonzero()[:, 0]
         for slots in taken.split(room) if len(taken) else ():
-            ids = torch.where(slots == own_place, EMPTY, self._table.keys[slots])
-            yield self._entries(ids, slots)
+            yield self._entries(self._table.ids(slots), slots)
 
     def size(self) -> int:
         """Rows."""
-        return int((self._table.keys != EMPTY).sum())
+        return int(self._table.taken().sum())
 
     def __len__(self) -> int:
         return self.size()

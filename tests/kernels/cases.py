@@ -6,12 +6,12 @@ import torch
 from torch import Tensor
 
 from hedgerow.kernels import reference
-from hedgerow.kernels.layout import EMPTY, LANES, TAKEN, Arrays, FirstValues
+from hedgerow.kernels.layout import EMPTY, ERASED, LANES, TAKEN, Arrays, FirstValues
 
 from ..support import EXTREME_IDS
 
-# The ids that stand for "empty" and "taken" inside, and one whose lower half is that of "empty".
-ODD_IDS = [*EXTREME_IDS, EMPTY, TAKEN, EMPTY ^ (1 << 40), 5, -(2**31), 2**32]
+# The ids that stand for "empty", "erased" and "taken" inside; one with the lower half of "empty".
+ODD_IDS = [*EXTREME_IDS, EMPTY, ERASED, TAKEN, EMPTY ^ (1 << 40), 5, -(2**31), 2**32]
 UNIFORM = FirstValues("uniform", -0.3, 0.3, seed=2**63 + 12345)
 FIRST_VALUES = [
     FirstValues("constant", 0.7, 0.0, seed=1),
@@ -76,8 +76,9 @@ def content(table: Arrays) -> dict[int, tuple[list[int], int]]:
     keys, times = table.keys.tolist(), table.times.tolist()
     bits = table.values.view(torch.int32).tolist()
     for slot, key in enumerate(keys):
-        if key != EMPTY:
-            id_ = EMPTY if slot == table.buckets * LANES else key
+        if key not in (EMPTY, ERASED):
+            own = {table.buckets * LANES: EMPTY, table.buckets * LANES + 1: ERASED}
+            id_ = own.get(slot, key)
             assert id_ not in found, f"id {id_} stands in two slots"
             found[id_] = (bits[slot], times[slot])
     return found
@@ -94,8 +95,8 @@ def check_placed(table: Arrays, ids: Tensor, slots: Tensor, new: Tensor) -> None
     for id_, slot in first_slot.items():
         places = reference._places(table, id_)
         if slot < 0:
-            assert all(int(keys[p]) not in (EMPTY, id_) for p in places), f"{id_} had room"
+            assert all(int(keys[p]) not in (EMPTY, ERASED, id_) for p in places), f"{id_} had room"
         else:
             assert slot in places
-            assert int(keys[slot]) == (TAKEN if id_ == EMPTY else id_)
+            assert int(keys[slot]) == (TAKEN if id_ in (EMPTY, ERASED) else id_)
         assert born[id_] <= 1

@@ -54,6 +54,7 @@ def main() -> None:
     from hedgerow.kernels import (
         apply,
         assign,
+        erase,
         find,
         find_or_insert,
         first_values,
@@ -75,6 +76,7 @@ def main() -> None:
     for kind in ("constant", "uniform", "truncated_normal"):
         first_values.first_values(ids, 7, FirstValues(kind, -0.1, 0.1, 7))
     lookup.gather(table, slots)
+    erase.erase(table, grouped)
     lookup.lookup(table, ids, rows)
     sum_gradients.sum_gradients(grouped, rows)
     for rule in sorted(RULES):

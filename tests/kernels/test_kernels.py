@@ -11,6 +11,7 @@ import torch
 from hedgerow.kernels import (
     apply,
     assign,
+    erase,
     find,
     find_or_insert,
     first_values,
@@ -39,7 +40,7 @@ from .cases import (
 )
 
 CPU = torch.device("cpu")
-FILES = (apply, assign, find, find_or_insert, first_values, lookup, placement, sum_gradients)
+FILES = (apply, assign, erase, find, find_or_insert, first_values, lookup, placement, sum_gradients)
 
 
 def test_every_kernel_has_a_twin_with_its_arguments() -> None:
@@ -120,6 +121,27 @@ def test_ids_inserted_one_by_one_get_the_slots_of_the_twin(device: torch.device)
         wanted, is_new = reference.find_or_insert(model, id_.view(1))
         assert (slots.tolist(), new.tolist()) == (wanted.tolist(), is_new.tolist())
     same_bits(ours.keys, model.keys)
+
+
+def test_erased_places_are_taken_again_and_do_not_end_a_search(device: torch.device) -> None:
+    """Few buckets and every id that fits: some stand in their second bucket."""
+    ids = some_ids(44, seed=9)
+    model = filled(2, 1, ids)
+    ours = moved(model, device)
+    random = torch.Generator().manual_seed(5)
+    for _ in range(3):
+        gone = ids[torch.randint(len(ids), (12,), generator=random)]
+        grouped, on_cpu = _grouped(gone, device)
+        erased = erase.erase(ours, grouped, torch.tensor([11], device=device))
+        same_bits(erased, reference.erase(model, on_cpu, torch.tensor([11])))
+        assert bool(erased.any())
+        same_bits(ours.keys, model.keys)
+        same_bits(find.find(ours, ids.to(device)), reference.find(model, ids))
+        for id_ in ids[torch.randint(len(ids), (4,), generator=random)]:
+            slots, new = find_or_insert.find_or_insert(ours, id_.view(1).to(device))
+            taken, is_new = reference.find_or_insert(model, id_.view(1))
+            assert (slots.tolist(), new.tolist()) == (taken.tolist(), is_new.tolist())
+    content(ours)
 
 
 def test_the_swap_compares_all_64_bits(device: torch.device) -> None:

@@ -13,7 +13,7 @@ import pytest
 import torch
 
 from hedgerow.core.errors import ConfigError, InputError, NotFiniteError
-from hedgerow.kernels.layout import EMPTY, TAKEN
+from hedgerow.kernels.layout import EMPTY, ERASED, TAKEN
 from hedgerow.tables import compressors, initializers, optimizers, original
 from hedgerow.tables.config import Segment, TableConfig
 from hedgerow.tables.device import DeviceTable
@@ -59,6 +59,10 @@ class _Pair:
         ours = self.device.assign(ids.to(there), rows.to(there), ts=ts)
         assert repr(ours) == repr(self.host.assign(ids, rows, ts=ts))
 
+    def erase(self, ids: torch.Tensor) -> None:
+        ours = self.device.erase(ids.to(self.device.device))
+        assert ours.tolist() == self.host.erase(ids).tolist()
+
     def same(self) -> None:
         assert everything(self.device) == everything(self.host)
         assert self.device.size() == self.host.size()
@@ -66,7 +70,9 @@ class _Pair:
 
 
 def _batch(random: np.random.Generator, dim: int) -> tuple[torch.Tensor, torch.Tensor]:
-    pool = torch.tensor([*EXTREME_IDS, EMPTY, TAKEN, *range(2, 25), *(k << 33 for k in range(30))])
+    pool = torch.tensor(
+        [*EXTREME_IDS, EMPTY, ERASED, TAKEN, *range(2, 25), *(k << 33 for k in range(30))]
+    )
     n = int(random.integers(0, 40))
     rows = random.normal(size=(n, dim)) * 2.0 ** random.integers(-20, 20, (n, dim))
     if n and random.random() < 0.3:
@@ -112,6 +118,7 @@ def test_any_sequence_of_operations_gives_the_rows_of_the_host_table(
             pair.apply(ids, rows, ts, probe_first=random.random() < 0.5)
         else:
             pair.assign(ids, rows, ts)
+        pair.erase(ids[:: int(random.integers(2, 9))].contiguous())
     pair.same()
 
 

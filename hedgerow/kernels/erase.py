@@ -1,0 +1,46 @@
+"""Takes rows out of a table."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from ..core.shapes import Bool, Int64
+from .find import live_count, probe
+from .layout import Arrays, Grouped
+from .placement import EMPTY, ERASED, own_place
+from .sum_gradients import heads
+from .toolchain import blocks, jit, tl
+
+
+@jit(do_not_specialize=["n", "buckets"])
+def _erase(
+    ids: tl.tensor,
+    order: tl.tensor | None,
+    used: tl.tensor | None,
+    keys: tl.tensor,
+    erased: tl.tensor,
+    n: tl.tensor,
+    buckets: tl.tensor,
+    ROWS: tl.constexpr,
+) -> None:
+    i = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)
+    key, source, head = heads(ids, order, i, n, live_count(used, n))
+    slot = probe(keys, key, head, buckets)
+    there = slot >= 0
+    special, _ = own_place(key, buckets)
+    tl.store(keys + slot, tl.where(special, EMPTY, ERASED), mask=there)
+    tl.store(erased + source, there, mask=there)
+
+
+def erase(
+    table: Arrays, grouped: Grouped, used: Int64[Tensor, "1"] | None = None
+) -> Bool[Tensor, "n"]:
+    """Takes the rows of these ids out and says which were there; of equal ids the first was."""
+    n = len(grouped.ids)
+    erased = torch.zeros_like(grouped.ids, dtype=torch.bool)
+    if n:
+        _erase[blocks(n, 32)](
+            *(grouped.ids, grouped.order, used, table.keys, erased, n, table.buckets), ROWS=32
+        )
+    return erased
