@@ -20,11 +20,11 @@ from .buffers import address_of
 from .errors import FrameError
 from .frames import SMALL_BYTES, Buffer
 from .nearby import is_of_this_user, takes_packets
-from .packets import PACKET_BYTES, end_of, packet_of, read_packet, shared_packet, spans_of
+from .packets import end_of, packet_of, read_packet, shared_packet, spans_of
 from .waiting import Waiting
 
 _PEERS = 128  # each may hold a few descriptors; who comes later takes the TCP address
-_QUEUED_OUT = 256  # packets that a client has not taken; what comes after is dropped
+_QUEUED_OUT = 64  # packets that a client has not taken; what comes after is dropped
 _ONE_FD = socket.CMSG_SPACE(array.array("i").itemsize)
 
 
@@ -125,7 +125,10 @@ class Door:
     def _let_in(self) -> None:
         try:
             connected, _ = self._listening.accept()
-        except OSError:  # it left again, or there is no descriptor left
+        except BlockingIOError:
+            return
+        except OSError:  # no descriptor is left; whoever leaves gives some back
+            self._waiting.forget(self._listening.fileno())
             return
         if len(self._peers) < _PEERS and is_of_this_user(connected) and takes_packets(connected):
             peer = self._peers[connected.fileno()] = Peer(connected)
@@ -139,6 +142,8 @@ class Door:
             self._waiting.forget(peer.fd)
             peer.unsent.clear()
             peer.socket.close()
+            if self._listening.fileno() >= 0:
+                self._waiting.watch(self._listening.fileno(), select.POLLIN)
 
     def send(self, peer: Peer, pieces: Sequence[Buffer]) -> bool:
         """Whether a packet went out, or will when the client takes it."""
@@ -169,9 +174,8 @@ class Door:
 
     def shut(self) -> None:
         """Nobody comes in any more."""
-        if self._listening.fileno() >= 0:
-            self._waiting.forget(self._listening.fileno())
-            self._listening.close()
+        self._waiting.forget(self._listening.fileno())
+        self._listening.close()
 
     def close(self, linger_s: float) -> None:
         """Ends all connections, once the last answers are out or it takes too long."""

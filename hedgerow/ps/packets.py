@@ -75,6 +75,11 @@ def is_plain(packet: memoryview) -> bool:
     return packet[:4] != _MAGIC
 
 
+def from_head(packet: memoryview) -> memoryview:
+    """A packet without what stands before its head."""
+    return packet if is_plain(packet) else packet[_PRELUDE.size :]
+
+
 def read_packet(packet: memoryview) -> Packet:
     """The message in a packet that is not plain, its lengths proved but for the block's.
 

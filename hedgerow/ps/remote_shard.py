@@ -178,7 +178,7 @@ class RemoteShard:
         most = 0 if rows is None else min(checks.count("rows", rows, least=1), 2**32 - 1)
         cursor, done = 0, False
         while not done:
-            kept = Kept(SLICE_BYTES + _entry_bytes(layout) + _SPARE_BYTES)
+            kept = Kept(2 * SLICE_BYTES + _entry_bytes(layout) + _SPARE_BYTES)
             options = Options(table=k, rows=most, cursor=cursor)
             self.connection.wait(self._start(Request(Verb.SCAN, options=options), [], kept))
             if kept.answer is None:

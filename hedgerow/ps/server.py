@@ -19,7 +19,7 @@ from .frames import MAX_FRAME_BYTES, MAX_FRAMES, Answer, Verb, message, read_req
 from .lanes import Outbox, Room
 from .near_door import Door, Peer, Reply, opened
 from .nearby import listen_nearby
-from .packets import is_plain
+from .packets import from_head, is_plain
 from .service import Service, failure
 from .short_way import FIRST_FRAME_BYTES, ShortWay
 from .waiting import Waiting
@@ -211,9 +211,9 @@ class Server:
             frames = [head, *buffers]
             self._take_frames(to, frames, sum(len(frame) for frame in frames))
         except FrameError as error:
-            self._refuse(to, [first], error)
+            self._refuse(to, [from_head(first)], error)
         except Exception as error:  # a fault of ours must not end the loop
-            self._tell_fault(to, first, error)
+            self._tell_fault(to, from_head(first), error)
 
     def _take(self, to: bytes) -> None:
         length = self._socket.recv_into(self._short_way.room)

@@ -27,8 +27,11 @@ class Waiting:
         self._poll.register(descriptor, what)
 
     def forget(self, descriptor: int) -> None:
-        """Waits for it no more."""
-        self._poll.unregister(descriptor)
+        """Waits for it no more, if it did."""
+        try:
+            self._poll.unregister(descriptor)
+        except (KeyError, ValueError):  # it was closed, or never watched
+            return
 
     def wait(self, pause_ms: int | None = None) -> list[tuple[int, int]]:
         """Descriptors on which something changed, each with what; none after so many ms."""
