@@ -69,10 +69,11 @@ def connect_nearby(address: str) -> socket.socket | None:
     made = _socket()
     try:
         made.connect("\0" + name)
-        if is_of_this_user(made) and takes_packets(made):
-            return made
+        fits = is_of_this_user(made) and takes_packets(made)
     except OSError:  # nobody is there, or cannot take one more
-        pass
+        fits = False
+    if fits:
+        return made
     made.close()
     return None
 

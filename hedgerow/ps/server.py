@@ -101,7 +101,7 @@ class Server:
 
     def _bind(self, listen: str, keys: ServerKeys | None, limits: Limits) -> Any:
         zmq = self._zmq
-        socket = self._context.socket(zmq.ROUTER)
+        socket: Any = self._context.socket(zmq.ROUTER)
         socket.setsockopt(zmq.LINGER, 1000 * _LINGER_S)
         socket.setsockopt(zmq.ROUTER_MANDATORY, 1)  # an answer that cannot go is counted
         socket.setsockopt(zmq.MAXMSGSIZE, limits.frame_bytes)
