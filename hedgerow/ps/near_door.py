@@ -9,7 +9,7 @@ import socket
 import time
 from collections import deque
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -25,6 +25,7 @@ from .waiting import Waiting
 
 _PEERS = 128  # each may hold a few descriptors; who comes later takes the TCP address
 _QUEUED_OUT = 64  # packets that a client has not taken; what comes after is dropped
+_NONE = memoryview(b"")
 _ONE_FD = socket.CMSG_SPACE(array.array("i").itemsize)
 
 
@@ -67,7 +68,7 @@ class Reply:
 
     peer: Peer
     block: int = 0
-    memory: memoryview = field(default_factory=lambda: memoryview(b""))
+    memory: memoryview = _NONE
     at: int = 0
 
     @property
