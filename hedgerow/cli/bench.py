@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated, Any
@@ -364,4 +365,9 @@ def _finish(
 
 
 def _names(text: str) -> tuple[str, ...]:
-    return tuple(name.strip() for name in text.split(",") if name.strip())
+    """What commas separate; those within a number do not.
+
+    >>> _names("lookup of 1,000 ids, push*")
+    ('lookup of 1,000 ids', 'push*')
+    """
+    return tuple(name.strip() for name in re.split(r",(?!\d{3})", text) if name.strip())

@@ -59,6 +59,11 @@ def buffer_of(tensor: Tensor) -> Buffer:
     return plain.numpy().data.cast("B") if tensor.numel() else b""
 
 
+def address_of(buffer: Buffer) -> int:
+    """Where a buffer lies in memory."""
+    return np.frombuffer(buffer, np.uint8).ctypes.data
+
+
 def narrowed(rows: Float32[Tensor, "floats"], wire: int) -> Tensor:
     """Rows as they travel."""
     return rows.to(WIRES[wire]) if wire else rows

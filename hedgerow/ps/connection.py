@@ -24,10 +24,10 @@ from .frames import (
     Request,
     Status,
     address_head,
-    message,
     read_answer,
 )
-from .line import Event, Line
+from .line import IN, OUT, Event, Line
+from .near_line import NearLine, near_line
 from .tickets import Patience, Reader, Sink, Ticket, error_of
 from .turns import Turns
 
@@ -36,7 +36,7 @@ _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.005, 0.5  # before a busy server is asked a
 
 
 class Connection:
-    """A DEALER socket and the requests on it. Safe from many threads; not across a fork."""
+    """A line to a server and the requests on it. Safe from many threads; not across a fork."""
 
     def __init__(
         self,
@@ -59,22 +59,23 @@ class Connection:
         self._complaint = ""
         self._turns = Turns()
         self._keys = keys
-        self._connect()
+        self._may_be_near = keys is None  # who has keys wants what they protect
+        self._line: Line | NearLine = self._open_near() or self._open_far()
 
     @property
     def where(self) -> str:
         """The server, as errors name it."""
         return self.name if self.name == self.address else f"server {self.name} at {self.address}"
 
-    def _connect(self) -> None:
-        self._line = Line(self.address, self._keys, self._turns.wake_fd)
-        self._socket, self._zmq = self._line.socket, self._line.zmq
-        self._more, self._now = int(self._zmq.SNDMORE), int(self._zmq.NOBLOCK)
-        self._in, self._out = int(self._zmq.POLLIN), int(self._zmq.POLLOUT)
+    def _open_near(self) -> NearLine | None:
+        return near_line(self.address, self._turns.wake_fd) if self._may_be_near else None
+
+    def _open_far(self) -> Line:
+        return Line(self.address, self._keys, self._turns.wake_fd)
 
     def close(self) -> None:
         """Ends the connection; requests under way are forgotten."""
-        if self._socket.closed or os.getpid() != self._process:
+        if self._line.closed or os.getpid() != self._process:
             return
         self._turns.take()
         try:
@@ -109,7 +110,7 @@ class Connection:
         self._check_process()
         self._turns.take()
         try:
-            if self._socket.closed:
+            if self._line.closed:
                 raise StateError(f"the connection to {self.where} is closed; make another.")
             self._sequence += 1
             ticket.sequence = self._sequence
@@ -142,20 +143,21 @@ class Connection:
     # ---- sending; whoever does has the turn
 
     def _try_send(self, ticket: Ticket) -> None:
-        zmq, now = self._zmq, time.monotonic()
+        now = time.monotonic()
         left_s = ticket.limit_s - now
         left_ms = 0 if math.isinf(left_s) else min(max(int(left_s * 1000), 1), 2**32 - 1)
         head = ticket.head
         address_head(
             head, Origin(self.client, ticket.sequence, self._acked(), self.incarnation, left_ms)
         )
-        first, *buffers = message(head, ticket.frames)
+        once, room_bytes = not ticket.was_sent, ticket.sink.room_bytes
         try:
-            self._socket.send(first, self._more | self._now if buffers else self._now)
-            for left, frame in enumerate(buffers, 1 - len(buffers)):
-                self._socket.send(frame, self._more if left else 0, copy=False)
-        except zmq.Again:
-            return  # away, or more is queued than it takes: sent when the socket can
+            if not self._line.send(ticket.sequence, head, ticket.frames, room_bytes, once=once):
+                return  # sent when the line can
+        except OSError:  # memory that cannot be shared travels
+            self._may_be_near = False
+            self._change(self._open_far())
+            return
         self._mark(ticket, sent=True)
         ticket.again_s = now + ticket.gap_s
         ticket.gap_s = min(2 * ticket.gap_s, _LONGEST_GAP * ticket.patience.retry_s)
@@ -183,9 +185,9 @@ class Connection:
                 self._turns.go_on()
             if complained:
                 self._read_monitor()
-            if found & self._in:
+            if found & IN:
                 self._read_some(ticket)
-            if found & self._out and self._unsent:
+            if found & OUT and self._unsent:
                 self._send_unsent()
             if not ticket.done:
                 self._tend()
@@ -201,16 +203,14 @@ class Connection:
         return 1000 if math.isinf(due) else min(max(int((due - now) * 1000) + 1, 0), 1000)
 
     def _read_some(self, own: Ticket) -> None:
-        zmq = self._zmq
         while not own.done:
-            try:
-                head = self._socket.recv(self._now, copy=False)
-            except zmq.Again:
+            found = self._line.receive()
+            if found is None:
                 return
             try:
-                self._read_answer(head.buffer, self._line.rest(head), own)
+                self._read_answer(*found, own)
             finally:
-                self._line.skip_rest(head)
+                self._line.skip_rest()
 
     def _read_answer(self, head: Buffer, rest: Reader, own: Ticket) -> None:
         try:
@@ -260,6 +260,7 @@ class Connection:
             if not ticket.sent:
                 self._unsent -= 1
             ticket.finish(error)
+            self._line.release(ticket.sequence, answered=error is None)
 
     # ---- when things go wrong
 
@@ -291,10 +292,17 @@ class Connection:
         for event in self._line.events():
             if event is Event.CONNECTED:
                 self._complaint = ""
+                if (near := self._open_near()) is not None:
+                    self._change(near)
+                    return
             elif event is Event.DISCONNECTED:
                 self.counters.add("disconnected")
-                for ticket in self._tickets.values():
-                    self._mark(ticket, sent=False)  # it may have been lost on its way
+                self._send_all_again()  # what is under way may have been lost
+            elif event is Event.ENDED:
+                self.counters.add("disconnected")
+                self._may_be_near &= self._line.was_heard  # else it lets nobody in
+                self._change(self._open_near() or self._open_far())
+                return
             else:
                 self._complaint = (
                     "it refuses this client: the keys do not fit, or only one side has keys"
@@ -343,7 +351,14 @@ class Connection:
     def _forget_sent(self) -> None:
         """A write that was given up may lie in the socket still, in memory of the caller's that
         will change now: a new line, and what else is under way is sent again."""
+        self._change(self._open_near() or self._open_far())
+
+    def _change(self, line: Line | NearLine) -> None:
+        """Goes on with another line; what is under way is sent again there."""
         self._line.close()
-        self._connect()
+        self._line = line
+        self._send_all_again()
+
+    def _send_all_again(self) -> None:
         for ticket in self._tickets.values():
             self._mark(ticket, sent=False)

@@ -123,6 +123,7 @@ class Request:
     splits: tuple[int, ...] = ()
     rates: tuple[float, ...] = ()
     frames: Sequence[Buffer] = ()
+    room: Any = None  # a tensor that the rows of a lookup may go into; it does not travel
 
     @property
     def is_write(self) -> bool:

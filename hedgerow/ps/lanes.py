@@ -7,10 +7,10 @@ import threading
 import time
 import weakref
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
-from .frames import Request
+from .frames import Buffer, Request
 
 GROUP = 64  # writes that one flush of the log may cover
 
@@ -147,15 +147,15 @@ class Outbox:
     """Answers on their way to the loop, which is woken for them."""
 
     def __init__(self, wake: Callable[[], None]) -> None:
-        self._answers: queue.SimpleQueue[tuple[object, int, object]] = queue.SimpleQueue()
+        self._answers: queue.SimpleQueue[tuple[object, Sequence[Buffer]]] = queue.SimpleQueue()
         self._wake = wake
 
-    def put(self, to: object, sequence: int, answer: object) -> None:
+    def put(self, to: object, frames: Sequence[Buffer]) -> None:
         """From any thread."""
-        self._answers.put((to, sequence, answer))
+        self._answers.put((to, frames))
         self._wake()
 
-    def take(self) -> tuple[object, int, object] | None:
+    def take(self) -> tuple[object, Sequence[Buffer]] | None:
         """The next, if there is one."""
         try:
             return self._answers.get_nowait()

@@ -1,22 +1,21 @@
-"""The socket of a client: its settings, what happens to it, and the frames that arrive."""
+"""The ZeroMQ socket of a client: its settings, what happens to it, and the frames that pass."""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from enum import Enum
-from typing import Any
 
 from ..core.errors import ConfigError
 from .curve import ClientKeys
 from .errors import FrameError
-from .frames import MAX_FRAME_BYTES, Buffer, behind_head
-from .nearby import nearest
+from .frames import MAX_FRAME_BYTES, Buffer, behind_head, message
 from .tickets import Reader
 from .waiting import Waiting
 
 _SOCKET_BYTES = 2**22
 _QUEUED_OUT = 256  # requests inside the socket; more wait outside
+IN, OUT = 1, 2  # what a line can do
 
 
 class Event(Enum):
@@ -25,17 +24,18 @@ class Event(Enum):
     CONNECTED = "connected"
     DISCONNECTED = "disconnected"
     REFUSED = "refused"
+    ENDED = "ended"  # for good; another line is needed
 
 
 class Behind:
-    """The one buffer that came in the frame of its head."""
+    """Buffers that came together with their head."""
 
-    def __init__(self, buffer: memoryview) -> None:
-        self._buffer: memoryview | None = buffer
+    def __init__(self, buffers: list[memoryview]) -> None:
+        self._buffers = buffers
 
     def into(self, room: memoryview) -> int:
-        """Copies it into its place; its length."""
-        buffer = self.frame()
+        """Copies the next into its place; its length."""
+        buffer = self._next()
         taken = len(buffer)
         if taken > len(room):
             raise FrameError(f"{taken} bytes of rows where {len(room)} were asked for.")
@@ -44,23 +44,27 @@ class Behind:
         return taken
 
     def frame(self) -> memoryview:
-        """As it is."""
-        buffer, self._buffer = self._buffer, None
-        if buffer is None:
+        """The next as it is."""
+        return self._next()
+
+    def _next(self) -> memoryview:
+        if not self._buffers:
             raise FrameError("an answer that lacks a buffer.")
-        return buffer
+        return self._buffers.pop(0)
 
 
 class Line:
     """A DEALER socket. Single-owner: whoever has the turn."""
 
+    was_heard = True  # it comes back by itself
+
     def __init__(self, address: str, keys: ClientKeys | None, wake_fd: int) -> None:
         import zmq
 
-        self.zmq = zmq
+        self._zmq = zmq
         self._wake_fd = wake_fd
         # The context of the process: one thread serves the sockets to all servers.
-        socket = self.socket = zmq.Context.instance().socket(zmq.DEALER)
+        socket = self._socket = zmq.Context.instance().socket(zmq.DEALER)
         for option, value in (
             (zmq.LINGER, 0),
             (zmq.IMMEDIATE, 1),  # nothing queues up for a server that is away
@@ -84,19 +88,43 @@ class Line:
         }
         self._monitor = socket.get_monitor_socket(sum(self._kinds))
         try:
-            socket.connect(nearest(address))
+            socket.connect(address)
         except zmq.ZMQError as error:
             self.close()
             raise ConfigError(
                 f"the address of a server is {address!r}: {error.strerror}. Write host:port."
             ) from error
         self._waiting = Waiting(socket, wake_fd, self._monitor)
-        self._events, self._in = int(zmq.EVENTS), int(zmq.POLLIN)
-        self._both = int(zmq.POLLIN | zmq.POLLOUT)
+        self._events, self._rcvmore = int(zmq.EVENTS), int(zmq.RCVMORE)
+        self._more, self._now = int(zmq.SNDMORE), int(zmq.NOBLOCK)
+
+    @property
+    def closed(self) -> bool:
+        """Whether `close` was called."""
+        return self._socket.closed
+
+    def send(
+        self, sequence: int, head: Buffer, buffers: Sequence[Buffer], room_bytes: int, *, once: bool
+    ) -> bool:
+        """Whether a request went out: the server may be away, or more queued than the socket takes.
+
+        Only lines that share memory care for who asks, for what, and how often.
+        """
+        first, *rest = message(head, buffers)
+        try:
+            self._socket.send(first, self._more | self._now if rest else self._now)
+            for left, frame in enumerate(rest, 1 - len(rest)):
+                self._socket.send(frame, self._more if left else 0, copy=False)
+        except self._zmq.Again:
+            return False
+        return True
+
+    def release(self, sequence: int, *, answered: bool) -> None:
+        """A request is done; nothing of it is kept here."""
 
     def ready(self, *, send: bool) -> int:
         """What the socket can do now."""
-        return self.socket.getsockopt(self._events) & (self._both if send else self._in)
+        return self._socket.getsockopt(self._events) & (IN | OUT if send else IN)
 
     def poll(self, pause_ms: int, *, send: bool) -> tuple[int, bool, bool]:
         """What the socket can do, whether something happened to it, whether a sender woke us.
@@ -118,21 +146,25 @@ class Line:
         while self._monitor.poll(0):
             yield self._kinds[recv_monitor_message(self._monitor)["event"]]
 
-    def rest(self, head: Any) -> Reader:
-        """What follows a head: in the same frame if it is small, else in those that come."""
-        return self if head.more else Behind(behind_head(head.buffer))
+    def receive(self) -> tuple[Buffer, Reader] | None:
+        """The head of the next answer and what follows it: in its frame, or in those that come."""
+        try:
+            head = self._socket.recv(self._now, copy=False)
+        except self._zmq.Again:
+            return None
+        return head.buffer, self if head.more else Behind([behind_head(head.buffer)])
 
-    def skip_rest(self, head: Any) -> None:
+    def skip_rest(self) -> None:
         """Leaves nothing of a message in the socket."""
-        while head.more and self.socket.getsockopt(self.zmq.RCVMORE):
-            self.socket.recv(copy=False)
+        while self._socket.getsockopt(self._rcvmore):
+            self._socket.recv(copy=False)
 
     def into(self, room: memoryview) -> int:
         """The next buffer of a message, copied once into its place; its length."""
         self._check_more()
         if not room:
-            return len(self.socket.recv())
-        taken = self.socket.recv_into(room)
+            return len(self._socket.recv())
+        taken = self._socket.recv_into(room)
         if taken > len(room):
             raise FrameError(f"{taken} bytes of rows where {len(room)} were asked for.")
         return taken
@@ -140,14 +172,14 @@ class Line:
     def frame(self) -> Buffer:
         """The next buffer of a message as it lies in the socket's memory."""
         self._check_more()
-        return self.socket.recv(copy=False).buffer
+        return self._socket.recv(copy=False).buffer
 
     def _check_more(self) -> None:
-        if not self.socket.getsockopt(self.zmq.RCVMORE):
+        if not self._socket.getsockopt(self._rcvmore):
             raise FrameError("an answer that lacks a buffer.")
 
     def close(self) -> None:
         """Ends it; what was not sent is dropped."""
-        self.socket.disable_monitor()
+        self._socket.disable_monitor()
         self._monitor.close()
-        self.socket.close()
+        self._socket.close()

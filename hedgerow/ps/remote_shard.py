@@ -26,10 +26,11 @@ from .configs import config_of, document_of, rates_now
 from .connection import Connection
 from .curve import ClientKeys
 from .errors import FrameError, RolledBackError, ServerAwayError
-from .frames import MAX_FRAME_BYTES, NO_OPTIONS, Buffer, Options, Request, Verb
-from .service import MISSING
+from .frames import MAX_FRAME_BYTES, MAX_TEXT_BYTES, NO_OPTIONS, Buffer, Options, Request, Verb
+from .service import MISSING, SLICE_BYTES
 from .tickets import Kept, Patience, RowsInto, Ticket, zeros_into
 
+_SPARE_BYTES = 1024  # in shared memory each buffer begins on a line of its own
 A = TypeVar("A")
 Away = Literal["fail", "wait", "zeros"]
 """When a server stays away: raise at the deadline, wait for ever, or read zeros."""
@@ -161,7 +162,7 @@ class RemoteShard:
         checks.tensor("ids", ids, torch.int64, (None,))
         layout = self._layouts[arguments.table_number(k, len(self.names))]
         _check_reply(len(ids), layout)
-        kept = Kept()
+        kept = Kept(len(ids) * _entry_bytes(layout) + _SPARE_BYTES)
         request = Request(Verb.ENTRIES, options=Options(table=k), splits=(0, len(ids)))
         ticket = self._start(request, [buffer_of(ids)], kept)
 
@@ -177,7 +178,7 @@ class RemoteShard:
         most = 0 if rows is None else min(checks.count("rows", rows, least=1), 2**32 - 1)
         cursor, done = 0, False
         while not done:
-            kept = Kept()
+            kept = Kept(2 * SLICE_BYTES + _entry_bytes(layout) + _SPARE_BYTES)
             options = Options(table=k, rows=most, cursor=cursor)
             self.connection.wait(self._start(Request(Verb.SCAN, options=options), [], kept))
             if kept.answer is None:
@@ -189,9 +190,9 @@ class RemoteShard:
 
     def start_sizes(self) -> Underway[tuple[int, ...]]:
         """Rows of each table."""
-        kept = Kept()
-        ticket = self._start(Request(Verb.SIZES), [], kept)
         tables = len(self.names)
+        kept = Kept(8 * tables)
+        ticket = self._start(Request(Verb.SIZES), [], kept)
 
         def sizes() -> tuple[int, ...]:
             return tuple(tensor_over(kept.frames[0], torch.int64, tables, "sizes").tolist())
@@ -265,7 +266,7 @@ class RemoteShard:
         self, verb: Verb, order: Mapping[str, Any] | None = None, *, deadline_s: float | None = None
     ) -> Underway[dict[str, Any]]:
         """As `ask`, on its way; an order that may take long needs its own deadline."""
-        kept = Kept()
+        kept = Kept(MAX_TEXT_BYTES)
         frames = [] if order is None else [text_of(order)]
         patience = self.connection.patience
         if deadline_s is not None:
@@ -291,7 +292,7 @@ class RemoteShard:
         return config_of(self.ask(Verb.DESCRIBE)["configs"])
 
     def _open(self, config: MultiConfig) -> MultiConfig:
-        kept = Kept()
+        kept = Kept(MAX_TEXT_BYTES)
         frames = [text_of(document_of(config))]
         try:
             self.connection.wait(self.connection.start(Request(Verb.OPEN), frames, kept))
@@ -315,8 +316,9 @@ class RemoteShard:
         return self.connection.start(request, frames, sink)
 
     def _start_marks(self, verb: Verb, keys: TableKeys, dtype: torch.dtype) -> Underway[Tensor]:
-        keys, kept = self._keys(keys), Kept()
+        keys = self._keys(keys)
         n = len(keys.ids)
+        kept = Kept(n)
         request = Request(verb, splits=keys.splits)
         ticket = self._start(request, [buffer_of(keys.ids)], kept)
         return Underway(
@@ -364,6 +366,11 @@ def _output(out: Tensor, floats: int) -> Float32[Tensor, "floats"]:
     flat = parts.flat_output(out, floats)
     torch.autograd.graph.increment_version(flat)
     return flat
+
+
+def _entry_bytes(layout: RowLayout) -> int:
+    """Of one whole row with its id and time."""
+    return 4 * (layout.dim + layout.state_floats) + 16
 
 
 def _check_reply(n: int, layout: RowLayout) -> None:

@@ -17,13 +17,15 @@ from .desk import Desk, Journal
 from .errors import FrameError
 from .frames import MAX_FRAME_BYTES, MAX_FRAMES, Answer, Verb, message, read_request
 from .lanes import Outbox, Room
-from .nearby import nearby_name
+from .near_door import Door, Peer, Reply, opened
+from .nearby import listen_nearby
+from .packets import from_head, is_plain
 from .service import Service, failure
 from .short_way import FIRST_FRAME_BYTES, ShortWay
 from .waiting import Waiting
 
 _TURN = 64  # requests read before answers go out
-_LINGER_MS = 5000  # for the last answers of a server that leaves
+_LINGER_S = 5  # for the last answers of a server that leaves
 _QUEUED_IN = 64  # messages of one client that wait inside the socket; then its sends wait
 _QUEUED_OUT = 4096  # parts of answers that a client has not taken; what comes after is dropped
 _SOCKET_BYTES = 2**22
@@ -71,7 +73,15 @@ class Server:
         self._stopping = False
         self._context = zmq.Context()
         self._guard = None if keys is None else keys.guard(self._context)
-        self._socket = self._bind(listen, keys, limits)
+        try:
+            self._socket = self._bind(listen, keys, limits)
+            guard = [] if self._guard is None else [self._guard.socket]
+            self._waiting = Waiting(self._socket, self._wake_fd, *guard)
+            self._door = self._open_door(keys)
+        except ConfigError:
+            self._context.destroy(linger=0)
+            os.close(self._wake_fd)
+            raise
         self.desk = Desk(
             service,
             clients or Clients(),
@@ -91,8 +101,8 @@ class Server:
 
     def _bind(self, listen: str, keys: ServerKeys | None, limits: Limits) -> Any:
         zmq = self._zmq
-        socket = self._context.socket(zmq.ROUTER)
-        socket.setsockopt(zmq.LINGER, _LINGER_MS)
+        socket: Any = self._context.socket(zmq.ROUTER)
+        socket.setsockopt(zmq.LINGER, 1000 * _LINGER_S)
         socket.setsockopt(zmq.ROUTER_MANDATORY, 1)  # an answer that cannot go is counted
         socket.setsockopt(zmq.MAXMSGSIZE, limits.frame_bytes)
         socket.setsockopt(zmq.RCVHWM, _QUEUED_IN)
@@ -101,35 +111,30 @@ class Server:
         socket.setsockopt(zmq.RCVBUF, _SOCKET_BYTES)
         if keys is not None:
             keys.protect(socket)
-        addresses = [self._listen(socket, listen)]
-        # One that another process has is as bad as a taken port: clients would ask that process.
-        if (name := nearby_name(addresses[0])) is not None:
-            addresses.append(self._listen(socket, name))
-        self.address, self._addresses = addresses[0], addresses
-        return socket
-
-    def _listen(self, socket: Any, address: str) -> str:
         try:
-            socket.bind(address)
-        except self._zmq.ZMQError as error:
-            self._context.destroy(linger=0)
-            os.close(self._wake_fd)
+            socket.bind(listen)
+        except zmq.ZMQError as error:
             raise ConfigError(
-                f"cannot listen at {address}: {error.strerror}. Write host:port, with a port that "
+                f"cannot listen at {listen}: {error.strerror}. Write host:port, with a port that "
                 f"nobody uses."
             ) from error
-        return socket.getsockopt(self._zmq.LAST_ENDPOINT).decode().rstrip("\0")
+        self.address = socket.getsockopt(zmq.LAST_ENDPOINT).decode().rstrip("\0")
+        return socket
+
+    def _open_door(self, keys: ServerKeys | None) -> Door | None:
+        listening = None if keys is not None else listen_nearby(self.address)
+        return None if listening is None else Door(listening, self._waiting)
 
     # ---- the loop
 
     def run(self) -> None:
         """Serves until `stop`, then does what was accepted and sends the last answers."""
         self._thread = threading.get_ident()
-        guard = [] if self._guard is None else [self._guard.socket]
-        waiting = Waiting(self._socket, self._wake_fd, *guard)
+        waiting = self._waiting
         while not self._stopping:
-            if not waiting.has_input(self._socket):
-                self._clear_wake(waiting.wait())
+            changed = waiting.wait(0 if waiting.has_input(self._socket) else None)
+            self._clear_wake(changed)
+            self._read_nearby(changed)
             if waiting.has_input(self._socket):
                 self._read_some()
             while self._guard is not None and waiting.has_input(self._guard.socket):
@@ -144,6 +149,8 @@ class Server:
 
     def close(self) -> None:
         """Gives the address back; answers that were sent still go out."""
+        if self._door is not None:
+            self._door.close(_LINGER_S)
         self._socket.close()
         if self._guard is not None:
             self._guard.socket.close()
@@ -152,8 +159,9 @@ class Server:
 
     def _drain(self) -> None:
         self.desk.is_draining = True
-        for address in self._addresses:
-            self._socket.unbind(address)  # connections stay: answers still go out
+        self._socket.unbind(self.address)  # connections stay: answers still go out
+        if self._door is not None:
+            self._door.shut()
         self.desk.close()
         self._send_waiting()
 
@@ -176,6 +184,37 @@ class Server:
             if not self._socket.getsockopt(self._events) & self._in:
                 return
 
+    def _read_nearby(self, changed: list[tuple[int, int]]) -> None:
+        """One packet of each client that has sent some: none has to wait for another's many."""
+        for descriptor, what in changed:
+            peer = None if self._door is None else self._door.came(descriptor, what)
+            if peer is not None:
+                self._take_packet(peer)
+
+    def _take_packet(self, peer: Peer) -> None:
+        room = self._short_way.room
+        length, fds = peer.receive(room)
+        if not length and self._door is not None:
+            self._door.lose(peer)
+        if length <= 0:
+            return
+        to, first = Reply(peer), room[:length]
+        try:
+            if is_plain(first):
+                answer = self._short_way.answer(length)
+                if answer is None:
+                    self._take_frames(to, [bytes(first)], length)
+                else:
+                    self._send_packet(peer, [answer])
+                return
+            to, head, buffers = opened(peer, memoryview(bytes(first)), fds)
+            frames = [head, *buffers]
+            self._take_frames(to, frames, sum(len(frame) for frame in frames))
+        except FrameError as error:
+            self._refuse(to, [from_head(first)], error)
+        except Exception as error:  # a fault of ours must not end the loop
+            self._tell_fault(to, from_head(first), error)
+
     def _take(self, to: bytes) -> None:
         length = self._socket.recv_into(self._short_way.room)
         try:
@@ -183,37 +222,43 @@ class Server:
             if answer is None:
                 self._take_any(to, length)
             else:
-                self._send_frames(to, answer, ())
+                self._send_frames(to, [answer])
         except Exception as error:  # a fault of ours must not end the loop
-            logging.getLogger("hedgerow").exception("server %s: a fault", self.desk.name)
-            self.counters.add("faults")
-            sequence = _sequence_of([self._short_way.room[:length]])
-            self._send(to, sequence, failure(Verb.HEALTH, error))
+            self._tell_fault(to, self._short_way.room[:length], error)
+
+    def _tell_fault(self, to: object, first: memoryview, error: Exception) -> None:
+        logging.getLogger("hedgerow").exception("server %s: a fault", self.desk.name)
+        self.counters.add("faults")
+        self._send(to, _sequence_of([first]), failure(Verb.HEALTH, error))
 
     def _take_any(self, to: bytes, length: int) -> None:
-        first = memoryview(bytes(self._short_way.room[:length]))
-        frames: list[Any] = [first]
+        frames: list[Any] = [bytes(self._short_way.room[:length])]
         total = length
         while self._has_more():
             frame = self._socket.recv(copy=False)
             total += len(frame)
             if len(frames) < MAX_FRAMES:
                 frames.append(frame.buffer)
+        self._take_frames(to, frames, total)
+
+    def _take_frames(self, to: object, frames: list[Any], total: int) -> None:
         try:
-            if length > FIRST_FRAME_BYTES:
+            if total > FIRST_FRAME_BYTES and len(frames) == 1:
                 raise FrameError(
-                    f"a first frame of {length} bytes; at most {FIRST_FRAME_BYTES} are allowed."
+                    f"a first frame of {total} bytes; at most {FIRST_FRAME_BYTES} are allowed."
                 )
             request = read_request(frames)
         except FrameError as error:
             self._refuse(to, frames, error)
             return
+        if isinstance(to, Reply):
+            request.room = to.room
         self.desk.take(to, request, total)
 
     def _has_more(self) -> bool:
         return bool(self._socket.getsockopt(self._rcvmore))
 
-    def _refuse(self, to: bytes, frames: list[Any], error: FrameError) -> None:
+    def _refuse(self, to: object, frames: list[Any], error: FrameError) -> None:
         self.counters.add("frames_refused")
         sequence = _sequence_of(frames)
         self._send(to, sequence, failure(Verb.HEALTH, error))
@@ -221,21 +266,33 @@ class Server:
     # ---- out
 
     def _send(self, to: object, sequence: int, answer: Answer) -> None:
-        if threading.get_ident() == self._thread:
-            self._send_now(to, sequence, answer)
+        head = answer.head(sequence, self.desk.incarnation)
+        if isinstance(to, Reply):
+            pieces, to = to.packet(head, answer.frames), to.peer
         else:
-            self._outbox.put(to, sequence, answer)
+            pieces = message(head, answer.frames)
+        if threading.get_ident() == self._thread:
+            self._send_now(to, pieces)
+        else:
+            self._outbox.put(to, pieces)
 
     def _send_waiting(self) -> None:
         while (found := self._outbox.take()) is not None:
             self._send_now(*found)
 
-    def _send_now(self, to: Any, sequence: int, answer: Any) -> None:
-        first, *buffers = message(answer.head(sequence, self.desk.incarnation), answer.frames)
-        self._send_frames(to, first, buffers)
+    def _send_now(self, to: Any, pieces: Sequence[Any]) -> None:
+        if isinstance(to, Peer):
+            self._send_packet(to, pieces)
+        else:
+            self._send_frames(to, pieces)
 
-    def _send_frames(self, to: Any, first: Any, buffers: Sequence[Any]) -> None:
+    def _send_packet(self, peer: Peer, pieces: Sequence[Any]) -> None:
+        if self._door is None or not self._door.send(peer, pieces):
+            self.counters.add("answers_dropped")
+
+    def _send_frames(self, to: Any, frames: Sequence[Any]) -> None:
         zmq, more = self._zmq, self._more
+        first, *buffers = frames
         try:
             self._socket.send(to, more | self._now)
             self._socket.send(first, more if buffers else 0)

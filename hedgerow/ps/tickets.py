@@ -31,7 +31,9 @@ class Reader(Protocol):
 
 
 class Sink(Protocol):
-    """Where an answer goes."""
+    """Where an answer goes. `room_bytes`: its buffers at most, if they may be large."""
+
+    room_bytes: int
 
     def take(self, answer: Answer, frames: int, rest: Reader) -> bool:
         """Takes one part; whether the answer is whole now."""
@@ -41,7 +43,8 @@ class Sink(Protocol):
 class Kept:
     """An answer of one part, kept with its buffers."""
 
-    def __init__(self) -> None:
+    def __init__(self, room_bytes: int = 0) -> None:
+        self.room_bytes = room_bytes
         self.answer: Answer | None = None
         self.frames: list[Buffer] = []
 
@@ -64,6 +67,7 @@ class RowsInto:
     def __init__(self, out: Float32[Tensor, "floats"]) -> None:
         self._out = out
         self._bytes = out.numpy().data.cast("B") if out.numel() else memoryview(b"")
+        self.room_bytes = len(self._bytes)
         self._there: set[int] = set()
         self._taken = 0
 

@@ -22,6 +22,17 @@ class Waiting:
             known = isinstance(source, int)
             self._poll.register(source if known else source.getsockopt(zmq.FD), select.POLLIN)
 
+    def watch(self, descriptor: int, what: int) -> None:
+        """Waits for a plain descriptor, too, or for something else on it."""
+        self._poll.register(descriptor, what)
+
+    def forget(self, descriptor: int) -> None:
+        """Waits for it no more, if it did."""
+        try:
+            self._poll.unregister(descriptor)
+        except (KeyError, ValueError):  # it was closed, or never watched
+            return
+
     def wait(self, pause_ms: int | None = None) -> list[tuple[int, int]]:
         """Descriptors on which something changed, each with what; none after so many ms."""
         return self._poll.poll(pause_ms)
