@@ -69,11 +69,16 @@ def infer(
             raise ServingError("INVALID_ARGUMENT", f"a tensor cannot be read: {error}") from error
         calls.check_names(signature, given)
         wanted = calls.wanted_outputs(signature, [output.name for output in request.outputs])
-        outputs = calls.run(key, signature, calls.checked(key, signature, given), wanted)
+        inputs = {
+            alias: calls.checked(key, alias, spec, given[alias])
+            for alias, spec in signature.inputs.items()
+        }
+        outputs = calls.run(key, signature, inputs, wanted)
         response = kserve.ModelInferResponse(
             model_name=model.name, model_version=str(model.version), id=request.id
         )
-        infer_tensors.write_outputs(response, outputs, compat=compat)
+        typed = compat or ("typed" if given and not request.raw_input_contents else None)
+        infer_tensors.write_outputs(response, outputs, compat=typed)
         return response
 
 
