@@ -38,17 +38,30 @@ class TensorSpec:
 
 
 @dataclass(frozen=True, slots=True)
+class Joining:
+    """How requests of a signature run together: inputs joined along their first size.
+
+    `samples` is an input with one entry a sample. `cuts` says of each output how it is cut: by
+    "samples", or by the output that tells how many entries each sample has. `check` raises for a
+    request that must not be joined: two wrong ones may be right together.
+    """
+
+    samples: str
+    cuts: Mapping[str, str]
+    check: Callable[[Tensors], None] = field(default=lambda _: None)
+
+
+@dataclass(frozen=True, slots=True)
 class Signature:
     """One thing a model can be asked. `run` may be called by many threads at once.
 
-    With `batches` the inputs of several requests may be joined along their first size, and the
-    outputs cut again; without it every request runs alone.
+    With `joining` requests that come together run as one; without it each runs alone.
     """
 
     inputs: Mapping[str, TensorSpec]
     outputs: Mapping[str, TensorSpec]
     run: Callable[[Tensors], Tensors]
-    batches: bool = False
+    joining: Joining | None = None
     method: str = PREDICT_METHOD
 
 
