@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from ..core import checks
+from ..core.counters import Counters
 from ..core.errors import ConfigError
 from .joining import pieces
 from .model import Joining, Tensors
@@ -23,6 +24,9 @@ class Batching:
     """How long a request may wait for others, and how many rows run at once.
 
     A request waits only while another of the same signature is running: alone, it never waits.
+
+    >>> Batching(window_s=0.005).most_rows
+    4096
     """
 
     window_s: float = 0.002
@@ -65,9 +69,12 @@ class Batcher:
     {'y': tensor([2, 4])}
     """
 
-    def __init__(self, run: Run, joining: Joining, batching: Batching) -> None:
+    def __init__(
+        self, run: Run, joining: Joining, batching: Batching, counters: Counters | None = None
+    ) -> None:
         self._run = run
         self._joining = joining
+        self._counters = counters or Counters()
         self._batching = batching
         self._lock = threading.Lock()
         self._open: dict[_Shape, _Group] = {}
@@ -142,6 +149,7 @@ class Batcher:
         cut = pieces(outputs, self._joining.cuts, [job.rows for job in jobs])
         for job, own in zip(jobs, cut or (), strict=False):
             job.outputs = own
+        self._counters.add("joined_requests", len(cut or ()))
         return cut is not None
 
 

@@ -44,6 +44,8 @@ class Joining:
     `samples` is an input with one entry a sample. `cuts` says of each output how it is cut: by
     "samples", or by the output that tells how many entries each sample has. `check` raises for a
     request that must not be joined: two wrong ones may be right together.
+
+    >>> Joining("x", {"y": "samples"}).check({})
     """
 
     samples: str
@@ -76,7 +78,11 @@ class Model:
 
 
 class ServingError(HedgerowError):
-    """A request that is refused, with the code that RPCs know it by."""
+    """A request that is refused, with the code that RPCs know it by.
+
+    >>> ServingError("NOT_FOUND", "no such model").code
+    'NOT_FOUND'
+    """
 
     def __init__(self, code: str, text: str) -> None:
         super().__init__(text)

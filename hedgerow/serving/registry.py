@@ -295,6 +295,6 @@ class Registry:
                 gate.put(None)
 
         if signature.joining is not None and self._batching is not None:
-            joined = Batcher(run_in_turn, signature.joining, self._batching)
+            joined = Batcher(run_in_turn, signature.joining, self._batching, self.counters)
             return dataclasses.replace(signature, run=joined)
         return dataclasses.replace(signature, run=run_in_turn)
