@@ -9,7 +9,7 @@ from ..core.errors import HedgerowError
 from ..wire import dtypes, infer_tensors
 from ..wire.messages import kserve
 from . import calls
-from .model import DEFAULT_SIGNATURE, ServingError, TensorSpec
+from .model import DEFAULT_SIGNATURE, ServingError, Tensors, TensorSpec
 
 if TYPE_CHECKING:
     from ..wire.messages.kserve import (
@@ -77,9 +77,16 @@ def infer(
         response = kserve.ModelInferResponse(
             model_name=model.name, model_version=str(model.version), id=request.id
         )
-        typed = compat or ("typed" if given and not request.raw_input_contents else None)
-        infer_tensors.write_outputs(response, outputs, compat=typed)
+        form = compat or _form(request, outputs)
+        infer_tensors.write_outputs(response, outputs, compat=form)
         return response
+
+
+def _form(request: ModelInferRequest, outputs: Tensors) -> Compat:
+    """That of the inputs, where the protocol has typed contents for all outputs."""
+    if request.raw_input_contents or not request.inputs:
+        return None
+    return "typed" if all(dtypes.of_torch(v.dtype).contents for v in outputs.values()) else None
 
 
 def _lease(registry: Registry, name: str, version: str) -> Lease:
