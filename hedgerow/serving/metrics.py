@@ -63,7 +63,7 @@ class Metrics:
             buckets=_ROWS,
             registry=self._collectors,
         )
-        self._cells: dict[tuple[str, ...], _Cells] = {}  # finding a label takes longer than counting
+        self._cells: dict[tuple[str, ...], _Cells] = {}  # to find a label takes longer
         self._collectors.register(_Loaded(registry))
 
     def observe(self, path: str, code: str, seconds: float, request: Message | None) -> None:

@@ -1,4 +1,4 @@
-"""The bytes of a PredictResponse, written around the tensors' own memory: values are copied once."""
+"""The bytes of a PredictResponse, written around the tensors' memory: values are copied once."""
 
 from __future__ import annotations
 

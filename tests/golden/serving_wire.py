@@ -7,7 +7,6 @@ from typing import Any
 
 import pytest
 import torch
-
 from google.protobuf.json_format import ParseDict
 
 from hedgerow.core.errors import HedgerowError
