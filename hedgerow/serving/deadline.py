@@ -16,6 +16,7 @@ class within:  # noqa: N801  (it reads as a word of a with statement)
     ...     shortest_s(3600) <= 60, shortest_s(1)
     (True, 1)
     """
+
     __slots__ = ("_seconds", "_token")
 
     def __init__(self, seconds: float | None) -> None:

@@ -69,7 +69,7 @@ def _entry(alias: str, value: Tensor | Array, compat: Compat) -> list[Part]:
         field = _CONTENT if compat is None else _SAME_BYTES.get(element.name)
         if field is not None:
             head = _head(alias, element.number, tuple(value.shape), field, bits.nbytes)
-            return [head, memoryview(bits).cast("B")] if bits.nbytes else [head]
+            return [head, bits.data.cast("B")] if bits.nbytes else [head]
     tensor = to_bytes(to_message(value, compat=compat, name=alias))
     return [_before(alias, len(tensor)), tensor]
 
