@@ -12,6 +12,8 @@ from typing import Any
 
 import torch
 
+from ..serving.batching import Batching
+from ..serving.metrics import Metrics
 from ..serving.model import Model
 from ..serving.ps_model import ps_model
 from ..serving.registry import Registry
@@ -70,9 +72,9 @@ def serve_bundle(parent: Connection, folder: str, name: str) -> None:
 
 def _serve(parent: Connection, model: Model) -> None:
     torch.set_num_threads(1)
-    registry = Registry()
+    registry = Registry(batching=Batching())  # as `hedgerow serve` has it, with its metrics
     registry.add(model)
-    with PredictionServer(registry) as server:
+    with PredictionServer(registry, observe=Metrics(registry).observe) as server:
         _until_gone(parent, server.address)
     registry.close()
 

@@ -309,7 +309,8 @@ def comm(
 def serve(as_json: AsJson = False, rounds: _Rounds = 5, quick: _Quick = False) -> None:
     """Measure the prediction server: requests per second and p99 for 1, 16 and 64 clients.
 
-    `raw_lookup` of 1,000 ids, rows of 16 numbers, from a table of 1,000,000. The peer is the
+    `raw_lookup` of 1,000 ids, rows of 16 numbers, from a table of 1,000,000; and an exported DLRM
+    on 64 samples of three features. The server is as `hedgerow serve` has it. The peer is the
     floor: a grpcio server that reads the same bytes and answers the same bytes at once. Both are
     asked by the same clients, in turns. `ratio` is our part of the floor's requests per second.
     Answers are compared; the exit status is 1 if one is wrong. Needs the extra `serving`.

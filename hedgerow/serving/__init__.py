@@ -1,8 +1,28 @@
-"""Trained models that answer requests: export, versions, servers and clients. Door `hr.serving`."""
+"""Trained models that answer requests: export, versions, servers and clients. Door `hr.serving`.
+
+gRPC and protobuf load with the first server or client that is made, not with this door.
+"""
 
 from __future__ import annotations
 
+from .batching import Batching as Batching
 from .bundle import load_bundle as load_bundle
+from .channels import ClientTls as ClientTls
+from .client import PredictionClient as PredictionClient
 from .export import export as export
+from .model import ServingError as ServingError
+from .registry import Registry as Registry
+from .server import PredictionServer as PredictionServer
+from .tls import Tls as Tls
 
-__all__ = ["export", "load_bundle"]
+__all__ = [
+    "Batching",
+    "ClientTls",
+    "PredictionClient",
+    "PredictionServer",
+    "Registry",
+    "ServingError",
+    "Tls",
+    "export",
+    "load_bundle",
+]

@@ -5,54 +5,60 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from ..core.errors import HedgerowError
-from ..wire import tensors
+from ..wire import dtypes, tensors
 from ..wire.buffers import Array
-from ..wire.messages import tf_serving
+from ..wire.predict_response import response_bytes, spec_bytes
 from . import calls
-from .model import ServingError
+from .model import Model, ServingError, Tensors
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from ..wire.messages.tf_serving import ModelSpec, PredictRequest, PredictResponse
+    from ..wire.messages.tensor import TensorProto
+    from ..wire.messages.tf_serving import ModelSpec, PredictRequest
     from ..wire.tensors import Compat
     from .registry import Registry
     from .versions import Lease
 
 
-def predict(
-    registry: Registry, request: PredictRequest, *, compat: Compat = None
-) -> PredictResponse:
-    """Runs a signature; raises ServingError with the code and the text that clients know.
+def predict(registry: Registry, request: PredictRequest, *, compat: Compat = None) -> bytes:
+    """Runs a signature; the bytes of a PredictResponse.
 
-    Outputs travel as raw buffers, or with `compat="typed"` as typed values.
+    Raises ServingError with the code and the text that clients know. Outputs travel in the form of
+    the inputs: as raw buffers where one input did, else as typed values, which every client reads.
+    With `compat="typed"` they are typed whatever came.
 
     >>> import torch
-    >>> from hedgerow.serving.model import Model, Signature, TensorSpec
+    >>> from hedgerow.serving.model import Signature, TensorSpec
     >>> from hedgerow.serving.registry import Registry
+    >>> from hedgerow.wire.messages import tf_serving
     >>> spec = TensorSpec(torch.float32, (None,))
     >>> double = Signature({"x": spec}, {"y": spec}, lambda inputs: {"y": inputs["x"] * 2})
     >>> registry = Registry()
     >>> registry.add(Model("twice", 1, {"serving_default": double}))
     >>> request = tf_serving.PredictRequest(model_spec={"name": "twice"})
     >>> tensors.fill(request.inputs["x"], torch.tensor([1.0, 2.0]))
-    >>> response = predict(registry, request)
+    >>> response = tf_serving.PredictResponse.FromString(predict(registry, request))
     >>> tensors.to_torch(response.outputs["y"]), response.model_spec.version.value
     (tensor([2., 4.]), 1)
     """
     with lease_of(registry, request.model_spec) as model:
-        key, signature = calls.signature_of(model, request.model_spec.signature_name)
-        calls.check_names(signature, request.inputs)
-        wanted = calls.wanted_outputs(signature, request.output_filter)
-        inputs = calls.checked(key, signature, _read(request))
-        outputs = calls.run(key, signature, inputs, wanted)
-        response = tf_serving.PredictResponse()
-        for alias, value in outputs.items():
-            tensors.fill(response.outputs[alias], value, compat=compat, name=alias)
-        spec = response.model_spec
-        spec.name, spec.signature_name = model.name, key
-        spec.version.value = model.version
-        return response
+        key, inputs, raw = _inputs(model, request)
+        found = _outputs(model, key, inputs, request)
+        form = compat or (None if raw else "typed")
+        return response_bytes(found, spec_bytes(model.name, model.version, key), compat=form)
+
+
+def outputs(model: Model, request: PredictRequest) -> Tensors:
+    """The outputs that a request asks for, of a model that the caller holds."""
+    key, inputs, _ = _inputs(model, request)
+    return _outputs(model, key, inputs, request)
+
+
+def _outputs(model: Model, key: str, inputs: Tensors, request: PredictRequest) -> Tensors:
+    signature = model.signatures[key]
+    wanted = calls.wanted_outputs(signature, request.output_filter)
+    return calls.run(key, signature, inputs, wanted)
 
 
 def lease_of(registry: Registry, spec: ModelSpec) -> Lease:
@@ -67,8 +73,25 @@ def lease_of(registry: Registry, spec: ModelSpec) -> Lease:
     return registry.find(spec.name, label=spec.version_label)
 
 
-def _read(request: PredictRequest) -> dict[str, Tensor | Array]:
+def _inputs(model: Model, request: PredictRequest) -> tuple[str, Tensors, bool]:
+    """The signature asked for, its inputs, and whether one of them came as a raw buffer."""
+    key, signature = calls.signature_of(model, request.model_spec.signature_name)
+    given, found, raw = request.inputs, {}, False
+    calls.check_names(signature, given)
+    for alias, spec in signature.inputs.items():
+        message = given[alias]
+        value = tensors.plain_torch(message, dtypes.of_torch(spec.dtype), spec.shape)
+        if value is None:
+            raw = raw or bool(message.tensor_content)
+            value = calls.checked(key, alias, spec, _read(message, alias))
+        else:
+            raw = True
+        found[alias] = value
+    return key, found, raw
+
+
+def _read(message: TensorProto, alias: str) -> Tensor | Array:
     try:
-        return {a: tensors.to_value(value, name=a) for a, value in request.inputs.items()}
+        return tensors.to_value(message, name=alias)
     except HedgerowError as error:
         raise ServingError("INVALID_ARGUMENT", f"a tensor cannot be read: {error}") from error

@@ -105,6 +105,11 @@ class Arguments:
         """All inputs, in the order in which the graph takes them."""
         return {name: spec for one in self.each for name, spec in one.specs().items()}
 
+    def samples(self) -> str:
+        """An input that has one entry a sample."""
+        first = self.each[0]
+        return first.name if isinstance(first, Numbers) else first.features[0] + LENGTHS
+
     def build(self, inputs: Mapping[str, Tensor]) -> list[Tensor | IdBatch]:
         """What the model is called with."""
         return [

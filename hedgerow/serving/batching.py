@@ -5,14 +5,15 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from itertools import accumulate, pairwise
 
 import torch
 from torch import Tensor
 
 from ..core import checks
+from ..core.counters import Counters
 from ..core.errors import ConfigError
-from .model import Tensors
+from .joining import pieces
+from .model import Joining, Tensors
 
 Run = Callable[[Tensors], Tensors]
 _Shape = tuple[tuple[str, torch.dtype, tuple[int, ...]], ...]
@@ -23,6 +24,9 @@ class Batching:
     """How long a request may wait for others, and how many rows run at once.
 
     A request waits only while another of the same signature is running: alone, it never waits.
+
+    >>> Batching(window_s=0.005).most_rows
+    4096
     """
 
     window_s: float = 0.002
@@ -59,13 +63,18 @@ class _Group:
 class Batcher:
     """A signature's `run` that joins the inputs of several callers; owns a lock.
 
-    >>> double = Batcher(lambda inputs: {"y": inputs["x"] * 2}, Batching())
+    >>> joining = Joining("x", {"y": "samples"})
+    >>> double = Batcher(lambda inputs: {"y": inputs["x"] * 2}, joining, Batching())
     >>> double({"x": torch.tensor([1, 2])})
     {'y': tensor([2, 4])}
     """
 
-    def __init__(self, run: Run, batching: Batching) -> None:
+    def __init__(
+        self, run: Run, joining: Joining, batching: Batching, counters: Counters | None = None
+    ) -> None:
         self._run = run
+        self._joining = joining
+        self._counters = counters or Counters()
         self._batching = batching
         self._lock = threading.Lock()
         self._open: dict[_Shape, _Group] = {}
@@ -73,8 +82,9 @@ class Batcher:
 
     def __call__(self, inputs: Tensors) -> Tensors:
         """The outputs of these inputs."""
-        rows = _rows(inputs)
-        if rows is None or rows >= self._batching.most_rows:
+        self._joining.check(inputs)  # now: joined, one wrong request may hide another
+        rows = len(inputs[self._joining.samples])
+        if rows >= self._batching.most_rows:
             return self._run(inputs)
         job, shape = _Job(inputs, rows), _shape(inputs)
         group, leads, waits = self._join(job, shape)
@@ -128,7 +138,7 @@ class Batcher:
                 job.error = error
 
     def _run_joined(self, jobs: list[_Job]) -> bool:
-        """Whether it worked: every output has a row for each row of the inputs."""
+        """Whether it worked, and the outputs could be cut."""
         names = jobs[0].inputs
         try:
             outputs = self._run(
@@ -136,18 +146,11 @@ class Batcher:
             )
         except Exception:
             return False  # each runs alone then, and raises what it raises
-        ends = [0, *accumulate(job.rows for job in jobs)]
-        if any(not value.dim() or len(value) != ends[-1] for value in outputs.values()):
-            return False
-        for job, (begin, end) in zip(jobs, pairwise(ends), strict=True):
-            job.outputs = {name: value[begin:end] for name, value in outputs.items()}
-        return True
-
-
-def _rows(inputs: Mapping[str, Tensor]) -> int | None:
-    """The first size that all inputs share; None where they do not."""
-    sizes = {value.shape[0] if value.dim() else -1 for value in inputs.values()}
-    return sizes.pop() if len(sizes) == 1 and -1 not in sizes else None
+        cut = pieces(outputs, self._joining.cuts, [job.rows for job in jobs])
+        for job, own in zip(jobs, cut or (), strict=False):
+            job.outputs = own
+        self._counters.add("joined_requests", len(cut or ()))
+        return cut is not None
 
 
 def _shape(inputs: Mapping[str, Tensor]) -> _Shape:

@@ -15,9 +15,9 @@ from ..routing.router import Router
 from ..tables.config import TableConfig
 from ..tables.multi.host_tables import HostTables
 from .arguments import Arguments, dtype_of
-from .check_inputs import answers, check_batch
+from .check_inputs import answers, check_batch, check_specs
 from .manifest import PROGRAM, ROWS, Manifest, check_files, read_manifest
-from .model import DEFAULT_SIGNATURE, Model, Signature, Tensors, TensorSpec
+from .model import DEFAULT_SIGNATURE, Joining, Model, Signature, Tensors, TensorSpec
 from .program import read_program
 from .remote_rows import Ask, RemoteRows
 from .row_signatures import row_signatures
@@ -96,9 +96,17 @@ def _default(manifest: Manifest, run: Callable[[list[Tensor]], Tensors]) -> Sign
         for name, plain in (manifest.outputs or {}).items()
     }
 
+    def check(given: Tensors) -> None:
+        check_specs(inputs, given)
+        check_batch(arguments, given)
+
     def predict(given: Tensors) -> Tensors:
         check_batch(arguments, given)
         with torch.no_grad():
             return run([given[name].contiguous() for name in inputs])
 
-    return Signature(inputs, outputs, answers(inputs, predict))
+    cuts = {name: plain.get("cut") for name, plain in (manifest.outputs or {}).items()}
+    joining = None
+    if all(cuts.values()):  # none of a bundle that an older release wrote
+        joining = Joining(arguments.samples(), cuts, check)
+    return Signature(inputs, outputs, answers(inputs, predict), joining)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable
 
 from torch import Tensor
 
@@ -36,9 +36,10 @@ def check_names(signature: Signature, given: Collection[str]) -> None:
             f"input size does not match signature: {len(given)} != {len(wanted)}; missing: "
             f"{missing}; not in the signature: {unknown}.",
         )
-    for alias in given:
-        if alias not in wanted:
-            raise _unknown("input", alias, wanted)
+    for alias in wanted:
+        if alias not in given:
+            unknown = next(one for one in given if one not in wanted)
+            raise _unknown("input", unknown, wanted)
 
 
 def wanted_outputs(signature: Signature, asked: Collection[str]) -> Collection[str]:
@@ -63,19 +64,15 @@ def _unknown(kind: str, alias: str, known: Iterable[str]) -> ServingError:
     )
 
 
-def checked(key: str, signature: Signature, given: Mapping[str, Tensor | Array]) -> Tensors:
-    """The inputs, each of the type and shape that the signature wants."""
-    inputs: dict[str, Tensor] = {}
-    for alias, spec in signature.inputs.items():
-        value = given[alias]
-        if not isinstance(value, Tensor) or not spec.takes(value):
-            found = _told(value.dtype, value.shape)
-            raise ServingError(
-                "INVALID_ARGUMENT",
-                f"input {alias} of signature {key} has {found}; it must have {_wanted(spec)}.",
-            )
-        inputs[alias] = value
-    return inputs
+def checked(key: str, alias: str, spec: TensorSpec, value: Tensor | Array) -> Tensor:
+    """An input of the type and shape that the signature wants."""
+    if not isinstance(value, Tensor) or not spec.takes(value):
+        found = _told(value.dtype, value.shape)
+        raise ServingError(
+            "INVALID_ARGUMENT",
+            f"input {alias} of signature {key} has {found}; it must have {_wanted(spec)}.",
+        )
+    return value
 
 
 def _told(dtype: object, shape: Iterable[int | None]) -> str:

@@ -3,27 +3,40 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
-from contextvars import ContextVar
+from contextvars import ContextVar, Token
+from types import TracebackType
 
 _end: ContextVar[float | None] = ContextVar("deadline", default=None)  # by time.monotonic()
 
 
-@contextmanager
-def within(seconds: float | None) -> Iterator[None]:
+class within:  # noqa: N801  (it reads as a word of a with statement)
     """What is called inside has so many seconds, or fewer where less was left; None adds no limit.
 
     >>> with within(60), within(None):
     ...     shortest_s(3600) <= 60, shortest_s(1)
     (True, 1)
     """
-    ends = [end for end in (_end.get(), None if seconds is None else _now() + seconds) if end]
-    token = _end.set(min(ends, default=None))
-    try:
-        yield
-    finally:
-        _end.reset(token)
+
+    __slots__ = ("_seconds", "_token")
+
+    def __init__(self, seconds: float | None) -> None:
+        self._seconds = seconds
+        self._token: Token[float | None] | None = None
+
+    def __enter__(self) -> None:
+        before, end = _end.get(), None if self._seconds is None else _now() + self._seconds
+        if before is not None:
+            end = before if end is None else min(before, end)
+        self._token = _end.set(end)
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        at: TracebackType | None,
+    ) -> None:
+        assert self._token is not None
+        _end.reset(self._token)
 
 
 def shortest_s(timeout_s: float) -> float:

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from ..wire.tensors import Compat
     from .registry import Registry
 
-Answer = Callable[[Any], Any]
+Answer = Callable[[Any], "Message | bytes"]
 Observe = Callable[[str, str, float, "Message | None"], None]
 """Called after each request: the method's path, its code, its seconds, and what was asked (None
 where the bytes were no message)."""
@@ -92,7 +92,8 @@ def _behaviour(
         try:
             request = from_bytes(kind, data)
             with within(context.time_remaining()):  # what the model asks of others ends in time
-                return to_bytes(function(request))
+                answer = function(request)
+            return answer if isinstance(answer, bytes) else to_bytes(answer)
         except Exception as error:
             code, text = coded(error)
             if code == "INTERNAL":

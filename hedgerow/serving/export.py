@@ -14,10 +14,10 @@ from ..core.clock import Clock, SystemClock
 from ..core.errors import DtypeError, StateError
 from ..nn.collection import collections_of, undressed
 from .arguments import Arguments
-from .manifest import MANIFEST, PROGRAM, ROWS, Manifest, file_entry, plain_specs, read_manifest
+from .manifest import MANIFEST, PROGRAM, ROWS, Manifest, file_entry, plain_outputs, read_manifest
 from .program import write_program
 from .row_signatures import multi_name
-from .rows import ServedTable, plain_routing, served_tables, write_rows
+from .rows import ServedTable, known_ids, plain_routing, served_tables, write_rows
 from .version_folders import check_sub_graph, next_version, publish
 
 ENTRY = "entry"
@@ -100,7 +100,9 @@ class _Export:
         holds_rows = bool(self.tables) and (server is not None or not self.servers)
         outputs = None
         if server is None:
-            outputs = plain_specs(write_program(self.model, self.arguments, part / PROGRAM))
+            known = known_ids(self.model, self.tables)
+            specs, cuts = write_program(self.model, self.arguments, part / PROGRAM, known)
+            outputs = plain_outputs(specs, cuts)
         if holds_rows:
             write_rows(self.tables, part / ROWS, server or 0, max(1, self.servers))
         files = [f for f in (PROGRAM, f"{ROWS}/manifest.json") if (part / f).exists()]

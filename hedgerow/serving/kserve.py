@@ -9,7 +9,7 @@ from ..core.errors import HedgerowError
 from ..wire import dtypes, infer_tensors
 from ..wire.messages import kserve
 from . import calls
-from .model import DEFAULT_SIGNATURE, ServingError, TensorSpec
+from .model import DEFAULT_SIGNATURE, ServingError, Tensors, TensorSpec
 
 if TYPE_CHECKING:
     from ..wire.messages.kserve import (
@@ -69,12 +69,24 @@ def infer(
             raise ServingError("INVALID_ARGUMENT", f"a tensor cannot be read: {error}") from error
         calls.check_names(signature, given)
         wanted = calls.wanted_outputs(signature, [output.name for output in request.outputs])
-        outputs = calls.run(key, signature, calls.checked(key, signature, given), wanted)
+        inputs = {
+            alias: calls.checked(key, alias, spec, given[alias])
+            for alias, spec in signature.inputs.items()
+        }
+        outputs = calls.run(key, signature, inputs, wanted)
         response = kserve.ModelInferResponse(
             model_name=model.name, model_version=str(model.version), id=request.id
         )
-        infer_tensors.write_outputs(response, outputs, compat=compat)
+        form = compat or _form(request, outputs)
+        infer_tensors.write_outputs(response, outputs, compat=form)
         return response
+
+
+def _form(request: ModelInferRequest, outputs: Tensors) -> Compat:
+    """That of the inputs, where the protocol has typed contents for all outputs."""
+    if request.raw_input_contents or not request.inputs:
+        return None
+    return "typed" if all(dtypes.of_torch(v.dtype).contents for v in outputs.values()) else None
 
 
 def _lease(registry: Registry, name: str, version: str) -> Lease:

@@ -114,9 +114,15 @@ def check_files(folder: Path, manifest: Manifest) -> None:
             )
 
 
-def plain_specs(specs: Mapping[str, TensorSpec]) -> dict[str, Any]:
-    """Specs, fit for JSON."""
+def plain_outputs(
+    specs: Mapping[str, TensorSpec], cuts: Mapping[str, str] | None
+) -> dict[str, Any]:
+    """Outputs and how they are cut where requests ran together, fit for JSON."""
     return {
-        name: {"dtype": str(spec.dtype).removeprefix("torch."), "shape": list(spec.shape)}
+        name: {
+            "dtype": str(spec.dtype).removeprefix("torch."),
+            "shape": list(spec.shape),
+            "cut": cuts[name] if cuts else None,
+        }
         for name, spec in specs.items()
     }

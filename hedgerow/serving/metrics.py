@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ..core.errors import MissingExtraError
-from .model import DEFAULT_SIGNATURE, ServingError
+from .model import DEFAULT_SIGNATURE, Model, ServingError
 
 if TYPE_CHECKING:
     from ..wire.pool import Message
@@ -16,6 +16,14 @@ CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 _LATENCIES_S = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 10.0)
 _ROWS = tuple(4.0**power for power in range(10))
 _PREDICTS = ("/Predict", "/ModelInfer", ":predict")
+
+
+class _Cells(NamedTuple):
+    """Where requests of one kind are counted."""
+
+    requests: Any
+    latency: Any
+    rows: Any  # None where the request asked for no prediction
 
 
 class Metrics:
@@ -50,38 +58,48 @@ class Metrics:
         )
         self._rows = library.Histogram(
             "hedgerow_serving_request_rows",
-            "The first size of a request's first input.",
+            "Rows of a request: its samples, or the first size of the signature's first input.",
             ("model",),
             buckets=_ROWS,
             registry=self._collectors,
         )
+        self._cells: dict[tuple[str, ...], _Cells] = {}  # to find a label takes longer
         self._collectors.register(_Loaded(registry))
 
     def observe(self, path: str, code: str, seconds: float, request: Message | None) -> None:
         """Counts a request that ended: its method, its code, its time, and what was asked."""
-        model, version, signature = self._labels(request)
-        self._requests.labels(path, model, version, signature, code).inc()
-        self._latency.labels(path, model).observe(seconds)
-        if model and code == "OK" and path.endswith(_PREDICTS):
-            self._rows.labels(model).observe(_rows(request))
+        model, version, signature, row_input = self._labels(request)
+        key = (path, model, version, signature, code)
+        cells = self._cells.get(key)
+        if cells is None:  # at most so many as there are labels
+            counted = bool(model) and code == "OK" and path.endswith(_PREDICTS)
+            cells = self._cells[key] = _Cells(
+                self._requests.labels(*key),
+                self._latency.labels(path, model),
+                self._rows.labels(model) if counted else None,
+            )
+        cells.requests.inc()
+        cells.latency.observe(seconds)
+        if cells.rows is not None:
+            cells.rows.observe(_rows(request, row_input))
 
     def text(self) -> bytes:
         """All of it, in Prometheus' text form."""
         return _library().generate_latest(self._collectors)
 
-    def _labels(self, request: Any) -> tuple[str, str, str]:
-        """Model, version and signature, empty where the registry does not know them."""
+    def _labels(self, request: Any) -> tuple[str, str, str, str]:
+        """Model, version and signature, empty where unknown; and the input that tells its rows."""
         name, asked, signature = _asked(request)
-        versions = self._registry.versions(name) if name else []
-        if not versions:
-            return "", "", ""
-        version = asked if asked in versions else versions[-1]
-        try:
-            with self._registry.find(name, version) as model:
-                known = signature in model.signatures
-        except ServingError:  # gone since
-            known = False
-        return name, str(version), signature if known else ""
+        if not name:
+            return "", "", "", ""
+        for version in (asked, None):  # one that is not known counts for the newest
+            try:
+                with self._registry.find(name, version) as model:
+                    known = signature if signature in model.signatures else ""
+                    return name, str(model.version), known, _row_input(model, signature)
+            except ServingError:
+                continue
+        return "", "", "", ""
 
 
 class _Loaded:
@@ -126,13 +144,24 @@ def _asked(request: Any) -> tuple[str, int | None, str]:
     return name, int(version) if version.isascii() and version.isdecimal() else None, ""
 
 
-def _rows(request: Any) -> int:
-    """The first size of the first input; 1 of a scalar, 0 without inputs."""
-    if hasattr(request, "model_spec"):
-        shapes = ([dim.size for dim in v.tensor_shape.dim] for v in request.inputs.values())
+def _row_input(model: Model, key: str) -> str:
+    """The input with one entry a sample; of a signature that says none, the first."""
+    signature = model.signatures.get(key or DEFAULT_SIGNATURE)
+    if signature is None:
+        return ""
+    joining = signature.joining
+    return joining.samples if joining else next(iter(signature.inputs), "")
+
+
+def _rows(request: Any, name: str) -> int:
+    """The first size of an input; 1 of a scalar, 0 where it did not come."""
+    if not hasattr(request, "model_spec"):
+        sizes = next((list(one.shape) for one in request.inputs if one.name == name), [0])
+    elif name in request.inputs:
+        sizes = [dim.size for dim in request.inputs[name].tensor_shape.dim]
     else:
-        shapes = (list(one.shape) for one in request.inputs)
-    return next(((sizes or [1])[0] for sizes in shapes), 0)
+        sizes = [0]
+    return sizes[0] if sizes else 1
 
 
 def _library() -> Any:

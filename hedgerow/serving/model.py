@@ -38,17 +38,32 @@ class TensorSpec:
 
 
 @dataclass(frozen=True, slots=True)
+class Joining:
+    """How requests of a signature run together: inputs joined along their first size.
+
+    `samples` is an input with one entry a sample. `cuts` says of each output how it is cut: by
+    "samples", or by the output that tells how many entries each sample has. `check` raises for a
+    request that must not be joined: two wrong ones may be right together.
+
+    >>> Joining("x", {"y": "samples"}).check({})
+    """
+
+    samples: str
+    cuts: Mapping[str, str]
+    check: Callable[[Tensors], None] = field(default=lambda _: None)
+
+
+@dataclass(frozen=True, slots=True)
 class Signature:
     """One thing a model can be asked. `run` may be called by many threads at once.
 
-    With `batches` the inputs of several requests may be joined along their first size, and the
-    outputs cut again; without it every request runs alone.
+    With `joining` requests that come together run as one; without it each runs alone.
     """
 
     inputs: Mapping[str, TensorSpec]
     outputs: Mapping[str, TensorSpec]
     run: Callable[[Tensors], Tensors]
-    batches: bool = False
+    joining: Joining | None = None
     method: str = PREDICT_METHOD
 
 
@@ -63,7 +78,11 @@ class Model:
 
 
 class ServingError(HedgerowError):
-    """A request that is refused, with the code that RPCs know it by."""
+    """A request that is refused, with the code that RPCs know it by.
+
+    >>> ServingError("NOT_FOUND", "no such model").code
+    'NOT_FOUND'
+    """
 
     def __init__(self, code: str, text: str) -> None:
         super().__init__(text)

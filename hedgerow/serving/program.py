@@ -17,6 +17,7 @@ from ..nn.freeze import freeze
 from ..nn.frozen import FrozenRows
 from ..nn.read_op import ReadableRows, read_rows
 from .arguments import LENGTHS, Arguments
+from .joining import Cuts, find_cuts
 from .model import Tensors, TensorSpec
 
 OUTPUT = "output"
@@ -63,24 +64,28 @@ def _output(name: str, value: object) -> dict[str, Tensor]:
     )
 
 
-def write_program(model: nn.Module, arguments: Arguments, path: Path) -> dict[str, TensorSpec]:
-    """Traces the model in eval, for any number of samples; what its outputs are."""
+def write_program(
+    model: nn.Module, arguments: Arguments, path: Path, known: Mapping[str, Tensor]
+) -> tuple[dict[str, TensorSpec], Cuts | None]:
+    """Traces the model in eval, for any number of samples; what its outputs are, and their cuts.
+
+    `known` has ids of each feature that own rows, to try the model with.
+    """
     for name, tensor in [*model.named_parameters(), *model.named_buffers()]:
         if tensor.device.type != "cpu":
             raise InputError(f"{name} is on {tensor.device}; export model.cpu().")
     frozen = freeze(model, name=f"export-{secrets.token_hex(6)}")
-    inputs = [*arguments.made_up().values()]
+    inputs, named = [*arguments.made_up().values()], ByName(frozen, arguments).eval()
     try:
         with torch.no_grad():
-            program = torch.export.export(
-                ByName(frozen, arguments).eval(), (inputs,), dynamic_shapes=(arguments.shapes(),)
-            )
+            program = torch.export.export(named, (inputs,), dynamic_shapes=(arguments.shapes(),))
+            cuts = find_cuts(program.module(), arguments, known)
     finally:
         for module in frozen.modules():
             if isinstance(module, FrozenRows):
                 registry.release(module.name, module.store)
     torch.export.save(program, path)
-    return _output_specs(program)
+    return _output_specs(program), cuts
 
 
 def _output_specs(program: torch.export.ExportedProgram) -> dict[str, TensorSpec]:

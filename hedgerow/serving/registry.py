@@ -294,6 +294,7 @@ class Registry:
             finally:
                 gate.put(None)
 
-        if signature.batches and self._batching is not None:
-            return dataclasses.replace(signature, run=Batcher(run_in_turn, self._batching))
+        if signature.joining is not None and self._batching is not None:
+            joined = Batcher(run_in_turn, signature.joining, self._batching, self.counters)
+            return dataclasses.replace(signature, run=joined)
         return dataclasses.replace(signature, run=run_in_turn)

@@ -153,11 +153,8 @@ def _predict(registry: Registry, request: Any, body: bytes) -> dict[str, Any]:
         _, signature = calls.signature_of(model, plain.signature)
         for name, value in plain.tensors(signature.inputs).items():
             tensors.fill(request.inputs[name], value, name=name)
-        spec.version.value = model.version
-        spec.version.SetInParent()
-        response = answer.predict(registry, request)
-    names = [name for name in signature.outputs if name in response.outputs]
-    return plain.answer({name: tensors.to_torch(response.outputs[name]) for name in names})
+        outputs = answer.outputs(model, request)
+    return plain.answer({name: outputs[name] for name in signature.outputs})
 
 
 def _status(registry: Registry, request: Any, body: bytes) -> dict[str, Any]:

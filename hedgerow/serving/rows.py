@@ -26,6 +26,7 @@ from ..tables.store import Entries
 
 FORMS = ("fp32", "fp16", "int8")
 LARGEST_HALF = 65504.0
+_SOME_ROWS = 64
 _LEAST_RANGE = 1e-30  # the least that FixedR8 takes
 
 
@@ -93,6 +94,17 @@ def served_tables(model: nn.Module, form: str) -> dict[str, ServedTable]:
             config = _config(live, chosen)
             found[table.name] = ServedTable(live, config, plain.router, plain.step)
     return dict(sorted(found.items(), key=lambda item: item[0].encode()))
+
+
+def known_ids(model: nn.Module, tables: Mapping[str, ServedTable]) -> dict[str, Tensor]:
+    """Some ids of each feature that own rows."""
+    found: dict[str, Tensor] = {}
+    for one in collections_of(model):
+        for table in one.tables:
+            some = next((e.ids for e in tables[table.name].live.scan(_SOME_ROWS)), None)
+            if some is not None:
+                found |= dict.fromkeys(table.features, some)
+    return found
 
 
 def write_rows(

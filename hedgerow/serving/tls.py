@@ -11,7 +11,11 @@ from ..core.errors import FileMissingError
 
 @dataclass(frozen=True, slots=True)
 class Tls:
-    """PEM files: the server's certificate chain and key; `client_ca` asks clients for theirs."""
+    """PEM files: the server's certificate chain and key; `client_ca` asks clients for theirs.
+
+    >>> Tls(Path("server.pem"), Path("server.key")).client_ca is None
+    True
+    """
 
     certificate: Path
     key: Path

@@ -33,13 +33,15 @@ def flat_bits(name: str, value: Tensor | Array) -> tuple[ElementType, Array]:
 
 def _of_tensor(name: str, value: Tensor) -> tuple[ElementType, Array]:
     element = dtypes.of_torch(value.dtype)
+    if element.numpy is not None and _is_plain(value):  # in few steps: what most servers send
+        bits = value.numpy() if element.is_plain else value.numpy().view(element.bits)
+        sizes.check_sendable(name, bits.nbytes)
+        return element, bits if bits.ndim == 1 else bits.reshape(-1)
     if value.layout != torch.strided:
         raise InputError(f"{name} has layout {value.layout}; pass {name}.to_dense().")
     if value.device.type == "meta":
         raise InputError(f"{name} is on the meta device, without values; pass a real tensor.")
     sizes.check_sendable(name, value.nbytes)
-    if element.numpy is not None and _is_plain(value):  # in few steps: what most servers send
-        return element, value.numpy().reshape(-1).view(element.bits)
     plain = value.detach().cpu().resolve_conj().resolve_neg().reshape(-1)
     if plain.stride(0) != 1:  # also of one element, which torch calls contiguous at any stride
         plain = plain.clone(memory_format=torch.contiguous_format)
@@ -50,6 +52,7 @@ def _is_plain(value: Tensor) -> bool:
     """Whether numpy may look at a tensor's memory as it is."""
     return (
         value.is_cpu
+        and value.layout == torch.strided
         and value.is_contiguous()
         and not value.requires_grad
         and not value.is_conj()
@@ -71,8 +74,8 @@ def as_torch(element: ElementType, bits: Array, shape: tuple[int, ...]) -> Tenso
     """The tensor over these bits; one that can be written to, so never write to a shared one."""
     if not bits.size:
         return torch.empty(shape, dtype=element.torch)
-    if element.numpy is not None and bits.nbytes <= _SMALL_BYTES and not bits.flags.writeable:
-        tensor = torch.from_numpy(bits.view(element.numpy).copy())
+    if element.is_plain and bits.nbytes <= _SMALL_BYTES:  # in few steps: what most clients send
+        tensor = torch.from_numpy(bits.copy())
         return tensor if len(shape) == 1 else tensor.reshape(shape)
     plain = bits.view(np.uint8)
     if plain.flags.writeable:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, TypeVar
+from functools import cache
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from ..core.errors import DtypeError, InputError
 from .sizes import MAX_MESSAGE_BYTES
@@ -41,21 +42,30 @@ def from_bytes(kind: type[M], data: bytes | bytearray | memoryview) -> M:
     >>> from_bytes(agent_service.GetReplicasRequest, bytes.fromhex("10031a016d")).model_name
     'm'
     """
-    from google.protobuf.message import DecodeError
-
     if not isinstance(data, bytes | bytearray | memoryview):
         raise DtypeError(f"data is a {type(data).__name__}; a message is read from bytes.")
     message = kind()
     try:
         message.ParseFromString(bytes(data))
-        if kind.DESCRIPTOR.file.package in _UNCHECKED_TEXT:
+        if _has_unchecked_text(kind):
             _decode_text(message)
-    except (DecodeError, UnicodeDecodeError) as error:
+    except (_decode_error(), UnicodeDecodeError) as error:
         name = kind.DESCRIPTOR.full_name
         raise InputError(
             f"these {len(data)} bytes are no {name}: {error}; send a serialized {name}."
         ) from error
     return message
+
+
+@cache
+def _has_unchecked_text(kind: Any) -> bool:
+    return kind.DESCRIPTOR.file.package in _UNCHECKED_TEXT
+
+
+def _decode_error() -> type[Exception]:
+    from google.protobuf.message import DecodeError  # here: an import a message takes its time
+
+    return DecodeError
 
 
 def _decode_text(message: Message) -> None:

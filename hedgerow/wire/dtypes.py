@@ -40,6 +40,11 @@ class ElementType:
         object.__setattr__(self, "width", np.dtype(self.bits).itemsize)
 
     @property
+    def is_plain(self) -> bool:
+        """Whether any bytes are a value, and numpy has the type."""
+        return self.bits == self.numpy
+
+    @property
     def parts(self) -> int:
         """Typed values of one element: a complex number is two."""
         return 2 if self.name.startswith("complex") else 1
@@ -65,6 +70,7 @@ ELEMENTS = (
     ElementType("float8_e4m3fn", 25, "float8_val", "u1", None),
 )
 _BY_NAME = {element.name: element for element in ELEMENTS}
+_BY_TORCH = {element.torch: element for element in ELEMENTS}
 _BY_NUMBER = {element.number: element for element in ELEMENTS}
 _BY_KSERVE = {element.kserve: element for element in ELEMENTS if element.kserve}
 
@@ -75,8 +81,7 @@ def of_torch(dtype: torch.dtype) -> ElementType:
     >>> of_torch(torch.int64).number
     9
     """
-    name = str(dtype).removeprefix("torch.")
-    return _BY_NAME.get(name) or _unknown(f"a tensor of {dtype}", _BY_NAME)
+    return _BY_TORCH.get(dtype) or _unknown(f"a tensor of {dtype}", _BY_NAME)
 
 
 def of_numpy(dtype: np.dtype) -> ElementType:
@@ -86,8 +91,10 @@ def of_numpy(dtype: np.dtype) -> ElementType:
 
 def of_number(number: int) -> ElementType:
     """The element type that TensorFlow gives this number."""
-    known = (f"{element.number} ({element.name})" for element in ELEMENTS)
-    return _BY_NUMBER.get(number) or _unknown(f"dtype {number}", known)
+    found = _BY_NUMBER.get(number)
+    if found is None:
+        _unknown(f"dtype {number}", (f"{known.number} ({known.name})" for known in ELEMENTS))
+    return found
 
 
 def of_kserve(datatype: str) -> ElementType:

@@ -11,10 +11,11 @@ import torch
 
 from hedgerow.core.errors import ConfigError, InputError
 from hedgerow.serving.batching import Batcher, Batching
-from hedgerow.serving.model import Model, Signature, TensorSpec
+from hedgerow.serving.model import Joining, Model, Signature, TensorSpec
 from hedgerow.serving.registry import Registry
 
 TIMEOUT_S = 60
+DOUBLED = Joining("x", {"y": "samples"})
 
 
 class _Held:
@@ -51,7 +52,7 @@ def _together(batcher: Batcher, held: _Held, values: list[torch.Tensor]) -> list
 def test_requests_that_come_while_one_runs_are_joined() -> None:
     held = _Held()
     values = [torch.full((n,), float(n)) for n in (1, 2, 3)]
-    found = _together(Batcher(held, Batching(10.0, 6)), held, values)
+    found = _together(Batcher(held, DOUBLED, Batching(10.0, 6)), held, values)
     assert held.rows == [1, 6]  # full, so it did not wait for the window
     for value, outputs in zip(values, found, strict=True):
         assert torch.equal(outputs["y"], value * 2)
@@ -60,7 +61,7 @@ def test_requests_that_come_while_one_runs_are_joined() -> None:
 def test_a_wrong_request_spoils_no_other() -> None:
     held = _Held()
     values = [torch.tensor([1.0]), torch.tensor([-1.0]), torch.tensor([3.0])]
-    good, bad, other = _together(Batcher(held, Batching(10.0, 3)), held, values)
+    good, bad, other = _together(Batcher(held, DOUBLED, Batching(10.0, 3)), held, values)
     assert isinstance(bad, InputError)
     assert (good["y"].tolist(), other["y"].tolist()) == ([2.0], [6.0])
 
@@ -68,13 +69,13 @@ def test_a_wrong_request_spoils_no_other() -> None:
 def test_other_shapes_run_apart() -> None:
     held = _Held()
     values = [torch.ones(2, 3), torch.ones(2, 4)]
-    found = _together(Batcher(held, Batching(0.01, 100)), held, values)
+    found = _together(Batcher(held, DOUBLED, Batching(0.01, 100)), held, values)
     assert [tuple(outputs["y"].shape) for outputs in found] == [(2, 3), (2, 4)]
     assert sorted(held.rows) == [1, 2, 2]
 
 
 def test_a_request_alone_does_not_wait() -> None:
-    batcher = Batcher(lambda inputs: {"y": inputs["x"]}, Batching(10.0))
+    batcher = Batcher(lambda inputs: {"y": inputs["x"]}, DOUBLED, Batching(10.0))
     done = threading.Event()
     thread = threading.Thread(target=lambda: (batcher({"x": torch.ones(1)}), done.set()))
     thread.start()
@@ -89,7 +90,7 @@ def test_outputs_without_a_row_for_each_input_run_alone() -> None:
         return {"y": held(inputs)["y"].sum()[None]}
 
     values = [torch.tensor([1.0, 2.0]), torch.tensor([3.0])]
-    found = _together(Batcher(total, Batching(10.0, 3)), held, values)
+    found = _together(Batcher(total, DOUBLED, Batching(10.0, 3)), held, values)
     assert [outputs["y"].tolist() for outputs in found] == [[6.0], [6.0]]
 
 
@@ -100,7 +101,7 @@ def test_a_registry_joins_only_what_allows_it() -> None:
         return {"y": inputs["x"]}
 
     signatures = {
-        key: Signature({"x": spec}, {"y": spec}, run, batches=key == "joined")
+        key: Signature({"x": spec}, {"y": spec}, run, DOUBLED if key == "joined" else None)
         for key in ("joined", "alone")
     }
     for batching, expected in ((Batching(), True), (None, False)):

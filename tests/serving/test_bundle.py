@@ -26,7 +26,7 @@ from hedgerow.serving.bundle import load_bundle
 from hedgerow.serving.export import export
 from hedgerow.serving.model import Model, ServingError, Tensors
 from hedgerow.serving.remote_rows import Ask
-from hedgerow.serving.version_folders import versions_in
+from hedgerow.serving.version_folders import publish, versions_in
 
 from .trained import batch, request, tables, trained
 
@@ -126,6 +126,44 @@ def test_a_killed_export_leaves_no_version(where: str, tmp_path: Path) -> None:
     assert versions_in(tmp_path / "entry") == []
     again = export(nn.Linear(1, 1), tmp_path, example=torch.ones(1, 1), version=3)
     assert load_bundle(again, "m").version == 3
+    assert os.listdir(tmp_path / "entry") == ["3"]  # what was left is cleared away
+
+
+WRITES = """
+import sys
+from pathlib import Path
+from hedgerow.serving.version_folders import publish
+
+def slow(part):
+    (part / "half").write_text("written")
+    print("writing", flush=True)
+    sys.stdin.read()
+
+publish(Path(sys.argv[1]), slow)
+"""
+
+
+def test_a_folder_that_another_process_writes_stays(tmp_path: Path) -> None:
+    command = [sys.executable, "-c", WRITES, str(tmp_path / "1")]
+    other = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+    with other:
+        try:
+            assert other.stdout is not None
+            assert other.stdout.readline() == "writing\n"
+            publish(tmp_path / "2", lambda part: (part / "whole").touch())
+            assert len(os.listdir(tmp_path)) == 2
+            other.communicate(timeout=60)
+        finally:
+            other.kill()
+    assert other.returncode == 0
+    assert sorted(os.listdir(tmp_path)) == ["1", "2"]
+    assert os.listdir(tmp_path / "1") == ["half"]
+
+
+def test_what_another_machine_writes_stays(tmp_path: Path) -> None:
+    (tmp_path / ".1-01234567-0123456789ab.part").mkdir()
+    publish(tmp_path / "2", lambda part: (part / "whole").touch())
+    assert sorted(os.listdir(tmp_path)) == [".1-01234567-0123456789ab.part", "2"]
 
 
 # ---- rows

@@ -45,9 +45,29 @@ def test_typed_values_are_written_for_clients_that_need_them() -> None:
     assert not response.outputs["y"].tensor_content
 
 
-def test_typed_inputs_are_read(caller: Caller) -> None:
+def test_typed_inputs_get_typed_outputs(caller: Caller) -> None:
     response = caller.predict("m", {"x": X}, compat="typed")
-    assert torch.equal(outputs_of(response)["y"], X + 5)
+    assert list(response.outputs["y"].float_val) == [6, 7, 8, 9]
+    assert not response.outputs["y"].tensor_content
+    ids = caller.predict("m", {"a": IDS, "b": IDS}, signature="sum", compat="typed")
+    assert list(ids.outputs["s"].int64_val) == [2, 4]
+
+
+def test_one_raw_input_is_enough_for_raw_outputs(caller: Caller) -> None:
+    asked = request("m", {"a": IDS}, signature="sum", compat="typed")
+    tensors.fill(asked.inputs["b"], IDS)
+    (found,) = caller.call("Predict", asked).outputs.values()
+    assert (found.tensor_content.hex()[:2], list(found.int64_val)) == ("02", [])
+
+
+def test_inputs_without_values_get_typed_outputs(caller: Caller) -> None:
+    asked = request("m", {}, signature="sum")
+    for name in ("a", "b"):
+        tensors.fill(asked.inputs[name], IDS)
+        asked.inputs[name].tensor_content = b""  # zeros, then
+    (found,) = caller.call("Predict", asked).outputs.values()
+    assert not found.tensor_content
+    assert tensors.to_torch(found).tolist() == [0, 0]
 
 
 @pytest.mark.parametrize("choice", [{"version": 3}, {"label": "stable"}])
