@@ -13,6 +13,7 @@ from ..core.errors import HedgerowError
 from ..wire import services
 from ..wire.codec import from_bytes, to_bytes
 from ..wire.messages import kserve as messages
+from ..wire.screen import check_parts
 from . import about, answer, kserve, reload
 from .deadline import within
 from .model import ServingError
@@ -90,6 +91,7 @@ def _behaviour(
     def behave(data: bytes, context: Any) -> bytes:
         start_s, request, code, text = time.perf_counter(), None, "OK", ""
         try:
+            check_parts(kind, data)
             request = from_bytes(kind, data)
             with within(context.time_remaining()):  # what the model asks of others ends in time
                 return to_bytes(function(request))

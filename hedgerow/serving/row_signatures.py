@@ -11,7 +11,7 @@ from torch import Tensor
 from ..core.errors import InputError
 from ..tables.multi.host_tables import HostTables
 from ..tables.store import TableKeys, as_keys
-from .check_inputs import Run, answers
+from .check_inputs import Run, answers, check_answer
 from .model import Signature, Tensors, TensorSpec
 
 LOOKUP, RAW_LOOKUP = "lookup", "raw_lookup"
@@ -74,12 +74,12 @@ class _Served:
 
     def lookup(self, inputs: Tensors) -> Tensors:
         """Rows of each table."""
-        found = self._store.lookup(self._keys(inputs, ""))
+        found = self._store.lookup(self._answerable(self._keys(inputs, "")))
         return {name: found.rows_of(k) for k, name in enumerate(self._store.names)}
 
     def raw_lookup(self, inputs: Tensors) -> Tensors:
         """Rows of all tables, flat."""
-        return {"flat_emb": self._store.lookup(self._raw_keys(inputs)).rows}
+        return {"flat_emb": self._store.lookup(self._answerable(self._raw_keys(inputs))).rows}
 
     def assign(self, inputs: Tensors) -> Tensors:
         """Sets rows, at time 0; how many ids there were."""
@@ -95,8 +95,7 @@ class _Served:
     def raw_assign(self, inputs: Tensors) -> Tensors:
         """Sets rows of all tables; 0."""
         keys, rows = self._raw_keys(inputs), inputs["flat_value"].contiguous()
-        sizes = (len(keys.ids_of(k)) * dim for k, dim in enumerate(self._store.dims))
-        floats = sum(sizes)
+        floats = self._floats(keys)
         if len(rows) != floats:
             raise InputError(f"flat_value has {len(rows)} numbers; these ids need {floats}.")
         self._store.assign(keys, rows)
@@ -108,6 +107,14 @@ class _Served:
         gone = self._store.erase(keys)
         borders = zip(keys.splits, keys.splits[1:], strict=False)
         return self._counts(int(gone[start:stop].sum()) for start, stop in borders)
+
+    def _floats(self, keys: TableKeys) -> int:
+        return sum(len(keys.ids_of(k)) * dim for k, dim in enumerate(self._store.dims))
+
+    def _answerable(self, keys: TableKeys) -> TableKeys:
+        """The keys, if their rows are not too many for one answer."""
+        check_answer(self._floats(keys))
+        return keys
 
     def _keys(self, inputs: Tensors, suffix: str) -> TableKeys:
         parts = [inputs[name + suffix] for name in self._store.names]
