@@ -59,23 +59,23 @@ def test_bytes_that_are_no_message_are_left_to_the_parser(cut: bytes) -> None:
 def test_many_numbers_of_different_lengths_are_read_alike(name: str) -> None:
     draw = np.random.default_rng(1)
     width = 31 if name == "int_val" else 63
-    bits = draw.integers(0, 2**63, 10_000, dtype=np.uint64) >> draw.integers(
-        64 - width, 63, 10_000
+    bits = draw.integers(0, 2**63, 40_000, dtype=np.uint64) >> draw.integers(
+        64 - width, 63, 40_000
     ).astype(np.uint64)
     values = bits.astype(np.int64)
     if name != "uint64_val":
         values[::3] *= -1
     message = tensor.TensorProto(**{name: values.tolist()})
     dtype = {"int64_val": "<i8", "uint64_val": "<u8", "int_val": "<i4"}[name]
-    found = packed.read(message, name, dtype, 9_999)
+    found = packed.read(message, name, dtype, 39_999)
     assert found.dtype == np.dtype(dtype)
-    assert found.tolist() == values[:9_999].tolist()
+    assert found.tolist() == values[:39_999].tolist()
 
 
 def test_many_unpacked_numbers_are_read_alike() -> None:
     from hedgerow.wire.messages import parameter_sync
 
-    ids = [(-1) ** i * 7**(i % 22) for i in range(6_000)]
+    ids = [(-1) ** i * 7**(i % 22) for i in range(40_000)]
     delta = parameter_sync.PushRequest.DeltaEmbeddingHashTable(fids=ids)
     assert packed.read(delta, "fids", "<i8", len(ids)).tolist() == ids
 
