@@ -15,6 +15,7 @@ if TYPE_CHECKING:
 
 _MANY = 1 << 15  # numbers read in one step: Python's lock is held meanwhile, from all threads
 
+
 def append(message: Message, field: str, values: Array) -> None:
     """Adds an array's values to a repeated field.
 

@@ -23,7 +23,8 @@ PARTS = {
     "filtered outputs": SPEC + field(3, b"") * MANY,
     "strings": SPEC + field(2, field(1, b"x") + field(2, b"\x08\x07" + field(8, b"ab") * MANY)),
     "behind a group": SPEC + b"\x7b\x7c" + field(3, b"") * MANY,
-    "unpacked numbers": SPEC + field(2, field(1, b"x") + field(2, b"\x08\x09" + b"\x50\x07" * MANY)),
+    "unpacked numbers": SPEC
+    + field(2, field(1, b"x") + field(2, b"\x08\x09" + b"\x50\x07" * MANY)),
 }
 
 
@@ -75,7 +76,7 @@ def test_many_numbers_of_different_lengths_are_read_alike(name: str) -> None:
 def test_many_unpacked_numbers_are_read_alike() -> None:
     from hedgerow.wire.messages import parameter_sync
 
-    ids = [(-1) ** i * 7**(i % 22) for i in range(40_000)]
+    ids = [(-1) ** i * 7 ** (i % 22) for i in range(40_000)]
     delta = parameter_sync.PushRequest.DeltaEmbeddingHashTable(fids=ids)
     assert packed.read(delta, "fids", "<i8", len(ids)).tolist() == ids
 

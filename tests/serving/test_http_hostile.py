@@ -19,6 +19,7 @@ from hedgerow.serving.rest import RestServer
 from .models import demo
 
 LIMITS = Limits(connections=8, idle_s=20, head_s=1.0)
+POST = b"POST /v1/models/demo:predict HTTP/1.1\r\n"
 HIDDEN = b"GET /v1/models/demo HTTP/1.1\r\nHost: x\r\n\r\n"
 
 
@@ -69,8 +70,8 @@ def is_fine(address: str) -> bool:
         b"GET /healthz HTTP/1.1\r\nHost: x\r\nno colon\r\nContent-Length: 9\r\n\r\n",
         b"GET /healthz HTTP/1.1\r\nHost: x\rContent-Length: 0\r\n\r\n",
         b"GET /healthz HTTP/1.1\r\n Host: x\r\n\r\n",
-        b"POST /v1/models/demo:predict HTTP/1.1\r\nContent-Length: 2\r\nContent-Length: 44\r\n\r\n{}",
-        b"POST /v1/models/demo:predict HTTP/1.1\r\nContent-Length: 2\r\nContent-Length: 2\r\n\r\n{}",
+        POST + b"Content-Length: 2\r\nContent-Length: 44\r\n\r\n{}",
+        POST + b"Content-Length: 2\r\nContent-Length: 2\r\n\r\n{}",
     ],
 )
 def test_a_request_hidden_in_another_is_not_answered(served: str, head: bytes) -> None:
@@ -137,7 +138,9 @@ def test_slow_clients_however_many_keep_no_other_out(served: str) -> None:
     slow = [connect(served) for _ in range(3 * LIMITS.connections)]
     try:
         for connection in slow:
-            connection.sendall(b"POST /v1/models/demo:predict HTTP/1.1\r\nContent-Length: 9\r\n\r\n{")
+            connection.sendall(
+                b"POST /v1/models/demo:predict HTTP/1.1\r\nContent-Length: 9\r\n\r\n{"
+            )
         assert is_fine(served)
         assert to_the_end(slow[0]) == b""  # it waited longest
     finally:
@@ -170,7 +173,9 @@ def test_a_connection_in_use_is_kept(served: str) -> None:
     ],
 )
 def test_odd_bodies_are_the_clients_mistake(served: str, body: bytes, word: str) -> None:
-    head = b"POST /v1/models/demo:predict HTTP/1.1\r\nConnection: close\r\nContent-Length: %d\r\n\r\n"
+    head = (
+        b"POST /v1/models/demo:predict HTTP/1.1\r\nConnection: close\r\nContent-Length: %d\r\n\r\n"
+    )
     found = raw(served, head % len(body) + body)
     assert found.startswith(b"HTTP/1.1 400 ")
     assert word in found.decode()
@@ -178,7 +183,9 @@ def test_odd_bodies_are_the_clients_mistake(served: str, body: bytes, word: str)
 
 def test_a_long_string_among_numbers_takes_no_memory(served: str) -> None:
     body = json.dumps({"inputs": ["a" * 300_000, *[0] * 3000]}).encode()  # 3.6 GB as an array
-    head = b"POST /v1/models/demo:predict HTTP/1.1\r\nConnection: close\r\nContent-Length: %d\r\n\r\n"
+    head = (
+        b"POST /v1/models/demo:predict HTTP/1.1\r\nConnection: close\r\nContent-Length: %d\r\n\r\n"
+    )
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     assert raw(served, head % len(body) + body).startswith(b"HTTP/1.1 400 ")
     assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 256 << 10  # KiB

@@ -18,6 +18,7 @@ inputs, expected = cases.read(sys.argv[2])
 
 
 def ask(model: str, version: int | None) -> Any:
+    """The answer of a version, or of the newest."""
     return client.predict_request(model_name=model, model_version=version, input_dict=inputs)
 
 

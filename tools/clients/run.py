@@ -15,6 +15,7 @@ import time
 import traceback
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -50,7 +51,9 @@ def prepare(folder: Path) -> Path:
         inputs[f"{name}_lengths"] = ids.feature(name).lengths().numpy()
     cases.write(folder, cases.DEFAULT, inputs, {"output": output.numpy()})
     asked = {name: ids.feature(name).values for name in ("user", "item")}
-    rows = {name: model.bags.table(name).lookup(wanted).rows_of(0) for name, wanted in asked.items()}
+    rows = {
+        name: model.bags.table(name).lookup(wanted).rows_of(0) for name, wanted in asked.items()
+    }
     cases.write(
         folder,
         cases.LOOKUP,
@@ -118,10 +121,10 @@ def run_all(environments: Path, folder: Path) -> list[str]:
                 lines.append(f"MISSING {client}: its packages could not be installed; see above")
                 continue
             address = typed if client in READ_TYPED_VALUES_ONLY else raw
-            lines.append(report(client, lambda: asks_us(python, client, address, folder)))
+            lines.append(report(client, partial(asks_us, python, client, address, folder)))
             if client == OFFICIAL_STUBS:
                 name = "remote_predict against the official stubs"
-                lines.append(report(name, lambda: is_asked(python)))
+                lines.append(report(name, partial(is_asked, python)))
     return lines
 
 

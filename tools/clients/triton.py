@@ -1,4 +1,4 @@
-"""tritonclient against our KServe service; run by its own environment: `triton.py HOST:PORT CASES`."""
+"""tritonclient against our KServe service; `triton.py HOST:PORT CASES` in its environment."""
 
 # pyright: reportMissingImports=false, reportAttributeAccessIssue=false
 # pyright: reportImplicitRelativeImport=false
