@@ -104,7 +104,8 @@ class Pending:
         """Waits; the answer, or ServingError with the code and the text of the server."""
         error = self._future.exception()
         if error is not None:
-            raise ServingError(error.code().name, error.details() or str(error)) from error
+            text = error.details() or str(error)
+            raise ServingError(error.code().name, text + _hint(text)) from error
         try:
             return from_bytes(self._method.response, self._future.result())
         except HedgerowError as damaged:
@@ -117,3 +118,24 @@ class Pending:
     def when_done(self, tell: Callable[[Pending], None]) -> None:
         """Calls `tell` at the end, on a thread of gRPC."""
         self._future.add_done_callback(lambda _: tell(self))
+
+
+def _hint(text: str) -> str:
+    """What to do about a refused handshake: gRPC tells its symptoms only.
+
+    >>> _hint("ipv4:127.0.0.1:1: Connection refused")
+    ''
+    """
+    if "Socket closed" in text:
+        return (
+            "; a server that wants TLS, or a certificate of the client, ends connections so: "
+            "pass tls=ClientTls(ca=..., certificate=..., key=...)."
+        )
+    if "CERTIFICATE_VERIFY_FAILED" in text:
+        return (
+            "; the server's certificate is not trusted: pass who signed it, tls=ClientTls(ca=...)"
+            ", or renew it."
+        )
+    if "Hostname Verification" in text:
+        return "; the server's certificate is for another name: connect by the name in it."
+    return ""

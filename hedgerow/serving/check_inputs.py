@@ -13,6 +13,7 @@ from .arguments import LENGTHS, WEIGHTS, Arguments, Ids, Numbers, dtype_name
 from .model import ServingError, Tensors, TensorSpec
 
 INVALID = "INVALID_ARGUMENT"
+MOST_ANSWER_BYTES = 256 << 20
 Run = Callable[[Tensors], Tensors]
 
 
@@ -82,3 +83,12 @@ def _check_lengths(ids: Ids, inputs: Tensors) -> None:
 def _same(what: str, total: int, name: str, ids: Tensor) -> None:
     if total != len(ids):
         raise ServingError(INVALID, f"{what} speaks of {total} ids; {name} has {len(ids)}.")
+
+
+def check_answer(floats: int) -> None:
+    """A message of few bytes may repeat one id millions of times, and rows are longer than ids."""
+    if 4 * floats > MOST_ANSWER_BYTES:
+        raise InputError(
+            f"the rows of these ids take {4 * floats} bytes; at most {MOST_ANSWER_BYTES} are "
+            "looked up at once: ask for fewer ids."
+        )

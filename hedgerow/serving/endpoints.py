@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
@@ -13,7 +13,9 @@ from ..core.errors import HedgerowError
 from ..wire import services
 from ..wire.codec import from_bytes, to_bytes
 from ..wire.messages import kserve as messages
+from ..wire.screen import check_parts
 from . import about, answer, kserve, reload
+from .arrivals import Arrivals
 from .deadline import within
 from .model import ServingError
 
@@ -64,16 +66,21 @@ def handlers(
     compat: Compat = None,
     reload_root: Path | None = None,
     observe: Observe | None = None,
+    most_waiting: int,
 ) -> list[Any]:
-    """What grpcio calls, one handler a service."""
+    """What grpcio calls, one handler a service.
+
+    Every method has one message and one answer. They are registered as streams of messages, which
+    look the same to clients: grpcio then calls us before the message is there, not after.
+    """
     import grpc
 
-    made = []
+    made, arrivals = [], Arrivals(most_waiting)
     for service, functions in answers(registry, compat, reload_root).items():
         described = services.methods(service)
         behaviours = {
-            name: grpc.unary_unary_rpc_method_handler(
-                _behaviour(described[name], function, registry, observe)
+            name: grpc.stream_unary_rpc_method_handler(
+                _behaviour(described[name], function, registry, observe, arrivals)
             )
             for name, function in functions.items()
         }
@@ -82,18 +89,30 @@ def handlers(
 
 
 def _behaviour(
-    method: Method, function: Answer, registry: Registry, observe: Observe | None
-) -> Callable[[bytes, Any], bytes]:
+    method: Method,
+    function: Answer,
+    registry: Registry,
+    observe: Observe | None,
+    arrivals: Arrivals,
+) -> Callable[[Iterator[bytes], Any], bytes]:
     """From a request's bytes to the answer's; an error ends the call with its code."""
+    import grpc
+
     kind, path = method.request, method.path
 
-    def behave(data: bytes, context: Any) -> bytes:
+    def behave(messages: Iterator[bytes], context: Any) -> bytes:
         start_s, request, code, text = time.perf_counter(), None, "OK", ""
         try:
+            data = arrivals.take(messages, context)
+            start_s = time.perf_counter()  # what the client takes to send is not ours
+            check_parts(kind, data)
             request = from_bytes(kind, data)
             with within(context.time_remaining()):  # what the model asks of others ends in time
                 answer = function(request)
             return answer if isinstance(answer, bytes) else to_bytes(answer)
+        except grpc.RpcError:  # the client went away, or was too slow, before its message came
+            code = "CANCELLED"
+            raise
         except Exception as error:
             code, text = coded(error)
             if code == "INTERNAL":

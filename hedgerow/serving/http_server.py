@@ -9,11 +9,14 @@ import ssl
 import threading
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
+from http import HTTPStatus
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import TYPE_CHECKING, Any, Self
 
 from ..core.errors import InputError
+from .http_reader import RequestReader
 
 if TYPE_CHECKING:
     from .tls import Tls
@@ -29,6 +32,7 @@ class Limits:
     all_bodies_bytes: int = 128 << 20  # JSON needs many times its length while it is read
     connections: int = 256
     idle_s: float = 30.0  # without a byte
+    head_s: float = 10.0  # for a whole head, however slowly it comes
     body_s: float = 60.0  # for a whole body, however slowly it comes
 
 
@@ -115,6 +119,7 @@ class _Server(ThreadingHTTPServer):
         self.address_family = socket.AF_INET6 if ":" in host else socket.AF_INET
         self._lock = threading.Condition()
         self._open: set[socket.socket] = set()
+        self._waiting: dict[socket.socket, None] = {}  # for a request; the longest first
         self._busy, self._body_bytes = 0, 0
         self.draining = False
         super().__init__((host, port), _Handler)
@@ -130,17 +135,43 @@ class _Server(ThreadingHTTPServer):
         return connection, peer
 
     def verify_request(self, request: Any, client_address: Any) -> bool:
-        """Whether there is room for one more connection; it is closed where there is none."""
+        """Whether there is room for one more connection; it is closed where there is none.
+
+        Room is made by ending the one that waits longest for a request, or for the rest of it:
+        slow clients, however many, keep no quick one out.
+        """
         with self._lock:
             if len(self._open) >= self.limits.connections:
-                return False
+                if not self._waiting:
+                    return False
+                self._end_waiting(next(iter(self._waiting)))
             self._open.add(request)
+            self._waiting[request] = None
             return True
+
+    def _end_waiting(self, connection: socket.socket) -> None:
+        del self._waiting[connection]
+        self._open.discard(connection)
+        with suppress(OSError):  # it may have gone by itself
+            # Past the methods of TLS, whose state belongs to the thread that reads.
+            socket.socket.shutdown(connection, socket.SHUT_RDWR)
+
+    def has_request(self, connection: socket.socket) -> None:
+        """A whole request is here: the connection is not ended before it is answered."""
+        with self._lock:
+            self._waiting.pop(connection, None)
+
+    def waits(self, connection: socket.socket) -> None:
+        """The connection waits for its next request."""
+        with self._lock:
+            if connection in self._open:
+                self._waiting[connection] = None
 
     def shutdown_request(self, request: Any) -> None:
         """Ends a connection."""
         with self._lock:
             self._open.discard(request)
+            self._waiting.pop(request, None)
         super().shutdown_request(request)
 
     def handle_error(self, request: Any, client_address: Any) -> None:
@@ -179,14 +210,34 @@ class _Server(ThreadingHTTPServer):
 class _Handler(BaseHTTPRequestHandler):
     protocol_version = "HTTP/1.1"
     server_version, sys_version = "hedgerow", ""
+    default_request_version = "HTTP/1.1"  # errors of requests that say no version have a head, too
     server: _Server  # type: ignore[assignment]
+
+    def setup(self) -> None:
+        """Reads through bounds, in place of http.server's own file."""
+        super().setup()
+        limits = self.server.limits
+        self.rfile = RequestReader(self.connection, limits.head_s, limits.idle_s)  # type: ignore
+
+    def handle_one_request(self) -> None:
+        """One request, and then the next of this connection."""
+        self.rfile.begin()  # type: ignore[attr-defined]
+        super().handle_one_request()
+        self.server.waits(self.connection)
 
     def do_GET(self) -> None:
         """A request without a body."""
-        self._answer(0)
+        stated = self.headers.get_all("Content-Length") or ["0"]
+        if stated != ["0"] or "Transfer-Encoding" in self.headers:
+            # Else its body would be read as the next request, which a proxy never saw.
+            self._refuse(400, "a GET has no body; send none.")
+        elif self._is_clear():
+            self._answer(0)
 
     def do_POST(self) -> None:
         """A request with a body of a stated length."""
+        if not self._is_clear():
+            return
         text = self.headers.get("Content-Length", "")
         if not text.isascii() or not text.isdecimal() or "Transfer-Encoding" in self.headers:
             self._refuse(411, "send the body with a Content-Length.")
@@ -196,6 +247,19 @@ class _Handler(BaseHTTPRequestHandler):
             self._refuse(413, f"the body has {text[:18]} bytes; at most {most}.")
             return
         self._answer(int(text))
+
+    def _is_clear(self) -> bool:
+        """Whether every reader finds the same headers, and so the same end of the request."""
+        lengths = self.headers.get_all("Content-Length") or []
+        broken = bool(self.headers.defects) or self.rfile.unclear  # type: ignore[attr-defined]
+        if broken or len(lengths) > 1:
+            self._refuse(400, "the headers are unclear; send each once, as `Name: value`.")
+            return False
+        return True
+
+    def send_error(self, code: int, message: str | None = None, explain: str | None = None) -> None:
+        """What http.server refuses, in the form of our other errors."""
+        self._refuse(int(code), message or HTTPStatus(code).phrase)
 
     def log_message(self, format: str, *args: Any) -> None:
         """Keeps the standard error output for errors."""
@@ -210,6 +274,7 @@ class _Handler(BaseHTTPRequestHandler):
             if body is None:
                 self._refuse(408, "the body came too slowly.")
                 return
+            self.server.has_request(self.connection)
             self._send(self.server.respond(self.command, self.path, body))
         finally:
             self.server.end(length)
@@ -241,4 +306,5 @@ class _Handler(BaseHTTPRequestHandler):
             self.close_connection = True
             self.send_header("Connection", "close")
         self.end_headers()
-        self.wfile.write(answer.body)
+        if self.command != "HEAD":
+            self.wfile.write(answer.body)

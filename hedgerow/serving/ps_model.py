@@ -12,12 +12,12 @@ from ..core.errors import ConfigError, InputError
 from ..tables.multi import parts
 from ..tables.multi.host_tables import HostTables
 from ..tables.multi.parts import Part
+from .check_inputs import check_answer
 from .model import Model, Signature, Tensors, TensorSpec
 
 _IDS = TensorSpec(torch.int64, (None,))
 _FLOATS = TensorSpec(torch.float32, (None,))
 _COUNT = TensorSpec(torch.int32, ())
-_MOST_ANSWER_BYTES = 256 << 20
 
 
 def ps_model(
@@ -107,7 +107,7 @@ class _Rows:
 
     def _lookup(self, inputs: Tensors) -> Tensors:
         named = zip(self._names, self._dims, strict=True)
-        _check_answer(sum(len(inputs[name]) * dim for name, dim in named))
+        check_answer(sum(len(inputs[name]) * dim for name, dim in named))
         return {name: table.lookup(inputs[name]).rows_of() for name, table in self._named}
 
     def _assign(self, inputs: Tensors) -> Tensors:
@@ -129,7 +129,7 @@ class _Rows:
         ids = inputs["id"]
         splits = self._splits(ids, inputs["id_split"])
         floats = parts.float_offsets(splits, self._dims)[-1]
-        _check_answer(floats)
+        check_answer(floats)
         if len(splits) != len(self._dims) + 1:
             return {"flat_emb": self._store.lookup_cells(ids, splits)}
         flat = torch.empty(floats)
@@ -159,15 +159,6 @@ class _Rows:
         if not rises or splits[-1] != len(ids):
             raise InputError(f"id_split must rise from 0 to {len(ids)}, the number of ids.")
         return splits
-
-
-def _check_answer(floats: int) -> None:
-    """A message of few bytes may repeat one id millions of times, and rows are longer than ids."""
-    if 4 * floats > _MOST_ANSWER_BYTES:
-        raise InputError(
-            f"the rows of these ids take {4 * floats} bytes; at most {_MOST_ANSWER_BYTES} are "
-            "looked up at once: ask for fewer ids."
-        )
 
 
 def _count(number: int) -> Tensor:

@@ -99,7 +99,10 @@ class RestServer:
         self.stop()
 
     def _respond(self, method: str, target: str, body: bytes) -> Answer:
-        path = urlsplit(target).path
+        try:
+            path = urlsplit(target).path
+        except ValueError as error:  # http://[
+            return _json(400, {"error": f"Malformed request: {method} {target}: {error}"})
         if path == "/healthz":
             ready = self._registry.ready() and not self._stopping.is_set()
             return _json(200 if ready else 503, {"status": "SERVING" if ready else "NOT_SERVING"})

@@ -29,7 +29,9 @@ class JsonRequest:
     def tensors(self, specs: Specs) -> dict[str, Tensor]:
         """The inputs of a signature; names it does not have come along, for its own check."""
         columns = _columns(self.values, specs) if self.by_rows else self._by_name(specs)
-        return {name: _tensor(name, value, specs.get(name)) for name, value in columns.items()}
+        return {
+            _text(name): _tensor(name, value, specs.get(name)) for name, value in columns.items()
+        }
 
     def _by_name(self, specs: Specs) -> dict[str, Any]:
         if isinstance(self.values, dict):
@@ -71,7 +73,7 @@ def read_json(body: bytes) -> JsonRequest:
     signature = plain.get("signature_name", "")
     if not isinstance(signature, str):
         raise _wrong(f"signature_name is {signature!r}; it must be a string.")
-    return JsonRequest(signature, forms[0] == "instances", plain[forms[0]])
+    return JsonRequest(_text(signature), forms[0] == "instances", plain[forms[0]])
 
 
 def _columns(rows: Any, specs: Specs) -> dict[str, Any]:
@@ -96,10 +98,7 @@ def _only(specs: Specs) -> str:
 
 def _tensor(name: str, value: Any, spec: TensorSpec | None) -> Tensor:
     """Values as a tensor of the input's type; never rounded or cut to fit."""
-    try:
-        array = np.array(value)
-    except (ValueError, RecursionError) as error:
-        raise _wrong(f"input {name}: rows of different lengths: {error}") from error
+    array = _array(name, value)
     dtype = torch.float32 if spec is None else spec.dtype
     if not array.size:
         return torch.empty(array.shape, dtype=dtype)
@@ -109,6 +108,34 @@ def _tensor(name: str, value: Any, spec: TensorSpec | None) -> Tensor:
     if dtype.is_floating_point:
         return torch.from_numpy(array.astype(np.float64)).to(dtype)
     return torch.from_numpy(_integers(name, array, dtype))
+
+
+def _array(name: str, value: Any) -> Any:
+    """Numbers in lists as an array.
+
+    Types are looked at before numpy chooses one: a string among numbers would make all of them
+    strings of its length, so few bytes could take any memory.
+    """
+    try:
+        objects = np.array(value, dtype=object)
+    except (ValueError, RecursionError) as error:
+        raise _wrong(f"input {name} is nested too deeply: {error}") from error
+    flat = objects.ravel().tolist()
+    kinds = set(map(type, flat))
+    if list in kinds:
+        raise _wrong(f"input {name}: rows of different lengths, or nested too deeply.")
+    if not kinds <= {int, float, bool}:
+        raise _wrong(f"input {name} must be numbers, in lists of equal lengths.")
+    return np.array(flat).reshape(objects.shape)
+
+
+def _text(name: str) -> str:
+    """A name that messages can carry: JSON may hold halves of characters."""
+    try:
+        name.encode()
+    except UnicodeEncodeError as error:
+        raise _wrong(f"the name {name!r} is no text: {error}; send UTF-8.") from error
+    return name
 
 
 def _integers(name: str, array: Any, dtype: torch.dtype) -> Any:

@@ -54,7 +54,13 @@ class PredictionServer:
         self._pool = ElasticPool(min(_THREADS, most_requests), most_requests)
         self._server = _new_server(self._pool, max_message_bytes, most_requests)
         self._server.add_generic_rpc_handlers(
-            handlers(registry, compat=compat, reload_root=reload_root, observe=observe)
+            handlers(
+                registry,
+                compat=compat,
+                reload_root=reload_root,
+                observe=observe,
+                most_waiting=max(1, most_requests // 2),  # the other half is for quick clients
+            )
         )
         try:
             self.address = _bind(self._server, address, tls)

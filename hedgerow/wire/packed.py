@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import islice
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -11,6 +12,8 @@ from .buffers import Array
 
 if TYPE_CHECKING:
     from .pool import Message
+
+_MANY = 1 << 15  # numbers read in one step: Python's lock is held meanwhile, from all threads
 
 
 def append(message: Message, field: str, values: Array) -> None:
@@ -38,9 +41,15 @@ def read(message: Message, field: str, dtype: str, most: int) -> Array:
     values = getattr(message, field)
     count = min(len(values), most)
     fixed = _fixed_dtype(message, field)
-    if fixed is None or not count:
+    if fixed is not None and count:
+        return _tail(message, field, fixed)[:count].astype(dtype, copy=False)
+    if count <= _MANY:
         return np.fromiter(values, dtype=dtype, count=count)
-    return _tail(message, field, fixed)[:count].astype(dtype, copy=False)
+    found, rest = np.empty(count, dtype=dtype), iter(values)
+    for begin in range(0, count, _MANY):
+        size = min(_MANY, count - begin)
+        found[begin : begin + size] = np.fromiter(islice(rest, size), dtype=dtype, count=size)
+    return found
 
 
 def _tail(message: Message, field: str, dtype: str) -> Array:

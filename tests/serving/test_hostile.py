@@ -172,6 +172,21 @@ def test_slow_clients_hold_nobody_up(server: PredictionServer) -> None:
     assert _is_fine(server, 50)
 
 
+def test_slow_calls_however_many_keep_no_other_out(server: PredictionServer) -> None:
+    slow = [_Raw(server.address) for _ in range(6)]
+    for raw in slow:
+        for stream in range(1, 256, 2):  # 128 a connection; together more than all requests
+            raw.open(stream)
+    asked, end_s = to_bytes(request("m", {"x": X})), time.monotonic() + TIMEOUT_S
+    with Caller(server.address) as caller:
+        answered = 0
+        while answered < 100:  # in a row: some are refused while the slow ones pile up
+            answered = answered + 1 if _code(caller, "Predict", asked) == "OK" else 0
+            assert time.monotonic() < end_s
+    for raw in slow:
+        raw.socket.close()
+
+
 def test_connections_that_say_nothing_or_rubbish(server: PredictionServer) -> None:
     host, _, port = server.address.rpartition(":")
     opened = [socket.create_connection((host, int(port))) for _ in range(100)]

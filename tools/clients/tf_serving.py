@@ -1,18 +1,14 @@
-"""tensorflow-serving-api against our server, and a server of its stubs for our client.
-
-Run by its own environment: `tf_serving.py HOST:PORT`, or `tf_serving.py serve`, which prints its
-address and answers twice its input until its standard input ends.
-"""
+"""tensorflow-serving-api against our server; `tf_serving.py HOST:PORT CASES` in its environment."""
 
 # pyright: reportMissingImports=false, reportAttributeAccessIssue=false
+# pyright: reportImplicitRelativeImport=false
 from __future__ import annotations
 
 import sys
-from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
+import cases
 import grpc
-import numpy as np
 import tensorflow as tf
 from tensorflow_serving.apis import (
     get_model_metadata_pb2,
@@ -22,68 +18,79 @@ from tensorflow_serving.apis import (
     prediction_service_pb2_grpc,
 )
 
+TIMEOUT_S = 60
 
-def ask(address: str) -> None:
-    """Asks our server everything the stubs know."""
-    channel = grpc.insecure_channel(address)
-    stub = prediction_service_pb2_grpc.PredictionServiceStub(channel)
-    x = np.array([[1.0, 2.0], [3.0, 4.0]], dtype=np.float32)
+
+def request_of(signature: str, inputs: dict[str, Any], typed: bool) -> Any:
+    """A request as TensorFlow makes it: raw content from arrays, typed values from lists."""
     request = predict_pb2.PredictRequest()
-    request.model_spec.name = "demo"
-    request.inputs["x"].CopyFrom(tf.make_tensor_proto(x))
-    response = stub.Predict(request, timeout=60)
-    assert np.array_equal(tf.make_ndarray(response.outputs["y"]), 2 * x)
-    assert response.model_spec.version.value == 3
+    request.model_spec.name, request.model_spec.signature_name = cases.MODEL, signature
+    for name, value in inputs.items():
+        made = (
+            tf.make_tensor_proto(value.tolist(), dtype=value.dtype.name, shape=value.shape)
+            if typed
+            else tf.make_tensor_proto(value)
+        )
+        request.inputs[name].CopyFrom(made)
+    return request
+
+
+def ask_predictions(stub: Any, folder: str) -> None:
+    """Two signatures, raw and typed, and a filter of outputs."""
+    for signature in (cases.DEFAULT, cases.LOOKUP):
+        inputs, expected = cases.read(folder, signature)
+        for typed in (False, True):
+            request = request_of(signature, inputs, typed)
+            response = stub.Predict(request, timeout=TIMEOUT_S)
+            found = {name: tf.make_ndarray(value) for name, value in response.outputs.items()}
+            cases.check(found, expected)
+            cases.expect("version", response.model_spec.version.value, cases.VERSION)
+        first = next(iter(expected))
+        request.output_filter.append(first)
+        cases.expect("filtered", list(stub.Predict(request, timeout=TIMEOUT_S).outputs), [first])
+
+
+def ask_about(channel: Any, stub: Any, folder: str) -> None:
+    """Signatures and states."""
+    inputs, expected = cases.read(folder)
     about = get_model_metadata_pb2.GetModelMetadataRequest(metadata_field=["signature_def"])
-    about.model_spec.name = "demo"
-    packed = stub.GetModelMetadata(about, timeout=60).metadata["signature_def"]
+    about.model_spec.name = cases.MODEL
+    packed = stub.GetModelMetadata(about, timeout=TIMEOUT_S).metadata["signature_def"]
     described = get_model_metadata_pb2.SignatureDefMap()
-    assert packed.Unpack(described)
-    assert (
-        described.signature_def["serving_default"].inputs["x"].dtype == tf.float32.as_datatype_enum
-    )
+    cases.expect("signature_def unpacks", packed.Unpack(described), True)
+    default = described.signature_def[cases.DEFAULT]
+    cases.expect("inputs", sorted(default.inputs), sorted(inputs))
+    cases.expect("outputs", sorted(default.outputs), sorted(expected))
+    cases.expect("dense", default.inputs["dense"].dtype, tf.float32.as_datatype_enum)
     states = model_service_pb2_grpc.ModelServiceStub(channel)
     status = get_model_status_pb2.GetModelStatusRequest()
-    status.model_spec.name = "demo"
-    assert states.GetModelStatus(status, timeout=60).model_version_status[0].version == 3
-    request.model_spec.name = "ghost"
-    code = None
-    try:
-        stub.Predict(request, timeout=60)
-    except grpc.RpcError as error:
-        code = error.code()
-    assert code is grpc.StatusCode.NOT_FOUND, code
-    print("tensorflow-serving-api: predict, metadata, status, errors")
+    status.model_spec.name = cases.MODEL
+    (found,) = states.GetModelStatus(status, timeout=TIMEOUT_S).model_version_status
+    available = get_model_status_pb2.ModelVersionStatus.AVAILABLE
+    cases.expect("state", (found.version, found.state), (cases.VERSION, available))
 
 
-class Doubles(prediction_service_pb2_grpc.PredictionServiceServicer):
-    """Answers y = 2 x, in typed values as a stock server does."""
-
-    def Predict(self, request: Any, context: Any) -> Any:  # noqa: N802 - the stub's name
-        """Twice the input."""
-        x = tf.make_ndarray(request.inputs["x"])
-        response = predict_pb2.PredictResponse()
-        tensor = response.outputs["y"]
-        tensor.dtype = tf.float32.as_datatype_enum
-        for size in x.shape:
-            tensor.tensor_shape.dim.add(size=size)
-        tensor.float_val.extend((2 * x).reshape(-1).tolist())
-        response.model_spec.CopyFrom(request.model_spec)
-        return response
-
-
-def serve() -> None:
-    """A server of the stubs, until the standard input ends."""
-    server = grpc.server(ThreadPoolExecutor(4))
-    prediction_service_pb2_grpc.add_PredictionServiceServicer_to_server(Doubles(), server)
-    port = server.add_insecure_port("127.0.0.1:0")
-    server.start()
-    print(f"127.0.0.1:{port}", flush=True)
-    sys.stdin.read()
-    server.stop(None).wait()
+def ask_wrong(stub: Any, folder: str) -> None:
+    """The codes of a stock server."""
+    inputs, _ = cases.read(folder)
+    ghost, signature, fewer = (request_of(cases.DEFAULT, inputs, typed=False) for _ in range(3))
+    ghost.model_spec.name = "ghost"
+    signature.model_spec.signature_name = "ghost"
+    del fewer.inputs["dense"]
+    codes = grpc.StatusCode
+    wanted = (codes.NOT_FOUND, codes.FAILED_PRECONDITION, codes.INVALID_ARGUMENT)
+    for request, code in zip((ghost, signature, fewer), wanted, strict=True):
+        found = None
+        try:
+            stub.Predict(request, timeout=TIMEOUT_S)
+        except grpc.RpcError as error:
+            found = error.code()
+        cases.expect("code", found, code)
 
 
-if sys.argv[1] == "serve":
-    serve()
-else:
-    ask(sys.argv[1])
+with grpc.insecure_channel(sys.argv[1]) as opened:
+    predictions = prediction_service_pb2_grpc.PredictionServiceStub(opened)
+    ask_predictions(predictions, sys.argv[2])
+    ask_about(opened, predictions, sys.argv[2])
+    ask_wrong(predictions, sys.argv[2])
+print("predict of two signatures, raw and typed, values, filter, metadata, status, three errors")

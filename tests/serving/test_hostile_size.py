@@ -1,0 +1,93 @@
+"""Requests that are small as bytes and would be large as objects."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+
+from hedgerow.serving.model import ServingError
+from hedgerow.serving.row_signatures import multi_name, row_signatures
+from hedgerow.wire import packed, services
+from hedgerow.wire.messages import kserve, tensor, tf_serving
+from hedgerow.wire.screen import check_parts
+
+from .plain_server import field
+from .serving import Caller, adding, host_tables, outputs_of, refused, request, serving
+
+X = torch.tensor([[1.0, 2.0]])
+MANY = 150_000
+SPEC = field(1, field(1, b"m"))
+PARTS = {
+    "entries of a map": SPEC + b"".join(field(2, field(1, b"%06x" % i)) for i in range(MANY)),
+    "filtered outputs": SPEC + field(3, b"") * MANY,
+    "strings": SPEC + field(2, field(1, b"x") + field(2, b"\x08\x07" + field(8, b"ab") * MANY)),
+    "behind a group": SPEC + b"\x7b\x7c" + field(3, b"") * MANY,
+    "unpacked numbers": SPEC
+    + field(2, field(1, b"x") + field(2, b"\x08\x09" + b"\x50\x07" * MANY)),
+}
+
+
+@pytest.mark.parametrize("kind", PARTS)
+def test_very_many_parts_are_refused_before_they_are_parsed(kind: str) -> None:
+    with serving(adding(1)) as server, Caller(server.address) as caller:
+        code, text = refused(lambda: caller.call("Predict", PARTS[kind]))
+        assert (code, "more than 100000 fields" in text) == ("INVALID_ARGUMENT", True)
+        assert torch.equal(outputs_of(caller.predict("m", {"x": X}))["y"], X + 1)
+
+
+def test_very_many_parts_of_a_kserve_request() -> None:
+    contents = field(5, field(1, b"x") + field(5, field(8, b"") * MANY))
+    with serving(adding(1)) as server, Caller(server.address, services.KSERVE_SERVICE) as caller:
+        code, text = refused(lambda: caller.call("ModelInfer", field(1, b"m") + contents))
+    assert (code, "more than 100000 fields" in text) == ("INVALID_ARGUMENT", True)
+
+
+def test_large_tensors_are_few_parts() -> None:
+    for compat in (None, "typed"):
+        asked = request("m", {"x": torch.zeros(200_000, 2)}, compat=compat)
+        check_parts(tf_serving.PredictRequest, asked.SerializeToString())
+    infer = kserve.ModelInferRequest(raw_input_contents=[bytes(1 << 20)] * 4)
+    check_parts(kserve.ModelInferRequest, infer.SerializeToString())
+
+
+@pytest.mark.parametrize("cut", [b"\x0a\xff\xff\xff\xff\x0f", b"\x80" * 200_000, b"\x0f" * 90_000])
+def test_bytes_that_are_no_message_are_left_to_the_parser(cut: bytes) -> None:
+    check_parts(tf_serving.PredictRequest, bytes.fromhex("1a00") + cut + bytes(0))
+
+
+@pytest.mark.parametrize("name", ["int64_val", "uint64_val", "int_val"])
+def test_many_numbers_of_different_lengths_are_read_alike(name: str) -> None:
+    draw = np.random.default_rng(1)
+    width = 31 if name == "int_val" else 63
+    bits = draw.integers(0, 2**63, 40_000, dtype=np.uint64) >> draw.integers(
+        64 - width, 63, 40_000
+    ).astype(np.uint64)
+    values = bits.astype(np.int64)
+    if name != "uint64_val":
+        values[::3] *= -1
+    message = tensor.TensorProto(**{name: values.tolist()})
+    dtype = {"int64_val": "<i8", "uint64_val": "<u8", "int_val": "<i4"}[name]
+    found = packed.read(message, name, dtype, 39_999)
+    assert found.dtype == np.dtype(dtype)
+    assert found.tolist() == values[:39_999].tolist()
+
+
+def test_many_unpacked_numbers_are_read_alike() -> None:
+    from hedgerow.wire.messages import parameter_sync
+
+    ids = [(-1) ** i * 7 ** (i % 22) for i in range(40_000)]
+    delta = parameter_sync.PushRequest.DeltaEmbeddingHashTable(fids=ids)
+    assert packed.read(delta, "fids", "<i8", len(ids)).tolist() == ids
+
+
+def test_rows_of_a_bundle_are_bounded_too() -> None:
+    found = row_signatures(host_tables(a=512), multi_name(0))
+    ids = torch.zeros(1 << 18, dtype=torch.int64)
+    for name, inputs in {
+        "lookup": {"a": ids},
+        "raw_lookup": {"id": ids, "id_split": torch.tensor([0, len(ids)])},
+    }.items():
+        with pytest.raises(ServingError, match="ask for fewer ids") as error:
+            found[name].run(inputs)
+        assert "536870912 bytes" in str(error.value)
