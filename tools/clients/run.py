@@ -27,7 +27,6 @@ from .ours import ask_official_server
 
 HERE = Path(__file__).parent
 CLIENTS = ("min_tfs", "ovms", "triton", "stubs", "tf_serving")
-READ_TYPED_VALUES_ONLY = ("min_tfs",)
 OFFICIAL_STUBS = "tf_serving"
 TIMEOUT_S = 300  # of one client; importing TensorFlow alone may take half a minute
 SAMPLES = 5
@@ -65,10 +64,10 @@ def prepare(folder: Path) -> Path:
 
 
 @contextmanager
-def serving(bundle: Path, *flags: str) -> Iterator[str]:
+def serving(bundle: Path) -> Iterator[str]:
     """The address of a `hedgerow serve` of a bundle."""
     command = [sys.executable, "-m", "hedgerow", "serve", str(bundle), "--http", "off"]
-    command += ["--grpc", "127.0.0.1:0", *flags]
+    command += ["--grpc", "127.0.0.1:0"]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
         try:
             assert process.stdout is not None
@@ -114,13 +113,12 @@ def run_all(environments: Path, folder: Path) -> list[str]:
     """Runs every client that has an environment; the lines of the summary."""
     lines = []
     bundle = prepare(folder)
-    with serving(bundle) as raw, serving(bundle, "--typed") as typed:
+    with serving(bundle) as address:
         for client in CLIENTS:
             python = environments / client / "bin" / "python"
             if not (environments / client / ".installed").exists():
                 lines.append(f"MISSING {client}: its packages could not be installed; see above")
                 continue
-            address = typed if client in READ_TYPED_VALUES_ONLY else raw
             lines.append(report(client, partial(asks_us, python, client, address, folder)))
             if client == OFFICIAL_STUBS:
                 name = "remote_predict against the official stubs"
