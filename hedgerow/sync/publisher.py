@@ -113,10 +113,11 @@ class Publisher:
         return None if self._roster is None else self._roster.address
 
     def start(self) -> Self:
-        """Looks for changes from now on."""
-        if self._thread.ident is not None:
-            raise StateError("this publisher was started before; make a new one.")
-        self._thread.start()
+        """Looks for changes from now on; of one that does already, nothing."""
+        if self._ending.is_set():
+            raise StateError("this publisher was stopped; make a new one.")
+        if self._thread.ident is None:
+            self._thread.start()
         return self
 
     def flush(self, timeout_s: float = 30.0) -> bool:

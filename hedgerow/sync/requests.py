@@ -1,4 +1,4 @@
-"""Rows of a source as the calls that a replica takes: what is there is assigned, the rest removed."""
+"""Rows of a source as the calls that a replica takes: assigned if there, removed if not."""
 
 from __future__ import annotations
 

@@ -71,6 +71,7 @@ class Stream:
         self._sweep: dict[str, int] = {}  # tables to be swept, and how far
         self._seq = self._full_syncs = self._retried = 0
         self._next_beat_s = 0.0
+        self._behind_s = time.monotonic()  # of a stream that is not live: since when
 
     # ---- called by the one who looks for changes
 
@@ -106,12 +107,19 @@ class Stream:
             self._pending.put_back(self._sending)
             self._sending = None
         if isinstance(error, TargetError) and error.code in _LOST_CODES:
+            if self._phase() == "live":
+                self._behind_s = time.monotonic()
             self._session = None
 
     def status(self) -> StreamStatus:
         """How far it is."""
         sending = self._sending
-        since = [s for s in (self._pending.since_s, sending and sending.since_s) if s is not None]
+        marks = [
+            self._pending.since_s,
+            None if sending is None else sending.since_s,
+            None if self._phase() == "live" else self._behind_s,
+        ]
+        since = [mark for mark in marks if mark is not None]
         oldest_s = max(0.0, time.monotonic() - min(since)) if since else 0.0
         waiting = len(self._pending) + (len(sending) if sending is not None else 0)
         return StreamStatus(
@@ -136,6 +144,8 @@ class Stream:
 
     def _attach(self, link: Link) -> None:
         """A new session; from before its first row on, changes are collected."""
+        if self._phase() == "live":
+            self._behind_s = time.monotonic()
         self._session, self._scan, self._held, self._sweep = None, None, None, {}
         source = self.source
         routers = {t.name: t.router.to_dict() for t in source.tables if t.name in self._dims}

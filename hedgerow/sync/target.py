@@ -148,9 +148,7 @@ class Target:
                 more = False
                 self._note(error)
                 self._ending.wait(_pause_s(self._failures))
-            except (
-                Exception
-            ) as error:  # whatever it is, the other replicas and the next round go on
+            except Exception as error:  # of our own making: the next round may be fine
                 more = False
                 _log.exception("publishing to %s", self.address)
                 self._note(error)
