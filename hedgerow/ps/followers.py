@@ -117,9 +117,7 @@ class Followers:
                 whole, forgotten = taken.whole_table, taken.forgotten
             part, rest = follower.rest[:most], follower.rest[most:]
             numbers = (int(whole), forgotten, int(len(rest) > 0))
-            follower.given = Answer(
-                Verb.TOUCHED_TAKE, numbers=numbers, frames=[buffer_of(part)]
-            )
+            follower.given = Answer(Verb.TOUCHED_TAKE, numbers=numbers, frames=[buffer_of(part)])
             follower.rest = rest if len(rest) else None
             follower.number = number
             return follower.given
@@ -151,7 +149,9 @@ def _name(order: dict[str, Any]) -> str:
 def _settings(order: dict[str, Any]) -> TouchedSettings:
     if checks.count("capacity", order.get("capacity", 0), least=1) > MAX_CAPACITY:
         raise InputError(f"capacity is {order['capacity']}; a server keeps up to {MAX_CAPACITY}.")
-    return TouchedSettings(order["capacity"], order.get("all_changes"), order.get("overflow"))
+    return TouchedSettings(
+        order["capacity"], order.get("all_changes", False), order.get("overflow", "whole_table")
+    )
 
 
 def _taken(request: Request, order: dict[str, Any]) -> Touched:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import secrets
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 import torch
@@ -148,7 +148,8 @@ class RemoteTouched:
         kept = self._ask(Verb.TOUCHED_TAKE, order)
         if len(kept.frames) != 1 or kept.answer is None:
             raise FrameError(f"touched keys in {len(kept.frames)} buffers; there is one.")
-        ids = tensor_over(kept.frames[0], torch.int64, memoryview(kept.frames[0]).nbytes // 8, "ids")
+        count = memoryview(kept.frames[0]).nbytes // 8
+        ids = tensor_over(kept.frames[0], torch.int64, count, "ids")
         self._number += 1
         self._taken.append(ids.clone())
         self._whole = self._whole or bool(kept.number(0))
@@ -182,7 +183,7 @@ class RemoteTouched:
         )
         self._life, self._number = life, 0
 
-    def _ask(self, verb: Verb, order: dict[str, object], more: Sequence[Buffer] = ()) -> Kept:
+    def _ask(self, verb: Verb, order: Mapping[str, object], more: Sequence[Buffer] = ()) -> Kept:
         kept = _Large(8 * _TAKE_IDS)
         text = text_of({"consumer": self.name, "life": self._life, **order})
         request = Request(verb, options=Options(table=self._k))
