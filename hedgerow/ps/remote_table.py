@@ -192,7 +192,7 @@ class RemoteTouched:
         more: Sequence[Buffer] = (),
         patience: Patience | None = None,
     ) -> Kept:
-        kept = _Large(8 * _TAKE_IDS)
+        kept = _Large(8 * _TAKE_IDS if verb == Verb.TOUCHED_TAKE else 0)
         frames = [text_of({"consumer": self.name, "life": self._life, **order}), *more]
         request = Request(verb, options=Options(table=self._k))
         connection = self._shard.connection
