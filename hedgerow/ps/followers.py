@@ -117,9 +117,7 @@ class Followers:
                 whole, forgotten = taken.whole_table, taken.forgotten
             part, rest = follower.rest[:most], follower.rest[most:]
             numbers = (int(whole), forgotten, int(len(rest) > 0))
-            follower.given = Answer(
-                Verb.TOUCHED_TAKE, numbers=numbers, frames=[buffer_of(part)]
-            )
+            follower.given = Answer(Verb.TOUCHED_TAKE, numbers=numbers, frames=[buffer_of(part)])
             follower.rest = rest if len(rest) else None
             follower.number = number
             return follower.given

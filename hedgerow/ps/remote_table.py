@@ -148,7 +148,9 @@ class RemoteTouched:
         kept = self._ask(Verb.TOUCHED_TAKE, order)
         if len(kept.frames) != 1 or kept.answer is None:
             raise FrameError(f"touched keys in {len(kept.frames)} buffers; there is one.")
-        ids = tensor_over(kept.frames[0], torch.int64, memoryview(kept.frames[0]).nbytes // 8, "ids")
+        ids = tensor_over(
+            kept.frames[0], torch.int64, memoryview(kept.frames[0]).nbytes // 8, "ids"
+        )
         self._number += 1
         self._taken.append(ids.clone())
         self._whole = self._whole or bool(kept.number(0))

@@ -9,12 +9,10 @@ from torch import nn
 from ..core.errors import DtypeError, InputError
 from ..core.units import parse_seconds
 from ..discovery.targets import Targets
-from ..nn.routers import routers_of
-from ..nn.summary import tables_of
 from ..sync.link import Trust
 from ..sync.publisher import MOST_PENDING, Publisher
-from ..sync.source import HostSource, RowSource
 from .dense_watch import DenseWatch
+from .row_sources import row_sources
 
 
 class ModelPublisher(Publisher):
@@ -86,9 +84,3 @@ def publish(
     made.dense = watch
     made.start()
     return made
-
-
-def row_sources(model: nn.Module) -> list[RowSource]:
-    """Where a model's rows are."""
-    tables = tables_of(model)
-    return [HostSource(list(tables.values()), routers=routers_of(model))]

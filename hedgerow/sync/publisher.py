@@ -150,7 +150,10 @@ class Publisher:
         for target in targets:
             target.join()
         for source in self._sources:
-            source.close()
+            try:
+                source.close()
+            except (HedgerowError, OSError) as error:  # away: it forgets us when it comes back
+                _log.warning("shard %d of the trainer: %s", source.shard, error)
         return sent
 
     def __enter__(self) -> Self:

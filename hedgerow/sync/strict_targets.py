@@ -85,9 +85,7 @@ class StrictTargets:
             str(stands.replica_id),
         )
         micros = 1e6 * (time.perf_counter() - began)
-        self.metrics.pushed(
-            tags, micros=micros, fids=push.row_count(part), sent_bytes=len(data)
-        )
+        self.metrics.pushed(tags, micros=micros, fids=push.row_count(part), sent_bytes=len(data))
         return _response(code, text, address, rows)
 
     def close(self) -> None:
