@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Sequence
 from multiprocessing.connection import Connection
 from typing import Any
@@ -10,13 +11,24 @@ import numpy as np
 import torch
 
 import hedgerow as hr
+from hedgerow.serving.client import PredictionClient
 from hedgerow.serving.server import PredictionServer
 
 from ..ps.servers import FORKS, START_S
 from .replicas import DIMS, Served
 
 FORKS.set_forkserver_preload(
-    ["hedgerow.ps.process", "zmq", "pyarrow", "grpc", "tests.ps.servers", __name__]
+    [
+        "hedgerow.ps.process",
+        "zmq",
+        "pyarrow",
+        "grpc",
+        "grpc_health.v1.health",
+        "grpc_reflection.v1alpha.reflection",
+        "hedgerow.wire.messages.tf_serving",
+        "tests.ps.servers",
+        __name__,
+    ]
 )
 Rows = dict[str, dict[int, tuple[float, ...]]]
 
@@ -73,6 +85,47 @@ def replica(pipe: Connection, address: str) -> None:
                 parts = [(one.ids.numpy(), one.rows.numpy()) for one in table.scan()]
                 told[table.config.name] = parts
             pipe.send(told)
+
+
+def bundle_replica(pipe: Connection, folder: str) -> None:
+    """Serves a bundle; it tells its address, and on demand how fresh it is."""
+    torch.set_num_threads(1)
+    with hr.serving.Replica(folder) as made:
+        pipe.send(made.address)
+        while True:
+            pipe.recv()
+            pipe.send(made.status())
+
+
+def asker(pipe: Connection, address: str, probe: int, rate: float) -> None:
+    """Asks a replica of a bundle for predictions, and for the row of an id that holds a time."""
+    torch.set_num_threads(1)
+    draw = torch.Generator().manual_seed(7)
+    with PredictionClient(address) as client:
+        pipe.send("started")
+        while True:
+            _, seconds = pipe.recv()
+            pipe.send(_ask(client, probe, rate, seconds, draw))
+
+
+def _ask(
+    client: PredictionClient, probe: int, rate: float, seconds: float, draw: torch.Generator
+) -> tuple[list[float], list[float]]:
+    """Seconds of each prediction, and the ages of the row; asked at a rate, answered or not."""
+    latencies, ages = [], []
+    start_s = time.monotonic()
+    for number in range(int(rate * seconds)):
+        time.sleep(max(0.0, start_s + number / rate - time.monotonic()))
+        ids = {name: torch.randint(0, 200_000, (64,), generator=draw) for name in DIMS}
+        lengths = {f"{name}_lengths": torch.ones(64, dtype=torch.int64) for name in DIMS}
+        began_s = time.monotonic()
+        client.predict("entry", "serving_default", {**ids, **lengths})
+        latencies.append(time.monotonic() - began_s)
+        if number % 4 == 0:
+            one = {name: torch.tensor([probe]) for name in DIMS}
+            row = client.predict("entry", "lookup", one)["user"]
+            ages.append(time.monotonic() - float(row[0, 0]) - 100.0 * float(row[0, 1]))
+    return latencies, ages
 
 
 def publisher(pipe: Connection, servers: Sequence[str], to: Sequence[str]) -> None:
