@@ -230,7 +230,7 @@ class Publisher:
         if source.incarnation != self._incarnations[place]:
             self._incarnations[place] = source.incarnation
             for target in targets:
-                target.restart(place)
+                target.restart(place, found_by)
             return True
         for target in targets:
             target.add(place, taken, found_by)

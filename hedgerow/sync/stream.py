@@ -78,14 +78,15 @@ class Stream:
     def add(self, taken: Mapping[str, Touched], found_by: Pass) -> None:
         """Adds what a pass found."""
         if any(taken[t].whole_table for t in self._dims if t in taken):
-            self.restart()
+            self.restart(found_by)
             return
         ids = {t: self.served.owned(t, taken[t].ids) for t in self._dims if t in taken}
         self._pending.add(ids, found_by)
 
-    def restart(self) -> None:
-        """Everything has to be sent again: marks were lost."""
+    def restart(self, found_by: Pass) -> None:
+        """Everything has to be sent again: marks were lost, as a pass found."""
         self._pending.shut()
+        self._pending.add({}, found_by)
 
     # ---- called by the one who sends
 
