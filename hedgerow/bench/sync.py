@@ -121,7 +121,7 @@ def _requests(source: HostSource, dim: int, ids: torch.Tensor) -> list[bytes]:
 def _send(link: Link, requests: Sequence[bytes]) -> float:
     start_s = time.perf_counter()
     for request in requests:
-        link.predict(request, _TIMEOUT_S)
+        link.begin_predict(request, _TIMEOUT_S).answer()
     return time.perf_counter() - start_s
 
 

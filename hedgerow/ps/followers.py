@@ -149,7 +149,9 @@ def _name(order: dict[str, Any]) -> str:
 def _settings(order: dict[str, Any]) -> TouchedSettings:
     if checks.count("capacity", order.get("capacity", 0), least=1) > MAX_CAPACITY:
         raise InputError(f"capacity is {order['capacity']}; a server keeps up to {MAX_CAPACITY}.")
-    return TouchedSettings(order["capacity"], order.get("all_changes"), order.get("overflow"))
+    return TouchedSettings(
+        order["capacity"], order.get("all_changes", False), order.get("overflow", "whole_table")
+    )
 
 
 def _taken(request: Request, order: dict[str, Any]) -> Touched:

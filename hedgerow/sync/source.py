@@ -7,16 +7,14 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-import torch
 from torch import Tensor
 
 from ..core.errors import InputError
 from ..core.shapes import Bool, Float32, Int64
 from ..routing.router import Router
+from ..tables.followed import rows_present
 from ..tables.host import HostTable
 from ..tables.touched import DEFAULT_CAPACITY, Touched
-
-_AGREE = 3  # looks at rows that come or go while they are read
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,6 +93,7 @@ class HostSource:
 
     `step` gives the number of updates that the rows have seen; only one_bit segments need it.
 
+    >>> import torch
     >>> from hedgerow import Segment, Sgd, TableConfig, Zeros
     >>> table = HostTable(TableConfig("user", (Segment(1, Zeros(), Sgd(lr=0.5)),)))
     >>> source = HostSource([table])
@@ -143,16 +142,7 @@ class HostSource:
 
     def read(self, table: str, ids: Int64[Tensor, "n"]) -> RowsRead:
         """Rows as they are now. One that comes or goes meanwhile is marked, and read again."""
-        live = self._live[table]
-        room = torch.empty(len(ids), live.layout.dim)
-        before = live.contains(ids)
-        for _ in range(_AGREE):
-            rows = live.lookup(ids, step=self._step(), out=room).rows_of()
-            after = live.contains(ids)
-            if torch.equal(before, after):
-                break
-            before = after
-        return RowsRead(rows, before)
+        return RowsRead(*rows_present(self._live[table], ids, self._step()))
 
     def all_ids(self, table: str) -> Iterator[Int64[Tensor, "n"]]:
         """The ids of all rows, in slices."""

@@ -146,9 +146,12 @@ def test_clients_have_the_original_s_names_and_places() -> None:
     del one, two
     exporting = door.create_parameter_sync_clients(2, exporting_standalone=True)
     assert [client.placement for client in exporting] == [None, None]
-    assert inspect.signature(door.create_parameter_sync_clients).parameters[
-        "exporting_standalone"
-    ].default is False
+    assert (
+        inspect.signature(door.create_parameter_sync_clients)
+        .parameters["exporting_standalone"]
+        .default
+        is False
+    )
     for client in (alone, *exporting):
         assert client.as_op()() is None
         assert door.ParameterSyncClient(client.handle).handle is client.handle
@@ -221,7 +224,8 @@ def test_a_dummy_server_keeps_raw_and_typed_pushes(
     with grpc.insecure_channel(address_of(servers[0])) as channel:
         data = to_bytes(push.to_predict(request, compat=compat))
         answer = tf_serving.PredictResponse.FromString(channel.unary_unary(path)(data, timeout=30))
-    assert (answer.model_spec.name, answer.model_spec.signature_name) == ("ps_0", "hashtable_assign")
+    assert answer.model_spec.name == "ps_0"
+    assert answer.model_spec.signature_name == "hashtable_assign"
     assert not answer.outputs
     (kept,) = servers[0].received
     assert (kept.model_name, kept.signature_name) == ("ps_0", "hashtable_assign")
@@ -268,9 +272,7 @@ def test_clients_of_a_factory_push_what_their_shard_learned(
     num_ps = 0 if where == "here" else 2
     clients = door.create_parameter_sync_clients(num_ps)
     build = (
-        factory.create_native_multi_hash_table
-        if native
-        else factory.create_multi_type_hash_table
+        factory.create_native_multi_hash_table if native else factory.create_multi_type_hash_table
     )
     with ExitStack() as running:
         cluster = None

@@ -85,9 +85,7 @@ def test_many_keys_come_in_parts_and_ids_in_slices(monkeypatch: pytest.MonkeyPat
         rows, present = table.read(torch.cat([ids, torch.tensor([-1])]))
         assert rows[:, 0].tolist() == [-1.0] * 1050 + [0.0]
         assert present.tolist() == [True] * 1050 + [False]
-        shard.start_apply_gradients(
-            TableKeys.of_one(torch.arange(3000)), torch.ones(3000)
-        ).wait()
+        shard.start_apply_gradients(TableKeys.of_one(torch.arange(3000)), torch.ones(3000)).wait()
         assert marks.take().whole_table  # more than it has room for
         shard.close()
 
