@@ -41,7 +41,7 @@ def test_a_loop_refreshes_before_every_step_and_survives_failures() -> None:
 
 def test_a_loop_waits_between_steps_as_the_original_and_stops_at_once() -> None:
     loop = ParameterSyncLoop(Client(), lambda: b"")
-    assert loop._every_s == EVERY_S == 10.0
+    assert loop.every_s == EVERY_S == 10.0
     with loop:  # stops without waiting for the next step
         pass
     assert loop.steps <= 1

@@ -6,13 +6,14 @@ from pathlib import Path
 
 import torch
 
+import hedgerow as hr
 from hedgerow.nn.collection import collections_of
 from hedgerow.ps.server_tables import ServerTables
 from hedgerow.serving.row_sources import row_sources
 from hedgerow.sync.publisher import Publisher
 from hedgerow.tables.store import TableKeys
 
-from ..serving.test_row_sources import learn, on_servers
+from ..serving.test_row_sources import fresh, learn, on_servers
 from .replicas import rows_of, served
 
 
@@ -41,3 +42,36 @@ def test_a_replica_equals_the_servers_after_crashes_and_deletions(tmp_path: Path
         }
         assert rows_of(replica.store.tables) == wanted
         assert len(wanted["user"]) == 82
+
+
+def test_the_original_s_rule_loses_keys_where_ours_does_not() -> None:
+    """A replica that is away for a moment: it never hears of what changed then, by that rule."""
+    model = fresh()
+    with served() as (replica, address):
+        away = Relisted([address])
+        strict = hr.serving.publish_strict(model, away, served_as="ps_0")
+        learn(model, [1, 2])
+        (pushed,) = strict.push()
+        assert [one.update_num for one in pushed.responses] == [4]
+        away.addresses = ["127.0.0.1:1"]
+        learn(model, [3, 4])
+        (failed,) = strict.push()
+        assert [one.status_code for one in failed.responses] == [14]
+        away.addresses = [address]
+        learn(model, [5])
+        strict.push()
+        assert sorted(rows_of(replica.store.tables)["user"]) == [1, 2, 5]
+        strict.stop()
+    with served() as (replica, address), Publisher(row_sources(model), address) as publisher:
+        assert publisher.flush(60)
+        assert sorted(rows_of(replica.store.tables)["user"]) == [1, 2, 3, 4, 5]
+
+
+class Relisted:
+    """Addresses that a test changes."""
+
+    def __init__(self, addresses: list[str]) -> None:
+        self.addresses = addresses
+
+    def current(self) -> list[str]:
+        return self.addresses
