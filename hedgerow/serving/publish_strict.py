@@ -21,8 +21,8 @@ def publish_strict(
 ) -> StrictPublisher:
     """As the original pushes: replica after replica, each row once, lost if that fails.
 
-    `start()` it, or use it in a `with`. It sends no deletions and no dense weights, and any server that speaks TensorFlow Serving's
-    protocol takes its calls. `hr.publish` loses nothing.
+    `start()` it, or use it in a `with`. It sends no deletions and no dense weights, and any server
+    that speaks TensorFlow Serving's protocol takes its calls. `hr.publish` loses nothing.
 
     >>> import hedgerow as hr
     >>> bags = hr.EmbeddingBags([hr.Table("user", 2)])
