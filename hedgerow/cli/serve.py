@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from ..core.errors import InputError, NotSupportedError
+from ..core.errors import InputError
 
 _Folder = Annotated[
     Path,
@@ -42,6 +42,13 @@ _ClientCa = Annotated[
 ]
 _GraceS = Annotated[float, typer.Option(help="How long requests under way may take after SIGTERM.")]
 
+_Follow = Annotated[
+    list[str] | None,
+    typer.Option(
+        help="HOST:PORT where a publisher listens (`hr.publish(..., listen=)`); repeatable. It "
+        "then keeps the rows and weights served here fresh."
+    ),
+]
 _Typed = Annotated[
     bool, typer.Option("--typed", help="Answer in typed values: some clients read nothing else.")
 ]
@@ -58,7 +65,7 @@ def serve(
     client_ca: _ClientCa = None,
     grace_s: _GraceS = 10.0,
     typed: _Typed = False,
-    follow: Annotated[str | None, typer.Option(hidden=True)] = None,
+    follow: _Follow = None,
 ) -> None:
     """Serve exported models until SIGTERM, which lets requests under way end.
 
@@ -69,11 +76,6 @@ def serve(
     from ..serving.process import serve as run
     from ..serving.tls import Tls
 
-    if follow is not None:
-        raise NotSupportedError(
-            "--follow is not supported yet: a server takes pushes through the signature "
-            "hashtable_assign; start it without --follow."
-        )
     if client_ca is not None and tls is None:
         raise InputError("--client-ca asks for certificates, which needs --tls CERTIFICATE KEY.")
     plan = ServePlan(
@@ -84,5 +86,6 @@ def serve(
         row_servers=tuple(tuple(one.split(",")) for one in ps or ()),
         grace_s=grace_s,
         compat="typed" if typed else None,
+        follow=tuple(follow or ()),
     )
     run(plan, lambda line: typer.echo(line), stop_by_signals())

@@ -10,6 +10,7 @@ from .bundle import load_bundle as load_bundle
 from .channels import ClientTls as ClientTls
 from .client import PredictionClient as PredictionClient
 from .export import export as export
+<<<<<<< HEAD
 from .model import ServingError as ServingError
 from .registry import Registry as Registry
 from .server import PredictionServer as PredictionServer
@@ -26,3 +27,9 @@ __all__ = [
     "export",
     "load_bundle",
 ]
+=======
+from .publish_strict import publish_strict as publish_strict
+from .replica import Replica as Replica
+
+__all__ = ["Replica", "export", "load_bundle", "publish_strict"]
+>>>>>>> 28e8c63da13883bf84bdc966912bed765279afe8

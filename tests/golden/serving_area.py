@@ -29,10 +29,9 @@ WIRE_FILES = (
 
 AREA = Area(
     "serving",
-    file_values={file: {"what"} for file in (*LAUNCH_FILES, *WIRE_FILES)},
+    file_values={file: {"what"} for file in (*LAUNCH_FILES, *WIRE_FILES, "touched_keys")},
     later_files={
         "refresh_sync_config",  # parameter sync
-        "touched_keys",
         "zk_path",
         "znode_payloads",
     },
