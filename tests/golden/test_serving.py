@@ -4,7 +4,12 @@ from __future__ import annotations
 
 import pytest
 
-from . import serving_launch, serving_push, serving_wire  # noqa: F401  (they register handlers)
+from . import (  # noqa: F401  (they register handlers)
+    serving_discovery,
+    serving_launch,
+    serving_push,
+    serving_wire,
+)
 from .runner import Case
 from .serving_area import AREA
 

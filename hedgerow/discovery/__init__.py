@@ -1,0 +1,1 @@
+"""Who serves what: lists of addresses that change while others read them."""

@@ -1,0 +1,94 @@
+"""The ephemeral nodes of one process: made, changed, removed, and made again."""
+
+from __future__ import annotations
+
+import threading
+from typing import Any
+
+from ..core.counters import Counters
+from .zookeeper import kazoo_errors
+
+
+class OwnNodes:
+    """Nodes that stand as long as this process does. Owns a lock, never held during a request.
+
+    A node that is there already is taken over if another session made it: that is what a process
+    finds that came back before its old session ended. `renew` makes missing ones again, and
+    leaves those alone that another process has taken over since.
+    """
+
+    def __init__(self, client: Any, counters: Counters) -> None:
+        self._client, self._counters = client, counters
+        self._lock = threading.Lock()
+        self._nodes: dict[str, bytes] = {}
+        self._lost: set[str] = set()  # nodes of a session that is gone
+
+    def paths(self) -> list[str]:
+        """What stands, or will stand again."""
+        with self._lock:
+            return list(self._nodes)
+
+    def put(self, path: str, data: bytes) -> None:
+        """Makes a node, or changes it; nothing is sent when it has that content."""
+        with self._lock:
+            same = self._nodes.get(path) == data and path not in self._lost
+            self._nodes[path] = data
+        if not same:
+            self._make(path, data, take_over=True)
+
+    def put_numbered(self, prefix: str, data: bytes) -> str:
+        """Makes a node with the next number after `prefix`; its path."""
+        path = self._client.create(prefix, data, ephemeral=True, sequence=True, makepath=True)
+        with self._lock:
+            self._nodes[path] = data
+        return path
+
+    def remove(self, path: str) -> None:
+        """Removes a node; harmless where it is gone."""
+        with self._lock:
+            self._nodes.pop(path, None)
+            self._lost.discard(path)
+        try:
+            self._client.delete(path)
+        except kazoo_errors().NoNodeError:
+            self._counters.add("nodes_gone_already")
+
+    def mark_lost(self) -> None:
+        """The session is gone, and all nodes with it, soon if not yet."""
+        with self._lock:
+            self._lost = set(self._nodes)
+
+    def renew(self) -> None:
+        """Makes the nodes again that a lost session or another hand has removed."""
+        with self._lock:
+            nodes, lost = dict(self._nodes), set(self._lost)
+        for path, data in nodes.items():
+            if self._make(path, data, take_over=path in lost, only_missing=True):
+                self._counters.add("nodes_renewed")
+            with self._lock:
+                self._lost.discard(path)
+                removed = path not in self._nodes
+            if removed:  # meanwhile, by remove()
+                self.remove(path)
+
+    def _make(
+        self, path: str, data: bytes, *, take_over: bool, only_missing: bool = False
+    ) -> bool:
+        """Whether a node was made; one that is ours already gets the content."""
+        errors = kazoo_errors()
+        while True:
+            stat = self._client.exists(path)
+            try:
+                if stat is None:
+                    self._client.create(path, data, ephemeral=True, makepath=True)
+                    return True
+                if stat.ephemeralOwner == self._client.client_id[0]:
+                    if not only_missing:
+                        self._client.set(path, data)
+                    return False
+                if not take_over:
+                    self._counters.add("nodes_of_others")
+                    return False
+                self._client.delete(path)
+            except (errors.NoNodeError, errors.NodeExistsError):
+                self._counters.add("nodes_raced")  # somebody was quicker: look again
