@@ -4,11 +4,20 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any, Literal
 
 from .zookeeper import kazoo_errors
 
 _Kind = Literal["data", "children"]
+
+
+@dataclass(frozen=True, slots=True)
+class Content:
+    """What a node holds, and when it was made: a number that grows with every change anywhere."""
+
+    data: bytes
+    created: int
 
 
 class CachedReads:
@@ -24,9 +33,14 @@ class CachedReads:
         self._held: dict[tuple[_Kind, str], Any] = {}
         self._events = 0
 
-    def data(self, path: str) -> bytes | None:
-        """The content of a node; None where there is none."""
+    def content(self, path: str) -> Content | None:
+        """What a node holds; None where there is none."""
         return self._read("data", path)
+
+    def data(self, path: str) -> bytes | None:
+        """The bytes of a node; None where there is none."""
+        found = self.content(path)
+        return None if found is None else found.data
 
     def children(self, path: str) -> list[str] | None:
         """The names of the nodes below one; None where there is none."""
@@ -54,7 +68,8 @@ class CachedReads:
         while True:
             try:
                 if kind == "data":
-                    return self._client.get(path, watch=self._on_event)[0]
+                    data, stat = self._client.get(path, watch=self._on_event)
+                    return Content(data, stat.czxid)
                 return list(self._client.get_children(path, watch=self._on_event))
             except missing:
                 if self._client.exists(path, watch=self._on_event) is None:

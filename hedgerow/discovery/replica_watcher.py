@@ -20,6 +20,7 @@ _LOG = logging.getLogger("hedgerow")
 class _Replica:
     place: ServicePath
     meta: ReplicaMeta
+    created: int
 
     @property
     def number(self) -> int:
@@ -101,7 +102,7 @@ class ReplicaWatcher:
     def metas(self, task_path: str) -> dict[str, ReplicaMeta]:
         """All replicas of one task, available or not, by number as decimal text."""
         with self._lock:
-            found = {path: one for path, one in self._replicas.items()}
+            found = dict(self._replicas)
         return {
             str(one.number): one.meta
             for path, one in found.items()
@@ -123,8 +124,10 @@ class ReplicaWatcher:
                 replica = self._replica(path, before.get(path))
                 if replica is not None:
                     found[path] = replica
+        # In the order they registered in: of two with one address the later one is alive.
+        ordered = sorted(found.items(), key=lambda item: item[1].created)
         with self._lock:
-            self._replicas = found
+            self._replicas = dict(ordered)
 
     def _task_paths(self) -> list[str]:
         root, reads = self.service.root, self.session.reads
@@ -138,13 +141,13 @@ class ReplicaWatcher:
         if place.replica_id is None:
             self._skip(path, "its path is none of a replica")
             return None
-        data = self.session.reads.data(path)
-        if data is None:  # removed since it was listed
+        content = self.session.reads.content(path)
+        if content is None:  # removed since it was listed
             return None
-        if not data:  # emptied: it is there, and nobody knows how it is
-            return before and _Replica(place, replace(before.meta, stat=UNKNOWN))
+        if not content.data:  # emptied: it is there, and nobody knows how it is
+            return before and replace(before, meta=replace(before.meta, stat=UNKNOWN))
         try:
-            return _Replica(place, ReplicaMeta.from_bytes(data))
+            return _Replica(place, ReplicaMeta.from_bytes(content.data), content.created)
         except FileDamagedError as error:
             self._skip(path, str(error))
             return None

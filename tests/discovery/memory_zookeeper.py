@@ -17,12 +17,14 @@ Watch = Callable[[WatchedEvent], None]
 @dataclass
 class Stat:
     ephemeralOwner: int  # noqa: N815  (kazoo's name)
+    czxid: int
 
 
 @dataclass
 class Node:
     data: bytes = b""
     owner: int = 0
+    created: int = 0
     numbers: Any = field(default_factory=itertools.count)
 
 
@@ -33,7 +35,7 @@ class MemoryZooKeeper:
         self.lock = threading.RLock()
         self.nodes: dict[str, Node] = {"/": Node()}
         self.watches: dict[tuple[str, str], dict[Any, None]] = {}
-        self._sessions = itertools.count(1)
+        self._sessions, self.changes = itertools.count(1), itertools.count(1)
 
     def client(self) -> MemoryClient:
         return MemoryClient(self, next(self._sessions))
@@ -125,7 +127,9 @@ class MemoryClient:
                 path += f"{next(self.server.nodes[parent].numbers):010d}"
             if path in self.server.nodes:
                 raise NodeExistsError
-            self.server.nodes[path] = Node(value, self.session if ephemeral else 0)
+            self.server.nodes[path] = Node(
+                value, self.session if ephemeral else 0, next(self.server.changes)
+            )
             self.server.fire("data", path, EventType.CREATED)
             self.server.fire("children", parent, EventType.CHILD)
             return path
@@ -154,13 +158,13 @@ class MemoryClient:
         with self._connected():
             node = self._node(path)
             self._watch("data", path, watch)
-            return node.data, Stat(node.owner)
+            return node.data, Stat(node.owner, node.created)
 
     def exists(self, path: str, watch: Watch | None = None) -> Stat | None:
         with self._connected():
             self._watch("data", path, watch)
             node = self.server.nodes.get(path)
-            return None if node is None else Stat(node.owner)
+            return None if node is None else Stat(node.owner, node.created)
 
     def get_children(self, path: str, watch: Watch | None = None) -> list[str]:
         with self._connected():

@@ -23,6 +23,7 @@ from hedgerow.monolith.sync_config import refresh_sync_config
 from hedgerow.wire.client_config import read_config
 from hedgerow.wire.messages import parameter_sync
 from tests.discovery.memory_zookeeper import MemoryZooKeeper
+from tests.zookeeper import wait_for
 
 from .runner import Case, take
 from .serving_area import AREA
@@ -79,7 +80,7 @@ def play(value: dict[str, Any], client: Callable[[], Any], *, ordered: bool) -> 
         writer.close()
 
 
-def _play_watcher(value: dict[str, Any], session: Session, writer: Any, ordered: bool) -> None:
+def _play_watcher(value: dict[str, Any], session: Session, writer: Any, _: bool) -> None:
     value = take(
         value,
         {
@@ -101,7 +102,7 @@ def _play_watcher(value: dict[str, Any], session: Session, writer: Any, ordered:
     for change in value["then"]:
         _change(writer, change)
         session.settle()
-    _check(value["expect"], session, lambda: refresh_sync_config(watcher, value["ps_index"]), ordered)
+    _check(value["expect"], lambda: refresh_sync_config(watcher, value["ps_index"]), True)
 
 
 def _change(writer: Any, change: list[Any]) -> None:
@@ -138,12 +139,7 @@ def _play_backend(value: dict[str, Any], session: Session, writer: Any, ordered:
         take(value["expect"], {"raises"})
     else:
         steps()
-        _check(
-            value["expect"],
-            session,
-            lambda: refresh_sync_config(backend, value["ps_index"]),
-            ordered,
-        )
+        _check(value["expect"], lambda: refresh_sync_config(backend, value["ps_index"]), ordered)
     leaves = [take(node, {"path", "data"}) for node in value["leaf_nodes_after"]]
     assert _leaves(writer, f"/{value['bzid']}") == {one["path"]: one["data"] for one in leaves}
 
@@ -170,22 +166,14 @@ def _leaves(client: Any, path: str) -> dict[str, str]:
     }
 
 
-def _check(
-    expect: dict[str, Any], session: Session, refresh: Callable[[], bytes], ordered: bool
-) -> None:
+def _check(expect: dict[str, Any], refresh: Callable[[], bytes], ordered: bool) -> None:
     """Watches of a real ZooKeeper come when they come, and its children in any order."""
     expect = take(expect, {"config", "hex"})
-    wanted = parameter_sync.ClientConfig(**expect["config"])
-    assert wanted == read_config(bytes.fromhex(expect["hex"]))
-    if ordered:
-        assert refresh().hex() == expect["hex"]
-        return
-    for _ in range(200):
-        found = refresh()
-        if _sorted(found) == _sorted(bytes.fromhex(expect["hex"])):
-            break
-        session.client.handler.sleep_func(0.05)
-    assert _sorted(found) == _sorted(bytes.fromhex(expect["hex"]))
+    wanted = bytes.fromhex(expect["hex"])
+    assert parameter_sync.ClientConfig(**expect["config"]) == read_config(wanted)
+    form = bytes.hex if ordered else _sorted
+    wait_for(lambda: form(refresh()) == form(wanted))
+    assert form(refresh()) == form(wanted)
 
 
 def _sorted(data: bytes) -> tuple[Any, ...]:
