@@ -83,4 +83,3 @@ class CachedReads:
             self._held.pop(("data", event.path), None)
             self._held.pop(("children", event.path), None)
         self._changed()
-

@@ -71,9 +71,7 @@ class OwnNodes:
             if removed:  # meanwhile, by remove()
                 self.remove(path)
 
-    def _make(
-        self, path: str, data: bytes, *, take_over: bool, only_missing: bool = False
-    ) -> bool:
+    def _make(self, path: str, data: bytes, *, take_over: bool, only_missing: bool = False) -> bool:
         """Whether a node was made; one that is ours already gets the content."""
         errors = kazoo_errors()
         while True:

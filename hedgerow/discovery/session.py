@@ -126,14 +126,17 @@ class Session:
             return True
         if anew:
             self.reads.clear()
+        with self._turn:
+            return all([self._try(job) for job in (self.own.renew, *self._jobs)])
+
+    def _try(self, job: Callable[[], None]) -> bool:
+        """Runs one job; whatever it raises, the others and its next turn come."""
         try:
-            with self._turn:
-                self.own.renew()
-                for job in self._jobs:
-                    job()
-        except kazoo_failures() as error:
+            job()
+        except Exception as error:
             self.counters.add("failed_refreshes")
-            _LOG.warning("ZooKeeper: %s: %s; trying again", type(error).__name__, error)
+            ours = not isinstance(error, kazoo_failures())
+            _LOG.warning("ZooKeeper: %r; trying again", error, exc_info=ours)
             return False
         return True
 
