@@ -37,7 +37,7 @@ _Ps = Annotated[
 _PsFrom = Annotated[
     str | None,
     typer.Option(
-        help="Who tells the servers of ps_0, ps_1, ... instead of --ps: file:PATH, agent:HOST:PORT, "
+        help="Who tells these servers instead of --ps: file:PATH, agent:HOST:PORT, "
         "zk:HOSTS/BZID/BASE_NAME or zk2:HOSTS/BZID/MODEL."
     ),
 ]

@@ -80,6 +80,7 @@ class CachedReads:
             self._events += 1
             if event.path is None:  # the connection ended, and with it every watch
                 self._held.clear()
-            self._held.pop(("data", event.path), None)
-            self._held.pop(("children", event.path), None)
+            else:
+                self._held.pop(("data", event.path), None)
+                self._held.pop(("children", event.path), None)
         self._changed()

@@ -127,7 +127,8 @@ class Session:
         if anew:
             self.reads.clear()
         with self._turn:
-            return all([self._try(job) for job in (self.own.renew, *self._jobs)])
+            failures = [job for job in (self.own.renew, *self._jobs) if not self._try(job)]
+        return not failures
 
     def _try(self, job: Callable[[], None]) -> bool:
         """Runs one job; whatever it raises, the others and its next turn come."""

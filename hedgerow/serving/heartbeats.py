@@ -92,7 +92,10 @@ class KeptReplicas:
 
     def _keep(self) -> None:
         while not self._ended.wait(self._every_s):
-            self.refresh()
+            try:
+                self.refresh()
+            except Exception:  # the next look may succeed, and the last answer holds until then
+                _LOG.exception("replicas could not be asked for")
 
     def __enter__(self) -> Replicas:
         replicas = self.replicas.__enter__()
