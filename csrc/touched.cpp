@@ -79,6 +79,8 @@ void Touched::forget_all() {
 
 void Touched::mark_or_forget(u64 key) noexcept {
   const std::lock_guard hold(forgetting_);
+  // Before the key is looked at, so that one more than the capacity stays until the next comes.
+  if (stripes_[0].keys.size() > capacity_) forget_all();
   try {
     if (!stripes_[0].keys.insert(key)) return;
   } catch (const std::bad_alloc&) {
@@ -87,7 +89,6 @@ void Touched::mark_or_forget(u64 key) noexcept {
     return;
   }
   size_.store(stripes_[0].keys.size(), std::memory_order_relaxed);
-  if (stripes_[0].keys.size() > capacity_) forget_all();
 }
 
 void Touched::take(u64 room, i64* ids, TouchedStep& step) {

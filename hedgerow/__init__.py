@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from .nn.saving import save as save
     from .nn.summary import stats as stats
     from .nn.summary import summary as summary
+    from .serving.publish import publish as publish
     from .tables.admission import Chance as Chance
     from .tables.admission import Count as Count
     from .tables.admission import Within as Within
@@ -85,6 +86,7 @@ _NAMES = {
     "nn.pytree": ("dynamic_shapes",),
     "nn.saving": ("load", "save"),
     "nn.summary": ("stats", "summary"),
+    "serving.publish": ("publish",),
     "tables.admission": ("Chance", "Count", "Within"),
     "tables.checkpoint.increments": ("save_increment",),
     "tables.checkpoint.load": ("load_tables",),

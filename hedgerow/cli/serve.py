@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from ..core.errors import InputError, NotSupportedError
+from ..core.errors import InputError
 
 _Folder = Annotated[
     Path,
@@ -49,6 +49,13 @@ _ClientCa = Annotated[
 ]
 _GraceS = Annotated[float, typer.Option(help="How long requests under way may take after SIGTERM.")]
 
+_Follow = Annotated[
+    list[str] | None,
+    typer.Option(
+        help="HOST:PORT where a publisher listens (`hr.publish(..., listen=)`); repeatable. It "
+        "then keeps the rows and weights served here fresh."
+    ),
+]
 _Typed = Annotated[
     bool, typer.Option("--typed", help="Answer in typed values: some clients read nothing else.")
 ]
@@ -66,7 +73,7 @@ def serve(
     client_ca: _ClientCa = None,
     grace_s: _GraceS = 10.0,
     typed: _Typed = False,
-    follow: Annotated[str | None, typer.Option(hidden=True)] = None,
+    follow: _Follow = None,
 ) -> None:
     """Serve exported models until SIGTERM, which lets requests under way end.
 
@@ -77,11 +84,6 @@ def serve(
     from ..serving.process import serve as run
     from ..serving.tls import Tls
 
-    if follow is not None:
-        raise NotSupportedError(
-            "--follow is not supported yet: a server takes pushes through the signature "
-            "hashtable_assign; start it without --follow."
-        )
     if client_ca is not None and tls is None:
         raise InputError("--client-ca asks for certificates, which needs --tls CERTIFICATE KEY.")
     if ps and ps_from is not None:
@@ -95,5 +97,6 @@ def serve(
         ps_from=ps_from,
         grace_s=grace_s,
         compat="typed" if typed else None,
+        follow=tuple(follow or ()),
     )
     run(plan, lambda line: typer.echo(line), stop_by_signals())

@@ -61,13 +61,13 @@ def shared_names(table: object) -> list[str]:
     if isinstance(table, MergedMultiTypeTable):
         return shared_names(table.below)
     if isinstance(table, AllToAllMultiTypeTable):
-        return _names(table.local, table.names, [str(table.store.exchange.rank)])
+        return names_on(table, table.names, [str(table.store.exchange.rank)])
     if isinstance(table, SlotStores):
-        return _names(table, table.names, _numbers(len(shards_of(table))))
+        return names_on(table, table.names, _numbers(len(shards_of(table))))
     if isinstance(table, DistributedMultiTypeTable):
-        return _names(table, table.names, _numbers(len(shards_of(table))))
+        return names_on(table, table.names, _numbers(len(shards_of(table))))
     if isinstance(table, PartitionedTable):
-        return _names(table, table.shards.names, _suffixes(table))
+        return names_on(table, table.shards.names, _suffixes(table))
     if isinstance(table, MultiHashTable):
         return [table.shared_name]
     if isinstance(table, MultiTypeTable):
@@ -84,9 +84,17 @@ def _suffixes(table: PartitionedTable) -> list[str]:
     return _numbers(table.shards.count)
 
 
-def _names(holder: object, names: tuple[str, ...], suffixes: list[str]) -> list[str]:
-    kind = getattr(holder, "holds", type(holder))
-    if issubclass(kind, NativeMultiTable):
+def holds_native(table: object) -> bool:
+    """Whether all tables of a shard are one object, so that receivers know them by one name."""
+    if isinstance(table, MergedMultiTypeTable):
+        return holds_native(table.below)
+    holder = table.local if isinstance(table, AllToAllMultiTypeTable) else table
+    return issubclass(getattr(holder, "holds", type(holder)), NativeMultiTable)
+
+
+def names_on(table: object, names: tuple[str, ...], suffixes: list[str]) -> list[str]:
+    """The original's names of tables, on the shards of these suffixes."""
+    if holds_native(table):
         return [NATIVE_NAME + suffix for suffix in suffixes]
     return [f"{name}_{suffix}" if suffix else name for name in names for suffix in suffixes]
 

@@ -32,6 +32,7 @@ from .multi_hash_table import (
     convert_to_cached_config,
 )
 from .partitioned_features import partitioned_features
+from .sync_attach import attach_clients
 
 DistributedHashTable = DistributedTable
 MultiTypeHashTable = MultiTypeTable
@@ -76,7 +77,7 @@ def create_in_worker_multi_type_hash_table(
     where = _over_ranks(shard_num, hash_filter, queue_configs)
     configs = filtered(slot_to_config, hash_filter)
     built = assemble(configs, where, native=False, merge=True, names_of=original_names)
-    return _with_clients(built, [sync_client])
+    return attach_clients(built, [sync_client])
 
 
 def create_multi_type_hash_table(
@@ -94,7 +95,7 @@ def create_multi_type_hash_table(
     where = _here_or_servers(num_ps, filters, reduce_network_packets, max_rpc_deadline_millis)
     configs = filtered(slot_to_config, filters[0])
     built = assemble(configs, where, native=False, merge=True, names_of=original_names)
-    return _with_clients(built, clients)
+    return attach_clients(built, clients)
 
 
 def create_native_multi_hash_table(
@@ -111,7 +112,7 @@ def create_native_multi_hash_table(
         return MultiHashTable.from_configs(slot_to_config, filters[0], clients[0])
     where = _here_or_servers(num_ps, filters, True, max_rpc_deadline_millis)
     built = assemble(filtered(slot_to_config, filters[0]), where)
-    return _with_clients(built, clients)
+    return attach_clients(built, clients)
 
 
 def create_in_worker_native_multi_hash_table(
@@ -124,7 +125,7 @@ def create_in_worker_native_multi_hash_table(
     """All slots in one object on every rank, with the rows it owns."""
     where = _over_ranks(shard_num, hash_filter, queue_configs)
     built = assemble(filtered(slot_to_config, hash_filter), where)
-    return _with_clients(built, [sync_client])
+    return attach_clients(built, [sync_client])
 
 
 def create_partitioned_hash_table(
@@ -176,8 +177,7 @@ def create_partitioned_hash_table(
         transfer_float16=half,
         queue_configs=queue_configs,
     )
-    built.sync_clients = tuple(clients)
-    return built
+    return attach_clients(built, clients)
 
 
 # ---- what the factories share
@@ -229,8 +229,3 @@ def _over_ranks(
     own = filters[reads.rank] if isinstance(filters, Sequence) else filters
     counts = counts_of(own)
     return OverRanks(shard_num, reads, updates, counts, queue_configs)
-
-
-def _with_clients(built: SlotTables, clients: Sequence[object | None]) -> SlotTables:
-    built.sync_clients = tuple(clients)
-    return built

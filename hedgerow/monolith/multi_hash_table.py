@@ -13,6 +13,7 @@ from ..core.errors import InputError
 from ..tables.config import TableConfig
 from ..tables.expiry import Eviction
 from ..tables.filters import SlidingFilter
+from ..tables.followed import checked_client
 from ..tables.multi.multi_config import MultiConfig
 from ..tables.multi.native_multi import NativeMultiTable
 from .hash_filters import HashFilter, counts_of, filtered
@@ -112,6 +113,9 @@ class MultiHashTable(NativeMultiTable):
         configs = filtered(cached_config.configs, hash_filter)
         made = cls(configs, filter=counts_of(hash_filter), name_suffix=name_suffix)
         made.sync_clients = (sync_client,)
+        if sync_client is not None:
+            tables = dict(zip(made.names, made.store.tables, strict=True))
+            checked_client(sync_client).attach_multi(made.shared_name, tables)
         return made
 
 

@@ -25,12 +25,14 @@ class _Consumer:
     def mark(self, key: int) -> None:
         if self.whole:
             return
-        self.keys.add(key)
-        if len(self.keys) > self.capacity:
+        if self.forget and len(self.keys) > self.capacity:  # before the key is looked at
             self.overflows += 1
-            if self.forget:
-                self.forgotten += len(self.keys)
-            self.whole = not self.forget
+            self.forgotten += len(self.keys)
+            self.keys.clear()
+        self.keys.add(key)
+        if len(self.keys) > self.capacity and not self.forget:
+            self.overflows += 1
+            self.whole = True
             self.keys.clear()
 
 

@@ -15,7 +15,7 @@ from .buffers import text_of, value_of
 from .clients import Clients, Seen
 from .configs import config_of
 from .errors import FrameError, LogError
-from .frames import CONTROL, Answer, Buffer, Request, Status, Verb
+from .frames import CONTROL, LONG_READS, Answer, Buffer, Request, Status, Verb
 from .lanes import GROUP, Job, Lane, Outflow, Room
 from .service import Service, failure
 
@@ -156,7 +156,7 @@ class Desk:
             self._reads.submit(job)
 
     def _is_small(self, request: Request) -> bool:
-        if request.verb == Verb.SCAN:
+        if request.verb in LONG_READS:
             return False
         return not request.splits or request.splits[-1] <= SMALL_IDS
 

@@ -21,6 +21,10 @@ class ServerRefusedError(HedgerowError, RuntimeError):
     """A server could not do what it was asked for; the message is its own."""
 
 
+class ConsumerGoneError(StateError):
+    """A server does not know a consumer of touched keys: it was restarted, or dropped it."""
+
+
 class LogError(HedgerowError, OSError):
     """The server's log cannot be written or read. What it says was not accepted, was not."""
 

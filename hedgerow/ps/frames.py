@@ -49,6 +49,8 @@ class Verb(IntEnum):
     SCAN = 13
     SIZES = 14
     MAX_TS = 15
+    READ_ROWS = 16
+    SCAN_IDS = 17
     APPLY_GRADIENTS = 20
     ASSIGN = 21
     ASSIGN_ADD = 22
@@ -57,8 +59,14 @@ class Verb(IntEnum):
     CHECKPOINT = 30
     SAVE = 31
     LOAD = 32
+    TOUCHED_OPEN = 40
+    TOUCHED_TAKE = 41
+    TOUCHED_BACK = 42
+    TOUCHED_CLOSE = 43
 
 
+# Reads that may take long, however few ids they name: never done by the loop itself.
+LONG_READS = frozenset((Verb.SCAN, Verb.SCAN_IDS, Verb.TOUCHED_TAKE, Verb.TOUCHED_BACK))
 CONTROL = frozenset((Verb.DESCRIBE, Verb.HEALTH, Verb.COUNTERS))
 _FIRST_WRITE, _LAST_WRITE = int(Verb.APPLY_GRADIENTS), int(Verb.ERASE)
 _VERBS = {int(verb): verb for verb in Verb}

@@ -11,6 +11,7 @@ from ..core.clock import Clock
 from ..core.errors import ConfigError, HedgerowError, InputError, StateError
 from ..core.recycle import Recycler
 from ..core.shapes import Float32
+from ..tables.followed import rows_present
 from ..tables.multi import parts
 from ..tables.multi.host_tables import HostTables
 from ..tables.multi.multi_config import MultiConfig
@@ -18,6 +19,7 @@ from ..tables.store import Applied, Entries, Missing, TableKeys
 from .buffers import buffer_of, narrowed, tensor_over, text_of, widened
 from .configs import difference, document_of, fingerprint
 from .errors import FrameError
+from .followers import FOLLOWING, Followers
 from .frames import Answer, Request, Status, Verb
 
 PART_BYTES = 2**22  # of rows in one part of an answer: large enough to be cheap, small enough that
@@ -36,6 +38,7 @@ class Service:
         self._clock = clock
         self._store: HostTables | None = None
         self._outputs = Recycler()
+        self._followers = Followers()
         self._reads: dict[Verb, Callable[[HostTables, Request], Iterator[Answer]]] = {
             Verb.LOOKUP: self._lookup,
             Verb.CONTAINS: self._contains,
@@ -43,6 +46,9 @@ class Service:
             Verb.SCAN: self._scan,
             Verb.SIZES: self._sizes,
             Verb.MAX_TS: self._max_ts,
+            Verb.READ_ROWS: self._read_rows,
+            Verb.SCAN_IDS: self._scan_ids,
+            **dict.fromkeys(FOLLOWING, self._follow),
         }
         self._writes: dict[Verb, Callable[[HostTables, Request], Answer]] = {
             Verb.APPLY_GRADIENTS: self._apply_gradients,
@@ -155,6 +161,28 @@ class Service:
         found, cursor, done = table.scan_slice(options.cursor, min(options.rows or most, most))
         frames = _whole_rows(store, request, found)
         yield Answer(Verb.SCAN, offset=cursor, numbers=(int(done), len(found), 0), frames=frames)
+
+    def _scan_ids(self, store: HostTables, request: Request) -> Iterator[Answer]:
+        options = request.options
+        most = SLICE_BYTES // 128  # whole rows are read for them
+        found, cursor, done = store.table(options.table).scan_slice(
+            options.cursor, min(options.rows or most, most)
+        )
+        frames = [buffer_of(found.ids.contiguous())]
+        yield Answer(
+            Verb.SCAN_IDS, offset=cursor, numbers=(int(done), len(found), 0), frames=frames
+        )
+
+    def _read_rows(self, store: HostTables, request: Request) -> Iterator[Answer]:
+        if len(request.splits) != 2:
+            raise FrameError("rows of several tables in one request; ask table by table.")
+        ids = tensor_over(request.frames[0], torch.int64, request.splits[-1], "ids")
+        table = store.table(request.options.table)
+        rows, present = rows_present(table, ids, request.options.step)
+        yield Answer(Verb.READ_ROWS, frames=[buffer_of(present), buffer_of(rows.view(-1))])
+
+    def _follow(self, store: HostTables, request: Request) -> Iterator[Answer]:
+        yield self._followers.answer(store.table(request.options.table), request)
 
     def _sizes(self, store: HostTables, request: Request) -> Iterator[Answer]:
         sizes = torch.tensor([table.size() for table in store.tables])

@@ -4,5 +4,6 @@ from __future__ import annotations
 
 from .bundle import load_bundle as load_bundle
 from .export import export as export
+from .replica import Replica as Replica
 
-__all__ = ["export", "load_bundle"]
+__all__ = ["Replica", "export", "load_bundle"]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -16,6 +17,8 @@ from ..tables.config import TableConfig
 from ..tables.multi.host_tables import HostTables
 from .arguments import Arguments, dtype_of
 from .check_inputs import answers, check_batch
+from .dense_program import DenseProgram
+from .followed import Followed
 from .manifest import PROGRAM, ROWS, Manifest, check_files, read_manifest
 from .model import DEFAULT_SIGNATURE, Model, Signature, Tensors, TensorSpec
 from .program import read_program
@@ -62,30 +65,46 @@ def _rows(
             f"{folder} holds no rows: they are on {manifest.servers} servers, ps_0 and on. Serve "
             f"those bundles, and load this one with ask=, which brings rows from them."
         )
-    routers = {
-        name: Router(rule["dist_type"], manifest.servers, rows=rule["rows"])
-        for name, rule in manifest.routing.items()
-    }
     dims = {name: config.dim for name, config in configs.items()}
-    return RemoteRows(dims, routers, ask or (lambda _: {}))
+    return RemoteRows(dims, _routers(manifest), ask or (lambda _: {}))
 
 
 def _model(folder: Path, manifest: Manifest, name: str, rows: ReadableRows) -> Model:
     signatures: dict[str, Signature] = {}
     close: list[Callable[[], None]] = []
+    program: DenseProgram | None = None
     if manifest.arguments is not None:
         run, shared_name = read_program(folder / PROGRAM, rows)
-        signatures[DEFAULT_SIGNATURE] = _default(manifest, run)
+        program = DenseProgram(run)
+        signatures[DEFAULT_SIGNATURE] = _default(manifest, program)
         close.append(lambda: registry.release(shared_name, rows))
-    if isinstance(rows, HostTables):
-        signatures |= row_signatures(rows, manifest.multi_table)
-        close.append(rows.clear)
+    store = rows if isinstance(rows, HostTables) else None
+    followed = Followed(store, **_place(manifest), program=program)
+    if store is not None:
+        own = row_signatures(store, manifest.multi_table, followed.stamp)
+        signatures |= followed.guarded(own)
+        close.append(store.clear)
 
     def free() -> None:
         for one in close:
             one()
 
-    return Model(name, manifest.version, signatures, free)
+    return Model(name, manifest.version, signatures, free, followed)
+
+
+def _place(manifest: Manifest) -> dict[str, Any]:
+    """Which rows are here: all, or those of one of several servers."""
+    if manifest.servers <= 1 or not manifest.holds_rows:
+        return {}
+    number = int(manifest.sub_graph.removeprefix("ps_"))
+    return {"shard": number, "routers": _routers(manifest)}
+
+
+def _routers(manifest: Manifest) -> dict[str, Router]:
+    return {
+        name: Router(rule["dist_type"], manifest.servers, rows=rule["rows"])
+        for name, rule in manifest.routing.items()
+    }
 
 
 def _default(manifest: Manifest, run: Callable[[list[Tensor]], Tensors]) -> Signature:

@@ -16,6 +16,8 @@ from ..wire.messages import kserve as messages
 from . import about, answer, kserve, reload
 from .deadline import within
 from .model import ServingError
+from .push_marks import marked
+from .sync_service import sync_handler
 
 if TYPE_CHECKING:
     from ..wire.pool import Message
@@ -78,7 +80,7 @@ def handlers(
             for name, function in functions.items()
         }
         made.append(grpc.method_handlers_generic_handler(service, behaviours))
-    return made
+    return [*made, sync_handler(registry, coded)]
 
 
 def _behaviour(
@@ -91,7 +93,8 @@ def _behaviour(
         start_s, request, code, text = time.perf_counter(), None, "OK", ""
         try:
             request = from_bytes(kind, data)
-            with within(context.time_remaining()):  # what the model asks of others ends in time
+            # What the model asks of others ends in time; what publishers push is in order.
+            with within(context.time_remaining()), marked(context.invocation_metadata()):
                 return to_bytes(function(request))
         except Exception as error:
             code, text = coded(error)

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from ..core.errors import MissingExtraError
 from .model import DEFAULT_SIGNATURE, ServingError
+from .sync_service import SyncService
 
 if TYPE_CHECKING:
     from ..wire.pool import Message
@@ -15,6 +16,14 @@ if TYPE_CHECKING:
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 _LATENCIES_S = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 10.0)
 _ROWS = tuple(4.0**power for power in range(10))
+_FRESH = {
+    "seq": "The number of the last push that was applied.",
+    "rows": "Rows that pushes assigned.",
+    "removed": "Rows that pushes removed.",
+    "synced": "1 once every row of the trainer's shard is here.",
+    "age_seconds": "Every change of the shard that is older is here.",
+}
+_FRESH_FIELDS = {"age_seconds": "age_s"}
 _PREDICTS = ("/Predict", "/ModelInfer", ":predict")
 
 
@@ -109,6 +118,30 @@ class _Loaded:
         for event, count in sorted(self._registry.counters.snapshot().items()):
             events.add_metric((event,), count)
         yield events
+        yield from self._fresh()
+
+    def _fresh(self) -> Iterator[Any]:
+        """How fresh rows and weights are that publishers send."""
+        from prometheus_client.core import GaugeMetricFamily
+
+        told = SyncService(self._registry).status()["models"]
+        for key, text in _FRESH.items():
+            gauge = GaugeMetricFamily(
+                f"hedgerow_replica_{key}", text, labels=("model", "shard", "shards")
+            )
+            for model in told:
+                for one in model["shards"]:
+                    labels = (model["name"], str(one["shard"]), str(one["shards"]))
+                    gauge.add_metric(labels, float(one[_FRESH_FIELDS.get(key, key)]))
+            yield gauge
+        dense = GaugeMetricFamily(
+            "hedgerow_replica_dense_number",
+            "Which weights answer; 0: the bundle's.",
+            labels=["model"],
+        )
+        for model in told:
+            dense.add_metric((model["name"],), model["dense"]["number"])
+        yield dense
 
 
 def _asked(request: Any) -> tuple[str, int | None, str]:

@@ -4,11 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
 from ..core.errors import HedgerowError
+
+if TYPE_CHECKING:
+    from .followed import Followed
 
 PREDICT_METHOD = "tensorflow/serving/predict"
 DEFAULT_SIGNATURE = "serving_default"
@@ -54,12 +58,16 @@ class Signature:
 
 @dataclass(frozen=True, slots=True)
 class Model:
-    """A version of a model, loaded. `close` frees it, after its last request."""
+    """A version of a model, loaded. `close` frees it, after its last request.
+
+    `followed` lets publishers keep it fresh.
+    """
 
     name: str
     version: int
     signatures: Mapping[str, Signature]
     close: Callable[[], None] = field(default=lambda: None)
+    followed: Followed | None = None
 
 
 class ServingError(HedgerowError):

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from ..core.errors import FileMissingError, InputError, JobFailedError
+from ..sync.roster import Announcer
 from ..wire.tensors import Compat
 from .ask_rows import ask_rows
 from .batching import Batching
@@ -36,6 +37,7 @@ class ServePlan:
     ps_from: str | None = None  # who tells them instead, as rows_from() takes it
     grace_s: float = 10.0
     compat: Compat = None
+    follow: tuple[str, ...] = ()
 
 
 def find_models(
@@ -76,26 +78,37 @@ def _has_versions(folder: Path) -> bool:
 def serve(plan: ServePlan, tell: Callable[[str], None], stop: threading.Event) -> None:
     """Serves until `stop`; `tell` gets a line for each address once requests may come."""
     with ExitStack() as stack:
-        registry = _registry(plan, stack)
-        stack.callback(registry.close)
-        for name, folder, policy in plan.models:
-            registry.watch(name, folder, policy)
-        _check_ready(registry, [name for name, _, _ in plan.models])
-        metrics = Metrics(registry)
-        server = PredictionServer(
-            registry, plan.grpc, tls=plan.tls, compat=plan.compat, observe=metrics.observe
-        )
-        stack.callback(server.stop, plan.grace_s)
-        rest = None
-        if plan.http is not None:
-            rest = RestServer(registry, plan.http, tls=plan.tls, metrics=metrics)
-            stack.callback(rest.stop, plan.grace_s)
+        _, server, rest = open_servers(plan, stack)
+        if rest is not None:
             tell(f"http {rest.start().address}")
         tell(f"grpc {server.start().address}")
+        if plan.follow:
+            stack.enter_context(Announcer(plan.follow, server.address))
         stop.wait()
         if rest is not None:
             rest.drain()  # first, so that balancers see it while requests are still answered
         server.stop(plan.grace_s)
+
+
+def open_servers(
+    plan: ServePlan, stack: ExitStack
+) -> tuple[Registry, PredictionServer, RestServer | None]:
+    """Loads the models and makes their servers, which are not started; `stack` closes all."""
+    registry = _registry(plan, stack)
+    stack.callback(registry.close)
+    for name, folder, policy in plan.models:
+        registry.watch(name, folder, policy)
+    _check_ready(registry, [name for name, _, _ in plan.models])
+    metrics = Metrics(registry)
+    server = PredictionServer(
+        registry, plan.grpc, tls=plan.tls, compat=plan.compat, observe=metrics.observe
+    )
+    stack.callback(server.stop, plan.grace_s)
+    rest = None
+    if plan.http is not None:
+        rest = RestServer(registry, plan.http, tls=plan.tls, metrics=metrics)
+        stack.callback(rest.stop, plan.grace_s)
+    return registry, server, rest
 
 
 def _registry(plan: ServePlan, stack: ExitStack) -> Registry:

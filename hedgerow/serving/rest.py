@@ -20,6 +20,7 @@ from .http_server import DEFAULT_LIMITS, Answer, HttpServer, Limits
 from .metrics import CONTENT_TYPE, Metrics
 from .model import ServingError
 from .rest_json import read_json
+from .sync_service import SyncService
 
 if TYPE_CHECKING:
     from ..wire.messages.tf_serving import ModelSpec
@@ -73,6 +74,7 @@ class RestServer:
         limits: Limits = DEFAULT_LIMITS,
     ) -> None:
         self._registry = registry
+        self._sync = SyncService(registry)
         self._metrics = metrics or Metrics(registry)
         self._stopping = threading.Event()
         self._http = HttpServer(self._respond, address, tls=tls, limits=limits)
@@ -103,6 +105,8 @@ class RestServer:
         if path == "/healthz":
             ready = self._registry.ready() and not self._stopping.is_set()
             return _json(200 if ready else 503, {"status": "SERVING" if ready else "NOT_SERVING"})
+        if path == "/syncz":
+            return _json(200, self._sync.status())
         if path in ("/metrics", "/monitoring/prometheus/metrics"):
             return Answer(200, self._metrics.text(), CONTENT_TYPE)
         found = _PATH.fullmatch(path)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from itertools import accumulate
 
 import torch
@@ -30,8 +30,12 @@ def multi_name(number: int) -> str:
     return f"MonolithMultiHashTable_{number}"
 
 
-def row_signatures(store: HostTables, multi: str) -> dict[str, Signature]:
+def row_signatures(
+    store: HostTables, multi: str, stamp: Callable[[], int] = lambda: 0
+) -> dict[str, Signature]:
     """Signatures over tables, of which the raw ones take all tables at once, in name order.
+
+    `stamp` gives the time of rows that are assigned.
 
     >>> from hedgerow import Fp32, Segment, TableConfig
     >>> config = TableConfig("user", (Segment(2, compressor=Fp32()),), serving=True)
@@ -42,7 +46,7 @@ def row_signatures(store: HostTables, multi: str) -> dict[str, Signature]:
     >>> found["lookup"].run({"user": torch.tensor([7])})
     {'user': tensor([[0., 0.]])}
     """
-    served = _Served(store)
+    served = _Served(store, stamp)
     dims = dict(zip(store.names, store.dims, strict=True))
     rows = {name: TensorSpec(torch.float32, (None, dim)) for name, dim in dims.items()}
     ids = {f"{name}_id": _IDS for name in dims}
@@ -69,8 +73,8 @@ def _signature(
 class _Served:
     """The verbs. Reading never inserts; a write is checked as a whole before it changes a row."""
 
-    def __init__(self, store: HostTables) -> None:
-        self._store = store
+    def __init__(self, store: HostTables, stamp: Callable[[], int]) -> None:
+        self._store, self._stamp = store, stamp
 
     def lookup(self, inputs: Tensors) -> Tensors:
         """Rows of each table."""
@@ -82,14 +86,14 @@ class _Served:
         return {"flat_emb": self._store.lookup(self._raw_keys(inputs)).rows}
 
     def assign(self, inputs: Tensors) -> Tensors:
-        """Sets rows, at time 0; how many ids there were."""
+        """Sets rows; how many ids there were."""
         keys = self._keys(inputs, "_id")
         for name in self._store.names:
             ids, values = inputs[f"{name}_id"], inputs[f"{name}_value"]
             if len(ids) != len(values):
                 raise InputError(f"{name}_id has {len(ids)} ids, {name}_value {len(values)} rows.")
         parts = [inputs[f"{name}_value"].reshape(-1) for name in self._store.names]
-        self._store.assign(keys, torch.cat(parts))
+        self._store.assign(keys, torch.cat(parts), ts=self._stamp())
         return self._counts(len(keys.ids_of(k)) for k in range(keys.tables))
 
     def raw_assign(self, inputs: Tensors) -> Tensors:

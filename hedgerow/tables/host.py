@@ -28,6 +28,7 @@ from . import arguments
 from .config import TableConfig
 from .expiry import Lfu
 from .filters import SlidingFilter
+from .followed import SyncClient, checked_client
 from .host_evict import HostEvictions
 from .host_reads import HostReads
 from .host_watch import HostWatch
@@ -42,7 +43,8 @@ class HostTable(HostEvictions, HostReads, HostWatch):
     Keys are an int64 tensor (or `TableKeys` of one table); equal ids in one call act in order.
     Results do not depend on the number of threads. `rates` gives a rate source a segment and
     overrides the optimizers' own. `shared_name` claims a name in this process. Tables that count
-    ids for admission may share one `filter`; by default each makes its own.
+    ids for admission may share one `filter`; by default each makes its own. A `sync_client` is told
+    which rows change, from the start.
 
     >>> from hedgerow.tables.config import Segment
     >>> from hedgerow.tables.initializers import Zeros
@@ -65,6 +67,7 @@ class HostTable(HostEvictions, HostReads, HostWatch):
         shared_name: str | None = None,
         clock: Clock | None = None,
         filter: SlidingFilter | None = None,
+        sync_client: SyncClient | None = None,
     ) -> None:
         self.config = config
         self.layout = RowLayout(config)
@@ -94,6 +97,8 @@ class HostTable(HostEvictions, HostReads, HostWatch):
             )
         if shared_name is not None:
             registry.register(shared_name, self)
+        if sync_client is not None:
+            checked_client(sync_client).attach(shared_name or config.name, self)
 
     def __repr__(self) -> str:
         parts = ", ".join(

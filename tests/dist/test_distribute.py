@@ -14,6 +14,7 @@ import hedgerow as hr
 from hedgerow.tables.checkpoint.manifest import seal
 
 from . import distribute_work as work
+from . import source_work
 from .distribute_models import MODES, rows_of, train
 from .pool import Pool
 
@@ -186,3 +187,13 @@ def test_rows_that_do_not_add_up_are_refused(
     monkeypatch.setattr("hedgerow.tables.checkpoint.load_job._Owner.choose", work.loses_one)
     with pytest.raises(hr.HedgerowError, match="rows in its files, and"):
         hr.load(work.made(optimizer=hr.Adam(lr=0.02)), folder / "from-2")
+
+
+def test_every_rank_is_the_source_of_the_rows_that_it_owns(pool: Pool) -> None:
+    told = pool.run(2, source_work.changed_rows_of_a_rank)
+    assert [(shard, shards) for shard, shards, *_ in told] == [(0, 2), (1, 2)]
+    owned = [first for _, _, first, _, _ in told]
+    assert sorted(owned[0] + owned[1]) == source_work.IDS  # each rank trained half of them
+    assert all(owned)
+    assert sorted(told[0][3] + told[1][3]) == [7]  # one owner, though both ranks trained it
+    assert [every for *_, every in told] == owned

@@ -27,10 +27,9 @@ WIRE_FILES = (
     "tf_serving_messages",
 )
 
-DISCOVERY_FILES = ("refresh_sync_config", "zk_path", "znode_payloads")
+SYNC_FILES = ("refresh_sync_config", "touched_keys", "zk_path", "znode_payloads")
 
 AREA = Area(
     "serving",
-    file_values={file: {"what"} for file in (*LAUNCH_FILES, *WIRE_FILES, *DISCOVERY_FILES)},
-    later_files={"touched_keys"},
+    file_values={file: {"what"} for file in (*LAUNCH_FILES, *WIRE_FILES, *SYNC_FILES)},
 )

@@ -13,6 +13,7 @@ import torch
 from hedgerow.monolith import distributed_ps_factory as door
 from hedgerow.monolith.describe import chain, is_remote, shards_of, shared_names
 from hedgerow.monolith.multi_hash_table import _converted
+from hedgerow.monolith.sync_client import DummySyncClient
 from hedgerow.monolith.test_utils import generate_test_hash_table_config
 from hedgerow.monolith.trainer_choice import trainer_choice
 from hedgerow.nn.partitioned_table import PartitionedTable
@@ -50,7 +51,7 @@ def _built(call: str, args: dict[str, Any], **more: Any) -> Iterator[tuple[Any, 
     configs = {slot: config_of(letter) for slot, letter in args.pop("slots").items()}
     clients = args.pop("sync_clients", None)
     if clients is not None:
-        args["sync_clients"] = [object() for _ in range(clients)]
+        args["sync_clients"] = [DummySyncClient() for _ in range(clients)]
     if "partitioned" in call:
         args["feature_name_to_config"] = configs
         args["layout_configs"] = {

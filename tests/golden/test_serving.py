@@ -8,6 +8,7 @@ from . import (  # noqa: F401  (they register handlers)
     serving_discovery,
     serving_launch,
     serving_push,
+    serving_touched,
     serving_wire,
 )
 from .runner import Case

@@ -1,0 +1,178 @@
+"""The original's test server of parameter sync: takes pushes, keeps them, and answers OK."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, Self
+
+import torch
+from torch import Tensor
+
+from ..core.errors import HedgerowError, InputError
+from ..core.shapes import Int32, Int64
+from ..serving.channels import grpc_library
+from ..sync.strict_targets import MAX_MESSAGE_BYTES
+from ..wire import tensors
+from ..wire.codec import from_bytes, to_bytes
+from ..wire.messages import tf_serving
+from ..wire.services import PREDICTION_SERVICE, methods
+
+if TYPE_CHECKING:
+    from ..wire.messages.tf_serving import PredictRequest
+
+_ENDINGS = ("_id", "_value")
+_THREADS = 4
+
+
+class ReceivedPush:
+    """One push as it came: to which model and signature, and its tensors by name."""
+
+    def __init__(self, request: PredictRequest) -> None:
+        self.model_name = request.model_spec.name
+        self.signature_name = request.model_spec.signature_name
+        self.inputs = {
+            name: tensors.to_torch(value, name=name).clone()
+            for name, value in sorted(request.inputs.items())
+        }
+
+    def __repr__(self) -> str:
+        inputs = ", ".join(f"{name} {tuple(v.shape)}" for name, v in self.inputs.items())
+        return f"ReceivedPush({self.model_name!r}, {self.signature_name!r}, {inputs})"
+
+
+class PushReceiver:
+    """The server behind `DummySyncServer`; owns a lock."""
+
+    def __init__(self, address: str) -> None:
+        grpc = grpc_library()
+        self._lock = threading.Lock()
+        self._received: list[ReceivedPush] = []
+        self._pool = ThreadPoolExecutor(_THREADS, thread_name_prefix="dummy sync server")
+        options = [
+            ("grpc.max_receive_message_length", MAX_MESSAGE_BYTES),
+            ("grpc.max_send_message_length", MAX_MESSAGE_BYTES),
+            ("grpc.so_reuseport", 0),  # two servers on one port would share its pushes unseen
+        ]
+        self._server = grpc.server(self._pool, options=options)
+        try:
+            self.port: int = self._server.add_insecure_port(address)
+        except RuntimeError as error:
+            self._pool.shutdown()
+            raise InputError(
+                f"address {address!r} cannot be listened on: {error}; give HOST:PORT with a free "
+                "port, or port 0."
+            ) from error
+        handler = grpc.unary_unary_rpc_method_handler(self._predict)
+        predict = methods(PREDICTION_SERVICE)["Predict"].path.rpartition("/")[2]
+        self._server.add_generic_rpc_handlers(
+            (grpc.method_handlers_generic_handler(PREDICTION_SERVICE, {predict: handler}),)
+        )
+        _tell_about(self._server)
+        self._server.start()
+
+    def received(self) -> tuple[ReceivedPush, ...]:
+        """The pushes so far, in the order of their arrival."""
+        with self._lock:
+            return tuple(self._received)
+
+    def stop(self) -> None:
+        """Gives the port back; a second call does nothing."""
+        self._server.stop(None).wait()
+        self._pool.shutdown()
+
+    def _predict(self, data: bytes, context: Any) -> bytes:
+        try:
+            request = from_bytes(tf_serving.PredictRequest, data)
+            for name in sorted(request.inputs):
+                if not name.endswith(_ENDINGS):
+                    raise InputError(
+                        f"input {name!r} ends neither in _id nor in _value; push plain tables."
+                    )
+            push = ReceivedPush(request)
+        except HedgerowError as error:
+            context.abort(grpc_library().StatusCode.INVALID_ARGUMENT, str(error))
+            raise
+        with self._lock:
+            self._received.append(push)
+        return to_bytes(tf_serving.PredictResponse(model_spec=request.model_spec))
+
+
+def _tell_about(server: Any) -> None:
+    """Health, and reflection of all services."""
+    from grpc_health.v1 import health, health_pb2, health_pb2_grpc
+    from grpc_reflection.v1alpha import reflection, reflection_pb2
+
+    from ..wire.pool import new_pool
+
+    told = health.HealthServicer()
+    health_pb2_grpc.add_HealthServicer_to_server(told, server)
+    for service in ("", PREDICTION_SERVICE):
+        told.set(service, health_pb2.HealthCheckResponse.SERVING)
+    others: list[Any] = [health_pb2.DESCRIPTOR, reflection_pb2.DESCRIPTOR]
+    names = (PREDICTION_SERVICE, health.SERVICE_NAME, reflection.SERVICE_NAME)
+    reflection.enable_server_reflection(names, server, pool=new_pool(others))
+
+
+class DummySyncServer:
+    """Takes pushes at `address` and keeps them. Port 0 takes a free port; nobody is kept out.
+
+    Inputs must end in `_id` or `_value`, as those of plain tables do; others are refused with
+    INVALID_ARGUMENT. The push of a multi table is.
+
+    >>> with DummySyncServer("localhost:0") as server:
+    ...     len(server.get_port()), server.received
+    (1, ())
+    >>> server.shutdown()
+    tensor([100])
+    """
+
+    def __init__(self, address: str) -> None:
+        self._server = create_dummy_sync_server(address)
+
+    @property
+    def handle(self) -> PushReceiver:
+        """The server itself."""
+        return self._server
+
+    @property
+    def received(self) -> tuple[ReceivedPush, ...]:
+        """The pushes so far, in the order of their arrival."""
+        return self._server.received()
+
+    def get_port(self) -> Int32[Tensor, "1"]:
+        """Where it listens."""
+        return torch.tensor([self._server.port], dtype=torch.int32)
+
+    def shutdown(self) -> Int64[Tensor, "1"]:
+        """Stops; the port is free when this returns."""
+        self._server.stop()
+        return torch.tensor([100])
+
+    def as_op(self, name: str | None = None) -> Callable[[], None]:
+        """A callable that does nothing: the server runs already."""
+        return _nothing
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        at: TracebackType | None,
+    ) -> None:
+        self.shutdown()
+
+
+def create_dummy_sync_server(address: str) -> PushReceiver:
+    """The server alone, which runs when this returns."""
+    if not isinstance(address, str) or ":" not in address:
+        raise InputError(f"address is {address!r}; write HOST:PORT, as 'localhost:0'.")
+    return PushReceiver(address)
+
+
+def _nothing() -> None:
+    """An operation that is done already."""

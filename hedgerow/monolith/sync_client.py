@@ -1,0 +1,164 @@
+"""The original's parameter sync clients: they follow tables, and push what changed step by step."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING
+
+from ..core import checks, registry
+from ..core.errors import DtypeError, InputError
+from ..core.forklock import ForkLock
+from ..sync.strict_client import StrictClient
+from ..tables.followed import Followed
+from ..wire import push_result
+from ..wire.client_config import read_config
+from ..wire.codec import to_bytes
+from ..wire.messages import parameter_sync
+
+if TYPE_CHECKING:
+    from ..wire.messages.parameter_sync import ClientConfig, PushResult
+
+CLIENT_NAME, DUMMY_NAME = "MonolithSyncClient_", "MonolithDummySyncClient"
+_making = ForkLock()  # two threads that ask for one name get one client
+
+
+class DummySyncClient:
+    """Follows no table, and its push succeeds without doing anything.
+
+    >>> DummySyncClient().step(b"").responses
+    []
+    """
+
+    name = DUMMY_NAME
+
+    def attach(self, name: str, table: Followed) -> None:
+        """Does nothing: it has no set of touched keys."""
+
+    def attach_multi(self, name: str, tables: Mapping[str, Followed]) -> None:
+        """Does nothing."""
+
+    def step(self, config: bytes) -> PushResult:
+        """Nothing is pushed; the config must be one all the same."""
+        read_config(config)
+        return parameter_sync.PushResult()
+
+
+class ParameterSyncClient:
+    """A client by its handle. A table takes it, or the handle, as `sync_client`.
+
+    `placement` is where the original would put it; here it is in the process that made it.
+
+    >>> client = ParameterSyncClient(create_dummy_sync_client())
+    >>> client.create_sync_op(b"")
+    ['{}']
+    """
+
+    def __init__(
+        self, client: StrictClient | DummySyncClient, *, placement: str | None = None
+    ) -> None:
+        if not isinstance(client, StrictClient | DummySyncClient):
+            raise DtypeError(
+                f"client is a {type(client).__name__}; pass the handle of another client, or what "
+                f"create_dummy_sync_client gives."
+            )
+        self._client, self.placement = client, placement
+
+    def __repr__(self) -> str:
+        return f"ParameterSyncClient({self._client.name!r})"
+
+    @property
+    def handle(self) -> StrictClient | DummySyncClient:
+        """The client itself, which several of these objects may share."""
+        return self._client
+
+    def create_sync_op(self, config_str: bytes) -> list[str]:
+        """Performs one step at once: how each push went, as one JSON text."""
+        if not isinstance(config_str, bytes):
+            raise DtypeError(
+                f"config_str is a {type(config_str).__name__}; pass a serialized ClientConfig, as "
+                f"refresh_sync_config gives."
+            )
+        return [push_result.to_json(self._client.step(config_str))]
+
+    def as_op(self, name: str | None = None) -> Callable[[], None]:
+        """A callable that does nothing: the client is there already."""
+        return _nothing
+
+    def attach(self, name: str, table: Followed) -> None:
+        """Follows a plain table from now on."""
+        self._client.attach(name, table)
+
+    def attach_multi(self, name: str, tables: Mapping[str, Followed]) -> None:
+        """Follows all tables of a multi table from now on."""
+        self._client.attach_multi(name, tables)
+
+
+def parameter_sync_client_from_config(
+    config: ClientConfig | bytes | None = None, name_suffix: str = ""
+) -> ParameterSyncClient:
+    """The client of this process with that suffix, made if there is none.
+
+    Of a config only targets count, and only for a client that is made.
+
+    >>> one = parameter_sync_client_from_config(name_suffix="example")
+    >>> one is parameter_sync_client_from_config(name_suffix="example"), one.handle.name
+    (True, 'MonolithSyncClient_example')
+    """
+    if not isinstance(name_suffix, str):
+        raise DtypeError(f"name_suffix is {name_suffix!r}; it must be a str.")
+    return _client(CLIENT_NAME + name_suffix, _parsed(config), None)
+
+
+def _client(name: str, config: ClientConfig, placement: str | None) -> ParameterSyncClient:
+    with _making:
+        found = registry.find(name)
+        if isinstance(found, ParameterSyncClient):
+            return found
+        if found is not None:
+            raise InputError(
+                f"the name {name!r} belongs to a {type(found).__name__} of this process; choose "
+                f"another name_suffix."
+            )
+        made = ParameterSyncClient(StrictClient(name, config), placement=placement)
+        registry.register(name, made)
+        return made
+
+
+def create_parameter_sync_clients(
+    ps_num: int, exporting_standalone: bool = False
+) -> list[ParameterSyncClient]:
+    """One client a server, or one for tables of this process.
+
+    >>> [client.placement for client in create_parameter_sync_clients(2)]
+    ['/job:ps/task:0/device:CPU:0', '/job:ps/task:1/device:CPU:0']
+    """
+    checks.flag("exporting_standalone", exporting_standalone)
+    empty = _parsed(None)
+    if checks.count("ps_num", ps_num) == 0:
+        return [_client(CLIENT_NAME, empty, None)]
+    return [
+        _client(
+            f"{CLIENT_NAME}{i}",
+            empty,
+            None if exporting_standalone else f"/job:ps/task:{i}/device:CPU:0",
+        )
+        for i in range(ps_num)
+    ]
+
+
+def create_dummy_sync_client() -> DummySyncClient:
+    """What tables without a client have.
+
+    >>> create_dummy_sync_client().name
+    'MonolithDummySyncClient'
+    """
+    return DummySyncClient()
+
+
+def _parsed(config: ClientConfig | bytes | None) -> ClientConfig:
+    data = b"" if config is None else config if isinstance(config, bytes) else to_bytes(config)
+    return read_config(data)
+
+
+def _nothing() -> None:
+    """An operation that is done already."""

@@ -1,0 +1,203 @@
+"""A loaded model that publishers keep fresh: rows by pushes in sessions, weights as a whole."""
+
+from __future__ import annotations
+
+import dataclasses
+import secrets
+import threading
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from ..core.checks import unknown
+from ..core.errors import ConfigError, InputError
+from ..routing.router import Router
+from ..sync.dense import DensePush
+from ..sync.protocol import ASSIGN, GONE, REMOVE
+from ..sync.served import ServedModel
+from ..tables.host import HostTable
+from ..tables.multi.host_tables import HostTables
+from .dense_program import DenseProgram
+from .model import ServingError, Signature, Tensors
+from .push_marks import current_push
+from .push_session import PushSession, ShardStatus
+
+_SLICE_ROWS, _SLICES = 4096, 16  # of one sweep: pushes of the shard wait for it
+
+
+class Followed:
+    """What publishers do to one loaded model. Owns a lock; a session has its own.
+
+    Readers never wait for a publisher: rows change one by one, weights all at one instant.
+    """
+
+    def __init__(
+        self,
+        store: HostTables | None,
+        *,
+        shard: int = 0,
+        routers: Mapping[str, Router] | None = None,
+        program: DenseProgram | None = None,
+    ) -> None:
+        self.incarnation = secrets.token_hex(8)
+        self._store, self._program = store, program
+        self._shard, self._routers = shard, dict(routers or {})
+        self._lock = threading.Lock()
+        self._attaching = threading.Lock()
+        self._sessions: dict[int, PushSession] = {}
+        self._generation = 0
+        self._publishers: list[str] = []  # of weights, the last one being the one who may send
+        self._dense_number = 0
+
+    # ---- what others ask
+
+    def describe(self, name: str, version: int) -> ServedModel:
+        """What is served here."""
+        store, routers = self._store, self._routers
+        dims = {} if store is None else dict(zip(store.names, store.dims, strict=True))
+        shards = max((router.shards for router in routers.values()), default=1)
+        dense = self._program is not None
+        return ServedModel(
+            name, version, self.incarnation, dims, self._shard, shards, routers, dense
+        )
+
+    def shards(self) -> list[ShardStatus]:
+        """How fresh the rows of each trainer shard are."""
+        with self._lock:
+            sessions = sorted(self._sessions.items())
+        return [session.status() for _, session in sessions]
+
+    def dense_status(self) -> dict[str, Any]:
+        """Which weights answer: 0 are those of the bundle; and their age in seconds."""
+        age_s = None if self._program is None else self._program.age_s()
+        return {"number": self._dense_number, "age_s": age_s}
+
+    # ---- rows
+
+    def guarded(self, signatures: Mapping[str, Signature]) -> dict[str, Signature]:
+        """The signatures; marked pushes through them are let in by their session."""
+        found = dict(signatures)
+        for key in (ASSIGN, REMOVE):
+            run = found[key].run
+            found[key] = dataclasses.replace(found[key], run=self._guard(run, key == REMOVE))
+        return found
+
+    def stamp(self) -> int:
+        """The time of rows that the push at hand writes; 0 of one without a session."""
+        mark = current_push()
+        return 0 if mark is None else self._session(mark.shard, mark.session).generation
+
+    def _guard(
+        self, run: Callable[[Tensors], Tensors], removes: bool
+    ) -> Callable[[Tensors], Tensors]:
+        def run_in_session(inputs: Tensors) -> Tensors:
+            mark = current_push()
+            if mark is None:
+                return run(inputs)
+            session = self._session(mark.shard, mark.session)
+            with session.lock:
+                session.begin(mark)
+                outputs = run(inputs)
+                count = sum(int(value) for value in outputs.values())
+                session.done(0 if removes else count, count if removes else 0, mark.lag_s)
+            return outputs
+
+        return run_in_session
+
+    def attach(self, asked: Mapping[str, Any]) -> dict[str, Any]:
+        """A new session of a trainer shard, which ends the one before.
+
+        Sessions of a trainer with another number of shards end as well: that one is gone.
+        """
+        try:
+            shard, shards = int(asked["shard"]), int(asked["shards"])
+            routers = {n: Router.from_dict(one) for n, one in asked["routers"].items()}
+            publisher, incarnation = str(asked["publisher"]), str(asked["incarnation"])
+        except (AttributeError, ConfigError, KeyError, TypeError, ValueError) as error:
+            raise InputError(f"a publisher attaches with {asked!r}: {error}.") from error
+        if incarnation != self.incarnation:
+            raise ServingError(GONE, "the model was loaded again; look what is served.")
+        names = () if self._store is None else self._store.names
+        if sorted(routers) != sorted(names) or any(r.shards != shards for r in routers.values()):
+            raise InputError(f"a publisher of {sorted(routers)} attaches to tables {list(names)}.")
+        with self._attaching:
+            with self._lock:
+                before = [
+                    one for n, one in self._sessions.items() if n == shard or one.shards != shards
+                ]
+            for session in before:
+                session.end()
+            token = f"{self.incarnation}-{secrets.token_hex(4)}"
+            with self._lock:
+                for session in before:
+                    self._sessions.pop(session.shard, None)
+                self._generation += 1
+                made = PushSession(token, publisher, (shard, shards), self._generation, routers)
+                self._sessions[shard] = made
+        return {"session": token}
+
+    def sweep(self, asked: Mapping[str, Any]) -> dict[str, Any]:
+        """Removes a slice of the shard's rows that its session did not send."""
+        session, table = self._session_of(asked), self._table(str(asked.get("table")))
+        try:
+            cursor = int(asked["cursor"])
+        except (KeyError, TypeError, ValueError) as error:
+            raise InputError(f"a sweep goes on at {asked.get('cursor')!r}; send a number.") from (
+                error
+            )
+        removed, done = 0, False
+        router = session.router(table.config.name)
+        with session.lock:
+            session.check(str(asked.get("session")))
+            for _ in range(_SLICES):
+                entries, cursor, done = table.scan_slice(cursor, _SLICE_ROWS)
+                old = entries.ids[entries.ts < session.generation]
+                old = old[router.owners(old) == session.shard]
+                removed += int(table.erase(old).sum())
+                if done:
+                    break
+            session.done(0, removed, None)
+        return {"cursor": str(cursor), "done": done, "removed": removed}
+
+    def beat(self, asked: Mapping[str, Any]) -> dict[str, Any]:
+        """Takes note that the shard has nothing new."""
+        session = self._session_of(asked)
+        with session.lock:
+            session.check(str(asked.get("session")))
+            session.done(0, 0, float(asked.get("lag_s", 0.0)))
+        return {}
+
+    def _session_of(self, asked: Mapping[str, Any]) -> PushSession:
+        shard = asked.get("shard")
+        return self._session(shard if isinstance(shard, int) else -1, str(asked.get("session")))
+
+    def _session(self, shard: int, token: str) -> PushSession:
+        with self._lock:
+            found = self._sessions.get(shard)
+        if found is None or found.token != token:
+            raise ServingError(GONE, f"there is no such session of shard {shard}; attach again.")
+        return found
+
+    def _table(self, name: str) -> HostTable:
+        names = () if self._store is None else self._store.names
+        if self._store is None or name not in names:
+            unknown("table", name, names)
+        return self._store.table(names.index(name))
+
+    # ---- weights
+
+    def take_dense(self, push: DensePush) -> dict[str, Any]:
+        """Answers with other weights from now on; those of a publisher that was replaced, never."""
+        if push.incarnation != self.incarnation:
+            raise ServingError(GONE, "the model was loaded again; look what is served.")
+        if self._program is None:
+            raise InputError("this model has rows and no weights.")
+        with self._attaching:
+            if push.publisher in self._publishers[:-1]:
+                raise ServingError(GONE, "another publisher sends the weights now.")
+            if self._publishers[-1:] != [push.publisher]:
+                self._publishers.append(push.publisher)
+                self._dense_number = 0
+            if push.state.number > self._dense_number:
+                self._program.replace(push.state.weights)
+                self._dense_number = push.state.number
+        return {"number": self._dense_number}

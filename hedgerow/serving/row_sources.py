@@ -1,0 +1,71 @@
+"""What a publisher reads of a model: one source for each shard of its rows that is in reach."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+from torch import nn
+
+from ..core.errors import HedgerowError
+from ..nn.collection import collections_of
+from ..nn.following import row_shards
+from ..sync.shard_source import ShardSource
+from ..sync.source import HostSource, RowSource
+from ..tables.followed import RowShard
+from ..tables.host import HostTable
+
+
+def row_sources(model: nn.Module) -> list[RowSource]:
+    """The rows of this process, those that its rank owns, or those of each of its servers.
+
+    Every rank publishes its own rows. Of several processes that train on the same servers, one
+    publishes.
+
+    >>> import hedgerow as hr
+    >>> (source,) = row_sources(hr.EmbeddingBags([hr.Table("user", 2)]))
+    >>> source.shard, source.shards, [table.name for table in source.tables]
+    (0, 1, ['user'])
+    >>> source.close()
+    """
+    updates = [one.updates for one in collections_of(model)]
+
+    def step() -> int:
+        return max(one.step for one in updates)
+
+    made: list[RowSource] = []
+    try:
+        for shard in row_shards(model):
+            made.append(_source(shard, step))
+    except BaseException:
+        close_all(made)
+        raise
+    return made
+
+
+def _source(shard: RowShard, step: Callable[[], int]) -> RowSource:
+    here = {name: table for name, table in shard.tables.items() if isinstance(table, HostTable)}
+    if len(here) == len(shard.tables):
+        return HostSource(
+            list(here.values()),
+            routers=shard.routers,
+            shard=shard.shard,
+            shards=shard.shards,
+            step=step,
+        )
+    away = {name: table for name, table in shard.tables.items() if not isinstance(table, HostTable)}
+    return ShardSource(away, shard.routers, shard=shard.shard, shards=shard.shards, step=step)
+
+
+def close_all(sources: Sequence[RowSource]) -> None:
+    """Closes every source, also when one of them cannot be reached; then the first error is told.
+
+    >>> close_all([])
+    """
+    failed: HedgerowError | None = None
+    for source in sources:
+        try:
+            source.close()
+        except HedgerowError as error:
+            failed = failed or error
+    if failed is not None:
+        raise failed

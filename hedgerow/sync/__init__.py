@@ -1,0 +1,1 @@
+"""Changed rows, from where they are trained to where they are served."""

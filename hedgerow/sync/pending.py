@@ -1,0 +1,140 @@
+"""The keys that one replica still lacks: a bounded set, with the age of the oldest."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from ..core.shapes import Int64
+
+
+@dataclass(frozen=True, slots=True)
+class Pass:
+    """One look for changed keys: those it found changed after `since_s`, the begin of the last.
+
+    Times are of `time.monotonic()`. All changes before `began_s` were found by it or before it.
+    """
+
+    number: int
+    since_s: float
+    began_s: float
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Batch:
+    """Keys by table, each once, of all passes up to `upto`; the oldest changed after `since_s`."""
+
+    ids: Mapping[str, Int64[Tensor, "n"]]
+    since_s: float | None
+    upto: Pass | None
+
+    def __len__(self) -> int:
+        return sum(len(ids) for ids in self.ids.values())
+
+
+class Pending:
+    """Keys to be sent, merged over passes. Owns a lock.
+
+    More than `most` keys make it overflow: it then holds none, until it is opened again, for its
+    owner has to send everything.
+
+    >>> pending = Pending(most=2)
+    >>> pending.open()
+    >>> pending.add({"user": torch.tensor([7, 8])}, Pass(1, 0.0, 1.0))
+    True
+    >>> batch = pending.take()
+    >>> len(batch), len(pending)
+    (2, 0)
+    >>> pending.put_back(batch)
+    True
+    >>> pending.add({"user": torch.tensor([8, 9])}, Pass(2, 1.0, 2.0))
+    False
+    """
+
+    def __init__(self, most: int) -> None:
+        self._most = most
+        self._lock = threading.Lock()
+        self._parts: dict[str, list[Tensor]] = {}
+        self._count = 0  # keys that occur twice count twice, until they are merged
+        self._since_s: float | None = None
+        self._upto: Pass | None = None
+        self._collects = False
+
+    def __len__(self) -> int:
+        return self._count
+
+    @property
+    def since_s(self) -> float | None:
+        """No key that waits changed before; None if none waits."""
+        return self._since_s
+
+    @property
+    def collects(self) -> bool:
+        """Whether every key since it was opened is here, or was taken."""
+        return self._collects
+
+    def open(self) -> None:
+        """Starts anew: empty, and collecting."""
+        with self._lock:
+            self._empty()
+            self._upto, self._collects = None, True
+
+    def shut(self) -> None:
+        """Collects no more, and forgets what it has."""
+        with self._lock:
+            self._empty()
+            self._collects = False
+
+    def add(self, ids: Mapping[str, Int64[Tensor, "n"]], found_by: Pass) -> bool:
+        """Adds the keys that a pass found; whether it still collects."""
+        with self._lock:
+            if self._collects:
+                self._upto = found_by
+            return self._add(ids, found_by.since_s)
+
+    def take(self) -> Batch:
+        """All keys, each once; it is empty then."""
+        with self._lock:
+            batch = Batch(self._merged(), self._since_s, self._upto)
+            self._empty()
+            return batch
+
+    def put_back(self, batch: Batch) -> bool:
+        """Takes keys back that could not be sent; whether it still collects."""
+        if batch.since_s is None:
+            return self._collects
+        with self._lock:
+            return self._add(batch.ids, batch.since_s)
+
+    def _add(self, ids: Mapping[str, Tensor], since_s: float) -> bool:
+        if not self._collects:
+            return False
+        added = sum(len(one) for one in ids.values())
+        if not added:
+            return True
+        for table, one in ids.items():
+            if len(one):
+                self._parts.setdefault(table, []).append(one)
+        self._since_s = since_s if self._since_s is None else min(since_s, self._since_s)
+        self._count += added
+        if self._count > self._most:
+            merged = self._merged()
+            self._parts = {table: [one] for table, one in merged.items()}
+            self._count = sum(len(one) for one in merged.values())
+            if self._count > self._most:
+                self._empty()
+                self._collects = False
+        return self._collects
+
+    def _merged(self) -> dict[str, Tensor]:
+        return {
+            table: parts[0] if len(parts) == 1 else torch.cat(parts).unique()
+            for table, parts in self._parts.items()
+        }
+
+    def _empty(self) -> None:
+        self._parts, self._count, self._since_s = {}, 0, None

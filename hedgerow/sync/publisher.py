@@ -1,0 +1,267 @@
+"""Sends what a trainer changes to every replica that serves it, until each has all of it."""
+
+from __future__ import annotations
+
+import logging
+import secrets
+import threading
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from types import TracebackType
+from typing import Self
+
+from ..core import checks
+from ..core.errors import HedgerowError, InputError, StateError
+from ..core.units import parse_seconds
+from ..discovery.targets import Targets, targets_of
+from .dense import DenseState
+from .link import Trust
+from .metrics import SyncMetrics
+from .pending import Pass
+from .roster import Roster
+from .source import RowSource
+from .target import Target, TargetSettings, TargetStatus
+
+MOST_PENDING = 2_097_152  # keys of one replica: 16 MiB; as many as a table's marks
+TIMEOUT_S = 5.0
+_FORGET_S = 60.0  # a replica that is on no list for so long begins anew if it comes back
+_LOOK_S = 0.005
+_log = logging.getLogger("hedgerow")
+
+
+@dataclass(frozen=True, slots=True)
+class PublisherStatus:
+    """How a publisher stands. `source_failures` counts looks at a source that failed.
+
+    `dropped` keys are those that no replica will ever get: there are none, by design.
+    """
+
+    publisher: str
+    passes: int
+    source_failures: int
+    source_error: str
+    dropped: int
+    targets: tuple[TargetStatus, ...]
+
+    @property
+    def pending_rows(self) -> int:
+        """Rows that some replica lacks, each counted for each."""
+        return sum(one.pending_rows for target in self.targets for one in target.streams)
+
+    @property
+    def oldest_s(self) -> float:
+        """The age of the oldest change that some replica lacks."""
+        ages = (one.oldest_s for target in self.targets for one in target.streams)
+        return max(ages, default=0.0)
+
+
+class Publisher:
+    """Keeps replicas like the sources; `start()` it, or use it in a `with`. Owns threads.
+
+    `to` is an address, a list of them, or an object with `current()`. `listen` is an address where
+    replicas announce themselves (`hedgerow serve --follow`). Every `every` it looks for changes.
+    `model` names the one model to keep fresh at each address; by default all that have these
+    tables. A replica that lacks more than `most_pending` keys gets all rows instead.
+
+    A new replica gets all rows first. What could not be sent is sent again, until it was: nothing
+    is lost while the sources live. Rows that were deleted are removed.
+    """
+
+    def __init__(
+        self,
+        sources: Sequence[RowSource],
+        to: Targets | str | Sequence[str] = (),
+        *,
+        every: str | float = "1s",
+        listen: str | None = None,
+        model: str | None = None,
+        most_pending: int = MOST_PENDING,
+        timeout_s: float = TIMEOUT_S,
+        trust: Trust | None = None,
+        dense: Callable[[], DenseState | None] = lambda: None,
+    ) -> None:
+        self._every_s = parse_seconds(every)
+        if not self._every_s > 0:
+            raise InputError(f"every is {every!r}; it must be a time above 0, such as '1s'.")
+        if not sources:
+            raise InputError("a publisher without sources; give it at least one.")
+        checks.count("most_pending", most_pending, least=1)
+        publisher = secrets.token_hex(8)
+        self._sources = tuple(sources)
+        self._targets = targets_of(to)
+        self._roster = Roster(listen) if listen is not None else None
+        if self._roster is None and isinstance(to, Sequence) and not to:
+            raise InputError("a publisher without to= and listen=; say where replicas are.")
+        self._settings = TargetSettings(publisher, model, most_pending, timeout_s, trust)
+        self._dense = dense
+        self._metrics = SyncMetrics()
+        self._lock = threading.Lock()  # over _reached
+        self._passing = threading.Lock()  # one pass at a time
+        self._reached: dict[str, Target] = {}
+        self._incarnations = [source.incarnation for source in sources]
+        self._passes, self._began_s = 0, time.monotonic()
+        self._source_failures, self._source_error = 0, ""
+        self._ending = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="publisher", daemon=True)
+
+    # ---- life
+
+    @property
+    def address(self) -> str | None:
+        """Where replicas announce themselves."""
+        return None if self._roster is None else self._roster.address
+
+    def start(self) -> Self:
+        """Looks for changes from now on; of one that does already, nothing."""
+        if self._ending.is_set():
+            raise StateError("this publisher was stopped; make a new one.")
+        if self._thread.ident is None:
+            self._thread.start()
+        return self
+
+    def flush(self, timeout_s: float = 30.0) -> bool:
+        """Sends what has changed until now; whether all replicas have it before the time is over.
+
+        Replicas that are on no list any more do not count.
+        """
+        number = self._pass()
+        end_s = time.monotonic() + timeout_s
+        while not self._all_have(number):
+            if time.monotonic() > end_s or self._ending.wait(_LOOK_S):
+                return False
+            self._wake_all()
+        return True
+
+    def stop(self, timeout_s: float = 5.0) -> bool:
+        """Sends what is left, for at most `timeout_s`, and ends; whether all was sent."""
+        if self._ending.is_set():
+            return True
+        sent = self._thread.ident is None or self.flush(timeout_s)
+        self._ending.set()
+        if self._thread.ident is not None:
+            self._thread.join()
+        if self._roster is not None:
+            self._roster.close()
+        with self._lock:
+            targets = list(self._reached.values())
+        for target in targets:
+            target.end()
+        for target in targets:
+            target.join()
+        for source in self._sources:
+            source.close()
+        return sent
+
+    def __enter__(self) -> Self:
+        return self.start()
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.stop()
+
+    # ---- what it tells
+
+    def status(self) -> PublisherStatus:
+        """How it stands."""
+        with self._lock:
+            targets = list(self._reached.values())
+        return PublisherStatus(
+            self._settings.publisher,
+            self._passes,
+            self._source_failures,
+            self._source_error,
+            0,
+            tuple(target.status() for target in targets),
+        )
+
+    def metrics(self) -> bytes:
+        """Counters and ages in Prometheus' text form; the original's names come first."""
+        return self._metrics.text(self.status())
+
+    # ---- passes
+
+    def _run(self) -> None:
+        due_s = time.monotonic()
+        while not self._ending.is_set():
+            try:
+                self._pass()
+            except Exception as error:  # one bad pass must not end all publishing
+                self._source_failures += 1
+                self._source_error = str(error)
+                _log.exception("a pass of the publisher failed")
+            due_s = max(due_s + self._every_s, time.monotonic())
+            self._ending.wait(due_s - time.monotonic())
+
+    def _pass(self) -> int:
+        """Finds what changed and hands it to every replica's thread; the pass's number."""
+        with self._passing:
+            targets = self._listed()
+            began_s = time.monotonic()
+            found_by = Pass(self._passes + 1, self._began_s, began_s)
+            complete = True
+            for place, source in enumerate(self._sources):
+                complete = self._look_at(place, source, targets, found_by) and complete
+            if complete:  # else changes of the failed source are older than the next pass's begin
+                self._passes, self._began_s = found_by.number, began_s
+            for target in targets:
+                target.wake()
+            return found_by.number
+
+    def _look_at(
+        self, place: int, source: RowSource, targets: Sequence[Target], found_by: Pass
+    ) -> bool:
+        try:
+            taken = source.take()
+        except (HedgerowError, OSError) as error:
+            if not self._source_error:
+                _log.warning("shard %d of the trainer: %s", source.shard, error)
+            self._source_failures += 1
+            self._source_error = str(error)
+            return False
+        self._source_error = ""
+        if source.incarnation != self._incarnations[place]:
+            self._incarnations[place] = source.incarnation
+            for target in targets:
+                target.restart(place)
+            return True
+        for target in targets:
+            target.add(place, taken, found_by)
+        return True
+
+    def _listed(self) -> list[Target]:
+        """The replicas that there are now; those not seen for long are let go."""
+        addresses = dict.fromkeys(self._targets.current())
+        if self._roster is not None:
+            addresses |= dict.fromkeys(self._roster.current())
+        now_s = time.monotonic()
+        with self._lock:
+            for address in addresses:
+                if address not in self._reached:
+                    self._reached[address] = Target(
+                        address, self._sources, self._settings, self._metrics.observer, self._dense
+                    )
+            for address, target in list(self._reached.items()):
+                if address in addresses:
+                    target.unlisted_s = None
+                elif target.unlisted_s is None:
+                    target.unlisted_s = now_s
+                elif now_s - target.unlisted_s > _FORGET_S:
+                    del self._reached[address]
+                    target.end()
+            return list(self._reached.values())
+
+    def _wake_all(self) -> None:
+        with self._lock:
+            targets = list(self._reached.values())
+        for target in targets:
+            target.wake()
+
+    def _all_have(self, number: int) -> bool:
+        with self._lock:
+            targets = [one for one in self._reached.values() if one.unlisted_s is None]
+        return all(target.has(number) for target in targets)

@@ -1,0 +1,179 @@
+"""Replicas that announce themselves: the list a publisher keeps, and who keeps a place on it."""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+from ..core.errors import HedgerowError, InputError
+from ..discovery.targets import check_address
+from .link import Link, Trust, grpc_library
+from .protocol import ANNOUNCE, LEAVE, ROSTER_SERVICE, read_json, to_json
+
+LEASE_S = 5.0  # without a word for so long a replica is gone
+BEAT_S = 1.0
+_THREADS, _MOST = 4, 10_000
+_ANYWHERE = ("0.0.0.0", "[::]")
+_log = logging.getLogger("hedgerow")
+
+
+class Roster:
+    """The replicas that announced themselves at `listen`, "host:port". Owns a lock and a server.
+
+    Whoever reaches this address can have rows sent to itself: let only replicas reach it.
+
+    >>> roster = Roster("127.0.0.1:0")
+    >>> with Announcer([roster.address], "127.0.0.1:8500"):
+    ...     roster.wait_for(1, timeout_s=30)
+    ['127.0.0.1:8500']
+    >>> roster.current()
+    []
+    >>> roster.close()
+    """
+
+    def __init__(self, listen: str, lease_s: float = LEASE_S) -> None:
+        grpc = grpc_library()
+        self._lease_s = lease_s
+        self._changed = threading.Condition()
+        self._ends_s: dict[str, float] = {}
+        self._server: Any = grpc.server(
+            ThreadPoolExecutor(_THREADS, thread_name_prefix="roster"),
+            options=[("grpc.so_reuseport", 0), ("grpc.max_receive_message_length", 1 << 16)],
+        )
+        behaviours = {
+            name: grpc.unary_unary_rpc_method_handler(self._answering(function))
+            for name, function in ((ANNOUNCE, self._announce), (LEAVE, self._leave))
+        }
+        handler = grpc.method_handlers_generic_handler(ROSTER_SERVICE, behaviours)
+        self._server.add_generic_rpc_handlers((handler,))
+        try:
+            port = self._server.add_insecure_port(listen)
+        except RuntimeError as error:
+            raise InputError(
+                f"listen is {listen!r}, where nothing can listen: {error}; give HOST:PORT with a "
+                f"free port, or port 0."
+            ) from error
+        self.address = f"{listen.rpartition(':')[0]}:{port}"
+        self._server.start()
+
+    def current(self) -> list[str]:
+        """Who is there now, in the order of arrival."""
+        with self._changed:
+            return self._now()
+
+    def wait_for(self, count: int, timeout_s: float) -> list[str]:
+        """Waits until so many are there, or the time is over; who is there then."""
+        with self._changed:
+            self._changed.wait_for(lambda: len(self._now()) >= count, timeout_s)
+            return self._now()
+
+    def close(self) -> None:
+        """Listens no more."""
+        self._server.stop(0).wait()
+
+    def _now(self) -> list[str]:
+        now_s = time.monotonic()
+        self._ends_s = {a: end_s for a, end_s in self._ends_s.items() if end_s > now_s}
+        return list(self._ends_s)
+
+    def _answering(self, function: Callable[[str], None]) -> Callable[[bytes, Any], bytes]:
+        grpc = grpc_library()
+
+        def answer(data: bytes, context: Any) -> bytes:
+            try:
+                function(_reachable(read_json(data).get("address"), context.peer()))
+            except HedgerowError as error:
+                context.abort(grpc.StatusCode.INVALID_ARGUMENT, str(error))
+            return to_json({"lease_s": self._lease_s})
+
+        return answer
+
+    def _announce(self, address: str) -> None:
+        with self._changed:
+            self._now()
+            if address not in self._ends_s and len(self._ends_s) >= _MOST:
+                raise InputError(f"{_MOST} replicas are here; no more fit.")
+            self._ends_s[address] = time.monotonic() + self._lease_s
+            self._changed.notify_all()
+
+    def _leave(self, address: str) -> None:
+        with self._changed:
+            self._ends_s.pop(address, None)
+            self._changed.notify_all()
+
+
+def _reachable(address: object, peer: str) -> str:
+    """The address of a replica; one that listens everywhere is reached where it called from.
+
+    >>> _reachable("0.0.0.0:8500", "ipv4:10.0.0.7:41234")
+    '10.0.0.7:8500'
+    """
+    host, _, port = check_address(address).rpartition(":")
+    if host not in _ANYWHERE:
+        return f"{host}:{port}"
+    kind, _, rest = peer.partition(":")
+    caller = rest.rpartition(":")[0].replace("%5B", "[").replace("%5D", "]")
+    return f"{caller if kind in ('ipv4', 'ipv6') else '127.0.0.1'}:{port}"
+
+
+class Announcer:
+    """Keeps a replica on the rosters of publishers, and takes it off at the end. Owns a thread."""
+
+    def __init__(
+        self,
+        publishers: Sequence[str],
+        address: str,
+        *,
+        trust: Trust | None = None,
+        beat_s: float = BEAT_S,
+    ) -> None:
+        self._links = [Link(check_address(one), trust) for one in publishers]
+        self._told = {"address": address}
+        self._beat_s = beat_s
+        self._known: dict[str, bool] = {}
+        self._ending = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="announcer", daemon=True)
+
+    @property
+    def known(self) -> dict[str, bool]:
+        """Whether each publisher took the last word."""
+        return dict(self._known)
+
+    def start(self) -> Announcer:
+        """Announces from now on."""
+        self._thread.start()
+        return self
+
+    def stop(self) -> None:
+        """Says good-bye."""
+        self._ending.set()
+        if self._thread.ident is not None:
+            self._thread.join()
+            self._tell(LEAVE)
+        for link in self._links:
+            link.close()
+
+    def __enter__(self) -> Announcer:
+        return self.start()
+
+    def __exit__(self, *_: object) -> None:
+        self.stop()
+
+    def _run(self) -> None:
+        while not self._ending.is_set():
+            self._tell(ANNOUNCE)
+            self._ending.wait(self._beat_s)
+
+    def _tell(self, word: str) -> None:
+        for link in self._links:
+            try:
+                link.ask(ROSTER_SERVICE, word, self._told, self._beat_s)
+                self._known[link.address] = word == ANNOUNCE
+            except HedgerowError as error:
+                if self._known.get(link.address, True):
+                    _log.warning("the publisher at %s: %s", link.address, error)
+                self._known[link.address] = False

@@ -1,0 +1,249 @@
+"""Keeps one served model like one source: everything once, then what changed, in order."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Literal
+
+from torch import Tensor
+
+from ..core.errors import ConfigError, HedgerowError
+from ..core.shapes import Int64
+from ..tables.touched import Touched
+from .link import Link, TargetError
+from .pending import Batch, Pass, Pending
+from .protocol import ATTACH, BEAT, GONE, REPLICA_SERVICE, SWEEP, PushMark
+from .requests import Push, parts_of, pushes_of
+from .served import ServedModel
+from .source import RowSource
+
+_BEAT_S = 0.1  # between two words that nothing changed
+_LOST_CODES = (GONE, "NOT_FOUND", "FAILED_PRECONDITION", "UNIMPLEMENTED")
+Phase = Literal["away", "full", "sweep", "live"]
+Observe = Callable[[Push, str, float, str], None]
+"""Called after each push: what was sent, the model, its seconds, and its code."""
+
+
+@dataclass(frozen=True, slots=True)
+class StreamStatus:
+    """How far one source's rows are at one served model; `oldest_s` is the age of what it lacks."""
+
+    model: str
+    shard: int
+    phase: Phase
+    seq: int
+    pending_rows: int
+    oldest_s: float
+    full_syncs: int
+    retried_rows: int
+
+
+class Stream:
+    """From one source to one loaded model at one address. One thread advances it; `add` is free.
+
+    It begins with a session at the replica, in which it sends all rows and then has the replica
+    drop those that it did not send. From there on it sends what changes. A session that the
+    replica does not know any more means a replica that lost rows: all begins anew.
+    """
+
+    def __init__(
+        self,
+        source: RowSource,
+        served: ServedModel,
+        *,
+        publisher: str,
+        most_pending: int,
+        timeout_s: float,
+        observe: Observe,
+    ) -> None:
+        _check_tables(source, served)
+        self.source, self.served = source, served
+        self.applied = 0  # the last pass of which the replica has everything
+        self._publisher, self._timeout_s, self._observe = publisher, timeout_s, observe
+        self._dims = dict(served.tables)
+        self._pending = Pending(most_pending)
+        self._sending: Batch | None = None
+        self._session: str | None = None
+        self._scan: Iterator[dict[str, Tensor]] | None = None
+        self._held: dict[str, Tensor] | None = None  # of the scan: sent, but not answered
+        self._sweep: dict[str, int] = {}  # tables to be swept, and how far
+        self._seq = self._full_syncs = self._retried = 0
+        self._next_beat_s = 0.0
+        self._behind_s = time.monotonic()  # of a stream that is not live: since when
+
+    # ---- called by the one who looks for changes
+
+    def add(self, taken: Mapping[str, Touched], found_by: Pass) -> None:
+        """Adds what a pass found."""
+        if any(taken[t].whole_table for t in self._dims if t in taken):
+            self.restart()
+            return
+        ids = {t: self.served.owned(t, taken[t].ids) for t in self._dims if t in taken}
+        self._pending.add(ids, found_by)
+
+    def restart(self) -> None:
+        """Everything has to be sent again: marks were lost."""
+        self._pending.shut()
+
+    # ---- called by the one who sends
+
+    def advance(self, link: Link) -> bool:
+        """Sends what waits, and a share of a full sync; whether more is left to send at once."""
+        if self._session is None or not self._pending.collects:
+            self._attach(link)
+        self._send_pending(link)
+        if self._scan is not None:
+            self._send_share(link)
+        elif self._sweep:
+            self._sweep_share(link)
+        return self._scan is not None or bool(self._sweep)
+
+    def failed(self, error: Exception) -> None:
+        """Takes note of why `advance` raised: what was not answered is sent again."""
+        if self._sending is not None:
+            self._retried += len(self._sending)
+            self._pending.put_back(self._sending)
+            self._sending = None
+        if isinstance(error, TargetError) and error.code in _LOST_CODES:
+            if self._phase() == "live":
+                self._behind_s = time.monotonic()
+            self._session = None
+
+    def status(self) -> StreamStatus:
+        """How far it is."""
+        sending = self._sending
+        marks = [
+            self._pending.since_s,
+            None if sending is None else sending.since_s,
+            None if self._phase() == "live" else self._behind_s,
+        ]
+        since = [mark for mark in marks if mark is not None]
+        oldest_s = max(0.0, time.monotonic() - min(since)) if since else 0.0
+        waiting = len(self._pending) + (len(sending) if sending is not None else 0)
+        return StreamStatus(
+            self.served.name,
+            self.source.shard,
+            self._phase(),
+            self._seq,
+            waiting,
+            oldest_s,
+            self._full_syncs,
+            self._retried,
+        )
+
+    def _phase(self) -> Phase:
+        if self._session is None:
+            return "away"
+        if self._scan is not None:
+            return "full"
+        return "sweep" if self._sweep else "live"
+
+    # ---- helpers
+
+    def _attach(self, link: Link) -> None:
+        """A new session; from before its first row on, changes are collected."""
+        if self._phase() == "live":
+            self._behind_s = time.monotonic()
+        self._session, self._scan, self._held, self._sweep = None, None, None, {}
+        source = self.source
+        routers = {t.name: t.router.to_dict() for t in source.tables if t.name in self._dims}
+        answer = link.ask(
+            REPLICA_SERVICE,
+            ATTACH,
+            {
+                "model": self.served.name,
+                "incarnation": self.served.incarnation,
+                "publisher": self._publisher,
+                "shard": source.shard,
+                "shards": source.shards,
+                "routers": routers,
+            },
+            self._timeout_s,
+        )
+        self._pending.open()
+        self._session, self._seq = str(answer["session"]), 0
+        self._scan = self._all_parts()
+        self._full_syncs += 1
+
+    def _all_parts(self) -> Iterator[dict[str, Int64[Tensor, "n"]]]:
+        for table in self._dims:
+            for ids in self.source.all_ids(table):
+                yield from parts_of({table: self.served.owned(table, ids)}, self._dims)
+
+    def _send_share(self, link: Link) -> None:
+        try:
+            part = self._held or next(self._scan or iter(()), None)
+        except (HedgerowError, OSError):
+            self._session = None  # a scan that broke off cannot go on
+            raise
+        if part is None:
+            self._scan, self._sweep = None, dict.fromkeys(self._dims, 0)
+            return
+        self._held = part
+        self._send(link, part, None)
+        self._held = None
+
+    def _sweep_share(self, link: Link) -> None:
+        table, cursor = next(iter(self._sweep.items()))
+        asked = {"model": self.served.name, "session": self._session, "shard": self.source.shard}
+        asked |= {"table": table, "cursor": str(cursor)}
+        answer = link.ask(REPLICA_SERVICE, SWEEP, asked, self._timeout_s)
+        self._sweep[table] = int(answer["cursor"])
+        if answer["done"]:
+            del self._sweep[table]
+
+    def _send_pending(self, link: Link) -> None:
+        batch = self._sending = self._pending.take()
+        live = self._scan is None and not self._sweep and batch.upto is not None
+        began_s = batch.upto.began_s if live and batch.upto else None
+        parts = [*parts_of(batch.ids, self._dims)]
+        for place, part in enumerate(parts):
+            self._send(link, part, began_s if place == len(parts) - 1 else None)
+        if began_s is not None and not parts:
+            self._beat(link, began_s)
+        self._sending = None
+        if live and batch.upto is not None:
+            self.applied = batch.upto.number
+
+    def _send(self, link: Link, part: Mapping[str, Tensor], began_s: float | None) -> None:
+        pushes = [*pushes_of(self.source, self.served.name, [*self._dims], self._dims, part)]
+        for place, push in enumerate(pushes):
+            self._seq += 1
+            last = began_s is not None and place == len(pushes) - 1
+            start_s = time.monotonic()
+            mark = PushMark(
+                self._session or "",
+                self._seq,
+                self.source.shard,
+                self._publisher,
+                start_s - began_s if last and began_s is not None else None,
+            )
+            code = "OK"
+            try:
+                link.predict(push.request, self._timeout_s, mark)
+            except TargetError as error:
+                code = error.code
+                raise
+            finally:
+                self._observe(push, self.served.name, time.monotonic() - start_s, code)
+
+    def _beat(self, link: Link, began_s: float) -> None:
+        """Tells the replica that it has everything, and asks whether it still knows of us."""
+        now_s = time.monotonic()
+        if now_s < self._next_beat_s:
+            return
+        asked = {"model": self.served.name, "session": self._session, "shard": self.source.shard}
+        link.ask(REPLICA_SERVICE, BEAT, asked | {"lag_s": now_s - began_s}, self._timeout_s)
+        self._next_beat_s = now_s + _BEAT_S
+
+
+def _check_tables(source: RowSource, served: ServedModel) -> None:
+    dims = {table.name: table.dim for table in source.tables}
+    for name, dim in served.tables.items():
+        if dims.get(name) != dim:
+            raise ConfigError(
+                f"model {served.name} serves table {name!r} of dim {dim}; the trainer has "
+                f"{dims or 'no tables'}. Serve a model that was exported from this trainer's."
+            )

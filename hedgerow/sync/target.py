@@ -1,0 +1,250 @@
+"""One replica of a publisher: a thread that keeps all that it serves up to date."""
+
+from __future__ import annotations
+
+import logging
+import random
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+
+from ..core.errors import ConfigError, HedgerowError
+from ..tables.touched import Touched
+from .dense import DensePush, DenseState
+from .link import Link, TargetError, Trust
+from .pending import Pass
+from .protocol import DENSE, DESCRIBE, REPLICA_SERVICE
+from .served import ServedModel
+from .source import RowSource
+from .stream import Observe, Stream, StreamStatus
+
+_FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.05, 2.0
+_DESCRIBE_S = 2.0  # between two looks at what a replica serves
+_log = logging.getLogger("hedgerow")
+
+
+@dataclass(frozen=True, slots=True)
+class TargetSettings:
+    """What all replicas of a publisher have in common."""
+
+    publisher: str
+    model: str | None  # the one model to keep fresh; None: all that have these tables
+    most_pending: int
+    timeout_s: float
+    trust: Trust | None
+
+
+@dataclass(frozen=True, slots=True)
+class TargetStatus:
+    """How one replica stands. `failures` counts rounds that failed in a row; `error` is the last.
+
+    `dense` has the number of the weights that each model was given last, and
+    `dense_refused` why it did not take them.
+    """
+
+    address: str
+    listed: bool
+    reached: bool
+    failures: int
+    error: str
+    streams: tuple[StreamStatus, ...]
+    dense: Mapping[str, int]
+    dense_refused: Mapping[str, str]
+
+    @property
+    def live(self) -> bool:
+        """Whether every row that it serves is there, but for what waits to be sent."""
+        return bool(self.streams) and all(stream.phase == "live" for stream in self.streams)
+
+
+class Target:
+    """The replica at one address. Owns a thread, and a lock over the list of its streams."""
+
+    def __init__(
+        self,
+        address: str,
+        sources: Sequence[RowSource],
+        settings: TargetSettings,
+        observe: Callable[[str], Observe],
+        dense: Callable[[], DenseState | None],
+    ) -> None:
+        self.address = address
+        self.unlisted_s: float | None = None  # since when it is on no list
+        self._sources, self._settings = sources, settings
+        self._observe, self._dense = observe(address), dense
+        self._link = Link(address, settings.trust)
+        self._lock = threading.Lock()
+        self._streams: dict[tuple[str, int], Stream] = {}
+        self._models: dict[str, ServedModel] = {}
+        self._dense_sent: dict[str, tuple[str, int]] = {}
+        self._dense_refused: dict[str, str] = {}
+        self._describe_at_s = 0.0
+        self._failures, self._error, self._reached = 0, "", False
+        self._wake, self._ending = threading.Event(), threading.Event()
+        self._thread = threading.Thread(target=self._run, name=f"sync {address}", daemon=True)
+        self._thread.start()
+
+    # ---- called by the publisher
+
+    def add(self, source: int, taken: Mapping[str, Touched], found_by: Pass) -> None:
+        """Adds what a pass found at a source."""
+        for stream in self._of_source(source):
+            stream.add(taken, found_by)
+
+    def restart(self, source: int) -> None:
+        """A source lost its marks."""
+        for stream in self._of_source(source):
+            stream.restart()
+
+    def wake(self) -> None:
+        """There may be something to send."""
+        self._wake.set()
+
+    def has(self, number: int) -> bool:
+        """Whether the replica has everything that was found up to a pass."""
+        with self._lock:
+            applied = [stream.applied for stream in self._streams.values()]
+        sent = bool(self._models) and min(applied, default=number) >= number
+        return sent and self._dense_is_sent()
+
+    def status(self) -> TargetStatus:
+        """How it stands."""
+        with self._lock:
+            streams = tuple(stream.status() for stream in self._streams.values())
+        return TargetStatus(
+            self.address,
+            self.unlisted_s is None,
+            self._reached,
+            self._failures,
+            self._error,
+            streams,
+            {name: number for name, (_, number) in dict(self._dense_sent).items()},
+            dict(self._dense_refused),
+        )
+
+    def end(self) -> None:
+        """Sends no more; `join` waits for that."""
+        self._ending.set()
+        self._wake.set()
+        self._link.close()
+
+    def join(self) -> None:
+        """Waits for the thread."""
+        self._thread.join()
+
+    def _of_source(self, source: int) -> list[Stream]:
+        with self._lock:
+            return [one for (_, place), one in self._streams.items() if place == source]
+
+    # ---- its thread
+
+    def _run(self) -> None:
+        while not self._ending.is_set():
+            try:
+                more = self._round()
+                self._failures, self._error, self._reached = 0, "", True
+            except (HedgerowError, OSError) as error:
+                more = False
+                self._note(error)
+                self._ending.wait(_pause_s(self._failures))
+            except Exception as error:  # of our own making: the next round may be fine
+                more = False
+                _log.exception("publishing to %s", self.address)
+                self._note(error)
+                self._ending.wait(_pause_s(self._failures))
+            if not more:
+                self._wake.wait()
+                self._wake.clear()
+
+    def _note(self, error: Exception) -> None:
+        if not self._failures and not self._ending.is_set():
+            _log.warning("publishing to %s: %s", self.address, error)
+        self._failures += 1
+        self._error, self._describe_at_s = str(error), 0.0
+        self._reached = not isinstance(error, TargetError) or error.code != "UNAVAILABLE"
+        self._wake.set()  # a round that failed is tried again without anything new
+
+    def _round(self) -> bool:
+        """One share of all that waits; whether more is left. The first error is raised at last."""
+        if time.monotonic() >= self._describe_at_s:
+            self._describe()
+        first: Exception | None = None
+        more = False
+        with self._lock:
+            streams = list(self._streams.values())
+        for stream in streams:
+            try:
+                more = stream.advance(self._link) or more
+            except (HedgerowError, OSError) as error:
+                stream.failed(error)
+                first = first or error
+        self._send_dense()
+        if first is not None:
+            raise first
+        return more
+
+    def _describe(self) -> None:
+        """Asks what is served; a version that was loaded since gets streams of its own."""
+        timeout_s = self._settings.timeout_s
+        answer = self._link.ask(REPLICA_SERVICE, DESCRIBE, {}, timeout_s)
+        models = [ServedModel.from_dict(plain) for plain in answer["models"]]
+        wanted = self._settings.model
+        self._models = {one.name: one for one in models if wanted in (None, one.name)}
+        if not self._models:
+            names = ", ".join(one.name for one in models) or "none"
+            raise ConfigError(
+                f"{self.address} serves no model {wanted or 'with rows or weights'}; it has: "
+                f"{names}."
+            )
+        kept: dict[tuple[str, int], Stream] = {}
+        for name, served in self._models.items():
+            for place, source in enumerate(self._sources) if served.tables else ():
+                before = self._streams.get((name, place))
+                kept[name, place] = (
+                    before
+                    if before is not None and before.served == served
+                    else Stream(
+                        source,
+                        served,
+                        publisher=self._settings.publisher,
+                        most_pending=self._settings.most_pending,
+                        timeout_s=timeout_s,
+                        observe=self._observe,
+                    )
+                )
+        with self._lock:
+            self._streams = kept
+        self._describe_at_s = time.monotonic() + _DESCRIBE_S
+
+    def _send_dense(self) -> None:
+        state = self._dense()
+        for name, served in self._models.items() if state is not None else ():
+            mark = (served.incarnation, state.number)  # type: ignore[union-attr]
+            if not served.dense or self._dense_sent.get(name) == mark:
+                continue
+            push = DensePush(name, served.incarnation, self._settings.publisher, state)  # type: ignore[arg-type]
+            path = f"/{REPLICA_SERVICE}/{DENSE}"
+            try:
+                self._link.send(path, push.to_bytes(), self._settings.timeout_s)
+                self._dense_refused.pop(name, None)
+            except TargetError as error:
+                if error.code != "INVALID_ARGUMENT":
+                    raise
+                self._dense_refused[name] = str(error)  # these never fit: others may
+                _log.warning("dense weights for %s: %s", self.address, error)
+            self._dense_sent[name] = mark
+
+    def _dense_is_sent(self) -> bool:
+        state = self._dense()
+        return state is None or all(
+            self._dense_sent.get(name) == (one.incarnation, state.number)
+            for name, one in list(self._models.items())
+            if one.dense
+        )
+
+
+def _pause_s(failures: int) -> float:
+    """Longer after each failure, and never the same for two publishers."""
+    longest = min(_LONGEST_PAUSE_S, _FIRST_PAUSE_S * 2.0 ** min(failures - 1, 10))
+    return longest * random.uniform(0.5, 1.0)

@@ -1,0 +1,114 @@
+"""What a publisher brings to replicas: changes, deletions, all rows where it must."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from hedgerow.core.errors import InputError
+from hedgerow.serving.server import PredictionServer
+from hedgerow.sync.publisher import Publisher
+from hedgerow.sync.source import HostSource
+
+from .replicas import Served, rows_of, served, train, trainer_tables, wait_for
+
+
+def test_changes_and_deletions_reach_two_replicas() -> None:
+    tables = trainer_tables()
+    train(tables, torch.arange(-50, 50))
+    with served() as (one, first), served() as (two, second):
+        with Publisher([HostSource(tables)], [first, second], every="20ms") as publisher:
+            assert publisher.flush()
+            assert rows_of(one.store.tables) == rows_of(two.store.tables) == rows_of(tables)
+            train(tables, torch.tensor([7, -(2**63), 2**63 - 1]))
+            tables[0].erase(torch.arange(0, 20))
+            assert publisher.flush()
+            assert rows_of(one.store.tables) == rows_of(two.store.tables) == rows_of(tables)
+            status = publisher.status()
+            assert all(target.live for target in status.targets)
+            assert (status.pending_rows, status.dropped) == (0, 0)
+        assert 0 not in rows_of(one.store.tables)["item"]
+
+
+def test_a_full_sync_removes_what_the_trainer_never_had() -> None:
+    tables = trainer_tables()
+    train(tables, torch.arange(10))
+    with served() as (one, address):
+        for table in one.store.tables:
+            table.assign(torch.arange(5, 9000), torch.ones(8995, table.layout.dim))
+        with Publisher([HostSource(tables)], address, every="20ms") as publisher:
+            assert publisher.flush()
+        assert rows_of(one.store.tables) == rows_of(tables)
+        assert one.followed.shards()[0].removed == 2 * (9000 - 10)
+
+
+def test_a_model_that_was_loaded_again_gets_all_rows_again() -> None:
+    tables = trainer_tables()
+    train(tables, torch.arange(100))
+    with served() as (one, address):
+        with Publisher([HostSource(tables)], address, every="20ms") as publisher:
+            assert publisher.flush()
+            one.load()
+            assert one.store.size() == 0
+            wait_for(lambda: one.store.size() == 200)
+            assert publisher.flush()
+            assert rows_of(one.store.tables) == rows_of(tables)
+
+
+def test_a_replica_that_was_away_gets_what_it_missed() -> None:
+    tables = trainer_tables()
+    train(tables, torch.arange(100))
+    one = Served()
+    server = PredictionServer(one.registry).start()
+    address = server.address
+    with Publisher([HostSource(tables)], address, every="20ms", timeout_s=1.0) as publisher:
+        assert publisher.flush()
+        server.stop(0)
+        train(tables, torch.arange(90, 110))
+        tables[1].erase(torch.arange(5))
+        wait_for(lambda: publisher.status().targets[0].failures > 0)
+        assert publisher.status().pending_rows > 0
+        assert publisher.status().oldest_s > 0
+        with PredictionServer(one.registry, address):  # the same rows: no full sync is needed
+            assert publisher.flush()
+            assert rows_of(one.store.tables) == rows_of(tables)
+            assert publisher.status().targets[0].streams[0].full_syncs == 1
+
+
+def test_a_replica_that_lacks_too_much_gets_all_rows() -> None:
+    tables = trainer_tables()
+    train(tables, torch.arange(10))
+    one = Served()
+    server = PredictionServer(one.registry).start()
+    address = server.address
+    source = HostSource(tables)
+    with Publisher([source], address, every="20ms", most_pending=50) as publisher:
+        assert publisher.flush()
+        server.stop(0)
+        train(tables, torch.arange(200))
+        wait_for(lambda: publisher.status().targets[0].failures > 0)
+        with PredictionServer(one.registry, address):
+            assert publisher.flush()
+            assert rows_of(one.store.tables) == rows_of(tables)
+            assert publisher.status().targets[0].streams[0].full_syncs > 1
+
+
+def test_a_second_publisher_takes_over_and_sweeps() -> None:
+    tables, others = trainer_tables(), trainer_tables()
+    train(tables, torch.arange(100))
+    train(others, torch.arange(50, 60), -1.0)
+    with served() as (one, address):
+        with Publisher([HostSource(tables)], address, every="20ms") as publisher:
+            assert publisher.flush()
+        with Publisher([HostSource(others)], address, every="20ms") as publisher:
+            assert publisher.flush()
+        assert rows_of(one.store.tables) == rows_of(others)
+
+
+def test_a_publisher_needs_sources_and_a_place_for_replicas() -> None:
+    with pytest.raises(InputError, match="without sources"):
+        Publisher([], "127.0.0.1:1")
+    with pytest.raises(InputError, match="to= and listen="):
+        Publisher([HostSource(trainer_tables())])
+    with pytest.raises(InputError, match="above 0"):
+        Publisher([HostSource(trainer_tables())], "127.0.0.1:1", every=0)
