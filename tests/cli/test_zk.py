@@ -7,6 +7,8 @@ import signal
 import subprocess
 import sys
 import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -18,7 +20,7 @@ from hedgerow.discovery.layouts import LayoutFilter
 from hedgerow.discovery.paths import Container
 from hedgerow.discovery.session import Session
 from hedgerow.discovery.zk_backend import ZkBackend
-from hedgerow.serving.agent_process import AgentPlan, ContainerPlan, run_agent
+from hedgerow.serving.agent_process import AgentPlan, ContainerPlan, ReplicaPlan, run_agent
 from hedgerow.serving.heartbeats import Heartbeats
 from tests.serving.serving import adding, serving
 from tests.zookeeper import ZooKeeperProcess, wait_for
@@ -45,6 +47,38 @@ def test_declare_publish_look_unpublish(zookeeper: ZooKeeperProcess, tmp_path: P
     assert info["saved_models"]["ctr"]["ps_1"]["version_policy"] == "latest_once"
 
 
+@contextmanager
+def agent_of(
+    zookeeper: ZooKeeperProcess, server: str, serves: ReplicaPlan | ContainerPlan
+) -> Iterator[str]:
+    """The address of an agent that speaks for a server."""
+    plan = AgentPlan(hosts=zookeeper.hosts, bzid="demo", server=server)
+    stop, told = threading.Event(), list[str]()
+    thread = threading.Thread(target=run_agent, args=(plan, serves, told.append, stop))
+    thread.start()
+    try:
+        assert wait_for(lambda: bool(told))
+        yield told[0].removeprefix("agent ")
+    finally:
+        stop.set()
+        thread.join()
+
+
+def test_an_agent_tells_the_state_of_its_server(zookeeper: ZooKeeperProcess) -> None:
+    serves = ReplicaPlan(base_name="ffm", server_type="ps", task=1, replica=4)
+    with (
+        serving(adding(1, "ps_1")) as server,
+        agent_of(zookeeper, server.address, serves) as address,
+        Heartbeats(address) as beats,
+    ):
+        assert wait_for(lambda: beats.ask() == {"ps:1": [server.address]})
+        server.stop()
+        assert wait_for(lambda: beats.ask() == {})  # no longer available
+    with Session.connect(zookeeper.hosts) as session:
+        assert session.client.get_children("/demo/service/ffm/ps:1") == []
+
+
+@pytest.mark.long
 def test_an_agent_registers_its_server_until_sigterm(zookeeper: ZooKeeperProcess) -> None:
     with serving(adding(1, "ps_1")) as server:
         command = [
@@ -73,7 +107,6 @@ def test_an_agent_binds_what_its_server_serves_of_a_layout(
 ) -> None:
     for name in ("ps_0", "ps_1", "ps_2", "ps_3"):
         (tmp_path / name).mkdir()
-    stop, told = threading.Event(), list[str]()
     serves = ContainerPlan(
         container=Container("default", "pod"),
         model_name="ctr",
@@ -87,16 +120,9 @@ def test_an_agent_binds_what_its_server_serves_of_a_layout(
         control, trainer = Control(session, "demo"), ZkBackend(session, "demo")
         control.declare("ctr", tmp_path)
         trainer.subscribe_model("ctr")
-        plan = AgentPlan(hosts=zookeeper.hosts, bzid="demo", server=server.address)
-        thread = threading.Thread(target=run_agent, args=(plan, serves, told.append, stop))
-        thread.start()
-        try:
-            assert wait_for(lambda: bool(told))
+        with agent_of(zookeeper, server.address, serves):
             assert trainer.addresses("ps") == {}
             control.publish("mix", "ctr:*")
             assert wait_for(lambda: trainer.addresses("ps") == {"ctr:ps_1": [server.address]})
             control.unpublish("mix", "ctr:*")
             assert wait_for(lambda: trainer.addresses("ps") == {})
-        finally:
-            stop.set()
-            thread.join()
