@@ -145,13 +145,11 @@ class MemoryClient:
             self._node(path).data = value
             self.server.fire("data", path, EventType.CHANGED)
 
-    def delete(self, path: str, recursive: bool = False) -> None:
+    def delete(self, path: str) -> None:
         with self._connected():
             self._node(path)
-            for child in self.server.below(path):
-                if not recursive:
-                    raise NotEmptyError
-                self.delete(f"{path}/{child}", recursive=True)
+            if self.server.below(path):
+                raise NotEmptyError
             self.server.remove(path)
 
     def get(self, path: str, watch: Watch | None = None) -> tuple[bytes, Stat]:

@@ -25,6 +25,7 @@ from tests.zookeeper import ZooKeeperProcess, wait_for
 
 pytestmark = pytest.mark.xdist_group("zookeeper")
 SERVICE = Service("demo", "ffm")
+ROUNDS = 3
 POD, PS_1 = Container("default", "pod"), SavedModel("ffm", "ps_1")
 
 
@@ -110,13 +111,58 @@ def test_targets_stay_while_zookeeper_is_away(both: Both) -> None:
     assert both.sees("h:5")
 
 
-def _load(stop: threading.Event, answers: list[int], errors: list[Exception]) -> None:
+class FirstGeneration:
+    """How a replica comes and goes, and what it is asked for."""
+
+    key, model_name = "ps:1", "ps_1"
+
+    def __init__(self, session: Session, number: int, address: str) -> None:
+        self._registration = ReplicaRegistration(session, SERVICE, meta(address, number))
+
+    def join(self) -> None:
+        self._registration.register()
+
+    def leave(self) -> None:
+        self._registration.withdraw()
+
+    @staticmethod
+    def watching(session: Session) -> ReplicaWatcher:
+        watcher = ReplicaWatcher(session, SERVICE)
+        watcher.start()
+        return watcher
+
+
+class SecondGeneration:
+    """The same for containers."""
+
+    key = model_name = "ffm:ps_1"
+
+    def __init__(self, session: Session, number: int, address: str) -> None:
+        self._backend, self._pod = ZkBackend(session, "demo"), Container("default", f"p{number}")
+        self._info = ContainerServiceInfo(grpc=address)
+
+    def join(self) -> None:
+        self._backend.sync_available_saved_models(self._pod, [PS_1])
+        self._backend.report_service_info(self._pod, self._info)
+
+    def leave(self) -> None:
+        self._backend.sync_available_saved_models(self._pod, [])
+
+    @staticmethod
+    def watching(session: Session) -> ZkBackend:
+        backend = ZkBackend(session, "demo")
+        backend.subscribe_model("ffm")
+        return backend
+
+
+Generation = type[FirstGeneration] | type[SecondGeneration]
+
+
+def _load(name: str, stop: threading.Event, answers: list[int], errors: list[Exception]) -> None:
     x = torch.zeros(1, 2)
     while not stop.is_set():
         try:
-            (y,) = remote_predict(
-                ["x"], [x], ["y"], "ps_1", 1, None, max_rpc_deadline_millis=60_000
-            )
+            (y,) = remote_predict(["x"], [x], ["y"], name, 1, None, max_rpc_deadline_millis=60_000)
             answers.append(int(y[0, 0]))
         except Exception as error:
             errors.append(error)
@@ -124,38 +170,39 @@ def _load(stop: threading.Event, answers: list[int], errors: list[Exception]) ->
 
 
 def _join_and_leave(
-    hosts: str, number: int, rounds: int, replicas: Replicas, answers: list[int]
+    kind: Generation, hosts: str, number: int, replicas: Replicas, answers: list[int]
 ) -> None:
     """A replica that comes with a new address each round, answers, and goes."""
-    for turn in range(rounds):
+    for turn in range(ROUNDS):
         version = 100 * number + turn + 1
-        with serving(adding(version, "ps_1")) as server, Session.connect(hosts) as session:
-            registration = ReplicaRegistration(session, SERVICE, meta(server.address, number))
-            registration.register()
+        model = adding(version, kind.model_name)
+        with serving(model) as server, Session.connect(hosts) as session:
+            replica = kind(session, number, server.address)
+            replica.join()
             assert wait_for(lambda v=version: v in answers)
-            registration.withdraw()
-            # Who serves leaves when nobody asks any more: as soon as the others know.
-            gone = lambda a=server.address: a not in replicas.choose("ps:1", 9)  # noqa: E731
-            assert wait_for(gone)
+            replica.leave()
+            # Who serves goes when nobody asks any more: as soon as the others know.
+            assert wait_for(lambda a=server.address: a not in replicas.choose(kind.key, 9))
 
 
-def test_three_replicas_join_and_leave_under_load(zookeeper: ZooKeeperProcess) -> None:
+@pytest.mark.parametrize("kind", [FirstGeneration, SecondGeneration])
+def test_three_replicas_join_and_leave_under_load(
+    zookeeper: ZooKeeperProcess, kind: Generation
+) -> None:
     answers: list[int] = []
     errors: list[Exception] = []
     stop = threading.Event()
-    rounds = 3
     with ExitStack() as stack:
-        stays = stack.enter_context(serving(adding(0, "ps_1")))
+        stays = stack.enter_context(serving(adding(0, kind.model_name)))
         owner = stack.enter_context(Session.connect(zookeeper.hosts))
-        ReplicaRegistration(owner, SERVICE, meta(stays.address, 9)).register()
+        kind(owner, 9, stays.address).join()
         session = stack.enter_context(Session.connect(zookeeper.hosts))
-        watcher = ReplicaWatcher(session, SERVICE)
-        watcher.start()
-        replicas = stack.enter_context(followed(session, watcher))
-        load = [threading.Thread(target=_load, args=(stop, answers, errors)) for _ in range(2)]
+        replicas = stack.enter_context(followed(session, kind.watching(session)))
+        asked = (kind.model_name, stop, answers, errors)
+        load = [threading.Thread(target=_load, args=asked) for _ in range(2)]
         joining = [
             threading.Thread(
-                target=_join_and_leave, args=(zookeeper.hosts, n, rounds, replicas, answers)
+                target=_join_and_leave, args=(kind, zookeeper.hosts, n, replicas, answers)
             )
             for n in range(1, 4)
         ]
@@ -166,7 +213,7 @@ def test_three_replicas_join_and_leave_under_load(zookeeper: ZooKeeperProcess) -
         stop.set()
         for thread in load:
             thread.join()
-        assert wait_for(lambda: replicas.choose("ps:1", 9) == [stays.address])
+        assert wait_for(lambda: replicas.choose(kind.key, 9) == [stays.address])
     assert errors == []
-    expected = {100 * n + turn + 1 for n in range(1, 4) for turn in range(rounds)}
-    assert set(answers) == {0, *expected}
+    joined = {100 * n + turn + 1 for n in range(1, 4) for turn in range(ROUNDS)}
+    assert set(answers) == {0, *joined}
