@@ -58,17 +58,18 @@ def rows_model(rows: int) -> Model:
 
 def serve_rows(parent: Connection, rows: int) -> None:
     """Serves a table until the parent goes."""
-    _serve(parent, rows_model(rows))
+    serve_model(parent, rows_model(rows))
 
 
 def serve_bundle(parent: Connection, folder: str, name: str) -> None:
     """Serves an exported model until the parent goes."""
     from ..serving.bundle import load_bundle
 
-    _serve(parent, load_bundle(Path(folder), name))
+    serve_model(parent, load_bundle(Path(folder), name))
 
 
-def _serve(parent: Connection, model: Model) -> None:
+def serve_model(parent: Connection, model: Model) -> None:
+    """Serves a model until the parent goes."""
     torch.set_num_threads(1)
     registry = Registry()
     registry.add(model)
@@ -77,8 +78,8 @@ def _serve(parent: Connection, model: Model) -> None:
     registry.close()
 
 
-def serve_echo(parent: Connection, response: bytes) -> None:
-    """Answers every request with the same bytes until the parent goes."""
+def serve_echo(parent: Connection, response: bytes | None) -> None:
+    """Answers every request with the same bytes, or with its own, until the parent goes."""
     import grpc
 
     server = grpc.server(
@@ -87,7 +88,7 @@ def serve_echo(parent: Connection, response: bytes) -> None:
     )
 
     def answer(request: bytes, context: Any) -> bytes:
-        return response
+        return request if response is None else response
 
     handler = grpc.unary_unary_rpc_method_handler(answer)
     service = "tensorflow.serving.PredictionService"

@@ -323,6 +323,24 @@ def serve(as_json: AsJson = False, rounds: _Rounds = 5, quick: _Quick = False) -
 
 
 @app.command()
+def sync(as_json: AsJson = False, rounds: _Rounds = 5, quick: _Quick = False) -> None:
+    """Measure a publisher: changed rows per second, from a trainer's table into a replica's.
+
+    500,000 changed rows of 16 and of 64 numbers, to one replica in another process. The peers are
+    floors: a grpcio server that takes the same bytes, in the same calls one after the other, and
+    answers nothing (sink), or the bytes themselves (echo). `ratio` is our part of the floor's rows
+    per second. Rows are compared; the exit status is 1 if one is wrong. Needs the extra `serving`.
+    """
+    from ..bench.sync import run
+    from .show import progress_bar
+    from .show_sync import show_sync
+
+    with progress_bar() as progress:
+        report = run(progress, rounds=rounds, quick=quick)
+    _finish(report, as_json, show_sync)
+
+
+@app.command()
 def plan(as_json: AsJson = False, rounds: _Rounds = 5, quick: _Quick = False) -> None:
     """Measure the planner's exact choice: 1,000 and 10,000 tables of 24 variants, 128 devices.
 

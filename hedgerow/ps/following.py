@@ -9,6 +9,11 @@ from .remote_shard import RemoteShard
 from .remote_table import RemoteTable
 from .shard import LocalShard, Shard
 from .some_tables import TablesOfShard
+from .tickets import Patience
+
+# Who follows several servers asks them one after the other: one that is away must not hold up the
+# rest, and what was not answered is asked for again.
+_PATIENCE = Patience(5.0, 1.0)
 
 
 def followed_tables(shard: Shard) -> dict[str, HostTable | RemoteTable]:
@@ -41,12 +46,6 @@ def _again(shard: RemoteShard) -> RemoteShard:
     """The same tables over another connection, on which a server that is away is an error."""
     connection = shard.connection
     configs = dict(zip(shard.config.names, shard.config.configs, strict=True))
-    patience = connection.patience
-    return RemoteShard(
-        connection.address,
-        configs,
-        name=connection.name,
-        keys=connection._keys,
-        deadline_s=patience.deadline_s or 60.0,
-        retry_s=patience.retry_s,
-    )
+    made = RemoteShard(connection.address, configs, name=connection.name, keys=connection._keys)
+    made.connection.patience = _PATIENCE
+    return made

@@ -17,7 +17,7 @@ from ..tables.touched import DEFAULT_CAPACITY, Overflow, Touched, TouchedSetting
 from .buffers import buffer_of, tensor_over, text_of
 from .errors import ConsumerGoneError, FrameError, RolledBackError
 from .frames import Buffer, Options, Request, Verb
-from .tickets import Kept, Ticket
+from .tickets import Kept, Patience, Ticket
 
 if TYPE_CHECKING:
     from .remote_shard import RemoteShard
@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 _READ_FLOATS = 2**20  # of one answer
 _TAKE_IDS = 2**17  # of one answer
 _SPARE_BYTES = 1024  # room between the buffers of an answer
+_CLOSING = Patience(2.0, 0.5)
 
 
 class _Large(Kept):
@@ -165,9 +166,10 @@ class RemoteTouched:
             self._ask(Verb.TOUCHED_BACK, {"whole_table": whole}, [buffer_of(ids.contiguous())])
 
     def close(self) -> None:
-        """Collects no more; a second call does nothing."""
+        """Collects no more; a second call does nothing. A server that is away is soon given up:
+        it forgets those who do not come."""
         with self._lock:
-            self._ask(Verb.TOUCHED_CLOSE, {})
+            self._ask(Verb.TOUCHED_CLOSE, {}, patience=_CLOSING)
 
     def _open(self) -> None:
         # The number is drawn here, so that a request that comes twice opens one consumer.
@@ -183,9 +185,19 @@ class RemoteTouched:
         )
         self._life, self._number = life, 0
 
-    def _ask(self, verb: Verb, order: Mapping[str, object], more: Sequence[Buffer] = ()) -> Kept:
-        kept = _Large(8 * _TAKE_IDS)
-        text = text_of({"consumer": self.name, "life": self._life, **order})
+    def _ask(
+        self,
+        verb: Verb,
+        order: Mapping[str, object],
+        more: Sequence[Buffer] = (),
+        patience: Patience | None = None,
+    ) -> Kept:
+        kept = _Large(8 * _TAKE_IDS if verb == Verb.TOUCHED_TAKE else 0)
+        frames = [text_of({"consumer": self.name, "life": self._life, **order}), *more]
         request = Request(verb, options=Options(table=self._k))
-        self._shard.connection.wait(self._shard._start(request, [text, *more], kept))
+        connection = self._shard.connection
+        if patience is None:
+            connection.wait(self._shard._start(request, frames, kept))
+        else:
+            connection.wait(connection.start(request, frames, kept, patience))
         return kept

@@ -98,7 +98,7 @@ class Followed:
                 session.begin(mark)
                 outputs = run(inputs)
                 count = sum(int(value) for value in outputs.values())
-                session.done(0 if removes else count, count if removes else 0, mark.lag_s)
+                session.done(0 if removes else count, count if removes else 0, None)
             return outputs
 
         return run_in_session

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import accumulate
 
 import torch
@@ -93,7 +93,7 @@ class _Served:
             if len(ids) != len(values):
                 raise InputError(f"{name}_id has {len(ids)} ids, {name}_value {len(values)} rows.")
         parts = [inputs[f"{name}_value"].reshape(-1) for name in self._store.names]
-        self._store.assign(keys, torch.cat(parts), ts=self._stamp())
+        self._store.assign(keys, _joined(parts), ts=self._stamp())
         return self._counts(len(keys.ids_of(k)) for k in range(keys.tables))
 
     def raw_assign(self, inputs: Tensors) -> Tensors:
@@ -115,7 +115,7 @@ class _Served:
 
     def _keys(self, inputs: Tensors, suffix: str) -> TableKeys:
         parts = [inputs[name + suffix] for name in self._store.names]
-        return TableKeys(torch.cat(parts), (0, *accumulate(len(part) for part in parts)))
+        return TableKeys(_joined(parts), (0, *accumulate(len(part) for part in parts)))
 
     def _raw_keys(self, inputs: Tensors) -> TableKeys:
         keys = TableKeys(inputs["id"].contiguous(), tuple(inputs["id_split"].tolist()))
@@ -124,3 +124,8 @@ class _Served:
     def _counts(self, counts: Iterator[int]) -> dict[str, Tensor]:
         pairs = zip(self._store.names, counts, strict=True)
         return {f"{name}_result": torch.tensor(n, dtype=torch.int32) for name, n in pairs}
+
+
+def _joined(parts: Sequence[Tensor]) -> Tensor:
+    """One after the other; one alone is not copied."""
+    return parts[0].contiguous() if len(parts) == 1 else torch.cat([*parts])

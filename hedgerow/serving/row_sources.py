@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 
 from torch import nn
 
-from ..core.errors import HedgerowError
 from ..nn.collection import collections_of
 from ..nn.following import row_shards
 from ..sync.shard_source import ShardSource
@@ -37,7 +36,8 @@ def row_sources(model: nn.Module) -> list[RowSource]:
         for shard in row_shards(model):
             made.append(_source(shard, step))
     except BaseException:
-        close_all(made)
+        for source in made:
+            source.close()
         raise
     return made
 
@@ -54,18 +54,3 @@ def _source(shard: RowShard, step: Callable[[], int]) -> RowSource:
         )
     away = {name: table for name, table in shard.tables.items() if not isinstance(table, HostTable)}
     return ShardSource(away, shard.routers, shard=shard.shard, shards=shard.shards, step=step)
-
-
-def close_all(sources: Sequence[RowSource]) -> None:
-    """Closes every source, also when one of them cannot be reached; then the first error is told.
-
-    >>> close_all([])
-    """
-    failed: HedgerowError | None = None
-    for source in sources:
-        try:
-            source.close()
-        except HedgerowError as error:
-            failed = failed or error
-    if failed is not None:
-        raise failed

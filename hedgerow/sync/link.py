@@ -57,6 +57,21 @@ def grpc_library() -> Any:
     return grpc
 
 
+class Call:
+    """A call under way."""
+
+    def __init__(self, address: str, future: Any) -> None:
+        self._address, self._future = address, future
+
+    def answer(self) -> bytes:
+        """Waits; the answer, or TargetError with the code and the text of the other side."""
+        error = self._future.exception()
+        if error is not None:
+            text = str(error.details() or error)
+            raise TargetError(self._address, error.code().name, text) from error
+        return self._future.result()
+
+
 class Link:
     """A connection to one address, made when it is first needed; threads may share it."""
 
@@ -68,7 +83,6 @@ class Link:
         else:
             own = grpc.ssl_channel_credentials(trust.ca, trust.key, trust.certificate)
             self._channel = grpc.secure_channel(address, own, options=_OPTIONS)
-        self._failed = grpc.RpcError
         self._calls: dict[str, Any] = {}
 
     def ask(
@@ -77,26 +91,24 @@ class Link:
         """A call in JSON."""
         return read_json(self.send(f"/{service}/{method}", to_json(plain), timeout_s))
 
-    def predict(self, request: bytes, timeout_s: float, mark: PushMark | None = None) -> bytes:
-        """A Predict call, marked as a push of ours."""
-        return self.send(PREDICT_PATH, request, timeout_s, mark)
+    def begin_predict(self, request: bytes, timeout_s: float, mark: PushMark | None = None) -> Call:
+        """A Predict call, marked as a push of ours; the answer comes later."""
+        return self._begin(PREDICT_PATH, request, timeout_s, mark)
 
-    def send(
-        self, path: str, request: bytes, timeout_s: float, mark: PushMark | None = None
-    ) -> bytes:
+    def send(self, path: str, request: bytes, timeout_s: float) -> bytes:
         """A call in bytes."""
+        return self._begin(path, request, timeout_s, None).answer()
+
+    def _begin(self, path: str, request: bytes, timeout_s: float, mark: PushMark | None) -> Call:
         call = self._calls.get(path)
         if call is None:
             call = self._calls.setdefault(path, self._channel.unary_unary(path))
         metadata = mark.metadata() if mark is not None else None
         try:
-            return call(request, timeout=timeout_s, metadata=metadata)
-        except self._failed as error:
-            code: Any = error  # grpcio's errors are calls, too
-            text = str(code.details() or error)
-            raise TargetError(self.address, code.code().name, text) from error
+            future = call.future(request, timeout=timeout_s, metadata=metadata)
         except ValueError as error:  # grpcio's word for a channel that was closed
             raise TargetError(self.address, "CANCELLED", str(error)) from error
+        return Call(self.address, future)
 
     def close(self) -> None:
         """Ends the connection; calls under way fail with CANCELLED."""

@@ -81,7 +81,7 @@ class Pending:
         """Starts anew: empty, and collecting."""
         with self._lock:
             self._empty()
-            self._upto, self._collects = None, True
+            self._collects = True
 
     def shut(self) -> None:
         """Collects no more, and forgets what it has."""
@@ -90,10 +90,13 @@ class Pending:
             self._collects = False
 
     def add(self, ids: Mapping[str, Int64[Tensor, "n"]], found_by: Pass) -> bool:
-        """Adds the keys that a pass found; whether it still collects."""
+        """Adds the keys that a pass found; whether it still collects.
+
+        One that does not collect takes note of the pass alone: whoever opens it again then sends
+        all rows, with what that pass found.
+        """
         with self._lock:
-            if self._collects:
-                self._upto = found_by
+            self._upto = found_by
             return self._add(ids, found_by.since_s)
 
     def take(self) -> Batch:

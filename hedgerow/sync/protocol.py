@@ -18,7 +18,7 @@ ASSIGN, REMOVE = "hashtable_assign", "hashtable_remove"
 PREDICT_PATH = "/tensorflow.serving.PredictionService/Predict"
 
 _SEQ, _SHARD, _PUBLISHER = "sync-seq", "sync-shard", "sync-publisher"
-_SESSION, _LAG = "sync-session", "sync-lag-s"
+_SESSION = "sync-session"
 GONE = "ABORTED"  # the code of a push whose session the replica does not know (any more)
 
 
@@ -26,10 +26,9 @@ GONE = "ABORTED"  # the code of a push whose session the replica does not know (
 class PushMark:
     """What a push says of itself, in gRPC metadata: servers of others do not look at it.
 
-    Numbers rise from push to push of one shard. `lag_s` stands on the last push of a pass: with it
-    the replica has every change older than so many seconds.
+    Numbers rise from push to push of one shard.
 
-    >>> mark = PushMark("s1", 7, 0, "p1", 0.25)
+    >>> mark = PushMark("s1", 7, 0, "p1")
     >>> PushMark.read(mark.metadata()) == mark
     True
     >>> PushMark.read([("user-agent", "x")]) is None
@@ -40,17 +39,15 @@ class PushMark:
     seq: int
     shard: int
     publisher: str
-    lag_s: float | None = None
 
     def metadata(self) -> list[tuple[str, str]]:
         """As gRPC takes it."""
-        pairs = [
+        return [
             (_SESSION, self.session),
             (_SEQ, str(self.seq)),
             (_SHARD, str(self.shard)),
             (_PUBLISHER, self.publisher),
         ]
-        return pairs if self.lag_s is None else [*pairs, (_LAG, f"{self.lag_s:.6f}")]
 
     @classmethod
     def read(cls, metadata: Iterable[tuple[str, str | bytes]]) -> PushMark | None:
@@ -59,9 +56,8 @@ class PushMark:
         if _SESSION not in found:
             return None
         try:
-            lag = float(found[_LAG]) if _LAG in found else None
             seq, shard = int(found[_SEQ]), int(found[_SHARD])
-            return cls(found[_SESSION], seq, shard, found[_PUBLISHER], lag)
+            return cls(found[_SESSION], seq, shard, found[_PUBLISHER])
         except (KeyError, ValueError) as error:
             raise InputError(f"a push has the marks {found}, which make no sense: {error}.") from (
                 error

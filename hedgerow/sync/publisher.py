@@ -150,7 +150,10 @@ class Publisher:
         for target in targets:
             target.join()
         for source in self._sources:
-            source.close()
+            try:
+                source.close()
+            except (HedgerowError, OSError) as error:  # away: it forgets us when it comes back
+                _log.warning("shard %d of the trainer: %s", source.shard, error)
         return sent
 
     def __enter__(self) -> Self:
@@ -227,7 +230,7 @@ class Publisher:
         if source.incarnation != self._incarnations[place]:
             self._incarnations[place] = source.incarnation
             for target in targets:
-                target.restart(place)
+                target.restart(place, found_by)
             return True
         for target in targets:
             target.add(place, taken, found_by)

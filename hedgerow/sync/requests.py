@@ -9,8 +9,8 @@ import torch
 from torch import Tensor
 
 from ..core.shapes import Int64
-from ..wire import tensors
 from ..wire.messages import tf_serving
+from ..wire.predict_bytes import request_bytes
 from .protocol import ASSIGN, REMOVE
 from .source import RowSource
 
@@ -92,6 +92,4 @@ def _request(model: str, signature: str, inputs: Mapping[str, Tensor]) -> bytes:
     request = tf_serving.PredictRequest()
     request.model_spec.name = model
     request.model_spec.signature_name = signature
-    for alias, value in inputs.items():
-        tensors.fill(request.inputs[alias], value, name=alias)
-    return request.SerializeToString()
+    return request_bytes(request, inputs)

@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
+import logging
 import secrets
 from collections.abc import Callable, Iterator, Mapping
 
 from torch import Tensor
 
 from ..core.checks import unknown
-from ..core.errors import InputError
+from ..core.errors import HedgerowError, InputError
 from ..core.shapes import Int64
 from ..routing.router import Router
 from ..tables.followed import FollowedRows
 from ..tables.touched import DEFAULT_CAPACITY, Touched
 from .source import RowsRead, SourceTable
+
+_log = logging.getLogger("hedgerow")
 
 
 class ShardSource:
@@ -74,9 +77,15 @@ class ShardSource:
         return self._table(table).all_ids()
 
     def close(self) -> None:
-        """Collects no more marks; of a server that is away, when it comes back or others come."""
-        for marks in self._marks.values():
-            marks.close()
+        """Collects no more marks. A server that is away keeps them, until others need their room.
+
+        Only one table waits for it.
+        """
+        try:
+            for marks in self._marks.values():
+                marks.close()
+        except HedgerowError as error:
+            _log.info("marks of shard %d stay: %s", self.shard, error)
 
     def _table(self, name: str) -> FollowedRows:
         if name not in self._live:

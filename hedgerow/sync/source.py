@@ -93,6 +93,7 @@ class HostSource:
 
     `step` gives the number of updates that the rows have seen; only one_bit segments need it.
 
+    >>> import torch
     >>> from hedgerow import Segment, Sgd, TableConfig, Zeros
     >>> table = HostTable(TableConfig("user", (Segment(1, Zeros(), Sgd(lr=0.5)),)))
     >>> source = HostSource([table])

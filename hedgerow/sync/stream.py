@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Literal
 
@@ -12,7 +12,7 @@ from torch import Tensor
 from ..core.errors import ConfigError, HedgerowError
 from ..core.shapes import Int64
 from ..tables.touched import Touched
-from .link import Link, TargetError
+from .link import Call, Link, TargetError
 from .pending import Batch, Pass, Pending
 from .protocol import ATTACH, BEAT, GONE, REPLICA_SERVICE, SWEEP, PushMark
 from .requests import Push, parts_of, pushes_of
@@ -38,6 +38,13 @@ class StreamStatus:
     oldest_s: float
     full_syncs: int
     retried_rows: int
+
+
+@dataclass(frozen=True, slots=True)
+class _Flying:
+    push: Push
+    call: Call
+    begun_s: float
 
 
 class Stream:
@@ -78,14 +85,15 @@ class Stream:
     def add(self, taken: Mapping[str, Touched], found_by: Pass) -> None:
         """Adds what a pass found."""
         if any(taken[t].whole_table for t in self._dims if t in taken):
-            self.restart()
+            self.restart(found_by)
             return
         ids = {t: self.served.owned(t, taken[t].ids) for t in self._dims if t in taken}
         self._pending.add(ids, found_by)
 
-    def restart(self) -> None:
-        """Everything has to be sent again: marks were lost."""
+    def restart(self, found_by: Pass) -> None:
+        """Everything has to be sent again: marks were lost, as a pass found."""
         self._pending.shut()
+        self._pending.add({}, found_by)
 
     # ---- called by the one who sends
 
@@ -182,7 +190,7 @@ class Stream:
             self._scan, self._sweep = None, dict.fromkeys(self._dims, 0)
             return
         self._held = part
-        self._send(link, part, None)
+        self._send(link, [part])
         self._held = None
 
     def _sweep_share(self, link: Link) -> None:
@@ -196,43 +204,43 @@ class Stream:
 
     def _send_pending(self, link: Link) -> None:
         batch = self._sending = self._pending.take()
-        live = self._scan is None and not self._sweep and batch.upto is not None
-        began_s = batch.upto.began_s if live and batch.upto else None
-        parts = [*parts_of(batch.ids, self._dims)]
-        for place, part in enumerate(parts):
-            self._send(link, part, began_s if place == len(parts) - 1 else None)
-        if began_s is not None and not parts:
-            self._beat(link, began_s)
-        self._sending = None
-        if live and batch.upto is not None:
+        self._send(link, parts_of(batch.ids, self._dims))
+        if self._phase() == "live" and batch.upto is not None:
+            self._beat(link, batch.upto.began_s, at_once=len(batch) > 0)
             self.applied = batch.upto.number
+        self._sending = None
 
-    def _send(self, link: Link, part: Mapping[str, Tensor], began_s: float | None) -> None:
-        pushes = [*pushes_of(self.source, self.served.name, [*self._dims], self._dims, part)]
-        for place, push in enumerate(pushes):
-            self._seq += 1
-            last = began_s is not None and place == len(pushes) - 1
-            start_s = time.monotonic()
-            mark = PushMark(
-                self._session or "",
-                self._seq,
-                self.source.shard,
-                self._publisher,
-                start_s - began_s if last and began_s is not None else None,
-            )
-            code = "OK"
-            try:
-                link.predict(push.request, self._timeout_s, mark)
-            except TargetError as error:
-                code = error.code
-                raise
-            finally:
-                self._observe(push, self.served.name, time.monotonic() - start_s, code)
+    def _send(self, link: Link, parts: Iterable[Mapping[str, Tensor]]) -> None:
+        """Sends keys, one call after the other; while one is under way, the next is made."""
+        flying: _Flying | None = None
+        tables, model = [*self._dims], self.served.name
+        for part in parts:
+            for push in pushes_of(self.source, model, tables, self._dims, part):
+                if flying is not None:
+                    self._land(flying)
+                self._seq += 1
+                session, shard = self._session or "", self.source.shard
+                mark = PushMark(session, self._seq, shard, self._publisher)
+                call = link.begin_predict(push.request, self._timeout_s, mark)
+                flying = _Flying(push, call, time.monotonic())
+        if flying is not None:
+            self._land(flying)
 
-    def _beat(self, link: Link, began_s: float) -> None:
+    def _land(self, flying: _Flying) -> None:
+        code = "OK"
+        try:
+            flying.call.answer()
+        except TargetError as error:
+            code = error.code
+            raise
+        finally:
+            took_s = time.monotonic() - flying.begun_s
+            self._observe(flying.push, self.served.name, took_s, code)
+
+    def _beat(self, link: Link, began_s: float, *, at_once: bool) -> None:
         """Tells the replica that it has everything, and asks whether it still knows of us."""
         now_s = time.monotonic()
-        if now_s < self._next_beat_s:
+        if now_s < self._next_beat_s and not at_once:
             return
         asked = {"model": self.served.name, "session": self._session, "shard": self.source.shard}
         link.ask(REPLICA_SERVICE, BEAT, asked | {"lag_s": now_s - began_s}, self._timeout_s)

@@ -36,10 +36,10 @@ class Metric:
     total: float = 0.0
 
 
-class SyncMetrics:
+class StrictMetrics:
     """Timers and counters by name and tags; owns a lock that survives forks.
 
-    >>> metrics = SyncMetrics()
+    >>> metrics = StrictMetrics()
     >>> tags = PushTags("ps_0", "hashtable_assign", "localhost:1", "OK")
     >>> metrics.pushed(tags, micros=250.0, fids=2, sent_bytes=0)
     >>> metrics.read(LATENCY, tags), metrics.read(FID_COUNT, tags).total

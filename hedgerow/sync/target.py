@@ -79,6 +79,7 @@ class Target:
         self._models: dict[str, ServedModel] = {}
         self._dense_sent: dict[str, tuple[str, int]] = {}
         self._dense_refused: dict[str, str] = {}
+        self._last: dict[int, Pass] = {}  # of each source: the last look at it
         self._describe_at_s = 0.0
         self._failures, self._error, self._reached = 0, "", False
         self._wake, self._ending = threading.Event(), threading.Event()
@@ -89,13 +90,13 @@ class Target:
 
     def add(self, source: int, taken: Mapping[str, Touched], found_by: Pass) -> None:
         """Adds what a pass found at a source."""
-        for stream in self._of_source(source):
+        for stream in self._of_source(source, found_by):
             stream.add(taken, found_by)
 
-    def restart(self, source: int) -> None:
+    def restart(self, source: int, found_by: Pass) -> None:
         """A source lost its marks."""
-        for stream in self._of_source(source):
-            stream.restart()
+        for stream in self._of_source(source, found_by):
+            stream.restart(found_by)
 
     def wake(self) -> None:
         """There may be something to send."""
@@ -133,8 +134,10 @@ class Target:
         """Waits for the thread."""
         self._thread.join()
 
-    def _of_source(self, source: int) -> list[Stream]:
+    def _of_source(self, source: int, found_by: Pass) -> list[Stream]:
+        """The streams of a source; one that is made later learns of this pass then."""
         with self._lock:
+            self._last[source] = found_by
             return [one for (_, place), one in self._streams.items() if place == source]
 
     # ---- its thread
@@ -214,6 +217,9 @@ class Target:
                     )
                 )
         with self._lock:
+            for (name, place), stream in kept.items():
+                if stream is not self._streams.get((name, place)) and place in self._last:
+                    stream.restart(self._last[place])
             self._streams = kept
         self._describe_at_s = time.monotonic() + _DESCRIBE_S
 

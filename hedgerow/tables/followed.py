@@ -18,8 +18,6 @@ from .touched import DEFAULT_CAPACITY, Overflow, TouchedSource
 if TYPE_CHECKING:
     from .host import HostTable
 
-_AGREE = 3  # looks at rows that come or go while they are read
-
 
 class Followed(Protocol):
     """One table whose changes can be followed, in this process or on a server."""
@@ -130,15 +128,11 @@ def rows_present(
 ) -> tuple[Float32[Tensor, "n dim"], Bool[Tensor, "n"]]:
     """Rows as a model sees them in eval, and which of them are there.
 
-    A row that comes or goes meanwhile is looked at again, a few times: it is touched anyway, so
-    whoever follows the table reads it again.
+    First which are there: one that goes meanwhile is given as zeros, which is what an absent row
+    reads as, and one that comes meanwhile as absent. Both are touched, so whoever follows the table
+    reads them again.
     """
     room = torch.empty(len(ids), table.layout.dim)
-    before = table.contains(ids)
-    for _ in range(_AGREE):
-        table.lookup(ids, step=step, out=room)
-        after = table.contains(ids)
-        if torch.equal(before, after):
-            break
-        before = after
-    return room, before
+    present = table.contains(ids)
+    table.lookup(ids, step=step, out=room)
+    return room, present

@@ -23,7 +23,6 @@ from hedgerow.core.errors import (
     FileMissingError,
     InputError,
     JobFailedError,
-    NotSupportedError,
     UnknownNameError,
 )
 from hedgerow.serving.client import PredictionClient
@@ -145,7 +144,7 @@ def test_which_models_a_folder_holds(base: Path) -> None:
 def test_arguments_that_do_not_fit_are_refused(base: Path, tmp_path: Path) -> None:
     folder = str(base / "whole")
     for arguments, kind, word in (
-        (["serve", folder, "--follow", "x"], NotSupportedError, "not supported yet"),
+        (["serve", folder, "--grpc", "127.0.0.1:0", "--follow", "x"], InputError, "HOST:PORT"),
         (["serve", folder, "--client-ca", "x"], InputError, "--tls"),
         (["predict"], InputError, "--server"),
         (["predict", folder, "--server", "127.0.0.1:1"], InputError, "one of them"),

@@ -108,17 +108,18 @@ def test_published_4_conversion_of_plain_and_multi_tables() -> None:
     }
 
 
-@pytest.mark.parametrize("timeout", [None, 100])
-def test_published_5_split(timeout: int | None) -> None:
-    request = parameter_sync.PushRequest(model_name="model", signature_name="signature")
-    if timeout is not None:
-        request.timeout_in_ms = timeout
-    for name, n, dim in (("t0", 0, 1), ("t1", 2, 1), ("t2", 3, 2)):
-        push.add_rows(request, name, torch.arange(n), torch.ones(n, dim))
+def test_published_5_split() -> None:
+    request = parameter_sync.PushRequest(model_name="hello", signature_name="hashtable_assign")
+    for i, (n, dim) in enumerate([(0, 1), (2, 1), (3, 2)]):
+        rows = torch.arange(n).float()[:, None].expand(-1, dim).contiguous()
+        push.add_rows(request, f"table{i}", torch.arange(n), rows)
+    assert request.ByteSize() == 111
+    assert push_split.split(request, rule="reference") == [request]
+    request.timeout_in_ms = 100
+    assert request.ByteSize() == 113
     parts = push_split.split(request, 60, "reference")
     found = [[len(delta.fids) for delta in part.delta_hash_tables] for part in parts]
     assert found == [[0, 1, 1], [0, 1, 2]]
-    assert all(part.timeout_in_ms == (timeout or 1000) for part in parts)
 
 
 def test_published_6_touched_keys(servers: list[door.DummySyncServer]) -> None:

@@ -10,17 +10,19 @@ import torch
 
 from hedgerow.core.errors import InputError, StateError
 from hedgerow.ps import followers
-from hedgerow.ps.errors import ConsumerGoneError, FrameError
+from hedgerow.ps.errors import ConsumerGoneError, DeadlineError, FrameError
 from hedgerow.ps.followers import Followers
 from hedgerow.ps.following import followed_tables
 from hedgerow.ps.frames import Options, Request, Verb
 from hedgerow.ps.remote_shard import RemoteShard
 from hedgerow.ps.remote_table import RemoteTable
 from hedgerow.ps.service import Service
+from hedgerow.ps.tickets import Patience
 from hedgerow.tables.host import HostTable
 from hedgerow.tables.store import TableKeys
 from hedgerow.tables.touched import Touched
 
+from .proxy import Mischief, Proxy
 from .servers import server, server_thread
 from .tables import counting_table
 
@@ -234,3 +236,33 @@ def test_a_clean_restart_and_a_roll_back_are_told_to_followers_and_trainers(tmp_
         count(shard, 3)
         assert ids_of(marks.take()) == [3]
         shard.close()
+
+
+@pytest.mark.parametrize(
+    "seed", [1, *(pytest.param(s, marks=pytest.mark.long) for s in range(2, 12))]
+)
+def test_every_key_arrives_once_over_a_line_that_loses_doubles_and_reorders(seed: int) -> None:
+    with server_thread() as started:
+        trainer = RemoteShard(started.address, counting_table())
+        proxy = Proxy(started.address, seed)
+        follower = RemoteShard(proxy.address, counting_table(), deadline_s=30, retry_s=0.02)
+        marks = RemoteTable(follower, 0).touched("one", all_changes=True)
+        life, arrived, failed = marks.life, list[int](), 0
+        proxy.mischief = Mischief(drop=0.2, delay=0.1, duplicate=0.2, reorder=0.1, delay_s=0.03)
+        follower.connection.patience = Patience(0.05, 0.02)  # so that some takes are given up
+        for key in range(80):
+            count(trainer, key)
+            try:
+                arrived += marks.take().ids.tolist()
+            except DeadlineError:
+                failed += 1
+        proxy.mischief = Mischief()
+        follower.connection.patience = Patience(30.0, 0.1)
+        for _ in range(2):  # what was given up, then what came after it
+            arrived += marks.take().ids.tolist()
+        assert sorted(arrived) == list(range(80))
+        assert failed
+        assert marks.life == life  # it was never told to begin anew
+        for shard in (trainer, follower):
+            shard.close()
+        proxy.close()

@@ -15,7 +15,7 @@ import hedgerow as hr
 from hedgerow.core.errors import InputError
 from hedgerow.nn.collection import servers_of
 from hedgerow.nn.routers import routers_of
-from hedgerow.serving.row_sources import close_all, row_sources
+from hedgerow.serving.row_sources import row_sources
 from hedgerow.sync.source import HostSource, RowSource
 
 from ..ps.servers import ServerProcess
@@ -93,7 +93,8 @@ def test_a_model_on_two_servers_has_two_sources_each_with_its_own_rows() -> None
         assert read.present.tolist() == [True, False]
         with pytest.raises(KeyError, match="known"):
             sources[0].read("none", torch.tensor([1]))
-        close_all(sources)
+        for source in sources:
+            source.close()
 
 
 def test_a_killed_server_shows_another_incarnation_and_nothing_is_lost(tmp_path: Path) -> None:
@@ -116,7 +117,8 @@ def test_a_killed_server_shows_another_incarnation_and_nothing_is_lost(tmp_path:
         learn(model, [7])
         assert sorted(key for one in sources for key in taken(one)["user"]) == [7]
         assert sources[1].incarnation == again
-        close_all(sources)
+        for source in sources:
+            source.close()
 
 
 def test_a_server_that_is_away_is_an_error_and_what_was_taken_is_not_lost(tmp_path: Path) -> None:
@@ -127,6 +129,7 @@ def test_a_server_that_is_away_is_an_error_and_what_was_taken_is_not_lost(tmp_pa
             table._shard.connection.patience = type(table._shard.connection.patience)(0.3, 0.1)
         learn(model, [1, 2])
         started[0].kill()
+        source.close()  # says nothing, and does not wait for long
         with pytest.raises(ConnectionError):
             source.take()
         with pytest.raises(ConnectionError):

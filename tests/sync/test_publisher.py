@@ -45,14 +45,16 @@ def test_a_full_sync_removes_what_the_trainer_never_had() -> None:
 def test_a_model_that_was_loaded_again_gets_all_rows_again() -> None:
     tables = trainer_tables()
     train(tables, torch.arange(100))
-    with served() as (one, address):
-        with Publisher([HostSource(tables)], address, every="20ms") as publisher:
-            assert publisher.flush()
-            one.load()
-            assert one.store.size() == 0
-            wait_for(lambda: one.store.size() == 200)
-            assert publisher.flush()
-            assert rows_of(one.store.tables) == rows_of(tables)
+    with (
+        served() as (one, address),
+        Publisher([HostSource(tables)], address, every="20ms") as publisher,
+    ):
+        assert publisher.flush()
+        one.load()
+        assert one.store.size() == 0
+        wait_for(lambda: one.store.size() == 200)
+        assert publisher.flush()
+        assert rows_of(one.store.tables) == rows_of(tables)
 
 
 def test_a_replica_that_was_away_gets_what_it_missed() -> None:
@@ -112,3 +114,16 @@ def test_a_publisher_needs_sources_and_a_place_for_replicas() -> None:
         Publisher([HostSource(trainer_tables())])
     with pytest.raises(InputError, match="above 0"):
         Publisher([HostSource(trainer_tables())], "127.0.0.1:1", every=0)
+
+
+def test_a_flush_is_enough_however_long_the_next_pass_is_away() -> None:
+    tables = trainer_tables()
+    train(tables, torch.arange(10))
+    with (
+        served() as (one, address),
+        Publisher([HostSource(tables)], address, every="1h") as publisher,
+    ):
+        assert publisher.flush()
+        train(tables, torch.arange(20))
+        assert publisher.flush()
+        assert rows_of(one.store.tables) == rows_of(tables)

@@ -1,0 +1,157 @@
+"""Replicas and publishers in processes of their own, which can be killed and come back."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from multiprocessing.connection import Connection
+from typing import Any
+
+import numpy as np
+import torch
+
+import hedgerow as hr
+from hedgerow.serving.client import PredictionClient
+from hedgerow.serving.server import PredictionServer
+
+from ..ps.servers import FORKS, START_S
+from .replicas import DIMS, Served
+
+FORKS.set_forkserver_preload(
+    [
+        "hedgerow.ps.process",
+        "zmq",
+        "pyarrow",
+        "grpc",
+        "grpc_health.v1.health",
+        "grpc_reflection.v1alpha.reflection",
+        "hedgerow.wire.messages.tf_serving",
+        "tests.ps.servers",
+        __name__,
+    ]
+)
+Rows = dict[str, dict[int, tuple[float, ...]]]
+
+
+class Child:
+    """A process that does what it is told over a pipe; `crash` is kill -9 and a new start."""
+
+    def __init__(self, work: Any, *arguments: Any) -> None:
+        self._work, self._arguments = work, arguments
+        self.told = self._start()
+
+    def _start(self) -> Any:
+        self._pipe, theirs = FORKS.Pipe()
+        self._process = FORKS.Process(
+            target=self._work, args=(theirs, *self._arguments), daemon=True
+        )
+        self._process.start()
+        theirs.close()
+        assert self._pipe.poll(START_S), "a process did not start in time"
+        return self._pipe.recv()
+
+    def ask(self, what: str, *arguments: Any) -> Any:
+        """Tells it to do something; what it answers."""
+        self._pipe.send((what, *arguments))
+        assert self._pipe.poll(START_S), f"no answer to {what} in time"
+        return self._pipe.recv()
+
+    def kill(self) -> None:
+        self._process.kill()
+        self._process.join(START_S)
+        self._pipe.close()
+
+    def restart(self, *arguments: Any) -> None:
+        """Once it is gone; with other arguments if some are given."""
+        self._arguments = arguments or self._arguments
+        self.told = self._start()
+
+    def reap(self) -> None:
+        if self._process.is_alive():
+            self.kill()
+        self._process.close()
+
+
+def replica(pipe: Connection, address: str) -> None:
+    """A server over empty tables; it tells its address, and on demand its rows."""
+    torch.set_num_threads(1)
+    served = Served()
+    with PredictionServer(served.registry, address) as server:
+        pipe.send(server.address)
+        while True:
+            pipe.recv()
+            told = {}
+            for table in served.store.tables:
+                parts = [(one.ids.numpy(), one.rows.numpy()) for one in table.scan()]
+                told[table.config.name] = parts
+            pipe.send(told)
+
+
+def bundle_replica(pipe: Connection, folder: str) -> None:
+    """Serves a bundle; it tells its address, and on demand how fresh it is."""
+    torch.set_num_threads(1)
+    with hr.serving.Replica(folder) as made:
+        pipe.send(made.address)
+        while True:
+            pipe.recv()
+            pipe.send(made.status())
+
+
+def asker(pipe: Connection, address: str, probe: int, rate: float) -> None:
+    """Asks a replica of a bundle for predictions, and for the row of an id that holds a time."""
+    torch.set_num_threads(1)
+    draw = torch.Generator().manual_seed(7)
+    with PredictionClient(address) as client:
+        pipe.send("started")
+        while True:
+            _, seconds = pipe.recv()
+            pipe.send(_ask(client, probe, rate, seconds, draw))
+
+
+def _ask(
+    client: PredictionClient, probe: int, rate: float, seconds: float, draw: torch.Generator
+) -> tuple[list[float], list[float]]:
+    """Seconds of each prediction, and the ages of the row; asked at a rate, answered or not."""
+    latencies, ages = [], []
+    start_s = time.monotonic()
+    for number in range(int(rate * seconds)):
+        time.sleep(max(0.0, start_s + number / rate - time.monotonic()))
+        ids = {name: torch.randint(0, 200_000, (64,), generator=draw) for name in DIMS}
+        lengths = {f"{name}_lengths": torch.ones(64, dtype=torch.int64) for name in DIMS}
+        began_s = time.monotonic()
+        client.predict("entry", "serving_default", {**ids, **lengths})
+        latencies.append(time.monotonic() - began_s)
+        if number % 4 == 0:
+            one = {name: torch.tensor([probe]) for name in DIMS}
+            row = client.predict("entry", "lookup", one)["user"]
+            ages.append(time.monotonic() - float(row[0, 0]) - 100.0 * float(row[0, 1]))
+    return latencies, ages
+
+
+def publisher(pipe: Connection, servers: Sequence[str], to: Sequence[str]) -> None:
+    """Publishes the rows on servers; it flushes, or tells how it stands, on demand."""
+    torch.set_num_threads(1)
+    model = hr.distribute(fresh_bags(), servers=list(servers))
+    with hr.publish(model, list(to), every="20ms") as made:
+        pipe.send("started")
+        while True:
+            what, *arguments = pipe.recv()
+            pipe.send(made.flush(*arguments) if what == "flush" else made.status())
+
+
+def fresh_bags() -> hr.EmbeddingBags:
+    """The model that all of these processes know."""
+    tables = [hr.Table(name, dim) for name, dim in DIMS.items()]
+    return hr.EmbeddingBags(tables, optimizer=hr.Sgd(lr=0.5), init=hr.Zeros())
+
+
+def rows_in(told: dict[str, list[tuple[Any, Any]]]) -> Rows:
+    """What a replica told, by table and id."""
+    return {
+        table: {
+            int(key): tuple(np.asarray(row).tolist())
+            for ids, rows in parts
+            for key, row in zip(ids, rows, strict=True)
+        }
+        for table, parts in told.items()
+    }
