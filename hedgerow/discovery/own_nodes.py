@@ -22,6 +22,7 @@ class OwnNodes:
         self._lock = threading.Lock()
         self._nodes: dict[str, bytes] = {}
         self._lost: set[str] = set()  # nodes of a session that is gone
+        self._unsent: set[str] = set()  # what a request did not bring there
 
     def paths(self) -> list[str]:
         """What stands, or will stand again."""
@@ -31,10 +32,14 @@ class OwnNodes:
     def put(self, path: str, data: bytes) -> None:
         """Makes a node, or changes it; nothing is sent when it has that content."""
         with self._lock:
-            same = self._nodes.get(path) == data and path not in self._lost
+            sent = path not in self._lost and path not in self._unsent
+            if sent and self._nodes.get(path) == data:
+                return
             self._nodes[path] = data
-        if not same:
-            self._make(path, data, take_over=True)
+            self._unsent.add(path)
+        self._make(path, data, take_over=True)
+        with self._lock:
+            self._unsent.discard(path)
 
     def put_numbered(self, prefix: str, data: bytes) -> str:
         """Makes a node with the next number after `prefix`; its path."""
@@ -48,6 +53,7 @@ class OwnNodes:
         with self._lock:
             self._nodes.pop(path, None)
             self._lost.discard(path)
+            self._unsent.discard(path)
         try:
             self._client.delete(path)
         except kazoo_errors().NoNodeError:
@@ -59,17 +65,31 @@ class OwnNodes:
             self._lost = set(self._nodes)
 
     def renew(self) -> None:
-        """Makes the nodes again that a lost session or another hand has removed."""
+        """Makes the nodes again that a lost session or another hand has removed.
+
+        What a failed `put` should have brought is brought now.
+        """
+        for path in self.paths():
+            while not self._renewed(path):
+                self._counters.add("nodes_raced")  # put() came in between: once more
+
+    def _renewed(self, path: str) -> bool:
+        """Renews one node; whether what it holds is still what is wanted."""
         with self._lock:
-            nodes, lost = dict(self._nodes), set(self._lost)
-        for path, data in nodes.items():
-            if self._make(path, data, take_over=path in lost, only_missing=True):
-                self._counters.add("nodes_renewed")
-            with self._lock:
+            data, lost, late = self._nodes.get(path), path in self._lost, path in self._unsent
+        if data is None:
+            return True
+        if self._make(path, data, take_over=late or lost, only_missing=not late):
+            self._counters.add("nodes_renewed")
+        with self._lock:
+            wanted = self._nodes.get(path)
+            if wanted == data:
                 self._lost.discard(path)
-                removed = path not in self._nodes
-            if removed:  # meanwhile, by remove()
-                self.remove(path)
+                self._unsent.discard(path)
+                return True
+        if wanted is None:  # removed meanwhile
+            self.remove(path)
+        return wanted is None
 
     def _make(self, path: str, data: bytes, *, take_over: bool, only_missing: bool = False) -> bool:
         """Whether a node was made; one that is ours already gets the content."""

@@ -78,6 +78,24 @@ def test_equal_content_is_not_sent_again() -> None:
         assert sent == [("/me", b"2")]
 
 
+def test_content_that_did_not_arrive_is_sent_again() -> None:
+    server = MemoryZooKeeper()
+    with Session(server.client()).start() as session:
+        session.own.put("/me", b"1")
+        keep = session.client.set
+        session.client.set = refuse
+        with pytest.raises(ConnectionLoss):
+            session.own.put("/me", b"2")
+        session.client.set = keep
+        session.wake()
+        assert session.settle()
+        assert server.nodes["/me"].data == b"2"
+
+
+def refuse(path: str, value: bytes) -> None:
+    raise ConnectionLoss
+
+
 def test_without_kazoo_the_extra_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "kazoo", None)
     monkeypatch.setitem(sys.modules, "kazoo.client", None)
