@@ -23,6 +23,7 @@ class OwnNodes:
         self._nodes: dict[str, bytes] = {}
         self._lost: set[str] = set()  # nodes of a session that is gone
         self._unsent: set[str] = set()  # what a request did not bring there
+        self._unremoved: set[str] = set()
 
     def paths(self) -> list[str]:
         """What stands, or will stand again."""
@@ -37,6 +38,7 @@ class OwnNodes:
                 return
             self._nodes[path] = data
             self._unsent.add(path)
+            self._unremoved.discard(path)
         self._make(path, data, take_over=True)
         with self._lock:
             self._unsent.discard(path)
@@ -54,21 +56,30 @@ class OwnNodes:
             self._nodes.pop(path, None)
             self._lost.discard(path)
             self._unsent.discard(path)
+            self._unremoved.add(path)
         try:
             self._client.delete(path)
         except kazoo_errors().NoNodeError:
             self._counters.add("nodes_gone_already")
+        with self._lock:
+            self._unremoved.discard(path)
 
     def mark_lost(self) -> None:
         """The session is gone, and all nodes with it, soon if not yet."""
         with self._lock:
             self._lost = set(self._nodes)
+            self._unremoved.clear()
 
     def renew(self) -> None:
         """Makes the nodes again that a lost session or another hand has removed.
 
-        What a failed `put` should have brought is brought now.
+        What a failed `put` should have brought is brought now, and what a failed `remove` left is
+        removed.
         """
+        with self._lock:
+            left = list(self._unremoved)
+        for path in left:
+            self.remove(path)
         for path in self.paths():
             while not self._renewed(path):
                 self._counters.add("nodes_raced")  # put() came in between: once more

@@ -92,7 +92,21 @@ def test_content_that_did_not_arrive_is_sent_again() -> None:
         assert server.nodes["/me"].data == b"2"
 
 
-def refuse(path: str, value: bytes) -> None:
+def test_a_node_that_could_not_be_removed_is_removed_later() -> None:
+    server = MemoryZooKeeper()
+    with Session(server.client()).start() as session:
+        session.own.put("/me", b"1")
+        keep = session.client.delete
+        session.client.delete = refuse
+        with pytest.raises(ConnectionLoss):
+            session.own.remove("/me")
+        session.client.delete = keep
+        session.wake()
+        assert session.settle()
+        assert "/me" not in server.nodes
+
+
+def refuse(*_: object) -> None:
     raise ConnectionLoss
 
 
