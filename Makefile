@@ -94,21 +94,21 @@ bench-peers: .peers/torch/.installed .peers/tfra/.installed ## environments of t
 	.peers/tfra/bin/python -m pip install --quiet --disable-pip-version-check --no-deps -r tools/peers/tfra.txt
 	touch $@
 
-# Without one of these, what needs it is skipped aloud: mpirun by tests, Chromium by `make docs`.
-ci-deps: DEBIAN := mpirun:openmpi-bin
-ci-deps: ## Debian packages that some tests need: openmpi-bin (mpirun)
+# Without one of these, what needs it is skipped aloud: mpirun and ZooKeeper by tests, Chromium by `make docs`.
+ci-deps: DEBIAN := mpirun:openmpi-bin /usr/share/java/zookeeper.jar:zookeeper
+ci-deps: ## Debian packages that some tests need: openmpi-bin (mpirun), zookeeper
 docs-deps: DEBIAN := chromium-headless-shell:chromium-headless-shell
 docs-deps: ## Debian packages that make docs needs: chromium-headless-shell
 ci-deps docs-deps:
-	@sudo=; test "$$(id -u)" = 0 || sudo="sudo -n"; program=$(firstword $(subst :, ,$(DEBIAN))); \
-	package=$(lastword $(subst :, ,$(DEBIAN))); \
-	if command -v $$program > /dev/null; then echo "$@: $$program is there"; \
+	@sudo=; test "$$(id -u)" = 0 || sudo="sudo -n"; \
+	for pair in $(DEBIAN); do program=$${pair%:*}; package=$${pair#*:}; \
+	if command -v $$program > /dev/null || test -e $$program; then echo "$@: $$program is there"; \
 	elif ! command -v apt-get > /dev/null; then echo "$@: SKIPPED: $$package: no apt-get here"; \
 	elif ! $$sudo true 2> /dev/null; then echo "$@: SKIPPED: $$package: neither root nor sudo"; \
 	elif $$sudo env DEBIAN_FRONTEND=noninteractive sh -c "apt-get -qq update; \
 	  apt-get -qq install --yes --no-install-recommends $$package" > /dev/null; \
 	then echo "$@: $$package is installed"; \
-	else echo "$@: SKIPPED: $$package: apt-get could not install it"; fi
+	else echo "$@: SKIPPED: $$package: apt-get could not install it"; fi; done
 
 wheel: env ## dist/*.whl
 	$(BIN)/python -m pip wheel --quiet --disable-pip-version-check -c constraints.txt --no-build-isolation --no-deps -w dist .

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Iterator
 from importlib.util import find_spec
 
 import pytest
 import torch
+
+from .zookeeper import ZooKeeperProcess, skip_if_absent
 
 if find_spec("hypothesis") is not None:  # a GPU machine may lack it; its tests do without
     from hypothesis import settings
@@ -26,3 +29,21 @@ if not torch.cuda.is_available():
 def device() -> torch.device:
     """Where kernels run here."""
     return torch.device("cuda", 0) if torch.cuda.is_available() else torch.device("cpu")
+
+
+@pytest.fixture(scope="session")
+def zookeeper_process(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ZooKeeperProcess]:
+    """One real ZooKeeper for all tests of this process."""
+    skip_if_absent()
+    process = ZooKeeperProcess(tmp_path_factory.mktemp("zookeeper"))
+    try:
+        yield process.start()
+    finally:
+        process.kill()
+
+
+@pytest.fixture
+def zookeeper(zookeeper_process: ZooKeeperProcess) -> ZooKeeperProcess:
+    """A real ZooKeeper, empty."""
+    zookeeper_process.clear()
+    return zookeeper_process

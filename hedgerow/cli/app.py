@@ -10,6 +10,7 @@ import typer
 
 from ..core.errors import ConfigError, DtypeError, HedgerowError, InputError, UnknownNameError
 from . import (
+    agent,
     balance,
     bench,
     calibrate,
@@ -28,6 +29,7 @@ from . import (
     serve,
     summary,
     train,
+    zk,
 )
 from .import_monolith import import_monolith
 
@@ -41,6 +43,7 @@ app = typer.Typer(
     rich_markup_mode="markdown",  # paragraphs of help flow
     context_settings={"help_option_names": ["-h", "--help"]},
 )
+app.command()(agent.agent)
 app.command()(balance.balance)
 app.add_typer(bench.app, name="bench")
 app.command()(calibrate.calibrate)
@@ -62,6 +65,7 @@ app.command()(train.train)
 app.command()(predict.predict)
 app.command()(summary.summary)
 app.command()(doctor.doctor)
+app.add_typer(zk.app, name="zk")
 
 
 def _show_version(wanted: bool) -> None:

@@ -34,6 +34,13 @@ _Ps = Annotated[
         "one with commas. For a model exported with `servers`."
     ),
 ]
+_PsFrom = Annotated[
+    str | None,
+    typer.Option(
+        help="Who tells these servers instead of --ps: file:PATH, agent:HOST:PORT, "
+        "zk:HOSTS/BZID/BASE_NAME or zk2:HOSTS/BZID/MODEL."
+    ),
+]
 _Tls = Annotated[
     tuple[Path, Path] | None, typer.Option(help="PEM files of the certificate and its key.")
 ]
@@ -61,6 +68,7 @@ def serve(
     http: _Http = "127.0.0.1:8501",
     policy: _Policy = "latest",
     ps: _Ps = None,
+    ps_from: _PsFrom = None,
     tls: _Tls = None,
     client_ca: _ClientCa = None,
     grace_s: _GraceS = 10.0,
@@ -78,12 +86,15 @@ def serve(
 
     if client_ca is not None and tls is None:
         raise InputError("--client-ca asks for certificates, which needs --tls CERTIFICATE KEY.")
+    if ps and ps_from is not None:
+        raise InputError("--ps and --ps-from both tell the row servers; give one of them.")
     plan = ServePlan(
         models=find_models(folder, name, policy),
         grpc=grpc,
         http=None if http == "off" else http,
         tls=None if tls is None else Tls(*tls, client_ca),
         row_servers=tuple(tuple(one.split(",")) for one in ps or ()),
+        ps_from=ps_from,
         grace_s=grace_s,
         compat="typed" if typed else None,
         follow=tuple(follow or ()),

@@ -10,6 +10,7 @@ from .sync_client import ParameterSyncClient as ParameterSyncClient
 from .sync_client import create_dummy_sync_client as create_dummy_sync_client
 from .sync_client import create_parameter_sync_clients as create_parameter_sync_clients
 from .sync_client import parameter_sync_client_from_config as parameter_sync_client_from_config
+from .sync_config import refresh_sync_config as refresh_sync_config
 
 __all__ = [
     "DummySyncServer",
@@ -19,5 +20,6 @@ __all__ = [
     "create_dummy_sync_server",
     "create_parameter_sync_clients",
     "parameter_sync_client_from_config",
+    "refresh_sync_config",
     "remote_predict",
 ]

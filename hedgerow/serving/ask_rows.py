@@ -16,9 +16,15 @@ DEADLINE_S = 1.0
 
 
 def ask_rows(
-    replicas: Replicas, *, signature: str = RAW_LOOKUP, deadline_s: float = DEADLINE_S
+    replicas: Replicas,
+    *,
+    signature: str = RAW_LOOKUP,
+    deadline_s: float = DEADLINE_S,
+    model_name: str | None = None,
 ) -> Callable[[Mapping[str, Tensors]], Mapping[str, Tensors]]:
     """What `load_bundle(..., ask=)` takes: inputs by sub graph ("ps_0") in, their outputs out.
+
+    `model_name` is for servers that serve a sub graph as "model:ps_0".
 
     >>> with Replicas({}) as replicas:
     ...     ask_rows(replicas)({})
@@ -29,9 +35,10 @@ def ask_rows(
         timeout_s = shortest_s(deadline_s)
         if timeout_s <= 0:
             raise ServingError("DEADLINE_EXCEEDED", "the request has no time left to ask for rows.")
+        prefix = f"{model_name}:" if model_name is not None and replicas.named else ""
         with ExitStack() as stack:
             pending = {
-                name: _begin(replicas, name, given, signature, timeout_s, stack)
+                name: _begin(replicas, prefix + name, given, signature, timeout_s, stack)
                 for name, given in inputs.items()
             }
             return {name: _outputs(name, one) for name, one in pending.items()}

@@ -20,6 +20,7 @@ from .policies import Policy, Specific, policy_of
 from .registry import Registry
 from .replicas import Replicas
 from .rest import RestServer
+from .rows_from import rows_from
 from .server import PredictionServer
 from .tls import Tls
 
@@ -33,6 +34,7 @@ class ServePlan:
     http: str | None = None
     tls: Tls | None = None
     row_servers: tuple[tuple[str, ...], ...] = ()  # the replicas of ps_0, of ps_1, ...
+    ps_from: str | None = None  # who tells them instead, as rows_from() takes it
     grace_s: float = 10.0
     compat: Compat = None
     follow: tuple[str, ...] = ()
@@ -114,6 +116,8 @@ def _registry(plan: ServePlan, stack: ExitStack) -> Registry:
     if plan.row_servers:
         known = {f"ps:{place}": replicas for place, replicas in enumerate(plan.row_servers)}
         ask = ask_rows(stack.enter_context(Replicas(known)))
+    elif plan.ps_from is not None:
+        ask = stack.enter_context(rows_from(plan.ps_from))
     return Registry(lambda folder, name: load_bundle(folder, name, ask=ask), batching=Batching())
 
 

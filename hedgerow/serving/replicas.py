@@ -54,10 +54,14 @@ class Replicas:
         self._tls = tls
         self._lock = threading.Lock()
         self._lines = _Lines()
-        # Decided once, as in the original: keys do not change their style while a process lives.
-        self._named = any(":ps" in key for key in addresses)
+        self._named: bool | None = None
         self._random = random.Random()
         self.update(addresses)
+
+    @property
+    def named(self) -> bool:
+        """Whether keys have the name of a model in them, as in "model:ps_1" (api version 1)."""
+        return bool(self._named)
 
     @staticmethod
     def current() -> Replicas | None:
@@ -68,6 +72,9 @@ class Replicas:
     def update(self, addresses: Mapping[str, Sequence[str]]) -> None:
         """Replaces all addresses; calls under way end where they began."""
         known = {key: tuple(dict.fromkeys(found)) for key, found in addresses.items()}
+        if self._named is None and known:
+            # Decided once: keys do not change their style while a process lives.
+            self._named = any(":ps" in key for key in known)
         wanted = {address for found in known.values() for address in found}
         with self._lock:
             self._lines.known = known

@@ -52,7 +52,7 @@ class PredictionServer:
         checks.count("most_requests", most_requests, least=1)
         self.registry = registry
         self._pool = ElasticPool(min(_THREADS, most_requests), most_requests)
-        self._server = _new_server(self._pool, max_message_bytes, most_requests)
+        self._server = new_server(self._pool, max_message_bytes, most_requests)
         self._server.add_generic_rpc_handlers(
             handlers(
                 registry,
@@ -63,7 +63,7 @@ class PredictionServer:
             )
         )
         try:
-            self.address = _bind(self._server, address, tls)
+            self.address = bind(self._server, address, tls)
         except Exception:
             self._pool.shutdown()
             raise
@@ -104,7 +104,8 @@ class PredictionServer:
         self.stop()
 
 
-def _new_server(pool: Any, message_bytes: int, requests: int) -> Any:
+def new_server(pool: Any, message_bytes: int, requests: int) -> Any:
+    """A gRPC server without services and addresses."""
     try:
         import grpc
     except ImportError as error:
@@ -122,7 +123,7 @@ def _new_server(pool: Any, message_bytes: int, requests: int) -> Any:
     return grpc.server(pool, options=options, maximum_concurrent_rpcs=requests)
 
 
-def _bind(server: Any, address: str, tls: Tls | None) -> str:
+def bind(server: Any, address: str, tls: Tls | None) -> str:
     """The address with the port in use."""
     try:
         if tls is None:

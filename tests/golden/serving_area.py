@@ -27,12 +27,9 @@ WIRE_FILES = (
     "tf_serving_messages",
 )
 
+SYNC_FILES = ("refresh_sync_config", "touched_keys", "zk_path", "znode_payloads")
+
 AREA = Area(
     "serving",
-    file_values={file: {"what"} for file in (*LAUNCH_FILES, *WIRE_FILES, "touched_keys")},
-    later_files={
-        "refresh_sync_config",  # parameter sync
-        "zk_path",
-        "znode_payloads",
-    },
+    file_values={file: {"what"} for file in (*LAUNCH_FILES, *WIRE_FILES, *SYNC_FILES)},
 )

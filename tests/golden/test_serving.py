@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from . import (  # noqa: F401  (they register handlers)
+    serving_discovery,
     serving_launch,
     serving_push,
     serving_touched,

@@ -1,0 +1,108 @@
+"""What an operator does: declares models, puts them into layouts, looks at a bzid."""
+
+from __future__ import annotations
+
+import json
+from fnmatch import fnmatchcase
+from pathlib import Path
+from typing import Any
+
+from ..core.errors import FileMissingError, InputError
+from .names import check_name
+from .paths import Places, SavedModel
+from .payloads import SavedModelDeployConfig
+from .session import Session
+from .zookeeper import kazoo_errors
+
+
+class Control:
+    """Operations below one bzid; every one is finished when it returns."""
+
+    def __init__(self, session: Session, bzid: str) -> None:
+        self._client, self._places = session.client, Places(bzid)
+
+    def declare(self, model_name: str, base: str | Path) -> list[SavedModel]:
+        """Declares every sub folder of an export: `entry` serves the latest version, others once.
+
+        A declaration that is there already is replaced.
+        """
+        check_name("model_name", model_name)
+        folder = Path(base)
+        if not folder.is_dir():
+            raise FileMissingError(f"there is no folder {folder}; name what an export wrote.")
+        found = []
+        for path in sorted(one for one in folder.iterdir() if one.is_dir()):
+            model = SavedModel(model_name, path.name)
+            policy = "latest" if path.name == "entry" else "latest_once"
+            config = SavedModelDeployConfig(str(path), policy)
+            self._put(self._places.model(model), config.to_bytes())
+            found.append(model)
+        if not found:
+            raise FileMissingError(f"{folder} has no sub folder; name what an export wrote.")
+        return found
+
+    def saved_models(self, model_name: str) -> list[SavedModel]:
+        """The declared sub graphs of a model."""
+        return [SavedModel(model_name, one) for one in self._names(self._places.models(model_name))]
+
+    def publish(self, layout: str, models: str) -> list[SavedModel]:
+        """Puts declared sub graphs into a layout: "model:ps_*"; those that fit."""
+        model_name, glob = self._split(models)
+        found = [one for one in self.saved_models(model_name) if fnmatchcase(one.sub_graph, glob)]
+        if not found:
+            raise InputError(f"no declared sub graph fits {models!r}; declare the model first.")
+        for model in found:
+            self._put(self._places.layout(layout, model), b"")
+        return found
+
+    def unpublish(self, layout: str, models: str) -> list[SavedModel]:
+        """Takes sub graphs out of a layout; those that were in it."""
+        model_name, glob = self._split(models)
+        inside = [SavedModel.parse(one) for one in self._names(self._places.layout(layout))]
+        found = [
+            one
+            for one in inside
+            if one.model_name == model_name and fnmatchcase(one.sub_graph, glob)
+        ]
+        for model in found:
+            try:
+                self._client.delete(self._places.layout(layout, model))
+            except kazoo_errors().NoNodeError:
+                continue  # somebody else was quicker, and it is out
+        return found
+
+    def info(self) -> dict[str, Any]:
+        """Everything below the bzid as a tree; contents stand at its leaves."""
+        root = f"/{self._places.bzid}"
+        return {name: self._tree(f"{root}/{name}") for name in self._names(root)}
+
+    def _tree(self, path: str) -> Any:
+        names = self._names(path)
+        if names:
+            return {name: self._tree(f"{path}/{name}") for name in names}
+        try:
+            data = self._client.get(path)[0]
+        except kazoo_errors().NoNodeError:  # removed since it was listed
+            return None
+        try:
+            return json.loads(data) if data else None
+        except ValueError:
+            return data.decode(errors="replace")
+
+    def _split(self, models: str) -> tuple[str, str]:
+        model_name, colon, glob = models.partition(":")
+        if not colon or not glob:
+            raise InputError(f"{models!r} names no sub graphs; write MODEL:PATTERN, as in 'ctr:*'.")
+        return check_name("model_name", model_name), glob
+
+    def _names(self, path: str) -> list[str]:
+        try:
+            return sorted(self._client.get_children(path))
+        except kazoo_errors().NoNodeError:
+            return []
+
+    def _put(self, path: str, data: bytes) -> None:
+        try:
+            self._client.create(path, data, makepath=True)
+        except kazoo_errors().NodeExistsError:
+            self._client.set(path, data)

@@ -1,0 +1,196 @@
+"""Where things stand in ZooKeeper: the paths of both generations."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+
+from .names import check_container_part, check_name, check_server_type
+
+_NAME = r"[-_0-9A-Za-z]+"
+_SERVICE = re.compile(
+    rf"/(?P<bzid>{_NAME})/service/(?P<base_name>{_NAME})"
+    rf"(?:/(?P<idc>{_NAME}):(?P<cluster>{_NAME}))?"
+    r"/(?P<server_type>ps|entry|dense):(?P<index>[0-9]+)(?:/(?P<replica_id>-?[0-9]+))?"
+)
+
+
+@dataclass(frozen=True, slots=True)
+class ServicePath:
+    """The parts of a path of the first generation; all None for a path that is none.
+
+    >>> found = ServicePath.parse("/b/service/m/lf:default/ps:1/0")
+    >>> found.task, found.location, found.replica_id, found.ship_in("lf", "default")
+    ('ps:1', 'lf:default', '0', True)
+    >>> ServicePath.parse("/b/srv/m/ps:1").bzid is None
+    True
+    """
+
+    bzid: str | None = None
+    base_name: str | None = None
+    idc: str | None = None
+    cluster: str | None = None
+    server_type: str | None = None
+    index: str | None = None
+    replica_id: str | None = None
+
+    @classmethod
+    def parse(cls, path: str) -> ServicePath:
+        """The parts of `path`."""
+        found = _SERVICE.fullmatch(path)
+        return cls() if found is None else cls(**found.groupdict())
+
+    @property
+    def task(self) -> str | None:
+        """The kind and the number, as in "ps:1"."""
+        return None if self.server_type is None else f"{self.server_type}:{self.index}"
+
+    @property
+    def location(self) -> str | None:
+        """The data centre and the cluster, as in "lf:default"."""
+        return None if self.idc is None else f"{self.idc}:{self.cluster}"
+
+    def ship_in(self, idc: str | None, cluster: str | None) -> bool:
+        """Whether it stands in that place; every path stands in no place in particular."""
+        return (idc is None and cluster is None) or (self.idc, self.cluster) == (idc, cluster)
+
+
+@dataclass(frozen=True, slots=True)
+class Service:
+    """Where the replicas of a model are, first generation; `dc_aware` adds their places.
+
+    >>> Service("demo", "ffm").replica("ps", 1, "0")
+    '/demo/service/ffm/ps:1/0'
+    >>> Service("demo", "ffm", dc_aware=True).replica("ps", 1, "0", "lf", "default")
+    '/demo/service/ffm/lf:default/ps:1/0'
+    """
+
+    bzid: str
+    base_name: str
+    dc_aware: bool = False
+
+    def __post_init__(self) -> None:
+        check_name("bzid", self.bzid)
+        check_name("base_name", self.base_name)
+
+    @property
+    def root(self) -> str:
+        """Above all replicas."""
+        return f"/{self.bzid}/service/{self.base_name}"
+
+    def task(
+        self, server_type: str, index: int, idc: str | None = None, cluster: str | None = None
+    ) -> str:
+        """Above the replicas of one server."""
+        check_server_type(server_type)
+        if not self.dc_aware:
+            return f"{self.root}/{server_type}:{index}"
+        place = f"{check_name('idc', idc)}:{check_name('cluster', cluster)}"
+        return f"{self.root}/{place}/{server_type}:{index}"
+
+    def replica(
+        self,
+        server_type: str,
+        index: int,
+        replica: str,
+        idc: str | None = None,
+        cluster: str | None = None,
+    ) -> str:
+        """One replica."""
+        return f"{self.task(server_type, index, idc, cluster)}/{replica}"
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class SavedModel:
+    """A sub graph of a model, as in "ffm:ps_1".
+
+    >>> SavedModel("ffm", "ps_1"), str(SavedModel.parse("ffm:entry"))
+    (SavedModel(model_name='ffm', sub_graph='ps_1'), 'ffm:entry')
+    """
+
+    model_name: str
+    sub_graph: str
+
+    def __post_init__(self) -> None:
+        check_name("model_name", self.model_name)
+        check_name("sub_graph", self.sub_graph)
+
+    def __str__(self) -> str:
+        return f"{self.model_name}:{self.sub_graph}"
+
+    @classmethod
+    def parse(cls, text: str) -> SavedModel:
+        """What `str()` wrote."""
+        model_name, _, sub_graph = text.partition(":")
+        return cls(model_name, sub_graph)
+
+
+@dataclass(frozen=True, slots=True)
+class Container:
+    """A serving process of the second generation.
+
+    >>> str(Container("default", "asdf"))
+    'default:asdf'
+    """
+
+    ctx_cluster: str
+    ctx_id: str
+
+    def __post_init__(self) -> None:
+        check_container_part("ctx_cluster", self.ctx_cluster)
+        check_container_part("ctx_id", self.ctx_id)
+
+    def __str__(self) -> str:
+        return f"{self.ctx_cluster}:{self.ctx_id}"
+
+
+@dataclass(frozen=True, slots=True)
+class Places:
+    """The paths of the second generation below one bzid.
+
+    >>> Places("demo").binding(SavedModel("ffm", "ps_1"), Container("default", "asdf"))
+    '/demo/binding/ffm/ps_1:default:asdf'
+    """
+
+    bzid: str
+
+    def __post_init__(self) -> None:
+        check_name("bzid", self.bzid)
+
+    def container(self, container: Container | str) -> str:
+        """Where a container tells its addresses."""
+        return f"/{self.bzid}/container_service/{container}"
+
+    def bindings(self, model_name: str) -> str:
+        """Above who serves a model."""
+        return f"/{self.bzid}/binding/{check_name('model_name', model_name)}"
+
+    def binding(self, model: SavedModel, container: Container) -> str:
+        """That a container serves a sub graph."""
+        return f"{self.bindings(model.model_name)}/{model.sub_graph}:{container}"
+
+    def models(self, model_name: str | None = None) -> str:
+        """Above the sub graphs of a model, or above all models."""
+        root = f"/{self.bzid}/saved_models"
+        return root if model_name is None else f"{root}/{check_name('model_name', model_name)}"
+
+    def model(self, model: SavedModel) -> str:
+        """How a sub graph is to be deployed."""
+        return f"{self.models(model.model_name)}/{model.sub_graph}"
+
+    def layout(self, layout: str, model: SavedModel | None = None) -> str:
+        """A layout, or that a sub graph belongs to it."""
+        root = f"/{self.bzid}/layouts/{check_name('layout', layout)}"
+        return root if model is None else f"{root}/{model}"
+
+    def resource(self, shard: int, replica: int) -> str:
+        """What a machine has left."""
+        return f"/{self.bzid}/resource/{shard}:{replica}"
+
+    def portal(self, model_name: str) -> str:
+        """That a model is to be loaded."""
+        return f"/{self.bzid}/portal/{check_name('model_name', model_name)}"
+
+    def publish(self, shard: int, replica: int, model_name: str) -> str:
+        """What the scheduler orders of one server."""
+        return f"/{self.bzid}/publish/{shard}:{replica}:{check_name('model_name', model_name)}"

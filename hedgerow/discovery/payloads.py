@@ -1,0 +1,147 @@
+"""What stands in the nodes of ZooKeeper: JSON, written as the original writes it."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict, dataclass, field, fields
+from typing import Any, Literal, Self
+
+from ..core.errors import FileDamagedError
+
+Family = Literal["ipv4", "ipv6"]
+UNKNOWN, START, LOADING, AVAILABLE, UNLOADING, END = 0, 10, 20, 30, 40, 50
+"""States of a replica, numbered as TensorFlow Serving does."""
+
+_KINDS: dict[str, tuple[type, ...]] = {
+    "str": (str,),
+    "str | None": (str, type(None)),
+    "int": (int,),
+    "float": (int, float),
+    "list[str]": (list,),
+}
+
+
+class _Payload:
+    """A record whose fields, in their order, are the keys; readers take absent ones as usual."""
+
+    __slots__ = ()
+
+    def to_bytes(self) -> bytes:
+        """The node's content."""
+        return json.dumps(asdict(self)).encode()  # pyright: ignore[reportArgumentType]
+
+    @classmethod
+    def from_bytes(cls, data: bytes) -> Self:
+        """What to_bytes() wrote, by this or another version: unknown keys are left aside."""
+        try:
+            found = json.loads(data)
+        except ValueError as error:
+            raise _damaged(cls, data, str(error)) from error
+        if not isinstance(found, dict):
+            raise _damaged(cls, data, f"it is a {type(found).__name__}, not an object")
+        given: dict[str, Any] = {}
+        for one in fields(cls):  # pyright: ignore[reportArgumentType]
+            if one.name in found:
+                value = found[one.name]
+                if not isinstance(value, _KINDS[str(one.type)]) or isinstance(value, bool):
+                    raise _damaged(cls, data, f"{one.name} is {value!r}; it must be {one.type}")
+                given[one.name] = value
+        try:
+            return cls(**given)
+        except TypeError as error:
+            raise _damaged(cls, data, str(error)) from error
+
+
+def _damaged(cls: type, data: bytes, why: str) -> FileDamagedError:
+    return FileDamagedError(f"a node holds {data[:80]!r}, which is no {cls.__name__}: {why}.")
+
+
+@dataclass(frozen=True, slots=True)
+class ReplicaMeta(_Payload):
+    """One replica, first generation.
+
+    >>> ReplicaMeta("0.0.0.0:8500", "[fd00::1]:8500", AVAILABLE).choose()
+    '[fd00::1]:8500'
+    >>> ReplicaMeta.from_bytes(b'{"address": "h:1"}').stat
+    0
+    """
+
+    address: str | None = None
+    address_ipv6: str | None = None
+    stat: int = UNKNOWN
+    model_name: str | None = None
+    server_type: str | None = None
+    task: int = -1
+    replica: int = -1
+    archon_address: str | None = None
+    archon_address_ipv6: str | None = None
+
+    def choose(self, family: Family = "ipv4", use_archon: bool = False) -> str | None:
+        """The address to use: of the family that is asked for, else of the other, else None."""
+        v4, v6 = self.address, self.address_ipv6
+        if use_archon:
+            v4, v6 = self.archon_address, self.archon_address_ipv6
+        v4 = None if v4 is None or v4.startswith("0.0.0.0") else v4
+        v6 = None if v6 is None or v6.startswith("[::]") else v6
+        return (v4 or v6 if family == "ipv4" else v6 or v4) or None
+
+
+@dataclass(frozen=True, slots=True)
+class ContainerServiceInfo(_Payload):
+    """The addresses of a container, second generation.
+
+    >>> ContainerServiceInfo(grpc="h:1").to_bytes()[:30]
+    b'{"grpc": "h:1", "http": null, '
+    """
+
+    grpc: str | None = None
+    http: str | None = None
+    archon: str | None = None
+    agent: str | None = None
+    idc: str | None = None
+    debug_info: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class SavedModelDeployConfig(_Payload):
+    """Where a sub graph's versions are, and which to serve.
+
+    >>> SavedModelDeployConfig("/models/ps_0", "latest_once").to_bytes()
+    b'{"model_base_path": "/models/ps_0", "version_policy": "latest_once"}'
+    """
+
+    model_base_path: str | None = None
+    version_policy: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class ResourceSpec(_Payload):
+    """What a machine has left; -1 where nobody knows.
+
+    >>> ResourceSpec("h:1", 1, 2, 12345, 3.5).network
+    -1.0
+    """
+
+    address: str | None = None
+    shard_id: int = -1
+    replica_id: int = -1
+    memory: int = -1
+    cpu: float = -1.0
+    network: float = -1.0
+    work_load: float = -1.0
+
+
+@dataclass(frozen=True, slots=True)
+class ModelMeta(_Payload):
+    """A model that somebody asks to be loaded.
+
+    >>> ModelMeta("ffm", num_shard=3).action
+    'NONE'
+    """
+
+    model_name: str | None = None
+    model_dir: str | None = None
+    ckpt: str | None = None
+    num_shard: int = -1
+    action: str = "NONE"
+    spec_replicas: list[str] = field(default_factory=list)
