@@ -10,9 +10,10 @@ from .bundle import load_bundle as load_bundle
 from .channels import ClientTls as ClientTls
 from .client import PredictionClient as PredictionClient
 from .export import export as export
-<<<<<<< HEAD
 from .model import ServingError as ServingError
+from .publish_strict import publish_strict as publish_strict
 from .registry import Registry as Registry
+from .replica import Replica as Replica
 from .server import PredictionServer as PredictionServer
 from .tls import Tls as Tls
 
@@ -22,14 +23,10 @@ __all__ = [
     "PredictionClient",
     "PredictionServer",
     "Registry",
+    "Replica",
     "ServingError",
     "Tls",
     "export",
     "load_bundle",
+    "publish_strict",
 ]
-=======
-from .publish_strict import publish_strict as publish_strict
-from .replica import Replica as Replica
-
-__all__ = ["Replica", "export", "load_bundle", "publish_strict"]
->>>>>>> 28e8c63da13883bf84bdc966912bed765279afe8

@@ -16,13 +16,9 @@ from ..routing.router import Router
 from ..tables.config import TableConfig
 from ..tables.multi.host_tables import HostTables
 from .arguments import Arguments, dtype_of
-<<<<<<< HEAD
 from .check_inputs import answers, check_batch, check_specs
-=======
-from .check_inputs import answers, check_batch
 from .dense_program import DenseProgram
 from .followed import Followed
->>>>>>> 28e8c63da13883bf84bdc966912bed765279afe8
 from .manifest import PROGRAM, ROWS, Manifest, check_files, read_manifest
 from .model import DEFAULT_SIGNATURE, Joining, Model, Signature, Tensors, TensorSpec
 from .program import read_program

@@ -109,18 +109,13 @@ def _behaviour(
             start_s = time.perf_counter()  # what the client takes to send is not ours
             check_parts(kind, data)
             request = from_bytes(kind, data)
-<<<<<<< HEAD
-            with within(context.time_remaining()):  # what the model asks of others ends in time
+            # What the model asks of others ends in time; what publishers push is in order.
+            with within(context.time_remaining()), marked(context.invocation_metadata()):
                 answer = function(request)
             return answer if isinstance(answer, bytes) else to_bytes(answer)
         except grpc.RpcError:  # the client went away, or was too slow, before its message came
             code = "CANCELLED"
             raise
-=======
-            # What the model asks of others ends in time; what publishers push is in order.
-            with within(context.time_remaining()), marked(context.invocation_metadata()):
-                return to_bytes(function(request))
->>>>>>> 28e8c63da13883bf84bdc966912bed765279afe8
         except Exception as error:
             code, text = coded(error)
             if code == "INTERNAL":

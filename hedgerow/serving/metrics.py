@@ -6,12 +6,8 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ..core.errors import MissingExtraError
-<<<<<<< HEAD
 from .model import DEFAULT_SIGNATURE, Model, ServingError
-=======
-from .model import DEFAULT_SIGNATURE, ServingError
 from .sync_service import SyncService
->>>>>>> 28e8c63da13883bf84bdc966912bed765279afe8
 
 if TYPE_CHECKING:
     from ..wire.pool import Message

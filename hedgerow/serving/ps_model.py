@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from itertools import pairwise
 
 import torch
@@ -27,11 +27,13 @@ def ps_model(
     version: int = 1,
     shared_name: str | None = None,
     removes: bool = False,
+    stamp: Callable[[], int] = lambda: 0,
 ) -> Model:
     """A model over live tables: pushes change what the next lookup sees. A lookup never inserts.
 
     `shared_name` is the multi table's name on the wire, `MonolithMultiHashTable_<i>` in the
     original; the model's name where it is None. `removes` also offers `hashtable_remove`.
+    `stamp` gives the time of rows that are pushed, in the original 0.
 
     >>> from hedgerow.tables.compressors import Fp32
     >>> from hedgerow.tables.config import Segment, TableConfig
@@ -47,7 +49,7 @@ def ps_model(
             [0., 0.]])}
     """
     _check_filters(tables)
-    served = _Rows(tables)
+    served = _Rows(tables, stamp)
     lookup = served.lookup_signature()
     signatures = {
         "lookup": lookup,
@@ -80,8 +82,8 @@ def _check_filters(tables: HostTables) -> None:
 class _Rows:
     """What the signatures do with the tables, which are safe from many threads."""
 
-    def __init__(self, tables: HostTables) -> None:
-        self._store = tables
+    def __init__(self, tables: HostTables, stamp: Callable[[], int]) -> None:
+        self._store, self._stamp = tables, stamp
         self._names, self._dims = tables.names, tables.dims
         self._named = list(zip(tables.names, tables.tables, strict=True))
 
@@ -116,7 +118,8 @@ class _Rows:
             Part(table, inputs[f"{name}_id"], inputs[f"{name}_value"])
             for name, table in self._named
         ]
-        parts.assign([share for share in shares if len(share.ids) or len(share.rows)])
+        given = [share for share in shares if len(share.ids) or len(share.rows)]
+        parts.assign(given, ts=self._stamp())
         return {f"{name}_result": _count(len(inputs[f"{name}_id"])) for name in self._names}
 
     def _remove(self, inputs: Tensors) -> Tensors:
@@ -145,7 +148,7 @@ class _Rows:
                 f"flat_value has {len(flat)} values; the {len(ids)} ids need {floats}: one row "
                 "each, table after table."
             )
-        parts.assign(parts.cut(self._store.tables, ids, splits, flat))
+        parts.assign(parts.cut(self._store.tables, ids, splits, flat), ts=self._stamp())
         return {"result": _count(0)}
 
     def _splits(self, ids: Tensor, id_split: Tensor) -> Sequence[int]:
