@@ -43,7 +43,7 @@ class DenseProgram:
         missing = sorted({*own} - {*weights})
         if missing:
             raise InputError(f"weights without {', '.join(missing[:3])}, which is served here.")
-        fresh = copy.deepcopy(self._module)
+        fresh = copy.deepcopy(self._module, _shared(self._module))
         with torch.no_grad():
             for name, value in fresh.state_dict().items():
                 value.copy_(weights[name.removeprefix(_PREFIX)])
@@ -52,3 +52,10 @@ class DenseProgram:
     def age_s(self) -> float:
         """Seconds since the weights came."""
         return time.monotonic() - self._made_s
+
+
+def _shared(module: Any) -> dict[int, Any]:
+    """What a copy of a graph has in common with it: how inputs and outputs are nested."""
+    info = getattr(getattr(module.graph, "_codegen", None), "pytree_info", None)
+    specs = [*(info or ()), getattr(module, "_in_spec", None), getattr(module, "_out_spec", None)]
+    return {id(spec): spec for spec in specs if spec is not None}
