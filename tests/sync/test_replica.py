@@ -7,7 +7,6 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 from urllib.request import urlopen
 
@@ -55,11 +54,11 @@ def served(client: PredictionClient, ids: list[int]) -> Tensor:
 
 
 @pytest.fixture(scope="module")
-def model(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[nn.Module, Path]]:
+def model(tmp_path_factory: pytest.TempPathFactory) -> tuple[nn.Module, Path]:
     made, base = Small(), tmp_path_factory.mktemp("bundle")
     learn(made, [1, 2, 3])
     hr.serving.export(made, base, example=batch([1, 2]), version=1)
-    yield made, base
+    return made, base
 
 
 def test_predictions_follow_rows_and_weights(model: tuple[nn.Module, Path]) -> None:
@@ -78,7 +77,9 @@ def test_predictions_follow_rows_and_weights(model: tuple[nn.Module, Path]) -> N
         (told,) = replica.status()["models"]
         assert told["dense"]["number"] >= 3
         (shard,) = told["shards"]
-        assert shard["synced"] and shard["seq"] >= 1 and shard["rows"] >= 5
+        assert shard["synced"]
+        assert shard["seq"] >= 1
+        assert shard["rows"] >= 5
         with urlopen(f"http://{replica.http_address}/syncz", timeout=30) as answer:
             (by_http,) = json.load(answer)["models"]
         assert by_http["shards"][0]["seq"] == shard["seq"]
@@ -127,15 +128,15 @@ def test_serve_follow_as_a_user_runs_it(model: tuple[nn.Module, Path]) -> None:
         command = [sys.executable, "-m", "hedgerow", "serve", str(base), "--grpc", "127.0.0.1:0"]
         command += ["--http", "off", "--follow", str(publisher.address)]
         environment = {**os.environ, "OMP_NUM_THREADS": "1"}
-        process = subprocess.Popen(command, stdout=subprocess.PIPE, env=environment, text=True)
-        try:
-            assert process.stdout is not None
-            assert process.stdout.readline().startswith("grpc 127.0.0.1:")
-            wait_for(lambda: any(target.live for target in publisher.status().targets))
-            process.send_signal(signal.SIGTERM)
-            assert process.wait(60) == 0
-            wait_for(lambda: not publisher.status().targets[0].listed)
-        finally:
-            if process.poll() is None:
+        with subprocess.Popen(
+            command, stdout=subprocess.PIPE, env=environment, text=True
+        ) as process:
+            try:
+                assert process.stdout is not None
+                assert process.stdout.readline().startswith("grpc 127.0.0.1:")
+                wait_for(lambda: any(target.live for target in publisher.status().targets))
+                process.send_signal(signal.SIGTERM)
+                assert process.wait(60) == 0
+            finally:
                 process.kill()
-                process.wait()
+        wait_for(lambda: not publisher.status().targets[0].listed)
