@@ -95,9 +95,10 @@ def run(seconds: int, window: int, samples: int, warm_up: int) -> dict[str, list
     """AUC of served predictions in each window of seconds, by how often replicas are fed."""
     world, model = World(), Model()
     dense = torch.optim.SGD(model.parameters(), lr=0.1)
+    ids, clicked = world.clicks(samples)
     for _ in range(warm_up):
-        ids, clicked = world.clicks(samples)
         learn(model, dense, batch_of(ids), clicked)
+        ids, clicked = world.clicks(samples)
     found: dict[str, list[float]] = {name: [] for name in PERIODS}
     with tempfile.TemporaryDirectory() as base, ExitStack() as stack:
         hr.serving.export(model, base, example=batch_of(ids), version=1)
