@@ -23,7 +23,6 @@ from hedgerow.core.errors import (
     FileMissingError,
     InputError,
     JobFailedError,
-    NotSupportedError,
     UnknownNameError,
 )
 from hedgerow.serving.client import PredictionClient

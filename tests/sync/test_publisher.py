@@ -7,14 +7,17 @@ from contextlib import ExitStack
 import pytest
 import torch
 
+import hedgerow as hr
 from hedgerow.core.errors import InputError
 from hedgerow.routing.router import Router
-from hedgerow.serving.model import ServingError
+from hedgerow.serving.followed import Followed
+from hedgerow.serving.model import Model, ServingError
 from hedgerow.serving.push_marks import marked
 from hedgerow.serving.server import PredictionServer
 from hedgerow.sync.protocol import ASSIGN, PushMark
 from hedgerow.sync.publisher import Publisher
 from hedgerow.sync.source import HostSource
+from hedgerow.tables.multi.host_tables import HostTables
 
 from .replicas import DIMS, Served, rows_of, served, train, trainer_tables, wait_for
 
@@ -196,3 +199,20 @@ def test_servers_that_share_rows_get_their_own() -> None:
     for shard, part in enumerate(parts):
         ids = torch.tensor(sorted(part["item"]))
         assert routers["item"].owners(ids).tolist() == [shard] * len(ids)
+
+
+def test_a_model_of_others_at_the_same_address_is_left_alone() -> None:
+    tables = trainer_tables()
+    train(tables, torch.arange(10))
+    with served() as (one, address):
+        config = hr.TableConfig("other", (hr.Segment(1, compressor=hr.Fp32()),), serving=True)
+        other = HostTables({"other": config})
+        one.registry.add(Model("theirs", 1, {}, followed=Followed(other)))
+        with Publisher([HostSource(tables)], address, every="20ms") as publisher:
+            assert publisher.flush()
+            assert rows_of(one.store.tables) == rows_of(tables)
+            (target,) = publisher.status().targets
+            assert [stream.model for stream in target.streams] == ["ps_0"]
+        with Publisher([HostSource(tables)], address, model="theirs", every="20ms") as publisher:
+            wait_for(lambda: "the trainer has" in publisher.status().targets[0].error)
+            assert not publisher.flush(0.1)
