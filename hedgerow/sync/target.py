@@ -202,9 +202,9 @@ class Target:
                 f"{names}."
             )
         # Models of other trainers may stand beside ours; where none is ours, a stream says why.
-        self._models = {one.name: one for one in ours or found}
+        chosen = {one.name: one for one in ours or found}
         kept: dict[tuple[str, int], Stream] = {}
-        for name, served in self._models.items():
+        for name, served in chosen.items():
             for place, source in enumerate(self._sources) if served.tables else ():
                 before = self._streams.get((name, place))
                 kept[name, place] = (
@@ -223,7 +223,7 @@ class Target:
             for (name, place), stream in kept.items():
                 if stream is not self._streams.get((name, place)) and place in self._last:
                     stream.restart(self._last[place])
-            self._streams = kept
+            self._streams, self._models = kept, chosen
         self._describe_at_s = time.monotonic() + _DESCRIBE_S
 
     def _send_dense(self) -> None:
