@@ -11,7 +11,7 @@ export OMPI_ALLOW_RUN_AS_ROOT := 1
 export OMPI_ALLOW_RUN_AS_ROOT_CONFIRM := 1
 export OMPI_MCA_rmaps_base_oversubscribe := 1
 
-.PHONY: help env train test test-long test-gpu lint format api docs protos sanitize bench bench-peers \
+.PHONY: help env train demo-realtime test test-long test-gpu lint format api docs protos sanitize bench bench-peers \
 	test-clients \
 	ci-deps docs-deps wheel clean
 
@@ -28,6 +28,9 @@ $(STAMP): $(SOURCES)
 
 train: env ## the main job: DeepFM on MovieLens-100K, against a table with collisions
 	$(BIN)/hedgerow train examples/movielens.toml --compare
+
+demo-realtime: env ## what freshness is worth: served with a sync each second, each minute, never; build/realtime/auc.png
+	$(BIN)/python examples/realtime.py --out build/realtime
 
 test: env lint sanitize ## checks, C++ tests under sanitizers, all tests but the long ones
 	$(BIN)/python -m pytest -n 2 --dist loadgroup -q -m "not long"

@@ -74,8 +74,8 @@ def _model(folder: Path, manifest: Manifest, name: str, rows: ReadableRows) -> M
     close: list[Callable[[], None]] = []
     program: DenseProgram | None = None
     if manifest.arguments is not None:
-        run, shared_name = read_program(folder / PROGRAM, rows)
-        program = DenseProgram(run)
+        make, shared_name = read_program(folder / PROGRAM, rows)
+        program = DenseProgram(make)
         signatures[DEFAULT_SIGNATURE] = _default(manifest, program)
         close.append(lambda: registry.release(shared_name, rows))
     store = rows if isinstance(rows, HostTables) else None

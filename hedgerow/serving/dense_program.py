@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import copy
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
-import torch
 from torch import Tensor
 
 from ..core.errors import InputError
@@ -17,10 +15,10 @@ _PREFIX = "model."  # a program is traced through a wrapper that names its input
 
 
 class DenseProgram:
-    """Runs a graph. `replace` takes one caller at a time; a run sees old weights or new, whole."""
+    """Runs a graph that `make` makes; a run sees old weights or new, whole. One may `replace`."""
 
-    def __init__(self, module: Any) -> None:
-        self._module = module
+    def __init__(self, make: Callable[[], Any]) -> None:
+        self._make, self._module = make, make()
         self._made_s = time.monotonic()
 
     def __call__(self, inputs: list[Tensor]) -> Tensors:
@@ -43,10 +41,12 @@ class DenseProgram:
         missing = sorted({*own} - {*weights})
         if missing:
             raise InputError(f"weights without {', '.join(missing[:3])}, which is served here.")
-        fresh = copy.deepcopy(self._module)
-        with torch.no_grad():
-            for name, value in fresh.state_dict().items():
-                value.copy_(weights[name.removeprefix(_PREFIX)])
+        fresh = self._make()
+        state = {}
+        for name, value in fresh.state_dict().items():
+            given = weights[name.removeprefix(_PREFIX)]
+            state[name] = given.to(dtype=value.dtype, copy=True)  # of the request's memory
+        fresh.load_state_dict(state, assign=True)
         self._module, self._made_s = fresh, time.monotonic()
 
     def age_s(self) -> float:

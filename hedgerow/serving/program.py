@@ -98,8 +98,11 @@ def _output_specs(program: torch.export.ExportedProgram) -> dict[str, TensorSpec
     }
 
 
-def read_program(path: Path, rows: ReadableRows) -> tuple[Callable[[list[Tensor]], Tensors], str]:
-    """The graph, reading `rows`, and the shared name that it knows them by."""
+def read_program(path: Path, rows: ReadableRows) -> tuple[Callable[[], Any], str]:
+    """What makes the graph, reading `rows`, and the shared name that it knows them by.
+
+    Each that is made has weights of its own once others are loaded into it.
+    """
     try:
         program = torch.export.load(path)
     except Exception as error:  # torch raises whatever its readers meet
@@ -112,8 +115,7 @@ def read_program(path: Path, rows: ReadableRows) -> tuple[Callable[[list[Tensor]
         node.args = (name, *node.args[1:])
     program.graph_module.recompile()
     registry.register(name, rows)
-    run: Any = program.module()
-    return run, name
+    return program.module, name
 
 
 def _reads(program: torch.export.ExportedProgram) -> Iterator[fx.Node]:

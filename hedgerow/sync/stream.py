@@ -247,7 +247,15 @@ class Stream:
         self._next_beat_s = now_s + _BEAT_S
 
 
+def fits(source: RowSource, served: ServedModel) -> bool:
+    """Whether a source has every table that is served."""
+    dims = {table.name: table.dim for table in source.tables}
+    return all(dims.get(name) == dim for name, dim in served.tables.items())
+
+
 def _check_tables(source: RowSource, served: ServedModel) -> None:
+    if fits(source, served):
+        return
     dims = {table.name: table.dim for table in source.tables}
     for name, dim in served.tables.items():
         if dims.get(name) != dim:

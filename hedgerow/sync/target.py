@@ -17,7 +17,7 @@ from .pending import Pass
 from .protocol import DENSE, DESCRIBE, REPLICA_SERVICE
 from .served import ServedModel
 from .source import RowSource
-from .stream import Observe, Stream, StreamStatus
+from .stream import Observe, Stream, StreamStatus, fits
 
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.05, 2.0
 _DESCRIBE_S = 2.0  # between two looks at what a replica serves
@@ -193,15 +193,18 @@ class Target:
         answer = self._link.ask(REPLICA_SERVICE, DESCRIBE, {}, timeout_s)
         models = [ServedModel.from_dict(plain) for plain in answer["models"]]
         wanted = self._settings.model
-        self._models = {one.name: one for one in models if wanted in (None, one.name)}
-        if not self._models:
+        found = [one for one in models if wanted in (None, one.name)]
+        ours = [one for one in found if all(fits(source, one) for source in self._sources)]
+        if not found:
             names = ", ".join(one.name for one in models) or "none"
             raise ConfigError(
                 f"{self.address} serves no model {wanted or 'with rows or weights'}; it has: "
                 f"{names}."
             )
+        # Models of other trainers may stand beside ours; where none is ours, a stream says why.
+        chosen = {one.name: one for one in ours or found}
         kept: dict[tuple[str, int], Stream] = {}
-        for name, served in self._models.items():
+        for name, served in chosen.items():
             for place, source in enumerate(self._sources) if served.tables else ():
                 before = self._streams.get((name, place))
                 kept[name, place] = (
@@ -220,7 +223,7 @@ class Target:
             for (name, place), stream in kept.items():
                 if stream is not self._streams.get((name, place)) and place in self._last:
                     stream.restart(self._last[place])
-            self._streams = kept
+            self._streams, self._models = kept, chosen
         self._describe_at_s = time.monotonic() + _DESCRIBE_S
 
     def _send_dense(self) -> None:

@@ -46,5 +46,5 @@ def request_bytes(request: PredictRequest, inputs: Mapping[str, Tensor]) -> byte
         whole = len(entry) + len(begin) + bits.nbytes
         pieces += [_INPUTS, varint(whole), entry, begin]
         if bits.nbytes:
-            pieces.append(memoryview(bits).cast("B"))
+            pieces.append(bits.view("u1").data)
     return b"".join(pieces)

@@ -68,6 +68,7 @@ def test_every_name_of_the_doors_inside_is_documented_with_an_example(name: str)
         "docs/launch.md",
         "docs/parameter-servers.md",
         "docs/planner.md",
+        "docs/realtime.md",
         "docs/training.md",
     ],
 )

@@ -2,15 +2,24 @@
 
 from __future__ import annotations
 
+from contextlib import ExitStack
+
 import pytest
 import torch
 
+import hedgerow as hr
 from hedgerow.core.errors import InputError
+from hedgerow.routing.router import Router
+from hedgerow.serving.followed import Followed
+from hedgerow.serving.model import Model, ServingError
+from hedgerow.serving.push_marks import marked
 from hedgerow.serving.server import PredictionServer
+from hedgerow.sync.protocol import ASSIGN, PushMark
 from hedgerow.sync.publisher import Publisher
 from hedgerow.sync.source import HostSource
+from hedgerow.tables.multi.host_tables import HostTables
 
-from .replicas import Served, rows_of, served, train, trainer_tables, wait_for
+from .replicas import DIMS, Served, rows_of, served, train, trainer_tables, wait_for
 
 
 def test_changes_and_deletions_reach_two_replicas() -> None:
@@ -127,3 +136,83 @@ def test_a_flush_is_enough_however_long_the_next_pass_is_away() -> None:
         train(tables, torch.arange(20))
         assert publisher.flush()
         assert rows_of(one.store.tables) == rows_of(tables)
+
+
+def test_pushes_that_come_late_or_from_others_change_nothing() -> None:
+    """What timed out may still arrive: newer rows must not be overwritten by it."""
+    served_by = Served()
+    followed, (item, _) = served_by.followed, served_by.store.tables
+    routers = {name: Router("roundrobin", 1).to_dict() for name in DIMS}
+    asked = {"shard": 0, "shards": 1, "routers": routers, "incarnation": followed.incarnation}
+    session = str(followed.attach({**asked, "publisher": "p1"})["session"])
+
+    def push(session: str, seq: int, value: float) -> None:
+        rows = {f"{name}_value": torch.full((1, dim), value) for name, dim in DIMS.items()}
+        ids = {f"{name}_id": torch.tensor([7]) for name in DIMS}
+        mark = PushMark(session, seq, 0, "p1").metadata()
+        with served_by.registry.find("ps_0") as model, marked(mark):
+            model.signatures[ASSIGN].run(ids | rows)
+
+    push(session, 2, 2.0)
+    with pytest.raises(ServingError, match="comes after 2") as late:
+        push(session, 1, 1.0)
+    assert late.value.code == "OUT_OF_RANGE"
+    other = str(followed.attach({**asked, "publisher": "p2"})["session"])
+    with pytest.raises(ServingError, match="attach again") as gone:
+        push(session, 3, 3.0)
+    assert gone.value.code == "ABORTED"
+    assert item.lookup(torch.tensor([7])).rows_of().tolist() == [[2.0] * DIMS["item"]]
+    push(other, 1, 4.0)
+    assert item.lookup(torch.tensor([7])).rows_of().tolist() == [[4.0] * DIMS["item"]]
+
+
+def test_trainer_shards_sweep_only_their_own_rows() -> None:
+    routers = {name: Router("roundrobin", 2) for name in DIMS}
+    halves = [trainer_tables(), trainer_tables()]
+    for shard, tables in enumerate(halves):
+        train(tables, torch.arange(shard, 40, 2))
+    sources = [
+        HostSource(tables, routers=routers, shard=shard, shards=2)
+        for shard, tables in enumerate(halves)
+    ]
+    with served() as (one, address):
+        for table in one.store.tables:
+            table.assign(torch.arange(100), torch.ones(100, table.layout.dim))
+        with Publisher(sources, address, every="20ms") as publisher:
+            assert publisher.flush()
+        both = [rows_of(tables) for tables in halves]
+        assert rows_of(one.store.tables) == {name: both[0][name] | both[1][name] for name in DIMS}
+
+
+def test_servers_that_share_rows_get_their_own() -> None:
+    tables = trainer_tables()
+    train(tables, torch.arange(100))
+    routers = {name: Router("hash_roundrobin", 2) for name in DIMS}
+    halves = [Served(shard, routers) for shard in range(2)]
+    with ExitStack() as stack:
+        servers = [stack.enter_context(PredictionServer(half.registry)) for half in halves]
+        addresses = [server.address for server in servers]
+        with Publisher([HostSource(tables)], addresses, every="20ms") as publisher:
+            assert publisher.flush()
+    parts = [rows_of(half.store.tables) for half in halves]
+    assert {name: parts[0][name] | parts[1][name] for name in DIMS} == rows_of(tables)
+    for shard, part in enumerate(parts):
+        ids = torch.tensor(sorted(part["item"]))
+        assert routers["item"].owners(ids).tolist() == [shard] * len(ids)
+
+
+def test_a_model_of_others_at_the_same_address_is_left_alone() -> None:
+    tables = trainer_tables()
+    train(tables, torch.arange(10))
+    with served() as (one, address):
+        config = hr.TableConfig("other", (hr.Segment(1, compressor=hr.Fp32()),), serving=True)
+        other = HostTables({"other": config})
+        one.registry.add(Model("theirs", 1, {}, followed=Followed(other)))
+        with Publisher([HostSource(tables)], address, every="20ms") as publisher:
+            assert publisher.flush()
+            assert rows_of(one.store.tables) == rows_of(tables)
+            (target,) = publisher.status().targets
+            assert [stream.model for stream in target.streams] == ["ps_0"]
+        with Publisher([HostSource(tables)], address, model="theirs", every="20ms") as publisher:
+            wait_for(lambda: "the trainer has" in publisher.status().targets[0].error)
+            assert not publisher.flush(0.1)
