@@ -18,7 +18,7 @@ from ..nn.frozen import FrozenRows
 from ..nn.read_op import ReadableRows, read_rows
 from .arguments import LENGTHS, Arguments
 from .joining import Cuts, find_cuts
-from .model import Tensors, TensorSpec
+from .model import TensorSpec
 
 OUTPUT = "output"
 
