@@ -53,8 +53,11 @@ class Child:
     def ask(self, what: str, *arguments: Any) -> Any:
         """Tells it to do something; what it answers."""
         self._pipe.send((what, *arguments))
-        assert self._pipe.poll(START_S), f"no answer to {what} in time"
-        return self._pipe.recv()
+        assert self._pipe.poll(4 * START_S), f"no answer to {what} in time"
+        answer = self._pipe.recv()
+        if isinstance(answer, Exception):
+            raise answer
+        return answer
 
     def kill(self) -> None:
         self._process.kill()
@@ -105,7 +108,11 @@ def asker(pipe: Connection, address: str, probe: int, rate: float) -> None:
         pipe.send("started")
         while True:
             _, seconds = pipe.recv()
-            pipe.send(_ask(client, probe, rate, seconds, draw))
+            try:
+                pipe.send(_ask(client, probe, rate, seconds, draw))
+            except Exception as error:
+                pipe.send(RuntimeError(f"{type(error).__name__}: {error}"))
+                raise
 
 
 def _ask(
