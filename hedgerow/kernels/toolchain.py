@@ -51,4 +51,4 @@ def writer_tile(dim: int) -> dict[str, int]:
     """
     columns = columns_of(dim)
     rows = max(2, min(32, 1024 // columns))
-    return {"ROWS": rows, "COLUMNS": columns, "num_warps": min(4, rows * LANES // 32)}
+    return {"ROWS": rows, "COLUMNS": columns, "num_warps": min(2, rows * LANES // 32)}

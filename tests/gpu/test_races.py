@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from hedgerow.kernels import find, find_or_insert, reference
-from hedgerow.kernels.layout import EMPTY, LANES, TAKEN, Arrays
+from hedgerow.kernels.layout import EMPTY, ERASED, LANES, TAKEN, Arrays
 from hedgerow.tables import optimizers
 from hedgerow.tables.device import DeviceTable
 
@@ -40,7 +40,8 @@ def _slot_of_each(which: torch.Tensor, slots: torch.Tensor, distinct: int) -> to
 def _check_keys(table: Arrays, pool: torch.Tensor, slot: torch.Tensor) -> None:
     """The table holds the ids that were given slots, in those slots, and nothing else."""
     held = slot >= 0
-    wanted = torch.where(pool == EMPTY, TAKEN, pool)[held]
+    special = (pool == EMPTY) | (pool == ERASED)
+    wanted = torch.where(special, TAKEN, pool)[held]
     assert torch.equal(table.keys[slot[held]], wanted)
     assert int((table.keys != EMPTY).sum()) == int(held.sum())
 

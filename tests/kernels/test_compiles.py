@@ -11,9 +11,9 @@ from pathlib import Path
 from hedgerow.kernels import reference
 
 ROOT = Path(__file__).parents[2]
-# Keys that a thread loads while others swap: 2 lines of 16 keys a row, over 128 threads. Any other
+# Keys that a thread loads while others swap: 2 lines of 16 keys a row, over the threads. Any other
 # number would mean that threads load the same keys, see `toolchain.writer_tile`.
-SWAPPING = {"_apply": 2 * 16 * 16 // 128, "_assign": 4, "_find_or_insert": 2 * 32 * 16 // 128}
+SWAPPING = {"_apply": 2 * 16 * 16 // 64, "_assign": 8, "_find_or_insert": 2 * 32 * 16 // 128}
 
 
 def test_every_kernel_compiles_for_hopper(tmp_path: Path) -> None:
