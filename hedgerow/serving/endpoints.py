@@ -117,16 +117,22 @@ def _behaviour(
             code = "CANCELLED"
             raise
         except Exception as error:
-            code, text = coded(error)
-            if code == "INTERNAL":
-                registry.counters.add("internal_errors")
-                logging.getLogger("hedgerow").exception("%s failed", path)
+            code, text = failure(registry, path, error)
         finally:
             if observe is not None:
                 observe(path, code, time.perf_counter() - start_s, request)
         _abort(context, code, text)
 
     return behave
+
+
+def failure(registry: Registry, path: str, error: Exception) -> tuple[str, str]:
+    """As coded(); what is no fault of the client is counted, and told in the log."""
+    code, text = coded(error)
+    if code == "INTERNAL":
+        registry.counters.add("internal_errors")
+        logging.getLogger("hedgerow").error("%s failed", path, exc_info=error)
+    return code, text
 
 
 def coded(error: Exception) -> tuple[str, str]:

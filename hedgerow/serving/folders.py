@@ -78,9 +78,11 @@ class FolderWatch:
                 self._thread.start()
 
     def unwatch(self, name: str) -> None:
-        """Looks at it no more."""
+        """Looks at it no more: nothing of it is loaded once this returns."""
         with self._lock:
             self._watched.pop(name, None)
+        with self._looking:  # a look under way may be loading a version
+            pass
 
     def names(self) -> list[str]:
         """The models watched."""

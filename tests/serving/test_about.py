@@ -13,6 +13,8 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
 
 from hedgerow.core.errors import InputError
+from hedgerow.serving.metrics import Metrics
+from hedgerow.serving.model import Model, Signature, TensorSpec
 from hedgerow.serving.registry import Registry
 from hedgerow.serving.server import PredictionServer
 from hedgerow.wire import infer_tensors, services
@@ -193,6 +195,32 @@ def test_kserve_refuses(caller: Any, model: str, version: str, signature: str, c
     assert refused(lambda: caller(services.KSERVE_SERVICE, "ModelInfer", asked))[0] == code
 
 
+def test_kserve_types_what_it_can() -> None:
+    half = TensorSpec(torch.float16, (None,))
+    same = Signature({"x": half}, {"y": half}, lambda inputs: {"y": inputs["x"]})
+    with (
+        serving(Model("m", 1, {"serving_default": same}), compat="typed") as server,
+        Caller(server.address, services.KSERVE_SERVICE) as caller,
+    ):
+        asked = kserve.ModelInferRequest(model_name="m")
+        value = torch.tensor([0.5], dtype=torch.float16)
+        infer_tensors.write_inputs(asked, {"x": value})
+        found = infer_tensors.read_outputs(caller.call("ModelInfer", asked))["y"]
+    assert torch.equal(torch.as_tensor(found), value)
+
+
+def test_a_version_of_any_length_is_no_fault_of_ours() -> None:
+    registry = Registry()
+    registry.add(adding(1))
+    with (
+        PredictionServer(registry, observe=Metrics(registry).observe) as server,
+        Caller(server.address, services.KSERVE_SERVICE) as caller,
+    ):
+        asked = kserve.ModelInferRequest(model_name="m", model_version="1" * 5000)
+        code, text = refused(lambda: caller.call("ModelInfer", asked))
+    assert (code, "not a whole number" in text) == ("INVALID_ARGUMENT", True)
+
+
 def test_kserve_tells_states_and_shapes(caller: Any) -> None:
     def ask(name: str, asked: Any) -> Any:
         return caller(services.KSERVE_SERVICE, name, asked)
@@ -209,9 +237,9 @@ def test_kserve_tells_states_and_shapes(caller: Any) -> None:
     assert [(i.name, i.datatype, list(i.shape)) for i in told.inputs] == [("x", "FP32", [-1, 2])]
 
 
-def test_health_follows_the_models_and_a_watcher_is_told() -> None:
+def test_health_follows_the_models_and_a_watcher_is_told(tmp_path: Path) -> None:
     states = health_pb2.HealthCheckResponse
-    registry = Registry()
+    registry = Registry(_load)
     server = PredictionServer(registry).start()
     with grpc.insecure_channel(server.address) as channel:
         stub = health_pb2_grpc.HealthStub(channel)
@@ -226,7 +254,10 @@ def test_health_follows_the_models_and_a_watcher_is_told() -> None:
         assert next(watched).status == states.NOT_SERVING
         registry.add(adding(2))
         assert next(watched).status == states.SERVING
+        registry.watch("other", tmp_path)  # wanted, and nothing there
+        assert next(watched).status == states.NOT_SERVING
         watched.cancel()
+    registry.close()
     server.stop()
 
 
