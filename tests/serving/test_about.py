@@ -144,6 +144,11 @@ def test_a_new_list_of_models_is_served(tmp_path: Path) -> None:
         answer = caller.call("HandleReloadConfigRequest", _reload(two, three))
         assert (answer.status.error_code, registry.versions("b")) == (9, [7])
         assert "model c" in answer.status.error_message
+        moved = {"name": "b", "base_path": str(tmp_path / "e")}
+        (tmp_path / "e" / "7").mkdir(parents=True)  # of the same number, and another model
+        answer = caller.call("HandleReloadConfigRequest", _reload(moved, one))
+        assert (answer.status.error_code, registry.versions("a")) == (9, [2])
+        assert "version 7 of model b is served from" in answer.status.error_message
         outside = {"name": "d", "base_path": str(tmp_path / ".." / "d")}
         found = refused(lambda: caller.call("HandleReloadConfigRequest", _reload(outside)))
         assert found[0] == "PERMISSION_DENIED"
