@@ -6,6 +6,7 @@ import logging
 import time
 from collections.abc import Callable, Iterator
 from functools import partial
+from importlib import metadata
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
@@ -55,7 +56,9 @@ def answers(
             "ModelReady": lambda request: messages.ModelReadyResponse(
                 ready=kserve.ready(registry, request)
             ),
-            "ServerMetadata": lambda _: messages.ServerMetadataResponse(name="hedgerow"),
+            "ServerMetadata": lambda _: messages.ServerMetadataResponse(
+                name="hedgerow", version=metadata.version("hedgerow")
+            ),
             "ModelMetadata": partial(kserve.metadata, registry),
             "ModelInfer": partial(kserve.infer, registry, compat=compat),
         },

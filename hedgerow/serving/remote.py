@@ -94,6 +94,8 @@ def remote_answer(
     if model_name is None:
         raise InputError("model_name must be specified.")
     _check_counts("input_tensor_alias", input_tensor_alias, "input_tensors", input_tensors)
+    if len({*input_tensor_alias}) < len(input_tensor_alias):
+        raise RequestError(f"input_tensor_alias {[*input_tensor_alias]} names one input twice.")
     if output_types is not None:
         _check_counts("output_tensor_alias", output_tensor_alias, "output_types", output_types)
     millis = checks.count("max_rpc_deadline_millis", max_rpc_deadline_millis, least=1)

@@ -12,6 +12,7 @@ import torch
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
 
+import hedgerow as hr
 from hedgerow.core.errors import InputError
 from hedgerow.serving.metrics import Metrics
 from hedgerow.serving.model import Model, Signature, TensorSpec
@@ -232,7 +233,8 @@ def test_kserve_tells_states_and_shapes(caller: Any) -> None:
 
     assert ask("ServerLive", kserve.ServerLiveRequest()).live
     assert ask("ServerReady", kserve.ServerReadyRequest()).ready
-    assert ask("ServerMetadata", kserve.ServerMetadataRequest()).name == "hedgerow"
+    about = ask("ServerMetadata", kserve.ServerMetadataRequest())
+    assert (about.name, about.version) == ("hedgerow", hr.__version__)
     assert ask("ModelReady", kserve.ModelReadyRequest(name="m")).ready
     assert ask("ModelReady", kserve.ModelReadyRequest(name="m", version="3")).ready
     assert not ask("ModelReady", kserve.ModelReadyRequest(name="m", version="4")).ready

@@ -142,6 +142,12 @@ def test_counts_must_match(aliases: list[str], types: list[torch.dtype]) -> None
     assert not server.requests
 
 
+def test_an_input_is_named_once() -> None:
+    with one_replica(rows) as server, pytest.raises(ServingError, match="twice") as caught:
+        door.remote_predict(["id", "id"], [IDS, IDS], ["emb"], "m", 1, None)
+    assert (caught.value.code, server.requests) == ("INVALID_ARGUMENT", [])
+
+
 def refuse(_: bytes, context: Any) -> NoReturn:
     context.abort(grpc.StatusCode.FAILED_PRECONDITION, "not today")
 
