@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Mapping
+from contextvars import Context, copy_context
 from dataclasses import dataclass
 
 import torch
@@ -39,12 +40,13 @@ class Batching:
 
 
 class _Job:
-    """A request: its inputs, then its outputs or its error."""
+    """A request: its inputs and its own deadline, then its outputs or its error."""
 
-    __slots__ = ("error", "inputs", "outputs", "rows")
+    __slots__ = ("context", "error", "inputs", "outputs", "rows")
 
     def __init__(self, inputs: Tensors, rows: int) -> None:
         self.inputs, self.rows = inputs, rows
+        self.context: Context = copy_context()  # of its thread: another one may run it
         self.outputs: Tensors | None = None
         self.error: Exception | None = None
 
@@ -133,7 +135,7 @@ class Batcher:
             return
         for job in jobs:  # alone, so that one wrong request spoils no other
             try:
-                job.outputs = self._run(job.inputs)
+                job.outputs = job.context.run(self._run, job.inputs)
             except Exception as error:
                 job.error = error
 

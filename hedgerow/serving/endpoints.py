@@ -6,6 +6,7 @@ import logging
 import time
 from collections.abc import Callable, Iterator
 from functools import partial
+from importlib import metadata
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
@@ -55,7 +56,9 @@ def answers(
             "ModelReady": lambda request: messages.ModelReadyResponse(
                 ready=kserve.ready(registry, request)
             ),
-            "ServerMetadata": lambda _: messages.ServerMetadataResponse(name="hedgerow"),
+            "ServerMetadata": lambda _: messages.ServerMetadataResponse(
+                name="hedgerow", version=metadata.version("hedgerow")
+            ),
             "ModelMetadata": partial(kserve.metadata, registry),
             "ModelInfer": partial(kserve.infer, registry, compat=compat),
         },
@@ -117,16 +120,22 @@ def _behaviour(
             code = "CANCELLED"
             raise
         except Exception as error:
-            code, text = coded(error)
-            if code == "INTERNAL":
-                registry.counters.add("internal_errors")
-                logging.getLogger("hedgerow").exception("%s failed", path)
+            code, text = failure(registry, path, error)
         finally:
             if observe is not None:
                 observe(path, code, time.perf_counter() - start_s, request)
         _abort(context, code, text)
 
     return behave
+
+
+def failure(registry: Registry, path: str, error: Exception) -> tuple[str, str]:
+    """As coded(); what is no fault of the client is counted, and told in the log."""
+    code, text = coded(error)
+    if code == "INTERNAL":
+        registry.counters.add("internal_errors")
+        logging.getLogger("hedgerow").error("%s failed", path, exc_info=error)
+    return code, text
 
 
 def coded(error: Exception) -> tuple[str, str]:

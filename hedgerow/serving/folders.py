@@ -69,6 +69,10 @@ class FolderWatch:
             )
         watched = _Watched(name, base, policy)
         with self._lock:
+            before = self._watched.get(name)
+        if before is not None and before.base != base:
+            self._check_apart(before, watched)
+        with self._lock:
             self._watched[name] = watched
         with self._looking:
             self._look(watched)
@@ -77,10 +81,21 @@ class FolderWatch:
                 self._thread = threading.Thread(target=self._poll, name="folders", daemon=True)
                 self._thread.start()
 
+    def _check_apart(self, before: _Watched, watched: _Watched) -> None:
+        """A version of the new folder is not taken for that of the old one, which would stay."""
+        shared = {*self._registry.versions(before.name)} & {*watched.found()}
+        if shared:
+            raise ConfigError(
+                f"version {max(shared)} of model {before.name} is served from {before.base}; in "
+                f"{watched.base} it needs another number, or take the model out first."
+            )
+
     def unwatch(self, name: str) -> None:
-        """Looks at it no more."""
+        """Looks at it no more: nothing of it is loaded once this returns."""
         with self._lock:
             self._watched.pop(name, None)
+        with self._looking:  # a look under way may be loading a version
+            pass
 
     def names(self) -> list[str]:
         """The models watched."""

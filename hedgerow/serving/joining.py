@@ -111,7 +111,7 @@ def _ids(
     one: Ids, name: str, known: Tensor | None, samples: int, draw: torch.Generator
 ) -> dict[str, Tensor]:
     lengths = torch.randint(4, (samples,), generator=draw)
-    lengths[0] += 2  # so that ids and samples are never as many
+    lengths[0] = samples + 1  # so that ids and samples are never as many
     count = int(lengths.sum())
     if known is None or not len(known):
         known = torch.arange(1, 8)

@@ -77,14 +77,14 @@ def infer(
         response = kserve.ModelInferResponse(
             model_name=model.name, model_version=str(model.version), id=request.id
         )
-        form = compat or _form(request, outputs)
+        form = _form(request, outputs, compat)
         infer_tensors.write_outputs(response, outputs, compat=form)
         return response
 
 
-def _form(request: ModelInferRequest, outputs: Tensors) -> Compat:
-    """That of the inputs, where the protocol has typed contents for all outputs."""
-    if request.raw_input_contents or not request.inputs:
+def _form(request: ModelInferRequest, outputs: Tensors, compat: Compat) -> Compat:
+    """That of the inputs, or `compat`, where the protocol has typed contents for all outputs."""
+    if compat is None and (request.raw_input_contents or not request.inputs):
         return None
     return "typed" if all(dtypes.of_torch(v.dtype).contents for v in outputs.values()) else None
 
@@ -98,5 +98,5 @@ def _version(text: str) -> int | None:
     if not text:
         return None
     if not (text.isascii() and text.isdigit() and len(text) < 20):
-        raise ServingError("INVALID_ARGUMENT", f"version {text!r} is not a whole number.")
+        raise ServingError("INVALID_ARGUMENT", f"version {text[:40]!r} is not a whole number.")
     return int(text)

@@ -98,12 +98,12 @@ class Metrics:
 
     def _labels(self, request: Any) -> tuple[str, str, str, str]:
         """Model, version and signature, empty where unknown; and the input that tells its rows."""
-        name, asked, signature = _asked(request)
+        name, asked, label, signature = _asked(request)
         if not name:
             return "", "", "", ""
-        for version in (asked, None):  # one that is not known counts for the newest
+        for version, by in ((asked, label), (None, None)):  # an unknown one counts for the newest
             try:
-                with self._registry.find(name, version) as model:
+                with self._registry.find(name, version, by) as model:
                     known = signature if signature in model.signatures else ""
                     return name, str(model.version), known, _row_input(model, signature)
             except ServingError:
@@ -162,19 +162,21 @@ class _Loaded:
         yield dense
 
 
-def _asked(request: Any) -> tuple[str, int | None, str]:
-    """The model, the version if one was named, and the signature of a request."""
+def _asked(request: Any) -> tuple[str, int | None, str | None, str]:
+    """The model, the version and the label if one was named, and the signature of a request."""
     if request is None:
-        return "", None, ""
+        return "", None, None, ""
     spec = getattr(request, "model_spec", None)
     if spec is not None:
         version = spec.version.value if spec.HasField("version") else None
         asks_signature = hasattr(request, "output_filter")
         signature = (spec.signature_name or DEFAULT_SIGNATURE) if asks_signature else ""
-        return spec.name, version, signature
+        label = spec.version_label if spec.HasField("version_label") else None
+        return spec.name, version, label, signature
     name = getattr(request, "model_name", "") or getattr(request, "name", "")
     version = getattr(request, "model_version", "") or getattr(request, "version", "")
-    return name, int(version) if version.isascii() and version.isdecimal() else None, ""
+    told = version.isascii() and version.isdecimal() and len(version) < 20
+    return name, int(version) if told else None, None, ""
 
 
 def _row_input(model: Model, key: str) -> str:

@@ -22,8 +22,8 @@ from .versions import Family, Lease, State, Version, VersionStatus
 class Registry:
     """Versions of models; safe from many threads, owns a lock.
 
-    `load` reads a version's folder for watch(); at most `threads` requests run at once; `batching`
-    joins requests of signatures that allow it, None runs each alone.
+    `load` reads a version's folder for watch(); at most `threads` requests of a version run at
+    once; `batching` joins requests of signatures that allow it, None runs each alone.
 
     >>> registry = Registry()
     >>> registry.add(Model("ctr", 3, {}))
@@ -42,10 +42,7 @@ class Registry:
     ) -> None:
         checks.whole("Registry", "threads", threads, least=1)
         self.counters = Counters()
-        self._gate: SimpleQueue[None] = SimpleQueue()  # a place for each that may run
-        for _ in range(threads):
-            self._gate.put(None)
-        self._batching = batching
+        self._threads, self._batching = threads, batching
         self._lock = threading.Lock()
         self._families: dict[str, Family] = {}
         self._listeners: list[Callable[[], None]] = []
@@ -192,6 +189,7 @@ class Registry:
         chosen = policy_of(policy)
         with self._lock:  # a model that is waited for is known, and not ready
             self._families.setdefault(name, Family(name)).wanted = True
+        self._tell()
         self._folders.watch(name, Path(base_path), chosen)
 
     def unwatch(self, name: str) -> None:
@@ -281,11 +279,14 @@ class Registry:
 
     def _prepared(self, model: Model) -> Model:
         """The model with bounded and, where that is allowed, joined runs."""
-        signatures = {key: self._bounded(s) for key, s in model.signatures.items()}
+        gate: SimpleQueue[None] = SimpleQueue()  # a place for each that may run
+        for _ in range(self._threads):  # its own: one model may wait for another that is here, too
+            gate.put(None)
+        signatures = {key: self._bounded(s, gate) for key, s in model.signatures.items()}
         return dataclasses.replace(model, signatures=signatures)
 
-    def _bounded(self, signature: Signature) -> Signature:
-        gate, run = self._gate, signature.run
+    def _bounded(self, signature: Signature, gate: SimpleQueue[None]) -> Signature:
+        run = signature.run
 
         def run_in_turn(inputs: Tensors) -> Tensors:
             gate.get()

@@ -45,10 +45,10 @@ def reload(
 
 def _apply(registry: Registry, config: ModelConfig, base: Path, policy: Policy) -> str:
     """What is wrong afterwards; nothing if all is well."""
-    registry.watch(config.name, base, policy)
-    if not registry.versions(config.name):
-        return f"no version of model {config.name} answers"
     try:
+        registry.watch(config.name, base, policy)
+        if not registry.versions(config.name):
+            return f"no version of model {config.name} answers"
         registry.set_labels(config.name, dict(config.version_labels))
     except HedgerowError as error:
         return str(error)

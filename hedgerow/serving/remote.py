@@ -5,7 +5,6 @@ from __future__ import annotations
 import queue
 import time
 from collections.abc import Sequence
-from contextlib import suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -95,6 +94,8 @@ def remote_answer(
     if model_name is None:
         raise InputError("model_name must be specified.")
     _check_counts("input_tensor_alias", input_tensor_alias, "input_tensors", input_tensors)
+    if len({*input_tensor_alias}) < len(input_tensor_alias):
+        raise RequestError(f"input_tensor_alias {[*input_tensor_alias]} names one input twice.")
     if output_types is not None:
         _check_counts("output_tensor_alias", output_tensor_alias, "output_types", output_types)
     millis = checks.count("max_rpc_deadline_millis", max_rpc_deadline_millis, least=1)
@@ -155,23 +156,26 @@ def _hedges(replicas: Replicas) -> bool:
 def _first_answer(
     channels: Sequence[Channel], request: PredictRequest, timeout_s: float, hedge_after_s: float
 ) -> Any:
-    """Asks the first, and the second when the first is late; all within one deadline."""
+    """Asks the first, and the second when that is late or away; all within one deadline."""
     done: queue.SimpleQueue[Pending] = queue.SimpleQueue()
-    begin_s = time.monotonic()
+    begin_s, failed = time.monotonic(), 0
     asked: list[Pending] = []
     try:
-        for channel, wait_s in zip(channels, (hedge_after_s, None), strict=True):
-            left_s = max(timeout_s - (time.monotonic() - begin_s), 0.001)
-            pending = channel.begin(predict_method(), request, left_s)
-            asked.append(pending)
-            pending.when_done(done.put)
-            if wait_s is not None:
-                with suppress(queue.Empty):
-                    return done.get(timeout=wait_s).answer()
-        try:
-            return done.get().answer()
-        except ServingError:
-            return done.get().answer()  # of the other
+        while True:
+            if len(asked) < len(channels):
+                left_s = max(timeout_s - (time.monotonic() - begin_s), 0.001)
+                pending = channels[len(asked)].begin(predict_method(), request, left_s)
+                asked.append(pending)
+                pending.when_done(done.put)
+            is_last = len(asked) == len(channels)
+            try:
+                return done.get(timeout=None if is_last else hedge_after_s).answer()
+            except queue.Empty:
+                continue
+            except ServingError as error:
+                failed += 1
+                if failed == len(channels) or (not is_last and error.code != "UNAVAILABLE"):
+                    raise
     finally:
         for pending in asked:
             pending.cancel()

@@ -34,7 +34,7 @@ class Replicas:
     """Addresses by key, "ps:1" or "model:ps_1"; `with` makes them those of remote_predict().
 
     `hedge_after_s` asks a second replica, where there is one, when the first has not answered by
-    then; the earlier answer counts. Without it every call goes to one replica.
+    then or cannot be reached; the earlier answer counts. Without it every call goes to one replica.
 
     >>> with Replicas({"ps:0": ["127.0.0.1:8500", "127.0.0.1:8501"]}) as replicas:
     ...     replicas.target("m:ps_0", 0, None), Replicas.current() is replicas

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import logging
 import re
 import threading
 import time
@@ -11,14 +10,13 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, Self
 from urllib.parse import unquote, urlsplit
 
-from ..core.errors import HedgerowError
 from ..wire import tensors
 from ..wire.codec import from_bytes
 from ..wire.messages import tf_serving
 from . import about, answer, calls
+from .endpoints import failure
 from .http_server import DEFAULT_LIMITS, Answer, HttpServer, Limits
 from .metrics import CONTENT_TYPE, Metrics
-from .model import ServingError
 from .rest_json import read_json
 from .sync_service import SyncService
 
@@ -126,19 +124,14 @@ class RestServer:
         """Answers a request about a model, and counts it."""
         request: Any = _REQUESTS[verb]()
         _name(request.model_spec, asked)
-        code, begin_s = "OK", time.perf_counter()
+        path, code, begin_s = f"/v1/models{verb or ''}", "OK", time.perf_counter()
         try:
             return _json(200, _ANSWERS[verb](self._registry, request, body))
-        except HedgerowError as error:
-            code = error.code if isinstance(error, ServingError) else "INVALID_ARGUMENT"
-            return _json(STATUS[code], {"error": str(error)})
         except Exception as error:
-            code = "RESOURCE_EXHAUSTED" if isinstance(error, MemoryError) else "INTERNAL"
-            logging.getLogger("hedgerow").exception("a request failed")
-            return _json(STATUS[code], {"error": f"{type(error).__name__}: {error}"})
+            code, text = failure(self._registry, path, error)
+            return _json(STATUS[code], {"error": text})
         finally:
-            seconds = time.perf_counter() - begin_s
-            self._metrics.observe(f"/v1/models{verb or ''}", code, seconds, request)
+            self._metrics.observe(path, code, time.perf_counter() - begin_s, request)
 
 
 def _name(spec: ModelSpec, asked: Mapping[str, str | None]) -> None:

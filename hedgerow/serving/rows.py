@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -26,6 +27,7 @@ from ..tables.store import Entries
 
 FORMS = ("fp32", "fp16", "int8")
 LARGEST_HALF = 65504.0
+_LARGEST_FLOAT = 3.3e38  # times 128 / 127 it is a float32 still
 _SOME_ROWS = 64
 _LEAST_RANGE = 1e-30  # the least that FixedR8 takes
 
@@ -151,19 +153,20 @@ def _config(live: HostTable, compressors: Mapping[int, Compressor]) -> TableConf
 
 
 def _limits(table: ServedTable) -> list[float]:
-    """The largest absolute value of each segment."""
+    """The largest absolute value of each segment; NaN where it holds one."""
     dims = [segment.dim for segment in table.config.segments]
     most = [0.0] * len(dims)
     for _, rows in table.rows():
         for i, part in enumerate(rows.split(dims, dim=1)):
-            most[i] = max(most[i], float(part.abs().max()))
+            most[i] = float(part.abs().max().maximum(torch.tensor(most[i])))  # keeps a NaN
     return most
 
 
 def _compressor(name: str, form: str, most: float) -> Compressor:
-    if form == "fp16" and most > LARGEST_HALF:
+    largest = {"fp16": LARGEST_HALF, "int8": _LARGEST_FLOAT, "fp32": math.inf}[form]
+    if not most <= largest:  # NaN, too: the other rows of an int8 table would be cut
         raise InputError(
-            f"table {name!r} holds {most:g}, more than fp16 can; export with rows='fp32' or 'int8'."
+            f"table {name!r} holds {most:g}, more than {form} can; export with rows='fp32'."
         )
     if form == "int8":  # the largest value is the largest code, 127 of 128: none is cut
         return FixedR8(max(_LEAST_RANGE, most * 128 / 127) if most else 1.0)

@@ -30,10 +30,10 @@ more than 100000 fields; send numbers as raw content or packed, in fewer and lar
         return
     waiting: list[tuple[Any, int, int]] = [(kind.DESCRIPTOR, 0, len(data))]
     parts = 0
-    try:
-        while waiting:
-            described, at, end = waiting.pop()
-            known = described.fields_by_number
+    while waiting:
+        described, at, end = waiting.pop()
+        known = described.fields_by_number
+        try:
             while at < end:
                 parts += 1
                 if parts > MOST_PARTS:
@@ -53,8 +53,8 @@ more than 100000 fields; send numbers as raw content or packed, in fewer and lar
                     _, at = _varint(data, at)
                 else:  # a group's borders have nothing behind their tags
                     at += {FIXED64: 8, FIXED32: 4}.get(tag & 7, 0)
-    except IndexError:  # cut off: no message
-        return
+        except IndexError:  # cut off, and yet the parser reads all that stands before
+            continue
 
 
 def _varint(data: bytes, at: int) -> tuple[int, int]:

@@ -12,7 +12,10 @@ import torch
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
 
+import hedgerow as hr
 from hedgerow.core.errors import InputError
+from hedgerow.serving.metrics import Metrics
+from hedgerow.serving.model import Model, Signature, TensorSpec
 from hedgerow.serving.registry import Registry
 from hedgerow.serving.server import PredictionServer
 from hedgerow.wire import infer_tensors, services
@@ -142,6 +145,11 @@ def test_a_new_list_of_models_is_served(tmp_path: Path) -> None:
         answer = caller.call("HandleReloadConfigRequest", _reload(two, three))
         assert (answer.status.error_code, registry.versions("b")) == (9, [7])
         assert "model c" in answer.status.error_message
+        moved = {"name": "b", "base_path": str(tmp_path / "e")}
+        (tmp_path / "e" / "7").mkdir(parents=True)  # of the same number, and another model
+        answer = caller.call("HandleReloadConfigRequest", _reload(moved, one))
+        assert (answer.status.error_code, registry.versions("a")) == (9, [2])
+        assert "version 7 of model b is served from" in answer.status.error_message
         outside = {"name": "d", "base_path": str(tmp_path / ".." / "d")}
         found = refused(lambda: caller.call("HandleReloadConfigRequest", _reload(outside)))
         assert found[0] == "PERMISSION_DENIED"
@@ -193,13 +201,40 @@ def test_kserve_refuses(caller: Any, model: str, version: str, signature: str, c
     assert refused(lambda: caller(services.KSERVE_SERVICE, "ModelInfer", asked))[0] == code
 
 
+def test_kserve_types_what_it_can() -> None:
+    half = TensorSpec(torch.float16, (None,))
+    same = Signature({"x": half}, {"y": half}, lambda inputs: {"y": inputs["x"]})
+    with (
+        serving(Model("m", 1, {"serving_default": same}), compat="typed") as server,
+        Caller(server.address, services.KSERVE_SERVICE) as caller,
+    ):
+        asked = kserve.ModelInferRequest(model_name="m")
+        value = torch.tensor([0.5], dtype=torch.float16)
+        infer_tensors.write_inputs(asked, {"x": value})
+        found = infer_tensors.read_outputs(caller.call("ModelInfer", asked))["y"]
+    assert torch.equal(torch.as_tensor(found), value)
+
+
+def test_a_version_of_any_length_is_no_fault_of_ours() -> None:
+    registry = Registry()
+    registry.add(adding(1))
+    with (
+        PredictionServer(registry, observe=Metrics(registry).observe) as server,
+        Caller(server.address, services.KSERVE_SERVICE) as caller,
+    ):
+        asked = kserve.ModelInferRequest(model_name="m", model_version="1" * 5000)
+        code, text = refused(lambda: caller.call("ModelInfer", asked))
+    assert (code, "not a whole number" in text) == ("INVALID_ARGUMENT", True)
+
+
 def test_kserve_tells_states_and_shapes(caller: Any) -> None:
     def ask(name: str, asked: Any) -> Any:
         return caller(services.KSERVE_SERVICE, name, asked)
 
     assert ask("ServerLive", kserve.ServerLiveRequest()).live
     assert ask("ServerReady", kserve.ServerReadyRequest()).ready
-    assert ask("ServerMetadata", kserve.ServerMetadataRequest()).name == "hedgerow"
+    about = ask("ServerMetadata", kserve.ServerMetadataRequest())
+    assert (about.name, about.version) == ("hedgerow", hr.__version__)
     assert ask("ModelReady", kserve.ModelReadyRequest(name="m")).ready
     assert ask("ModelReady", kserve.ModelReadyRequest(name="m", version="3")).ready
     assert not ask("ModelReady", kserve.ModelReadyRequest(name="m", version="4")).ready
@@ -209,9 +244,9 @@ def test_kserve_tells_states_and_shapes(caller: Any) -> None:
     assert [(i.name, i.datatype, list(i.shape)) for i in told.inputs] == [("x", "FP32", [-1, 2])]
 
 
-def test_health_follows_the_models_and_a_watcher_is_told() -> None:
+def test_health_follows_the_models_and_a_watcher_is_told(tmp_path: Path) -> None:
     states = health_pb2.HealthCheckResponse
-    registry = Registry()
+    registry = Registry(_load)
     server = PredictionServer(registry).start()
     with grpc.insecure_channel(server.address) as channel:
         stub = health_pb2_grpc.HealthStub(channel)
@@ -226,7 +261,10 @@ def test_health_follows_the_models_and_a_watcher_is_told() -> None:
         assert next(watched).status == states.NOT_SERVING
         registry.add(adding(2))
         assert next(watched).status == states.SERVING
+        registry.watch("other", tmp_path)  # wanted, and nothing there
+        assert next(watched).status == states.NOT_SERVING
         watched.cancel()
+    registry.close()
     server.stop()
 
 

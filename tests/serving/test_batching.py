@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import time
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -11,6 +12,7 @@ import torch
 
 from hedgerow.core.errors import ConfigError, InputError
 from hedgerow.serving.batching import Batcher, Batching
+from hedgerow.serving.deadline import shortest_s, within
 from hedgerow.serving.model import Joining, Model, Signature, TensorSpec
 from hedgerow.serving.registry import Registry
 
@@ -64,6 +66,34 @@ def test_a_wrong_request_spoils_no_other() -> None:
     good, bad, other = _together(Batcher(held, DOUBLED, Batching(10.0, 3)), held, values)
     assert isinstance(bad, InputError)
     assert (good["y"].tolist(), other["y"].tolist()) == ([2.0], [6.0])
+
+
+def test_a_request_without_time_spoils_no_other() -> None:
+    held = _Held()
+
+    def run(inputs: Any) -> Any:
+        outputs = held(inputs)
+        if shortest_s(TIMEOUT_S) <= 0:
+            raise InputError("no time left")
+        return outputs
+
+    batcher = Batcher(run, DOUBLED, Batching(10.0, 2))
+
+    def ask(seconds: float) -> Any:
+        with within(seconds):
+            return batcher({"x": torch.ones(1)})
+
+    with ThreadPoolExecutor(3) as pool:
+        first = pool.submit(ask, TIMEOUT_S)
+        assert held.began.wait(TIMEOUT_S)
+        leads = pool.submit(ask, 0)
+        while not batcher._open:  # it waits for another, whose run it leads
+            time.sleep(0.001)
+        other = pool.submit(ask, TIMEOUT_S)
+        assert other.result(TIMEOUT_S)["y"].tolist() == [2]
+        assert isinstance(leads.exception(TIMEOUT_S), InputError)
+        held.go_on.set()
+        first.result(TIMEOUT_S)
 
 
 def test_other_shapes_run_apart() -> None:

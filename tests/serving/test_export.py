@@ -262,6 +262,12 @@ def test_what_cannot_be_exported(tmp_path: Path, dlrm: nn.Module) -> None:
     big(ids)["user"].sum().backward()
     with pytest.raises(InputError, match="more than fp16 can"):
         export(big, tmp_path, example=ids, rows="fp16")
+    wild = hr.EmbeddingBags([hr.Table("user", 1)], init=hr.Zeros(), optimizer=hr.Sgd(lr=3e38))
+    for gradient, held in ((10, "inf"), (-10, "nan")):
+        wild(ids)["user"].mul(gradient).sum().backward()
+        for form in ("fp16", "int8"):  # the range of int8 would come from other rows alone
+            with pytest.raises(InputError, match=f"'user' holds {held}, more than {form} can"):
+                export(wild, tmp_path, example=ids, rows=form)
     assert not any(tmp_path.rglob("*"))
 
 

@@ -13,12 +13,15 @@ import torch
 from torch import Tensor, nn
 
 import hedgerow as hr
+from hedgerow.serving.arguments import Arguments, Ids
 from hedgerow.serving.batching import Batching
 from hedgerow.serving.bundle import load_bundle
+from hedgerow.serving.joining import find_cuts
 from hedgerow.serving.metrics import Metrics
 from hedgerow.serving.model import ServingError
 from hedgerow.serving.registry import Registry
 
+from .serving import adding
 from .serving import request as message
 from .trained import FEATURES, batch, request, tables, trained
 
@@ -134,6 +137,31 @@ def test_models_of_ours_are_joined(kind: Any, tmp_path: Path) -> None:
             assert torch.allclose(outputs["output"], own, atol=1e-6, rtol=0)
 
     until_joined(registry, once)
+
+
+def test_requests_that_are_tried_have_more_ids_than_samples() -> None:
+    names = tuple(f"f{i}" for i in range(50))
+    arguments, seen = Arguments((Ids(names, False),)), list[tuple[int, int]]()
+
+    def model(inputs: list[Tensor]) -> dict[str, Tensor]:
+        seen.extend(zip(map(len, inputs[::2]), map(len, inputs[1::2]), strict=True))
+        return {"y": inputs[0]}
+
+    assert find_cuts(model, arguments, {}) is None
+    assert len(seen) == 4 * len(names)  # three requests, each alone and all joined
+    assert all(ids > samples for ids, samples in seen)
+
+
+def test_a_label_is_counted_as_its_version() -> None:
+    registry = Registry()
+    for version in (1, 2):
+        registry.add(adding(version))
+    registry.set_labels("m", {"stable": 1})
+    metrics = Metrics(registry)
+    asked = message("m", {"x": torch.ones(3, 2)}, label="stable")
+    metrics.observe("/tensorflow.serving.PredictionService/Predict", "OK", 0.1, asked)
+    (line,) = [t for t in metrics.text().decode().splitlines() if "requests_total{" in t]
+    assert 'version="1"' in line
 
 
 def test_rows_are_counted_by_samples(wide: tuple[nn.Module, Registry]) -> None:

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from hedgerow.core.errors import ConfigError, InputError, NameTakenError
 from hedgerow.serving.model import Model, ServingError
@@ -218,6 +219,48 @@ def test_states_are_told_while_a_version_loads(tmp_path: Path) -> None:
     _put(tmp_path, 1)
     registry.watch("m", tmp_path)
     assert seen == ["LOADING"]
+    registry.close()
+
+
+def test_what_is_watched_no_more_is_not_loaded_later(tmp_path: Path) -> None:
+    loading, go_on = threading.Event(), threading.Event()
+
+    def load(folder: Path, name: str) -> Model:
+        if folder.name == "2":
+            loading.set()
+            assert go_on.wait(DEADLINE_S)
+        return _load(folder, name)
+
+    registry = Registry(load, poll_s=0.01)
+    _put(tmp_path, 1)
+    registry.watch("m", tmp_path)
+    _put(tmp_path, 2)
+    assert loading.wait(DEADLINE_S)
+    threading.Timer(0.05, go_on.set).start()
+    registry.unwatch("m")
+    registry.remove("m")
+    assert go_on.is_set()
+    assert registry.versions("m") == []
+    registry.close()
+    assert _states(registry)[2] == "END"
+
+
+def test_a_model_may_ask_another_of_the_same_registry() -> None:
+    registry = Registry(threads=1)
+
+    def ask(inputs: Any) -> Any:
+        with registry.find("inner") as model:
+            return model.signatures["serving_default"].run(inputs)
+
+    registry.add(adding(1, "inner"))
+    registry.add(adding(1, "outer", run=ask))
+    found: list[Any] = []
+    with registry.find("outer") as model:
+        run, inputs = model.signatures["serving_default"].run, {"x": torch.zeros(1, 2)}
+        asking = threading.Thread(target=lambda: found.append(run(inputs)), daemon=True)
+        asking.start()
+        asking.join(DEADLINE_S)
+    assert [one["y"].tolist() for one in found] == [[[1, 1]]]
     registry.close()
 
 

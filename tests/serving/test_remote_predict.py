@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import struct
 import threading
 import time
@@ -108,6 +109,20 @@ def test_addresses_and_names_by_style_of_the_keys(key: str, old: str | None, nam
     assert spec_of(server)[1] == [name]
 
 
+def test_parameters_are_those_of_the_original() -> None:
+    found = inspect.signature(door.remote_predict).parameters
+    required = "input_tensor_alias input_tensors output_tensor_alias model_name task old_model_name"
+    assert [name for name, one in found.items() if one.default is one.empty] == required.split()
+    assert [(n, one.default) for n, one in found.items() if one.default is not one.empty] == [
+        ("model_version", -1),
+        ("fail_op_on_rpc_error", True),
+        ("max_rpc_deadline_millis", 30),
+        ("output_types", None),
+        ("name", None),
+        ("signature_name", "serving_default"),
+    ]
+
+
 def test_model_name_must_be_specified() -> None:
     with pytest.raises(ValueError, match=r"^model_name must be specified\.$"):
         ask(model_name=None)
@@ -125,6 +140,12 @@ def test_counts_must_match(aliases: list[str], types: list[torch.dtype]) -> None
         door.remote_predict(aliases, [IDS], ["emb"], "m", 1, None, output_types=types)
     assert caught.value.code == "INVALID_ARGUMENT"
     assert not server.requests
+
+
+def test_an_input_is_named_once() -> None:
+    with one_replica(rows) as server, pytest.raises(ServingError, match="twice") as caught:
+        door.remote_predict(["id", "id"], [IDS, IDS], ["emb"], "m", 1, None)
+    assert (caught.value.code, server.requests) == ("INVALID_ARGUMENT", [])
 
 
 def refuse(_: bytes, context: Any) -> NoReturn:
@@ -270,6 +291,30 @@ def test_hedging_takes_the_earlier_answer_and_gives_up_the_other() -> None:
                 assert torch.equal(found, ROWS)
             assert late.cancelled.wait(60)
         release.set()
+
+
+def test_hedging_asks_the_other_when_one_is_away() -> None:
+    with plain_server(rows) as server:
+        known = {"ps:1": ["127.0.0.1:1", server.address]}  # nobody listens on the first
+        with Replicas(known, hedge_after_s=60):
+            for _ in range(20):
+                assert torch.equal(ask()[0], ROWS)
+    with (
+        Replicas({"ps:1": ["127.0.0.1:1", "127.0.0.1:2"]}, hedge_after_s=60),
+        pytest.raises(ServingError) as caught,
+    ):
+        ask()
+    assert caught.value.code == "UNAVAILABLE"
+
+
+def test_hedging_repeats_nothing_that_a_server_refuses() -> None:
+    with (
+        two_servers(refuse, refuse) as (one, other),
+        Replicas(both(one, other), hedge_after_s=60),
+        pytest.raises(ServingError, match="not today"),
+    ):
+        ask()
+    assert len(one.requests) + len(other.requests) == 1
 
 
 def test_hedging_still_ends_at_the_deadline() -> None:

@@ -128,11 +128,16 @@ def test_paths(served: str, path: str, status: int) -> None:
     assert ("error" in answer) == (status != 200)
 
 
-def test_what_fails_inside_is_an_internal_error(served: str) -> None:
+def test_what_fails_inside_is_an_internal_error(
+    served: str, caplog: pytest.LogCaptureFixture
+) -> None:
     body = {"signature_name": "broken", "inputs": [1]}
     status, answer = ask(served, "POST", "/v1/models/demo:predict", body)
     assert status == 500
     assert "the disk is on fire" in answer["error"]
+    told = ask(served, "GET", "/metrics")[1].decode()
+    assert 'hedgerow_serving_events_total{event="internal_errors"}' in told
+    assert "the disk is on fire" in caplog.text
 
 
 def test_status_and_metadata(served: str) -> None:

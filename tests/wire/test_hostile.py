@@ -14,9 +14,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hedgerow.core.errors import DtypeError, HedgerowError, InputError
+from hedgerow.core.protobuf import bytes_field
 from hedgerow.wire import infer_tensors, push, push_result, push_split, services, tensors
 from hedgerow.wire.codec import from_bytes, to_bytes
 from hedgerow.wire.messages import kserve, parameter_sync, tensor, tf_serving
+from hedgerow.wire.screen import check_parts
 
 SHORT, LONG = (100_000, 5.0), (100_000_000, 60.0)  # rounds and seconds, whichever is over first
 
@@ -114,6 +116,14 @@ def test_a_claim_of_gigabytes_costs_no_memory() -> None:
         assert tracemalloc.get_traced_memory()[1] < 1_000_000
     finally:
         tracemalloc.stop()
+
+
+@pytest.mark.parametrize("tail", [b"", b"\x1a", b"\x1a\xff"])
+def test_many_parts_inside_are_counted_also_where_the_end_is_cut_off(tail: bytes) -> None:
+    value = bytes_field(2, b"\x42\x00" * 200_000)  # of a map's entry: so many empty strings
+    data = bytes_field(2, bytes_field(1, b"x") + value) + tail
+    with pytest.raises(InputError, match="more than 100000 fields"):
+        check_parts(tf_serving.PredictRequest, data)
 
 
 @pytest.mark.parametrize("depth", [50, 5000])
