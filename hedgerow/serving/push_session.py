@@ -12,7 +12,6 @@ from ..routing.router import Router
 from ..sync.protocol import GONE, PushMark
 from .model import ServingError
 
-
 SILENT_S = 10.0  # without a word for so long a publisher gives way to older ones
 
 

@@ -27,7 +27,9 @@ class Looks:
     >>> import torch, hedgerow as hr
     >>> from hedgerow.sync.source import HostSource
     >>> table = hr.HostTable(hr.TableConfig("user", (hr.Segment(1, hr.Zeros(), hr.Sgd(lr=1.0)),)))
-    >>> looks = Looks([HostSource([table])], lambda place, taken, found_by: print(taken["user"].ids))
+    >>> def deliver(place, taken, found_by):
+    ...     print(taken["user"].ids)
+    >>> looks = Looks([HostSource([table])], deliver)
     >>> _ = table.assign(torch.tensor([7]), torch.ones(1, 1))
     >>> looks.ask(timeout_s=30)
     tensor([7])

@@ -106,6 +106,7 @@ class Publisher:
         self._listing = threading.Lock()  # an older list must not follow a newer one
         self._reached: dict[str, Target] = {}
         self._looks = Looks(self._sources, self._found)
+        self._list_fails = False
         self._ending = threading.Event()
         self._thread = threading.Thread(target=self._run, name="publisher", daemon=True)
 
@@ -130,6 +131,7 @@ class Publisher:
         Replicas that are on no list any more do not count.
         """
         end_s = time.monotonic() + timeout_s
+        self._list()
         number = self._pass(timeout_s)
         while not self._all_have(number):
             if time.monotonic() > end_s or self._ending.wait(_LOOK_S):
@@ -201,16 +203,18 @@ class Publisher:
         due_s = time.monotonic()
         while not self._ending.is_set():
             try:
-                self._pass(self._every_s)
-            except Exception:  # of the list of replicas: the last one stays
-                _log.exception("a pass of the publisher failed")
+                self._list()
+                self._list_fails = False
+            except Exception:  # those known so far stay, and get their rows
+                if not self._list_fails:
+                    _log.exception("the list of replicas")
+                self._list_fails = True
+            self._pass(self._every_s)
             due_s = max(due_s + self._every_s, time.monotonic())
             self._ending.wait(due_s - time.monotonic())
 
     def _pass(self, timeout_s: float) -> int:
         """Has every source looked at; its number. A source that takes longer comes later."""
-        with self._listing:
-            self._listed()
         number = self._looks.ask(timeout_s)
         self._wake_all()
         return number
@@ -230,6 +234,10 @@ class Publisher:
             if taken is None:
                 target.restart(place, found_by)
             target.wake()
+
+    def _list(self) -> None:
+        with self._listing:
+            self._listed()
 
     def _listed(self) -> None:
         """Looks who is there; replicas not seen for long are let go."""

@@ -110,6 +110,27 @@ def test_a_source_that_hangs_holds_up_no_other() -> None:
         assert rows_of(one.store.tables) == {name: both[0][name] | both[1][name] for name in DIMS}
 
 
+def test_a_take_that_fails_at_a_later_table_keeps_the_keys_of_the_first(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    tables = trainer_tables()
+    source = HostSource(tables)
+    train(tables, torch.arange(3))
+
+    def fail() -> Touched:
+        raise MemoryError
+
+    with monkeypatch.context() as broken:
+        broken.setattr(source._marks["user"], "take", fail)
+        with pytest.raises(MemoryError):
+            source.take()
+    assert {name: sorted(one.ids.tolist()) for name, one in source.take().items()} == {
+        "item": [0, 1, 2],
+        "user": [0, 1, 2],
+    }
+    source.close()
+
+
 def test_a_pass_that_failed_in_part_has_its_own_number() -> None:
     """Else a flush would take what a source had of the last pass for what it has of its own."""
     found: list[tuple[int, int]] = []
@@ -175,6 +196,33 @@ def test_a_publisher_that_could_not_be_made_leaves_nothing_behind() -> None:
             hr.publish(bags, to="127.0.0.1:1", every=every, dense_every="1s")
     assert not bags._forward_pre_hooks
     assert not bags.table("user")._consumers
+
+
+class FailingList:
+    """A list of replicas that cannot be told after the first time."""
+
+    def __init__(self, address: str) -> None:
+        self._address, self.asked = address, 0
+
+    def current(self) -> list[str]:
+        """Tells it once."""
+        self.asked += 1
+        if self.asked > 1:
+            raise KeyError("gone")
+        return [self._address]
+
+
+def test_a_list_that_fails_keeps_the_replicas_known_so_far() -> None:
+    tables = trainer_tables()
+    with served() as (one, address):
+        targets = FailingList(address)
+        publisher = Publisher([HostSource(tables)], targets, every="20ms").start()
+        wait_for(lambda: targets.asked > 2)
+        train(tables, torch.arange(10))
+        wait_for(lambda: one.store.size() == 20)
+        with pytest.raises(KeyError):
+            publisher.stop()
+        assert rows_of(one.store.tables) == rows_of(tables)
 
 
 def test_words_that_make_no_sense_are_refused() -> None:
