@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping
 from ..core.errors import InputError
 
 _TOKEN = re.compile(r"\s*(\d+|[A-Za-z_]\w*|==|!=|<=|>=|//|[-+*/%<>()])")
-_MOST_DIGITS, _MOST_TOKENS = 18, 200
+_MOST_DIGITS, _MOST_TOKENS = 18, 100  # each open bracket takes seven frames of the stack
 _LEVELS: tuple[dict[str, Callable[[int, int], int]], ...] = (
     {"or": lambda a, b: a or b},
     {"and": lambda a, b: a and b},

@@ -35,7 +35,7 @@ class _Payload:
         """What to_bytes() wrote, by this or another version: unknown keys are left aside."""
         try:
             found = json.loads(data)
-        except ValueError as error:
+        except (ValueError, RecursionError) as error:
             raise _damaged(cls, data, str(error)) from error
         if not isinstance(found, dict):
             raise _damaged(cls, data, f"it is a {type(found).__name__}, not an object")

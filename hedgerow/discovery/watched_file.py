@@ -57,7 +57,7 @@ class WatchedFile(Generic[T]):
     def _read(self) -> T:
         try:
             return self._parse(json.loads(self.path.read_bytes()))
-        except (ValueError, TypeError, AttributeError) as error:
+        except (ValueError, TypeError, AttributeError, RecursionError) as error:
             raise FileDamagedError(f"{self.path} holds no list of addresses: {error}") from error
 
 

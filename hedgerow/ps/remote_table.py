@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from ..core import checks
+from ..core.errors import StateError
 from ..core.shapes import Bool, Float32, Int64
 from ..tables.store import Lookup, TableKeys
 from ..tables.touched import DEFAULT_CAPACITY, Overflow, Touched, TouchedSettings
@@ -90,8 +91,11 @@ class RemoteTable:
         return rows.view(n, self.dim), marks
 
     def all_ids(self) -> Iterator[Int64[Tensor, "n"]]:
-        """The ids of all rows, in slices; one that stays meanwhile is given exactly once."""
-        cursor, done = 0, False
+        """The ids of all rows, in slices; one that stays meanwhile is given exactly once.
+
+        A server that is restarted meanwhile is an error: its rows lie elsewhere, or are gone.
+        """
+        cursor, done, met = 0, False, 0
         while not done:
             kept = _Large(8 * _TAKE_IDS)
             options = Options(table=self.k, rows=_TAKE_IDS, cursor=cursor)
@@ -99,6 +103,12 @@ class RemoteTable:
             self._shard.connection.wait(self._shard._start(request, [], kept))
             if kept.answer is None or len(kept.frames) != 1:
                 raise FrameError(f"a scan of ids without ids [{self._shard.connection.where}].")
+            met = met or kept.answer.incarnation
+            if kept.answer.incarnation != met:
+                raise StateError(
+                    f"{self._shard.connection.where} was restarted while its ids were read; begin "
+                    f"anew."
+                )
             cursor, done, n = kept.answer.offset, bool(kept.number(0)), kept.number(1)
             if n:
                 yield tensor_over(kept.frames[0], torch.int64, n, "ids")

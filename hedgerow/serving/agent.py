@@ -9,6 +9,7 @@ from concurrent.futures import ThreadPoolExecutor
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Protocol, Self
 
+from ..core.errors import InputError
 from ..discovery.payloads import ResourceSpec
 from ..wire.codec import from_bytes, to_bytes
 from ..wire.messages import agent_service as messages
@@ -91,7 +92,7 @@ class AgentServer:
         self._pool.shutdown()
 
     def _replicas(self, request: GetReplicasRequest) -> GetReplicasResponse:
-        kind = messages.ServerType.Name(request.server_type).lower()
+        kind = _kind(request.server_type)
         known = self._book.addresses(kind)
         model, task = request.model_name, request.task
         names = (f"{kind}:{task}", f"{model}:{kind}_{task}", f"{model}:{kind}")
@@ -111,7 +112,7 @@ class AgentServer:
         )
 
     def _heart_beat(self, request: HeartBeatRequest) -> HeartBeatResponse:
-        kind = messages.ServerType.Name(request.server_type).lower()
+        kind = _kind(request.server_type)
         known = self._book.addresses(kind)
         lists = {key: messages.AddressList(address=found) for key, found in known.items()}
         return messages.HeartBeatResponse(addresses=lists)
@@ -126,6 +127,17 @@ class AgentServer:
         trace: TracebackType | None,
     ) -> None:
         self.stop()
+
+
+def _kind(number: int) -> str:
+    """The kind of servers that a request asks for; the wire lets any number through.
+
+    >>> _kind(0)
+    'ps'
+    """
+    if number not in messages.ServerType.values():
+        raise InputError(f"server_type is {number}; it must be PS 0, ENTRY 1 or DENSE 2.")
+    return messages.ServerType.Name(number).lower()
 
 
 def machine_resource(

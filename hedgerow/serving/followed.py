@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 import secrets
 import threading
 from collections.abc import Callable, Mapping
@@ -21,6 +22,7 @@ from .model import ServingError, Signature, Tensors
 from .push_marks import current_push
 from .push_session import PushSession, ShardStatus
 
+_LATER = "a publisher that was started later sends these rows; stop this one."
 _SLICE_ROWS, _SLICES = 4096, 16  # of one sweep: pushes of the shard wait for it
 
 
@@ -45,8 +47,7 @@ class Followed:
         self._attaching = threading.Lock()
         self._sessions: dict[int, PushSession] = {}
         self._generation = 0
-        self._publishers: list[str] = []  # of weights, the last one being the one who may send
-        self._dense_number = 0
+        self._dense_from, self._dense_number = "", 0  # who sent the weights, and which
 
     # ---- what others ask
 
@@ -106,14 +107,26 @@ class Followed:
     def attach(self, asked: Mapping[str, Any]) -> dict[str, Any]:
         """A new session of a trainer shard, which ends the one before.
 
+        The publisher that started last has its way: an older one, whose trainer was perhaps
+        replaced, is refused until the later one is silent.
+
         Sessions of a trainer with another number of shards end as well: that one is gone.
         """
         try:
             shard, shards = int(asked["shard"]), int(asked["shards"])
             routers = {n: Router.from_dict(one) for n, one in asked["routers"].items()}
             publisher, incarnation = str(asked["publisher"]), str(asked["incarnation"])
-        except (AttributeError, ConfigError, KeyError, TypeError, ValueError) as error:
+        except (
+            AttributeError,
+            ConfigError,
+            KeyError,
+            OverflowError,
+            TypeError,
+            ValueError,
+        ) as error:
             raise InputError(f"a publisher attaches with {asked!r}: {error}.") from error
+        if not 0 <= shard < shards:
+            raise InputError(f"a publisher attaches as shard {shard} of {shards}; count from 0.")
         if incarnation != self.incarnation:
             raise ServingError(GONE, "the model was loaded again; look what is served.")
         names = () if self._store is None else self._store.names
@@ -124,6 +137,8 @@ class Followed:
                 before = [
                     one for n, one in self._sessions.items() if n == shard or one.shards != shards
                 ]
+            if any(one.outranks(publisher) for one in before):
+                raise ServingError("FAILED_PRECONDITION", _LATER)
             for session in before:
                 session.end()
             token = f"{self.incarnation}-{secrets.token_hex(4)}"
@@ -160,10 +175,12 @@ class Followed:
 
     def beat(self, asked: Mapping[str, Any]) -> dict[str, Any]:
         """Takes note that the shard has nothing new."""
-        session = self._session_of(asked)
+        session, lag_s = self._session_of(asked), asked.get("lag_s", 0.0)
+        if not isinstance(lag_s, int | float) or not math.isfinite(lag_s):
+            raise InputError(f"lag_s is {lag_s!r}; it must be a number of seconds.")
         with session.lock:
             session.check(str(asked.get("session")))
-            session.done(0, 0, float(asked.get("lag_s", 0.0)))
+            session.done(0, 0, float(lag_s))
         return {}
 
     def _session_of(self, asked: Mapping[str, Any]) -> PushSession:
@@ -192,12 +209,21 @@ class Followed:
         if self._program is None:
             raise InputError("this model has rows and no weights.")
         with self._attaching:
-            if push.publisher in self._publishers[:-1]:
-                raise ServingError(GONE, "another publisher sends the weights now.")
-            if self._publishers[-1:] != [push.publisher]:
-                self._publishers.append(push.publisher)
-                self._dense_number = 0
+            if self._refuses_dense_of(push.publisher):
+                raise ServingError(GONE, "a publisher that was started later sends the weights.")
+            if push.publisher != self._dense_from:
+                self._dense_from, self._dense_number = push.publisher, 0
             if push.state.number > self._dense_number:
                 self._program.replace(push.state.weights)
                 self._dense_number = push.state.number
         return {"number": self._dense_number}
+
+    def _refuses_dense_of(self, publisher: str) -> bool:
+        """Whether one that was started later sends weights; with rows, as long as it is heard."""
+        if self._store is None:
+            return publisher < self._dense_from
+        with self._lock:
+            sessions = list(self._sessions.values())
+        return any(
+            one.publisher == self._dense_from and one.outranks(publisher) for one in sessions
+        )

@@ -11,6 +11,7 @@ from ..core.units import parse_seconds
 from ..discovery.targets import Targets
 from ..sync.link import Trust
 from ..sync.publisher import MOST_PENDING, Publisher
+from ..sync.source import RowSource
 from .dense_watch import DenseWatch
 from .row_sources import row_sources
 
@@ -31,10 +32,11 @@ class ModelPublisher(Publisher):
 
     def stop(self, timeout_s: float = 5.0) -> bool:
         """Sends what is left, for at most `timeout_s`, and ends; whether all was sent."""
-        sent = super().stop(timeout_s)
-        if self.dense is not None:
-            self.dense.close()
-        return sent
+        try:
+            return super().stop(timeout_s)
+        finally:
+            if self.dense is not None:
+                self.dense.close()
 
 
 def publish(
@@ -71,16 +73,25 @@ def publish(
     if not to and listen is None:
         raise InputError("publish without to= and listen=; say where replicas are.")
     watch = None if dense_every is None else DenseWatch(model, parse_seconds(dense_every))
-    made = ModelPublisher(
-        row_sources(model),
-        to,
-        every=every,
-        listen=listen,
-        model=served_as,
-        most_pending=most_pending,
-        trust=tls,
-        dense=(lambda: None) if watch is None else watch.state,
-    )
+    sources: list[RowSource] = []
+    try:
+        sources = row_sources(model)
+        made = ModelPublisher(
+            sources,
+            to,
+            every=every,
+            listen=listen,
+            model=served_as,
+            most_pending=most_pending,
+            trust=tls,
+            dense=(lambda: None) if watch is None else watch.state,
+        )
+    except BaseException:  # else the model would collect marks that nobody ever takes
+        for source in sources:
+            source.close()
+        if watch is not None:
+            watch.close()
+        raise
     made.dense = watch
     made.start()
     return made

@@ -12,6 +12,8 @@ from ..routing.router import Router
 from ..sync.protocol import GONE, PushMark
 from .model import ServingError
 
+SILENT_S = 10.0  # without a word for so long a publisher gives way to older ones
+
 
 @dataclass(frozen=True, slots=True)
 class ShardStatus:
@@ -57,12 +59,20 @@ class PushSession:
         self._routers = routers
         self._ended = False
         self._seq = self._rows = self._removed = 0
-        self._made_s = time.monotonic()
+        self._made_s = self._heard_s = time.monotonic()
         self._fresh_s: float | None = None  # every change before is here
 
     def router(self, table: str) -> Router:
         """Who owns the keys of a table."""
         return self._routers[table]
+
+    def outranks(self, publisher: str) -> bool:
+        """Whether it keeps its place when this publisher wants it: publishers sort by their start.
+
+        Without any word for `SILENT_S` it does not, so that nobody waits for the dead.
+        """
+        silent_s = time.monotonic() - self._heard_s
+        return self.publisher > publisher and silent_s < SILENT_S
 
     def end(self) -> None:
         """Refuses all pushes that come later, and waits for the one that runs."""
@@ -73,6 +83,7 @@ class PushSession:
         """Whether a call belongs to this session. Call it with the lock held."""
         if self._ended or token != self.token:
             raise ServingError(GONE, f"shard {self.shard} has another session; attach again.")
+        self._heard_s = time.monotonic()
 
     def begin(self, mark: PushMark) -> None:
         """Lets a push in, unless a later one was. Call it with the lock held."""

@@ -100,9 +100,13 @@ class Pending:
             return self._add(ids, found_by.since_s)
 
     def take(self) -> Batch:
-        """All keys, each once; it is empty then."""
+        """All keys, each once; it is empty then.
+
+        Of one that does not collect the batch ends no pass: keys of it are missing.
+        """
         with self._lock:
-            batch = Batch(self._merged(), self._since_s, self._upto)
+            upto = self._upto if self._collects else None
+            batch = Batch(self._merged(), self._since_s, upto)
             self._empty()
             return batch
 

@@ -77,7 +77,7 @@ def read_json(data: bytes) -> dict[str, Any]:
     """
     try:
         plain = json.loads(data)
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise InputError(f"these {len(data)} bytes are no JSON: {error}.") from error
     if not isinstance(plain, dict):
         raise InputError(f"a {type(plain).__name__} where a JSON object must stand.")

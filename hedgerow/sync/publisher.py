@@ -6,17 +6,20 @@ import logging
 import secrets
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from types import TracebackType
 from typing import Self
 
 from ..core import checks
+from ..core.clock import wall_ns
 from ..core.errors import HedgerowError, InputError, StateError
 from ..core.units import parse_seconds
 from ..discovery.targets import Targets, targets_of
+from ..tables.touched import Touched
 from .dense import DenseState
 from .link import Trust
+from .looks import Looks
 from .metrics import SyncMetrics
 from .pending import Pass
 from .roster import Roster
@@ -27,6 +30,7 @@ MOST_PENDING = 2_097_152  # keys of one replica: 16 MiB; as many as a table's ma
 TIMEOUT_S = 5.0
 _FORGET_S = 60.0  # a replica that is on no list for so long begins anew if it comes back
 _LOOK_S = 0.005
+_LONGEST_EVERY_S = 366 * 86400.0  # threads cannot wait for ever
 _log = logging.getLogger("hedgerow")
 
 
@@ -82,12 +86,14 @@ class Publisher:
         dense: Callable[[], DenseState | None] = lambda: None,
     ) -> None:
         self._every_s = parse_seconds(every)
-        if not self._every_s > 0:
-            raise InputError(f"every is {every!r}; it must be a time above 0, such as '1s'.")
+        if not 0 < self._every_s <= _LONGEST_EVERY_S:
+            raise InputError(
+                f"every is {every!r}; it must be a time above 0 and up to a year, such as '1s'."
+            )
         if not sources:
             raise InputError("a publisher without sources; give it at least one.")
         checks.count("most_pending", most_pending, least=1)
-        publisher = secrets.token_hex(8)
+        publisher = f"{wall_ns():016x}-{secrets.token_hex(4)}"  # of two, the later one is greater
         self._sources = tuple(sources)
         self._targets = targets_of(to)
         self._roster = Roster(listen) if listen is not None else None
@@ -97,11 +103,10 @@ class Publisher:
         self._dense = dense
         self._metrics = SyncMetrics()
         self._lock = threading.Lock()  # over _reached
-        self._passing = threading.Lock()  # one pass at a time
+        self._listing = threading.Lock()  # an older list must not follow a newer one
         self._reached: dict[str, Target] = {}
-        self._incarnations = [source.incarnation for source in sources]
-        self._passes, self._began_s = 0, time.monotonic()
-        self._source_failures, self._source_error = 0, ""
+        self._looks = Looks(self._sources, self._found)
+        self._list_fails = False
         self._ending = threading.Event()
         self._thread = threading.Thread(target=self._run, name="publisher", daemon=True)
 
@@ -125,8 +130,9 @@ class Publisher:
 
         Replicas that are on no list any more do not count.
         """
-        number = self._pass()
         end_s = time.monotonic() + timeout_s
+        self._list()
+        number = self._pass(timeout_s)
         while not self._all_have(number):
             if time.monotonic() > end_s or self._ending.wait(_LOOK_S):
                 return False
@@ -137,8 +143,14 @@ class Publisher:
         """Sends what is left, for at most `timeout_s`, and ends; whether all was sent."""
         if self._ending.is_set():
             return True
-        sent = self._thread.ident is None or self.flush(timeout_s)
+        try:
+            return self._thread.ident is None or self.flush(timeout_s)
+        finally:
+            self._end()
+
+    def _end(self) -> None:
         self._ending.set()
+        self._looks.close()
         if self._thread.ident is not None:
             self._thread.join()
         if self._roster is not None:
@@ -154,7 +166,6 @@ class Publisher:
                 source.close()
             except (HedgerowError, OSError) as error:  # away: it forgets us when it comes back
                 _log.warning("shard %d of the trainer: %s", source.shard, error)
-        return sent
 
     def __enter__(self) -> Self:
         return self.start()
@@ -175,9 +186,9 @@ class Publisher:
             targets = list(self._reached.values())
         return PublisherStatus(
             self._settings.publisher,
-            self._passes,
-            self._source_failures,
-            self._source_error,
+            self._looks.asked,
+            self._looks.failures,
+            self._looks.error,
             0,
             tuple(target.status() for target in targets),
         )
@@ -192,52 +203,44 @@ class Publisher:
         due_s = time.monotonic()
         while not self._ending.is_set():
             try:
-                self._pass()
-            except Exception as error:  # one bad pass must not end all publishing
-                self._source_failures += 1
-                self._source_error = str(error)
-                _log.exception("a pass of the publisher failed")
+                self._list()
+                self._list_fails = False
+            except Exception:  # those known so far stay, and get their rows
+                if not self._list_fails:
+                    _log.exception("the list of replicas")
+                self._list_fails = True
+            self._pass(self._every_s)
             due_s = max(due_s + self._every_s, time.monotonic())
             self._ending.wait(due_s - time.monotonic())
 
-    def _pass(self) -> int:
-        """Finds what changed and hands it to every replica's thread; the pass's number."""
-        with self._passing:
-            targets = self._listed()
-            began_s = time.monotonic()
-            found_by = Pass(self._passes + 1, self._began_s, began_s)
-            complete = True
-            for place, source in enumerate(self._sources):
-                complete = self._look_at(place, source, targets, found_by) and complete
-            if complete:  # else changes of the failed source are older than the next pass's begin
-                self._passes, self._began_s = found_by.number, began_s
-            for target in targets:
-                target.wake()
-            return found_by.number
+    def _pass(self, timeout_s: float) -> int:
+        """Has every source looked at; its number. A source that takes longer comes later."""
+        number = self._looks.ask(timeout_s)
+        self._wake_all()
+        return number
 
-    def _look_at(
-        self, place: int, source: RowSource, targets: Sequence[Target], found_by: Pass
-    ) -> bool:
-        try:
-            taken = source.take()
-        except (HedgerowError, OSError) as error:
-            if not self._source_error:
-                _log.warning("shard %d of the trainer: %s", source.shard, error)
-            self._source_failures += 1
-            self._source_error = str(error)
-            return False
-        self._source_error = ""
-        if source.incarnation != self._incarnations[place]:
-            self._incarnations[place] = source.incarnation
-            for target in targets:
-                target.restart(place, found_by)
-            return True
+    def _found(self, place: int, taken: Mapping[str, Touched] | None, found_by: Pass) -> None:
+        """Hands what a look found to every replica's thread."""
+        # Those that there are now, after the take: one that comes later reads all rows later.
+        with self._lock:
+            targets = list(self._reached.values())
         for target in targets:
-            target.add(place, taken, found_by)
-        return True
+            try:
+                if taken is not None:
+                    target.add(place, taken, found_by)
+            except Exception:  # of our own making: this replica gets all rows, the others theirs
+                _log.exception("changes for %s", target.address)
+                target.restart(place, found_by)
+            if taken is None:
+                target.restart(place, found_by)
+            target.wake()
 
-    def _listed(self) -> list[Target]:
-        """The replicas that there are now; those not seen for long are let go."""
+    def _list(self) -> None:
+        with self._listing:
+            self._listed()
+
+    def _listed(self) -> None:
+        """Looks who is there; replicas not seen for long are let go."""
         addresses = dict.fromkeys(self._targets.current())
         if self._roster is not None:
             addresses |= dict.fromkeys(self._roster.current())
@@ -256,7 +259,6 @@ class Publisher:
                 elif now_s - target.unlisted_s > _FORGET_S:
                     del self._reached[address]
                     target.end()
-            return list(self._reached.values())
 
     def _wake_all(self) -> None:
         with self._lock:

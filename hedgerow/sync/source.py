@@ -138,7 +138,15 @@ class HostSource:
 
     def take(self) -> Mapping[str, Touched]:
         """The keys changed since the last take, of every table."""
-        return {table: marks.take() for table, marks in self._marks.items()}
+        taken: dict[str, Touched] = {}
+        try:
+            for table, marks in self._marks.items():
+                taken[table] = marks.take()
+        except BaseException:  # no memory, say: keys of the tables before must not be lost
+            for table, one in taken.items():
+                self._marks[table].give_back(one)
+            raise
+        return taken
 
     def read(self, table: str, ids: Int64[Tensor, "n"]) -> RowsRead:
         """Rows as they are now. One that comes or goes meanwhile is marked, and read again."""

@@ -9,7 +9,7 @@ from typing import Literal
 
 from torch import Tensor
 
-from ..core.errors import ConfigError, HedgerowError
+from ..core.errors import ConfigError
 from ..core.shapes import Int64
 from ..tables.touched import Touched
 from .link import Call, Link, TargetError
@@ -183,8 +183,10 @@ class Stream:
     def _send_share(self, link: Link) -> None:
         try:
             part = self._held or next(self._scan or iter(()), None)
-        except (HedgerowError, OSError):
-            self._session = None  # a scan that broke off cannot go on
+        except Exception:
+            # A scan that broke off cannot go on, and its end would look like that of all rows:
+            # the sweep would then remove those that it did not reach.
+            self._session = None
             raise
         if part is None:
             self._scan, self._sweep = None, dict.fromkeys(self._dims, 0)

@@ -63,6 +63,9 @@ class StrictLoop:
             except (HedgerowError, OSError) as error:
                 self.failures += 1
                 _log.warning("parameter sync: %s", error)
+            except Exception:  # of a backend of others: as the original, log it and go on
+                self.failures += 1
+                _log.exception("parameter sync")
             with self._changed:
                 self.steps += 1
                 self._changed.notify_all()

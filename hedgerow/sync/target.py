@@ -179,7 +179,7 @@ class Target:
         for stream in streams:
             try:
                 more = stream.advance(self._link) or more
-            except (HedgerowError, OSError) as error:
+            except Exception as error:  # whatever it is: keys under way must not be lost with it
                 stream.failed(error)
                 first = first or error
         self._send_dense()

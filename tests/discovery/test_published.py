@@ -114,6 +114,9 @@ def test_a13_7_agent_of_twenty_servers(session: Session) -> None:
         found = caller.call("GetReplicas", asked)
         assert list(found.address_list.address) == ["10.0.1.0:8500", "10.0.1.1:8500"]
         assert not caller.call("HeartBeat", messages.HeartBeatRequest(server_type=2)).addresses
+        with pytest.raises(Exception, match="server_type is 7") as refused:
+            caller.call("HeartBeat", messages.HeartBeatRequest(server_type=7))
+        assert refused.value.code().name == "INVALID_ARGUMENT"  # type: ignore[attr-defined]
         resource = caller.call("GetResource", messages.GetResourceRequest())
         assert (resource.address, resource.shard_id, resource.replica_id) == ("h:1", 1, 2)
         assert (resource.memory, resource.cpu, resource.network) == (12345, 3.5, -1.0)

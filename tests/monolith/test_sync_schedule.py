@@ -39,6 +39,17 @@ def test_a_loop_refreshes_before_every_step_and_survives_failures() -> None:
     assert loop.steps == done
 
 
+def test_a_loop_survives_errors_that_are_not_ours() -> None:
+    """A backend of the original raises TypeError, ZooKeeper's client its own errors."""
+
+    def refresh() -> bytes:
+        raise TypeError("an info without grpc")
+
+    with ParameterSyncLoop(Client(), refresh, 0.001) as loop:
+        loop.wait_for_step()
+    assert loop.failures >= 2
+
+
 def test_a_loop_waits_between_steps_as_the_original_and_stops_at_once() -> None:
     loop = ParameterSyncLoop(Client(), lambda: b"")
     assert loop.every_s == EVERY_S == 10.0

@@ -220,6 +220,25 @@ def test_a_crash_with_the_log_begins_another_life_and_keeps_all_rows(tmp_path: P
         shard.close()
 
 
+def test_ids_of_a_server_that_is_restarted_meanwhile_are_an_error(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Else their end would look like that of all rows, and a publisher would sweep the rest."""
+    monkeypatch.setattr("hedgerow.ps.remote_table._TAKE_IDS", 100)
+    with server(checkpoint=tmp_path, durability="log") as started:
+        shard = RemoteShard(started.address, counting_table(), deadline_s=60)
+        table = followed(shard)
+        ids = torch.arange(1050)
+        shard.start_apply_gradients(TableKeys.of_one(ids), torch.ones(1050)).wait()
+        slices = table.all_ids()
+        assert len(next(slices)) > 0
+        started.crash()
+        with pytest.raises(StateError, match="restarted"):
+            list(slices)
+        assert sorted(torch.cat(list(table.all_ids())).tolist()) == ids.tolist()
+        shard.close()
+
+
 def test_a_clean_restart_and_a_roll_back_are_told_to_followers_and_trainers(tmp_path: Path) -> None:
     with server(checkpoint=tmp_path) as started:
         shard = RemoteShard(started.address, counting_table(), deadline_s=60)
