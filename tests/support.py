@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from functools import cache
 from typing import TYPE_CHECKING, Any
 from unittest import mock
 
@@ -143,22 +142,6 @@ def everything(table: HostTable | DeviceTable) -> dict[int, tuple[Any, ...]]:
                 int(part.ts[i]),
             )
     return found
-
-
-@cache
-def products_depend_on_addresses() -> bool:
-    """Whether the last bits of a matrix product depend on where in memory its factors lie.
-
-    With MKL on some processors they do. Then no two runs of a model with dense layers have the same
-    bits, whatever we do: tests that compare such runs allow for the rounding there.
-    """
-    random = torch.Generator().manual_seed(0)
-    left, right = (torch.rand(3, 12, generator=random) for _ in range(2))
-    found = set()
-    for offset in range(16):
-        moved = torch.empty(len(left) * 12 + 16)[offset : offset + left.numel()].view(3, 12)
-        found.add(tuple(bits(moved.copy_(left) @ right.T)))
-    return len(found) > 1
 
 
 def bits(rows: Tensor) -> list[int]:

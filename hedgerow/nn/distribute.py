@@ -125,7 +125,9 @@ def _dense_over_ranks(model: nn.Module) -> nn.Module:
     if _is_alone() or not any(p.requires_grad for p in model.parameters()):
         return model
     start_process_group()
-    return DistributedDataParallel(model)
+    # Otherwise it groups gradients anew after its first step, and from three ranks on a sum's last
+    # bits depend on the groups: a resumed run would not have the bits of an unbroken one.
+    return DistributedDataParallel(model, find_unused_parameters=True)
 
 
 def own_group() -> dist.ProcessGroup:
