@@ -72,7 +72,9 @@ def next_best(plan: Plan, table: Placed) -> NextBest | None:
     ]
     if not others:
         return None
-    best = min(others, key=lambda choice: (cost_of(plan, choice), choice.hbm, choice.ddr))
+    # The prices make some options cost the same but for the rounding of their sums, which must not
+    # choose: below a picosecond it is a tie, and the one with less memory on the device is named.
+    best = min(others, key=lambda choice: (round(cost_of(plan, choice), 9), choice.hbm, choice.ddr))
     return NextBest(
         best.label,
         best.ms - table.forecast.ms,
