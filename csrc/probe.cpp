@@ -1,4 +1,4 @@
-// The search of the index in plain code and with one compare of a whole cache line.
+// The search of the index in plain code, with compares of four keys, and of a whole cache line.
 #include "probe.h"
 
 #if defined(__x86_64__)
@@ -54,6 +54,16 @@ u64 find_plain(const ProbeArgs& args) {
 }
 
 #if defined(__x86_64__)
+HR_TARGET_AVX2 u64 find_avx2(const ProbeArgs& args) {
+  return find_in_homes(args, [](const Bucket& home, i64 key) HR_TARGET_AVX2 {
+    const __m256i four = _mm256_load_si256(reinterpret_cast<const __m256i*>(&home));
+    const __m256i equal = _mm256_cmpeq_epi64(four, _mm256_set1_epi64x(key));
+    const u32 first = u32(_mm256_movemask_pd(_mm256_castsi256_pd(equal)));
+    const u32 last = u32(home.key[4] == u64(key)) << 4;
+    return (first | last) & ((u32(1) << home.used()) - 1);
+  });
+}
+
 HR_TARGET_AVX512 u64 find_avx512(const ProbeArgs& args) {
   return find_in_homes(args, [](const Bucket& home, i64 key) HR_TARGET_AVX512 {
     const __m512i wanted = _mm512_set1_epi64(key);
@@ -69,6 +79,7 @@ Probe probe_for(Isa isa) {
   const auto fetch = Variants<FetchBody, const ProbeArgs&>::pick(isa);
 #if defined(__x86_64__)
   if (isa == Isa::avx512) return {fetch, &find_avx512};
+  if (isa == Isa::avx2) return {fetch, &find_avx2};
 #endif
   return {fetch, &find_plain};
 }

@@ -16,6 +16,7 @@ namespace {
 
 constexpr u64 kReadIds = 2048;               // ids read under one hold of the shards' locks
 constexpr u64 kGroup = 16;                   // ids in flight between two stages of the pipeline
+constexpr u64 kGroupsAhead = 4;              // groups whose homes are fetched before a visit
 constexpr u64 kStreamBytes = u64(32) << 20;  // of output: more than stays in most caches
 constexpr u64 kScanRows = 1024;              // rows copied under one hold of a lock
 
@@ -49,9 +50,9 @@ u64 piece_count(u64 n, u64 size) { return (n + size - 1) / size; }
 
 }  // namespace
 
-// Groups of ids in four overlapped stages: the homes of one group are fetched, those of the group
-// before are searched, the rows of the group before that are fetched, those of the one before are
-// visited.
+// Groups of ids in four overlapped stages: the homes of one group are fetched, those of a group
+// some way before are searched, the rows of the group before that are fetched, those of the one
+// before are visited.
 template <class Visitor>
 void Table::visit_piece(const i64* keys, u64 from, u64 count, const Visitor& visitor) const {
   const Probe probe = probe_for(active_isa());
@@ -71,12 +72,12 @@ void Table::visit_piece(const i64* keys, u64 from, u64 count, const Visitor& vis
       visitor.fetch(at[i], args.rows[i]);
     }
   };
-  for (u64 start = 0; start < 3 * kGroup; start += kGroup) probe.fetch(group(start));
+  for (u64 start = 0; start < kGroupsAhead * kGroup; start += kGroup) probe.fetch(group(start));
   const u64 first = probe.find(group(0));
   u64 beyond = probe.find(group(kGroup));
   fetch_rows(group(0), first);
   for (u64 start = 0; start < count; start += kGroup) {
-    probe.fetch(group(start + 3 * kGroup));
+    probe.fetch(group(start + kGroupsAhead * kGroup));
     const u64 later = probe.find(group(start + 2 * kGroup));
     fetch_rows(group(start + kGroup), std::exchange(beyond, later));
     visitor.visit(from + start, data + start, rows + start, group(start).n);
