@@ -14,7 +14,7 @@ from .reference_admission import (
     SlidingFilter,
     admission_probability,
 )
-from .reference_bytes import crc32c, hash_strings
+from .reference_bytes import crc32c, hash_strings, plain_request
 from .reference_gather import (
     add_rows,
     add_windows,
@@ -82,6 +82,7 @@ __all__ = [
     "number_fids",
     "philox",
     "place_fids",
+    "plain_request",
     "plan_split",
     "reorder",
     "round_to_half",

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable
+from collections.abc import Callable, Collection, Iterable
+from typing import Any, TypeVar
 
 from torch import Tensor
 
 from ..core.errors import HedgerowError, OutOfMemoryError, StateError
 from ..wire.buffers import Array
-from .model import DEFAULT_SIGNATURE, Model, ServingError, Signature, Tensors, TensorSpec
+from .model import DEFAULT_SIGNATURE, Arrays, Model, ServingError, Signature, Tensors, TensorSpec
+
+Named = TypeVar("Named", Tensors, Arrays)
 
 
 def signature_of(model: Model, key: str) -> tuple[str, Signature]:
@@ -85,10 +88,12 @@ def _wanted(spec: TensorSpec) -> str:
     return _told(spec.dtype, spec.shape)
 
 
-def run(key: str, signature: Signature, inputs: Tensors, wanted: Iterable[str]) -> Tensors:
+def run(
+    key: str, run: Callable[[Named], Named], inputs: Named, wanted: Iterable[str]
+) -> dict[str, Any]:
     """The wanted outputs. What the model raises becomes an error with a code."""
     try:
-        outputs = signature.run(inputs)
+        outputs = run(inputs)
         return {alias: outputs[alias] for alias in wanted}
     except ServingError:
         raise

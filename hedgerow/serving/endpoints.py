@@ -14,6 +14,8 @@ from ..core.errors import HedgerowError
 from ..wire import services
 from ..wire.codec import from_bytes, to_bytes
 from ..wire.messages import kserve as messages
+from ..wire.messages import tf_serving
+from ..wire.plain_request import PlainRequest
 from ..wire.screen import check_parts
 from . import about, answer, kserve, reload
 from .arrivals import Arrivals
@@ -29,7 +31,7 @@ if TYPE_CHECKING:
     from .registry import Registry
 
 Answer = Callable[[Any], "Message | bytes"]
-Observe = Callable[[str, str, float, "Message | None"], None]
+Observe = Callable[[str, str, float, "Message | PlainRequest | None"], None]
 """Called after each request: the method's path, its code, its seconds, and what was asked (None
 where the bytes were no message)."""
 
@@ -104,14 +106,21 @@ def _behaviour(
     import grpc
 
     kind, path = method.request, method.path
+    plain = PlainRequest.read if kind is tf_serving.PredictRequest else None
+
+    def read(data: bytes) -> Message | PlainRequest:
+        found = None if plain is None else plain(data)
+        if found is None:
+            check_parts(kind, data)
+            found = from_bytes(kind, data)
+        return found
 
     def behave(messages: Iterator[bytes], context: Any) -> bytes:
         start_s, request, code, text = time.perf_counter(), None, "OK", ""
         try:
             data = arrivals.take(messages, context)
             start_s = time.perf_counter()  # what the client takes to send is not ours
-            check_parts(kind, data)
-            request = from_bytes(kind, data)
+            request = read(data)
             # What the model asks of others ends in time; what publishers push is in order.
             with within(context.time_remaining()), marked(context.invocation_metadata()):
                 answer = function(request)

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from itertools import pairwise
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -13,7 +14,7 @@ from ..tables.multi import parts
 from ..tables.multi.host_tables import HostTables
 from ..tables.multi.parts import Part
 from .check_inputs import check_answer
-from .model import Model, Signature, Tensors, TensorSpec
+from .model import Arrays, Model, Signature, Tensors, TensorSpec
 
 _IDS = TensorSpec(torch.int64, (None,))
 _FLOATS = TensorSpec(torch.float32, (None,))
@@ -55,7 +56,10 @@ def ps_model(
         "lookup": lookup,
         "hashtable_lookup": lookup,
         "raw_lookup": Signature(
-            {"id": _IDS, "id_split": _IDS}, {"flat_emb": _FLOATS}, served.raw_lookup
+            {"id": _IDS, "id_split": _IDS},
+            {"flat_emb": _FLOATS},
+            served.raw_lookup,
+            run_arrays=served.raw_lookup_arrays,
         ),
         "hashtable_assign": served.assign_signature(),
         f"{shared_name or name}/raw_assign": Signature(
@@ -129,19 +133,24 @@ class _Rows:
         }
 
     def raw_lookup(self, inputs: Tensors) -> Tensors:
-        ids = inputs["id"]
-        splits = self._splits(ids, inputs["id_split"])
-        floats = parts.float_offsets(splits, self._dims)[-1]
-        check_answer(floats)
-        if len(splits) != len(self._dims) + 1:
-            return {"flat_emb": self._store.lookup_cells(ids, splits)}
-        flat = torch.empty(floats)
-        self._store.lookup_at(ids.data_ptr(), splits, "zeros", None, flat.data_ptr())
+        found = self.raw_lookup_arrays({name: value.numpy() for name, value in inputs.items()})
+        return {name: torch.from_numpy(value) for name, value in found.items()}
+
+    def raw_lookup_arrays(self, inputs: Arrays) -> Arrays:
+        ids = np.ascontiguousarray(inputs["id"])
+        splits = self._splits(len(ids), inputs["id_split"].tolist())
+        offsets, tables = parts.float_offsets(splits, self._dims), len(self._dims)
+        check_answer(offsets[-1])
+        flat = np.empty(offsets[-1], np.float32)
+        ids_at, rows_at = ids.ctypes.data, flat.ctypes.data
+        for first in range(0, len(splits) - 1, tables):
+            own = splits[first : first + tables + 1]
+            self._store.lookup_at(ids_at, own, "zeros", None, rows_at + 4 * offsets[first])
         return {"flat_emb": flat}
 
     def raw_assign(self, inputs: Tensors) -> Tensors:
         ids, flat = inputs["id"], inputs["flat_value"]
-        splits = self._splits(ids, inputs["id_split"])
+        splits = self._splits(len(ids), inputs["id_split"].tolist())
         floats = parts.float_offsets(splits, self._dims)[-1]
         if len(flat) != floats:
             raise InputError(
@@ -151,16 +160,16 @@ class _Rows:
         parts.assign(parts.cut(self._store.tables, ids, splits, flat), ts=self._stamp())
         return {"result": _count(0)}
 
-    def _splits(self, ids: Tensor, id_split: Tensor) -> Sequence[int]:
+    def _splits(self, ids: int, splits: list[int]) -> list[int]:
         """Where each table's ids begin, and their end; several requests may follow each other."""
-        splits, tables = id_split.tolist(), len(self._names)
+        tables = len(self._names)
         if len(splits) < 1 or (len(splits) - 1) % tables:
             raise InputError(
                 f"id_split has {len(splits)} numbers; {tables} tables need {tables + 1}."
             )
         rises = splits[0] == 0 and all(begin <= end for begin, end in pairwise(splits))
-        if not rises or splits[-1] != len(ids):
-            raise InputError(f"id_split must rise from 0 to {len(ids)}, the number of ids.")
+        if not rises or splits[-1] != ids:
+            raise InputError(f"id_split must rise from 0 to {ids}, the number of ids.")
         return splits
 
 

@@ -8,15 +8,18 @@ import threading
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from queue import SimpleQueue
+from typing import TypeVar
 
 from ..core import checks
 from ..core.counters import Counters
 from ..core.errors import ConfigError, HedgerowError, InputError, NameTakenError
 from .batching import Batcher, Batching
 from .folders import FolderWatch, Loader
-from .model import Model, ServingError, Signature, Tensors
+from .model import Model, ServingError, Signature
 from .policies import Policy, policy_of
 from .versions import Family, Lease, State, Version, VersionStatus
+
+Inputs, Outputs = TypeVar("Inputs"), TypeVar("Outputs")
 
 
 class Registry:
@@ -61,6 +64,12 @@ class Registry:
             raise ServingError("INVALID_ARGUMENT", f"Unrecognized servable version label: {label}")
         asked = f"Latest({name})" if version is None else f"Specific({name}, {version})"
         raise ServingError("NOT_FOUND", f"Servable not found for request: {asked}")
+
+    def known(self, name: str, version: int | None, label: str | None) -> Model | None:
+        """The version that find() would give, only to be told of: it may be closed at any time."""
+        with self._lock:
+            found = self._choose(name, version, label)
+            return None if found is None else found.model
 
     def _choose(self, name: str, version: int | None, label: str | None) -> Version | None:
         family = self._families.get(name)
@@ -286,16 +295,23 @@ class Registry:
         return dataclasses.replace(model, signatures=signatures)
 
     def _bounded(self, signature: Signature, gate: SimpleQueue[None]) -> Signature:
-        run = signature.run
-
-        def run_in_turn(inputs: Tensors) -> Tensors:
-            gate.get()
-            try:
-                return run(inputs)
-            finally:
-                gate.put(None)
-
+        run, run_arrays = _in_turn(signature.run, gate), signature.run_arrays
         if signature.joining is not None and self._batching is not None:
-            joined = Batcher(run_in_turn, signature.joining, self._batching, self.counters)
-            return dataclasses.replace(signature, run=joined)
-        return dataclasses.replace(signature, run=run_in_turn)
+            joined = Batcher(run, signature.joining, self._batching, self.counters)
+            return dataclasses.replace(signature, run=joined, run_arrays=None)
+        if run_arrays is not None:
+            run_arrays = _in_turn(run_arrays, gate)
+        return dataclasses.replace(signature, run=run, run_arrays=run_arrays)
+
+
+def _in_turn(
+    run: Callable[[Inputs], Outputs], gate: SimpleQueue[None]
+) -> Callable[[Inputs], Outputs]:
+    def run_in_turn(inputs: Inputs) -> Outputs:
+        gate.get()
+        try:
+            return run(inputs)
+        finally:
+            gate.put(None)
+
+    return run_in_turn
