@@ -175,6 +175,6 @@ NB_MODULE(_native, m) {
   bind_segment(m);
   bind_admission(m);
   bind_ops(m);
-  bind_request(m);
   bind_table(m);
+  bind_request(m);
 }

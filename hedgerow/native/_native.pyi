@@ -99,6 +99,15 @@ def hash_strings(data_at: int, offsets_at: int, n: int, seed: int, out_at: int, 
 def plain_request(
     message: bytes, /
 ) -> tuple[str, int | None, str, dict[str, tuple[int, tuple[int, ...], int, int]]] | None: ...
+def lookup_between(
+    tables: Sequence[Table],
+    message: bytes,
+    start: int,
+    counts: Sequence[int],
+    head: bytes,
+    tail: bytes,
+    /,
+) -> bytes: ...
 def first_not_finite(values_at: int, n: int, /) -> int: ...
 def gather(rows_at: int, numbers_at: int, n: int, dim: int, out_at: int, /) -> None: ...
 def route(

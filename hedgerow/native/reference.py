@@ -78,6 +78,7 @@ __all__ = [
     "half_neighbours",
     "hash_strings",
     "join_rows",
+    "lookup_between",
     "mark_keys",
     "number_fids",
     "philox",
@@ -276,3 +277,22 @@ class Table(Rows):
             erased[i] = self._remove(key)
         self._count(0, 0, int(erased.sum()))
         return int(erased.sum())
+
+
+def lookup_between(
+    tables: Sequence[Table],
+    message: bytes,
+    start: int,
+    counts: Sequence[int],
+    head: bytes,
+    tail: bytes,
+) -> bytes:
+    """Rows of ids that stand in a message, table after table, as bytes between two others."""
+    parts = [head]
+    for table, n in zip(tables, counts, strict=True):
+        ids = np.frombuffer(message, np.int64, n, start).copy()
+        rows = np.empty((n, table.dim()), np.float32)
+        table.lookup(ids.ctypes.data, n, "zeros", 0, rows.ctypes.data, True)
+        parts.append(rows.tobytes())
+        start += ids.nbytes
+    return b"".join([*parts, tail])

@@ -10,7 +10,7 @@ from ..wire.buffers import Array
 from ..wire.plain_request import PlainRequest
 from ..wire.predict_response import response_bytes, spec_bytes
 from . import calls
-from .model import Model, ServingError, Tensors
+from .model import Model, ServingError, Signature, Tensors
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -63,25 +63,29 @@ def _predict_plain(registry: Registry, request: PlainRequest, compat: Compat) ->
         return None
     with registry.find(request.model, request.version) as model:
         key, signature = calls.signature_of(model, request.signature)
-        if len(request.inputs) != len(signature.inputs):
+        tail = spec_bytes(model.name, model.version, key)
+        if signature.answer_plain is not None and compat is None:
+            answered = calls.attempt(key, signature.answer_plain, request, tail)
+            if answered is not None:
+                return answered
+        inputs = _plain_inputs(signature, request)
+        if inputs is None:
             return None
-        arrays: dict[str, Array] = {}
-        for alias, spec in signature.inputs.items():
-            value = request.array(alias, dtypes.of_torch(spec.dtype), spec.shape)
-            if value is None:
-                return None
-            arrays[alias] = value
-        if signature.run_arrays is not None:
-            found = calls.run(key, signature.run_arrays, arrays, signature.outputs)
-        else:
-            inputs = {
-                alias: buffers.as_torch(
-                    dtypes.of_torch(spec.dtype), arrays[alias], request.inputs[alias][1]
-                )
-                for alias, spec in signature.inputs.items()
-            }
-            found = calls.run(key, signature.run, inputs, signature.outputs)
-        return response_bytes(found, spec_bytes(model.name, model.version, key), compat=compat)
+        found = calls.run(key, signature, inputs, signature.outputs)
+        return response_bytes(found, tail, compat=compat)
+
+
+def _plain_inputs(signature: Signature, request: PlainRequest) -> Tensors | None:
+    if len(request.inputs) != len(signature.inputs):
+        return None
+    found = {}
+    for alias, spec in signature.inputs.items():
+        element = dtypes.of_torch(spec.dtype)
+        bits = request.array(alias, element, spec.shape)
+        if bits is None:
+            return None
+        found[alias] = buffers.as_torch(element, bits, request.inputs[alias][1])
+    return found
 
 
 def outputs(model: Model, request: PredictRequest) -> Tensors:
@@ -93,7 +97,7 @@ def outputs(model: Model, request: PredictRequest) -> Tensors:
 def _outputs(model: Model, key: str, inputs: Tensors, request: PredictRequest) -> Tensors:
     signature = model.signatures[key]
     wanted = calls.wanted_outputs(signature, request.output_filter)
-    return calls.run(key, signature.run, inputs, wanted)
+    return calls.run(key, signature, inputs, wanted)
 
 
 def lease_of(registry: Registry, spec: ModelSpec) -> Lease:

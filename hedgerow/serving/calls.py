@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable
-from typing import Any, TypeVar
+from typing import ParamSpec, TypeVar
 
 from torch import Tensor
 
 from ..core.errors import HedgerowError, OutOfMemoryError, StateError
 from ..wire.buffers import Array
-from .model import DEFAULT_SIGNATURE, Arrays, Model, ServingError, Signature, Tensors, TensorSpec
+from .model import DEFAULT_SIGNATURE, Model, ServingError, Signature, Tensors, TensorSpec
 
-Named = TypeVar("Named", Tensors, Arrays)
+P, R = ParamSpec("P"), TypeVar("R")
 
 
 def signature_of(model: Model, key: str) -> tuple[str, Signature]:
@@ -88,13 +88,20 @@ def _wanted(spec: TensorSpec) -> str:
     return _told(spec.dtype, spec.shape)
 
 
-def run(
-    key: str, run: Callable[[Named], Named], inputs: Named, wanted: Iterable[str]
-) -> dict[str, Any]:
+def run(key: str, signature: Signature, inputs: Tensors, wanted: Iterable[str]) -> Tensors:
     """The wanted outputs. What the model raises becomes an error with a code."""
-    try:
-        outputs = run(inputs)
+
+    def chosen() -> Tensors:
+        outputs = signature.run(inputs)
         return {alias: outputs[alias] for alias in wanted}
+
+    return attempt(key, chosen)
+
+
+def attempt(key: str, function: Callable[P, R], *args: P.args, **kwargs: P.kwargs) -> R:
+    """What a function of a signature gives; what it raises becomes an error with a code."""
+    try:
+        return function(*args, **kwargs)
     except ServingError:
         raise
     except HedgerowError as error:

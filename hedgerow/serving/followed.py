@@ -80,7 +80,7 @@ class Followed:
         for key in (ASSIGN, REMOVE):
             run = found[key].run
             found[key] = dataclasses.replace(
-                found[key], run=self._guard(run, key == REMOVE), run_arrays=None
+                found[key], run=self._guard(run, key == REMOVE), answer_plain=None
             )
         return found
 

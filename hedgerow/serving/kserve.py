@@ -73,7 +73,7 @@ def infer(
             alias: calls.checked(key, alias, spec, given[alias])
             for alias, spec in signature.inputs.items()
         }
-        outputs = calls.run(key, signature.run, inputs, wanted)
+        outputs = calls.run(key, signature, inputs, wanted)
         response = kserve.ModelInferResponse(
             model_name=model.name, model_version=str(model.version), id=request.id
         )

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from ..core.errors import MissingExtraError
 from ..wire.plain_request import PlainRequest
 from .model import DEFAULT_SIGNATURE
-from .request_counts import Kind, RequestCounts
+from .request_counts import RequestCounts
 from .sync_service import SyncService
 
 if TYPE_CHECKING:
@@ -57,10 +57,10 @@ class Metrics:
         if model is None and name:
             model = self._registry.known(name, None, None)  # an unknown version counts for it
         if model is None:
-            self._counts.add(Kind(path, "", "", "", code), seconds, None)
+            self._counts.add((path, "", None, "", code), seconds, None)
             return
         signature = model.signatures.get(key)
-        kind = Kind(path, name, str(model.version), key if signature is not None else "", code)
+        kind = (path, name, model.version, "" if signature is None else key, code)
         rows = None
         if code == "OK" and path.endswith(_PREDICTS):
             signature = signature or model.signatures.get(DEFAULT_SIGNATURE)

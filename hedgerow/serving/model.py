@@ -10,15 +10,14 @@ import torch
 from torch import Tensor
 
 from ..core.errors import HedgerowError
-from ..wire.buffers import Array
 
 if TYPE_CHECKING:
+    from ..wire.plain_request import PlainRequest
     from .followed import Followed
 
 PREDICT_METHOD = "tensorflow/serving/predict"
 DEFAULT_SIGNATURE = "serving_default"
 Tensors = Mapping[str, Tensor]
-Arrays = Mapping[str, Array]
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,9 +62,9 @@ class Joining:
 class Signature:
     """One thing a model can be asked. `run` may be called by many threads at once.
 
-    With `joining` requests that come together run as one; without it each runs alone. `run_arrays`
-    does the same over flat arrays, none of which it may write to: quicker than `run` where the work
-    itself takes less time than making tensors.
+    With `joining` requests that come together run as one; without it each runs alone.
+    `answer_plain` is a shorter way for requests that are plain: from one, and the last bytes of its
+    answer, it makes all bytes of the answer; or None, and `run` is asked.
     """
 
     inputs: Mapping[str, TensorSpec]
@@ -73,7 +72,7 @@ class Signature:
     run: Callable[[Tensors], Tensors]
     joining: Joining | None = None
     method: str = PREDICT_METHOD
-    run_arrays: Callable[[Arrays], Arrays] | None = None
+    answer_plain: Callable[[PlainRequest, bytes], bytes | None] | None = None
 
     def row_input(self) -> str:
         """The input with one entry a sample; where `joining` says none, the first."""

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import struct
+from collections.abc import Callable, Sequence
 from itertools import pairwise
 
-import numpy as np
 import torch
 from torch import Tensor
 
@@ -13,8 +13,10 @@ from ..core.errors import ConfigError, InputError
 from ..tables.multi import parts
 from ..tables.multi.host_tables import HostTables
 from ..tables.multi.parts import Part
+from ..wire.plain_request import PlainRequest
+from ..wire.predict_response import raw_head
 from .check_inputs import check_answer
-from .model import Arrays, Model, Signature, Tensors, TensorSpec
+from .model import Model, Signature, Tensors, TensorSpec
 
 _IDS = TensorSpec(torch.int64, (None,))
 _FLOATS = TensorSpec(torch.float32, (None,))
@@ -59,7 +61,7 @@ def ps_model(
             {"id": _IDS, "id_split": _IDS},
             {"flat_emb": _FLOATS},
             served.raw_lookup,
-            run_arrays=served.raw_lookup_arrays,
+            answer_plain=served.answer_plain,
         ),
         "hashtable_assign": served.assign_signature(),
         f"{shared_name or name}/raw_assign": Signature(
@@ -133,20 +135,32 @@ class _Rows:
         }
 
     def raw_lookup(self, inputs: Tensors) -> Tensors:
-        found = self.raw_lookup_arrays({name: value.numpy() for name, value in inputs.items()})
-        return {name: torch.from_numpy(value) for name, value in found.items()}
-
-    def raw_lookup_arrays(self, inputs: Arrays) -> Arrays:
-        ids = np.ascontiguousarray(inputs["id"])
+        ids = inputs["id"]
         splits = self._splits(len(ids), inputs["id_split"].tolist())
-        offsets, tables = parts.float_offsets(splits, self._dims), len(self._dims)
-        check_answer(offsets[-1])
-        flat = np.empty(offsets[-1], np.float32)
-        ids_at, rows_at = ids.ctypes.data, flat.ctypes.data
-        for first in range(0, len(splits) - 1, tables):
-            own = splits[first : first + tables + 1]
-            self._store.lookup_at(ids_at, own, "zeros", None, rows_at + 4 * offsets[first])
+        floats = parts.float_offsets(splits, self._dims)[-1]
+        check_answer(floats)
+        if len(splits) != len(self._dims) + 1:
+            return {"flat_emb": self._store.lookup_cells(ids, splits)}
+        flat = torch.empty(floats)
+        self._store.lookup_at(ids.data_ptr(), splits, "zeros", None, flat.data_ptr())
         return {"flat_emb": flat}
+
+    def answer_plain(self, request: PlainRequest, tail: bytes) -> bytes | None:
+        """As raw_lookup, from the request's bytes to the answer's: rows are copied there at once.
+
+        None where one input is not plain, or where several requests follow each other.
+        """
+        ids, split = request.int64s("id"), request.int64s("id_split")
+        if ids is None or split is None or len(request.inputs) != 2:
+            return None
+        (start, n), (split_at, numbers) = ids, split
+        splits = self._splits(n, struct.unpack_from(f"<{numbers}q", request.data, split_at))
+        if len(splits) != len(self._dims) + 1:
+            return None
+        floats = parts.float_offsets(splits, self._dims)[-1]
+        check_answer(floats)
+        head = raw_head("flat_emb", torch.float32, (floats,))
+        return self._store.lookup_between(request.data, start, splits, head, tail)
 
     def raw_assign(self, inputs: Tensors) -> Tensors:
         ids, flat = inputs["id"], inputs["flat_value"]
@@ -160,7 +174,7 @@ class _Rows:
         parts.assign(parts.cut(self._store.tables, ids, splits, flat), ts=self._stamp())
         return {"result": _count(0)}
 
-    def _splits(self, ids: int, splits: list[int]) -> list[int]:
+    def _splits(self, ids: int, splits: Sequence[int]) -> Sequence[int]:
         """Where each table's ids begin, and their end; several requests may follow each other."""
         tables = len(self._names)
         if len(splits) < 1 or (len(splits) - 1) % tables:

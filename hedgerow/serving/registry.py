@@ -8,7 +8,7 @@ import threading
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from queue import SimpleQueue
-from typing import TypeVar
+from typing import ParamSpec, TypeVar
 
 from ..core import checks
 from ..core.counters import Counters
@@ -19,7 +19,7 @@ from .model import Model, ServingError, Signature
 from .policies import Policy, policy_of
 from .versions import Family, Lease, State, Version, VersionStatus
 
-Inputs, Outputs = TypeVar("Inputs"), TypeVar("Outputs")
+P, R = ParamSpec("P"), TypeVar("R")
 
 
 class Registry:
@@ -295,22 +295,20 @@ class Registry:
         return dataclasses.replace(model, signatures=signatures)
 
     def _bounded(self, signature: Signature, gate: SimpleQueue[None]) -> Signature:
-        run, run_arrays = _in_turn(signature.run, gate), signature.run_arrays
+        run, answer_plain = _in_turn(signature.run, gate), signature.answer_plain
         if signature.joining is not None and self._batching is not None:
             joined = Batcher(run, signature.joining, self._batching, self.counters)
-            return dataclasses.replace(signature, run=joined, run_arrays=None)
-        if run_arrays is not None:
-            run_arrays = _in_turn(run_arrays, gate)
-        return dataclasses.replace(signature, run=run, run_arrays=run_arrays)
+            return dataclasses.replace(signature, run=joined, answer_plain=None)
+        if answer_plain is not None:
+            answer_plain = _in_turn(answer_plain, gate)
+        return dataclasses.replace(signature, run=run, answer_plain=answer_plain)
 
 
-def _in_turn(
-    run: Callable[[Inputs], Outputs], gate: SimpleQueue[None]
-) -> Callable[[Inputs], Outputs]:
-    def run_in_turn(inputs: Inputs) -> Outputs:
+def _in_turn(run: Callable[P, R], gate: SimpleQueue[None]) -> Callable[P, R]:
+    def run_in_turn(*args: P.args, **kwargs: P.kwargs) -> R:
         gate.get()
         try:
-            return run(inputs)
+            return run(*args, **kwargs)
         finally:
             gate.put(None)
 

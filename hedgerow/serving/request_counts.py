@@ -5,20 +5,15 @@ from __future__ import annotations
 import threading
 from bisect import bisect_left
 from collections.abc import Iterable, Iterator, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 _LATENCIES_S = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 10.0)
 _ROWS = tuple(4.0**power for power in range(10))
 
 
-class Kind(NamedTuple):
-    """What requests are told apart by."""
-
-    method: str
-    model: str
-    version: str
-    signature: str
-    code: str
+_LABELS = ("method", "model", "version", "signature", "code")
+Kind = tuple[str, str, int | None, str, str]
+"""What requests are told apart by: _LABELS, in order; None is no version."""
 
 
 class _Histogram:
@@ -55,7 +50,7 @@ class RequestCounts:
     six of them: a third of the time that a small one takes in all.
 
     >>> counts = RequestCounts()
-    >>> counts.add(Kind("/Predict", "ctr", "1", "", "OK"), 0.002, 64)
+    >>> counts.add(("/Predict", "ctr", 1, "", "OK"), 0.002, 64)
     >>> [family.name for family in counts.collect()]
     ['hedgerow_serving_requests', 'hedgerow_serving_request_seconds', \
 'hedgerow_serving_request_rows']
@@ -84,22 +79,23 @@ class RequestCounts:
         requests = CounterMetricFamily(
             "hedgerow_serving_requests",
             "Requests by what they asked for and how they ended.",
-            labels=Kind._fields,
+            labels=_LABELS,
         )
-        for kind, (seconds, _) in kinds.items():
-            requests.add_metric(kind, sum(seconds.counts))
+        for (method, model, version, *others), (seconds, _) in kinds.items():
+            told = "" if version is None else str(version)
+            requests.add_metric((method, model, told, *others), sum(seconds.counts))
         yield requests
         yield _family(
             "hedgerow_serving_request_seconds",
             "From a request's last byte to its answer.",
             ("method", "model"),
-            (((kind.method, kind.model), seconds) for kind, (seconds, _) in kinds.items()),
+            ((kind[:2], seconds) for kind, (seconds, _) in kinds.items()),
         )
         yield _family(
             "hedgerow_serving_request_rows",
             "Rows of a request: its samples, or the first size of the signature's first input.",
             ("model",),
-            (((kind.model,), rows) for kind, (_, rows) in kinds.items() if any(rows.counts)),
+            ((kind[1:2], rows) for kind, (_, rows) in kinds.items() if any(rows.counts)),
         )
 
 

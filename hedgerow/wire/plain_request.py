@@ -5,8 +5,10 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
+import torch
 
 from .. import native
+from . import dtypes
 from .buffers import Array
 from .codec import from_bytes
 from .dtypes import ElementType
@@ -15,6 +17,7 @@ from .messages import tf_serving
 if TYPE_CHECKING:
     from .messages.tf_serving import PredictRequest
 
+_INT64 = dtypes.of_torch(torch.int64).number
 # The number of the element type, the shape, and where the values stand: from which byte, how many.
 PlainInput = tuple[int, tuple[int, ...], int, int]
 
@@ -70,5 +73,11 @@ class PlainRequest(NamedTuple):
             reach *= size
         if reach != size_bytes:
             return None
-        found = np.frombuffer(self.data, element.bits, size_bytes // element.width, start)
-        return found if found.flags.aligned else found.copy()
+        return np.frombuffer(self.data, element.bits, size_bytes // element.width, start)
+
+    def int64s(self, alias: str) -> tuple[int, int] | None:
+        """Where a vector of int64 begins, and its length; None where it is another tensor."""
+        number, sizes, start, size_bytes = self.inputs.get(alias, (0, (), 0, 0))
+        if number != _INT64 or len(sizes) != 1 or 8 * sizes[0] != size_bytes:
+            return None
+        return start, sizes[0]
