@@ -4,7 +4,7 @@
 namespace hedgerow {
 namespace {
 
-enum Wire { kVarint = 0, kBytes = 2 };
+enum Wire : u32 { kVarint = 0, kBytes = 2 };  // of 0 to 7; the others are not plain
 
 // A field of a message: its bytes, or its number.
 struct Field {
