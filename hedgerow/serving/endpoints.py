@@ -18,7 +18,7 @@ from ..wire.messages import tf_serving
 from ..wire.plain_request import PlainRequest
 from ..wire.screen import check_parts
 from . import about, answer, kserve, reload
-from .arrivals import Arrivals
+from .arrivals import Arrivals, InFlight
 from .deadline import within
 from .model import ServingError
 from .push_marks import marked
@@ -74,6 +74,7 @@ def handlers(
     reload_root: Path | None = None,
     observe: Observe | None = None,
     most_waiting: int,
+    most_bytes: int,
 ) -> list[Any]:
     """What grpcio calls, one handler a service.
 
@@ -82,12 +83,12 @@ def handlers(
     """
     import grpc
 
-    made, arrivals = [], Arrivals(most_waiting)
+    made, room = [], (Arrivals(most_waiting), InFlight(most_bytes))
     for service, functions in answers(registry, compat, reload_root).items():
         described = services.methods(service)
         behaviours = {
             name: grpc.stream_unary_rpc_method_handler(
-                _behaviour(described[name], function, registry, observe, arrivals)
+                _behaviour(described[name], function, registry, observe, room)
             )
             for name, function in functions.items()
         }
@@ -100,12 +101,13 @@ def _behaviour(
     function: Answer,
     registry: Registry,
     observe: Observe | None,
-    arrivals: Arrivals,
+    room: tuple[Arrivals, InFlight],
 ) -> Callable[[Iterator[bytes], Any], bytes]:
     """From a request's bytes to the answer's; an error ends the call with its code."""
     import grpc
 
     kind, path = method.request, method.path
+    arrivals, in_flight = room
     plain = PlainRequest.read if kind is tf_serving.PredictRequest else None
 
     def read(data: bytes) -> Message | PlainRequest:
@@ -116,10 +118,11 @@ def _behaviour(
         return found
 
     def behave(messages: Iterator[bytes], context: Any) -> bytes:
-        start_s, request, code, text = time.perf_counter(), None, "OK", ""
+        start_s, request, code, text, held = time.perf_counter(), None, "OK", "", 0
         try:
             data = arrivals.take(messages, context)
             start_s = time.perf_counter()  # what the client takes to send is not ours
+            held = in_flight.take(len(data))
             request = read(data)
             # What the model asks of others ends in time; what publishers push is in order.
             with within(context.time_remaining()), marked(context.invocation_metadata()):
@@ -131,6 +134,7 @@ def _behaviour(
         except Exception as error:
             code, text = failure(registry, path, error)
         finally:
+            in_flight.give_back(held)
             if observe is not None:
                 observe(path, code, time.perf_counter() - start_s, request)
         _abort(context, code, text)

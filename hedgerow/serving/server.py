@@ -17,6 +17,7 @@ from .tls import Tls
 
 MAX_MESSAGE_BYTES = 64 << 20
 MOST_REQUESTS = 512  # at a time; a slow client's request holds a thread
+_LARGE_REQUESTS = 4  # of the largest size, answered at a time
 _THREADS = 4  # while no client is slow: more only wait for one another, and slow all down
 _STREAMS = 128  # requests of one connection at a time: no client takes the place of all others
 # A connection ends at last, whatever its client does with it; good clients reconnect unseen.
@@ -60,6 +61,7 @@ class PredictionServer:
                 reload_root=reload_root,
                 observe=observe,
                 most_waiting=max(1, most_requests // 2),  # the other half is for quick clients
+                most_bytes=_LARGE_REQUESTS * max_message_bytes,
             )
         )
         try:
