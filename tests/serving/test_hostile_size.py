@@ -113,7 +113,7 @@ def test_large_requests_are_bounded_all_together() -> None:
     def run(inputs: Tensors) -> Tensors:
         if len(inputs["x"]) > 1:
             go.wait(60)
-        return {"y": inputs["x"] + 1, "z": inputs["x"]}
+        return {"y": inputs["x"][:1] + 1, "z": inputs["x"][:1]}
 
     with (
         serving(adding(1, run=run), max_message_bytes=170_000) as server,  # so four such
@@ -130,4 +130,4 @@ def test_large_requests_are_bounded_all_together() -> None:
             go.set()
         done = [one for one in asked if one.exception() is None]
         assert len(done) == 4
-        assert len(outputs_of(caller.predict("m", large))["y"]) == 20_000
+        assert outputs_of(caller.predict("m", large))["y"].tolist() == [[2.0, 2.0]]
