@@ -11,7 +11,8 @@ from ..core.errors import HedgerowError, OutOfMemoryError, StateError
 from ..wire.buffers import Array
 from .model import DEFAULT_SIGNATURE, Model, ServingError, Signature, Tensors, TensorSpec
 
-P, R = ParamSpec("P"), TypeVar("R")
+P = ParamSpec("P")
+R = TypeVar("R")
 
 
 def signature_of(model: Model, key: str) -> tuple[str, Signature]:

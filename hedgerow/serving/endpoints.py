@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator
 from functools import partial
 from importlib import metadata
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import TYPE_CHECKING, Any
 
 from ..core.errors import HedgerowError
 from ..wire import services
@@ -16,6 +16,7 @@ from ..wire.codec import from_bytes, to_bytes
 from ..wire.messages import kserve as messages
 from ..wire.messages import tf_serving
 from ..wire.plain_request import PlainRequest
+from ..wire.rpc import abort
 from ..wire.screen import check_parts
 from . import about, answer, kserve, reload
 from .arrivals import Arrivals, InFlight
@@ -93,7 +94,7 @@ def handlers(
             for name, function in functions.items()
         }
         made.append(grpc.method_handlers_generic_handler(service, behaviours))
-    return [*made, sync_handler(registry, coded)]
+    return [*made, sync_handler(registry, partial(failure, registry, "a call of a publisher"))]
 
 
 def _behaviour(
@@ -137,7 +138,7 @@ def _behaviour(
             in_flight.give_back(held)
             if observe is not None:
                 observe(path, code, time.perf_counter() - start_s, request)
-        _abort(context, code, text)
+        return abort(context, code, text)
 
     return behave
 
@@ -171,10 +172,3 @@ def _short(text: str) -> str:
     if len(data) <= _MOST_TEXT_BYTES:
         return text
     return data[:_MOST_TEXT_BYTES].decode(errors="ignore") + " ..."
-
-
-def _abort(context: Any, code: str, text: str) -> NoReturn:
-    import grpc
-
-    context.abort(grpc.StatusCode[code], text)
-    raise AssertionError("abort() always raises")

@@ -19,7 +19,8 @@ from .model import Model, ServingError, Signature
 from .policies import Policy, policy_of
 from .versions import Family, Lease, State, Version, VersionStatus
 
-P, R = ParamSpec("P"), TypeVar("R")
+P = ParamSpec("P")
+R = TypeVar("R")
 
 
 class Registry:
