@@ -176,4 +176,5 @@ NB_MODULE(_native, m) {
   bind_admission(m);
   bind_ops(m);
   bind_table(m);
+  bind_request(m);
 }

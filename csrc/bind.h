@@ -25,6 +25,7 @@ void bind_admission(nb::module_& m);
 void bind_layout(nb::module_& m);
 void bind_gather(nb::module_& m);
 void bind_ops(nb::module_& m);
+void bind_request(nb::module_& m);
 void bind_route(nb::module_& m);
 void bind_split(nb::module_& m);
 void bind_table(nb::module_& m);

@@ -24,7 +24,7 @@ MAY_IMPORT = {
     "ops": "core native kernels routing",
     "tables": "core native kernels ops routing",
     "launch": "core",
-    "wire": "core",
+    "wire": "core native",
     "discovery": "core",
     "sharding": "core ops tables routing launch",
     "ps": "core ops tables routing discovery",

@@ -44,6 +44,11 @@ class Reader:
                 raise WireError(f"field number {number} at byte {start}; 1 to {_LARGEST_FIELD}")
             yield number, wire_type
 
+    @property
+    def at(self) -> int:
+        """How many bytes were read."""
+        return self._at
+
     def varint(self) -> int:
         """An unsigned number of at most 64 bits."""
         value, start = 0, self._at

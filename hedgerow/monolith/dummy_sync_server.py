@@ -11,14 +11,14 @@ from typing import TYPE_CHECKING, Any, Self
 import torch
 from torch import Tensor
 
-from ..core.errors import HedgerowError, InputError
+from ..core.errors import InputError
 from ..core.shapes import Int32, Int64
-from ..serving.channels import grpc_library
 from ..sync.strict_targets import MAX_MESSAGE_BYTES
 from ..wire import tensors
 from ..wire.codec import from_bytes, to_bytes
 from ..wire.messages import tf_serving
-from ..wire.services import PREDICTION_SERVICE, methods
+from ..wire.rpc import listen, new_server, plain_code, service_handler
+from ..wire.services import PREDICTION_SERVICE
 
 if TYPE_CHECKING:
     from ..wire.messages.tf_serving import PredictRequest
@@ -47,29 +47,17 @@ class PushReceiver:
     """The server behind `DummySyncServer`; owns a lock."""
 
     def __init__(self, address: str) -> None:
-        grpc = grpc_library()
         self._lock = threading.Lock()
         self._received: list[ReceivedPush] = []
         self._pool = ThreadPoolExecutor(_THREADS, thread_name_prefix="dummy sync server")
-        options = [
-            ("grpc.max_receive_message_length", MAX_MESSAGE_BYTES),
-            ("grpc.max_send_message_length", MAX_MESSAGE_BYTES),
-            ("grpc.so_reuseport", 0),  # two servers on one port would share its pushes unseen
-        ]
-        self._server = grpc.server(self._pool, options=options)
+        self._server = new_server(self._pool, MAX_MESSAGE_BYTES)
         try:
-            self.port: int = self._server.add_insecure_port(address)
-        except RuntimeError as error:
+            self.port = int(listen(self._server, address).rpartition(":")[2])
+        except InputError:
             self._pool.shutdown()
-            raise InputError(
-                f"address {address!r} cannot be listened on: {error}; give HOST:PORT with a free "
-                "port, or port 0."
-            ) from error
-        handler = grpc.unary_unary_rpc_method_handler(self._predict)
-        predict = methods(PREDICTION_SERVICE)["Predict"].path.rpartition("/")[2]
-        self._server.add_generic_rpc_handlers(
-            (grpc.method_handlers_generic_handler(PREDICTION_SERVICE, {predict: handler}),)
-        )
+            raise
+        handler = service_handler(PREDICTION_SERVICE, {"Predict": self._predict}, plain_code)
+        self._server.add_generic_rpc_handlers((handler,))
         _tell_about(self._server)
         self._server.start()
 
@@ -83,18 +71,14 @@ class PushReceiver:
         self._server.stop(None).wait()
         self._pool.shutdown()
 
-    def _predict(self, data: bytes, context: Any) -> bytes:
-        try:
-            request = from_bytes(tf_serving.PredictRequest, data)
-            for name in sorted(request.inputs):
-                if not name.endswith(_ENDINGS):
-                    raise InputError(
-                        f"input {name!r} ends neither in _id nor in _value; push plain tables."
-                    )
-            push = ReceivedPush(request)
-        except HedgerowError as error:
-            context.abort(grpc_library().StatusCode.INVALID_ARGUMENT, str(error))
-            raise
+    def _predict(self, data: bytes, _: Any) -> bytes:
+        request = from_bytes(tf_serving.PredictRequest, data)
+        for name in sorted(request.inputs):
+            if not name.endswith(_ENDINGS):
+                raise InputError(
+                    f"input {name!r} ends neither in _id nor in _value; push plain tables."
+                )
+        push = ReceivedPush(request)
         with self._lock:
             self._received.append(push)
         return to_bytes(tf_serving.PredictResponse(model_spec=request.model_spec))

@@ -14,7 +14,7 @@ from .reference_admission import (
     SlidingFilter,
     admission_probability,
 )
-from .reference_bytes import crc32c, hash_strings
+from .reference_bytes import crc32c, hash_strings, plain_request
 from .reference_gather import (
     add_rows,
     add_windows,
@@ -78,10 +78,12 @@ __all__ = [
     "half_neighbours",
     "hash_strings",
     "join_rows",
+    "lookup_between",
     "mark_keys",
     "number_fids",
     "philox",
     "place_fids",
+    "plain_request",
     "plan_split",
     "reorder",
     "round_to_half",
@@ -275,3 +277,22 @@ class Table(Rows):
             erased[i] = self._remove(key)
         self._count(0, 0, int(erased.sum()))
         return int(erased.sum())
+
+
+def lookup_between(
+    tables: Sequence[Table],
+    message: bytes,
+    start: int,
+    counts: Sequence[int],
+    head: bytes,
+    tail: bytes,
+) -> bytes:
+    """Rows of ids that stand in a message, table after table, as bytes between two others."""
+    parts = [head]
+    for table, n in zip(tables, counts, strict=True):
+        ids = np.frombuffer(message, np.int64, n, start).copy()
+        rows = np.empty((n, table.dim()), np.float32)
+        table.lookup(ids.ctypes.data, n, "zeros", 0, rows.ctypes.data, True)
+        parts.append(rows.tobytes())
+        start += ids.nbytes
+    return b"".join([*parts, tail])

@@ -13,10 +13,9 @@ from ..core.errors import InputError
 from ..discovery.payloads import ResourceSpec
 from ..wire.codec import from_bytes, to_bytes
 from ..wire.messages import agent_service as messages
+from ..wire.rpc import Behaviour, listen, new_server, service_handler
 from ..wire.services import AGENT_SERVICE, methods
-from .channels import grpc_library
 from .endpoints import coded
-from .server import bind, new_server
 
 if TYPE_CHECKING:
     from ..wire.messages.agent_service import (
@@ -62,21 +61,20 @@ class AgentServer:
     ) -> None:
         self._book, self._resource = book, resource or machine_resource
         self._pool = ThreadPoolExecutor(_THREADS, thread_name_prefix="agent")
-        self._server = new_server(self._pool, _MESSAGE_BYTES, _MOST_REQUESTS)
+        self._server = new_server(self._pool, _MESSAGE_BYTES, requests=_MOST_REQUESTS)
         functions = {
             "GetReplicas": self._replicas,
             "GetResource": self._left,
             "HeartBeat": self._heart_beat,
         }
-        grpc = grpc_library()
-        handlers = {
-            name: grpc.unary_unary_rpc_method_handler(_behaviour(method.request, functions[name]))
+        behaviours = {
+            name: _behaviour(method.request, functions[name])
             for name, method in methods(AGENT_SERVICE).items()
         }
-        handler = grpc.method_handlers_generic_handler(AGENT_SERVICE, handlers)
+        handler = service_handler(AGENT_SERVICE, behaviours, _coded)
         self._server.add_generic_rpc_handlers([handler])
         try:
-            self.address = bind(self._server, address, None)
+            self.address = listen(self._server, address)
         except Exception:
             self._pool.shutdown()
             raise
@@ -155,15 +153,12 @@ def machine_resource(
     return ResourceSpec(address, shard_id, replica_id, memory, idle, -1.0, load / cores)
 
 
-def _behaviour(kind: Any, function: Callable[[Any], Any]) -> Callable[[bytes, Any], bytes]:
-    def behave(data: bytes, context: Any) -> bytes:
-        try:
-            return to_bytes(function(from_bytes(kind, data)))
-        except Exception as error:
-            code, text = coded(error)
-            if code == "INTERNAL":
-                _LOG.exception("the agent failed")
-        context.abort(grpc_library().StatusCode[code], text)
-        raise AssertionError("abort() always raises")
+def _behaviour(kind: Any, function: Callable[[Any], Any]) -> Behaviour:
+    return lambda data, _: to_bytes(function(from_bytes(kind, data)))
 
-    return behave
+
+def _coded(error: Exception) -> tuple[str, str]:
+    code, text = coded(error)
+    if code == "INTERNAL":
+        _LOG.error("the agent failed", exc_info=error)
+    return code, text

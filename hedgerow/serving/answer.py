@@ -5,11 +5,12 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from ..core.errors import HedgerowError
-from ..wire import dtypes, tensors
+from ..wire import buffers, dtypes, tensors
 from ..wire.buffers import Array
+from ..wire.plain_request import PlainRequest
 from ..wire.predict_response import response_bytes, spec_bytes
 from . import calls
-from .model import Model, ServingError, Tensors
+from .model import Model, ServingError, Signature, Tensors
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -21,7 +22,9 @@ if TYPE_CHECKING:
     from .versions import Lease
 
 
-def predict(registry: Registry, request: PredictRequest, *, compat: Compat = None) -> bytes:
+def predict(
+    registry: Registry, request: PredictRequest | PlainRequest, *, compat: Compat = None
+) -> bytes:
     """Runs a signature; the bytes of a PredictResponse.
 
     Raises ServingError with the code and the text that clients know. Outputs travel in the form of
@@ -42,11 +45,47 @@ def predict(registry: Registry, request: PredictRequest, *, compat: Compat = Non
     >>> tensors.to_torch(response.outputs["y"]), response.model_spec.version.value
     (tensor([2., 4.]), 1)
     """
+    if isinstance(request, PlainRequest):
+        answered = _predict_plain(registry, request, compat)
+        if answered is not None:
+            return answered
+        request = request.message()
     with lease_of(registry, request.model_spec) as model:
         key, inputs, raw = _inputs(model, request)
         found = _outputs(model, key, inputs, request)
         form = compat or (None if raw else "typed")
         return response_bytes(found, spec_bytes(model.name, model.version, key), compat=form)
+
+
+def _predict_plain(registry: Registry, request: PlainRequest, compat: Compat) -> bytes | None:
+    """As predict(), without a parser's objects; None where the inputs are not what is wanted."""
+    if not request.model:
+        return None
+    with registry.find(request.model, request.version) as model:
+        key, signature = calls.signature_of(model, request.signature)
+        tail = spec_bytes(model.name, model.version, key)
+        if signature.answer_plain is not None and compat is None:
+            answered = calls.attempt(key, signature.answer_plain, request, tail)
+            if answered is not None:
+                return answered
+        inputs = _plain_inputs(signature, request)
+        if inputs is None:
+            return None
+        found = calls.run(key, signature, inputs, signature.outputs)
+        return response_bytes(found, tail, compat=compat)
+
+
+def _plain_inputs(signature: Signature, request: PlainRequest) -> Tensors | None:
+    if len(request.inputs) != len(signature.inputs):
+        return None
+    found = {}
+    for alias, spec in signature.inputs.items():
+        element = dtypes.of_torch(spec.dtype)
+        bits = request.array(alias, element, spec.shape)
+        if bits is None:
+            return None
+        found[alias] = buffers.as_torch(element, bits, request.inputs[alias][1])
+    return found
 
 
 def outputs(model: Model, request: PredictRequest) -> Tensors:
@@ -80,13 +119,8 @@ def _inputs(model: Model, request: PredictRequest) -> tuple[str, Tensors, bool]:
     calls.check_names(signature, given)
     for alias, spec in signature.inputs.items():
         message = given[alias]
-        value = tensors.plain_torch(message, dtypes.of_torch(spec.dtype), spec.shape)
-        if value is None:
-            raw = raw or bool(message.tensor_content)
-            value = calls.checked(key, alias, spec, _read(message, alias))
-        else:
-            raw = True
-        found[alias] = value
+        raw = raw or bool(message.tensor_content)
+        found[alias] = calls.checked(key, alias, spec, _read(message, alias))
     return key, found, raw
 
 

@@ -1,4 +1,4 @@
-"""Requests whose message is still on its way: slow clients keep no quick one out."""
+"""What requests take while they arrive and are answered: places to wait in, and bytes."""
 
 from __future__ import annotations
 
@@ -40,3 +40,41 @@ class Arrivals:
         finally:
             with self._lock:
                 self._waiting.pop(id(context), None)
+
+
+class InFlight:
+    """Bytes of the requests that are being answered, `most` at a time. Owns a lock.
+
+    What is read of a request takes several times its bytes, so that all large ones together would
+    fill the memory. A small one counts for nothing.
+
+    >>> bytes_now = InFlight(1 << 20)
+    >>> held = bytes_now.take(1 << 19)
+    >>> bytes_now.give_back(held)
+    """
+
+    SMALL_BYTES = 128 << 10
+
+    def __init__(self, most: int) -> None:
+        self._most, self._now = most, 0
+        self._lock = threading.Lock()
+
+    def take(self, size: int) -> int:
+        """What must be given back. A request that does not fit now is refused, never one alone."""
+        if size <= self.SMALL_BYTES:
+            return 0
+        with self._lock:
+            if self._now and self._now + size > self._most:
+                raise ServingError(
+                    "RESOURCE_EXHAUSTED",
+                    f"requests of {self._now} bytes are being answered, and this one has {size} "
+                    f"more; at most {self._most} at a time: ask again later, or for less at once.",
+                )
+            self._now += size
+        return size
+
+    def give_back(self, size: int) -> None:
+        """Ends what take() began."""
+        if size:
+            with self._lock:
+                self._now -= size

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable
+from collections.abc import Callable, Collection, Iterable
+from typing import ParamSpec, TypeVar
 
 from torch import Tensor
 
 from ..core.errors import HedgerowError, OutOfMemoryError, StateError
 from ..wire.buffers import Array
 from .model import DEFAULT_SIGNATURE, Model, ServingError, Signature, Tensors, TensorSpec
+
+P = ParamSpec("P")
+R = TypeVar("R")
 
 
 def signature_of(model: Model, key: str) -> tuple[str, Signature]:
@@ -87,9 +91,18 @@ def _wanted(spec: TensorSpec) -> str:
 
 def run(key: str, signature: Signature, inputs: Tensors, wanted: Iterable[str]) -> Tensors:
     """The wanted outputs. What the model raises becomes an error with a code."""
-    try:
+
+    def chosen() -> Tensors:
         outputs = signature.run(inputs)
         return {alias: outputs[alias] for alias in wanted}
+
+    return attempt(key, chosen)
+
+
+def attempt(key: str, function: Callable[P, R], *args: P.args, **kwargs: P.kwargs) -> R:
+    """What a function of a signature gives; what it raises becomes an error with a code."""
+    try:
+        return function(*args, **kwargs)
     except ServingError:
         raise
     except HedgerowError as error:

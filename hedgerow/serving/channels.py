@@ -7,16 +7,14 @@ from dataclasses import dataclass
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
-from ..core.errors import HedgerowError, InputError, MissingExtraError
+from ..core.errors import HedgerowError, InputError
 from ..wire.codec import from_bytes, to_bytes
+from ..wire.rpc import CallError, Connection, answer_of
 from .model import ServingError
 
 if TYPE_CHECKING:
     from ..wire.pool import Message
     from ..wire.services import Method
-
-# An embedding request may be of any size; what a server takes is the server's decision.
-_UNLIMITED = (("grpc.max_send_message_length", -1), ("grpc.max_receive_message_length", -1))
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,39 +37,19 @@ class ClientTls:
             raise InputError("a certificate and its key come together; pass both or none.")
 
 
-def grpc_library() -> Any:
-    """The module grpc, or an error that names the extra."""
-    try:
-        import grpc
-    except ImportError as error:
-        raise MissingExtraError(
-            f"serving needs grpcio ({error}); pip install hedgerow[serving]."
-        ) from error
-    return grpc
-
-
 class Channel:
     """A connection to one address, made when it is first needed; many threads may share it."""
 
     def __init__(self, address: str, tls: ClientTls | None = None) -> None:
-        grpc = grpc_library()
         self.address = address
-        if tls is None:
-            self._channel = grpc.insecure_channel(address, options=_UNLIMITED)
-        else:
-            trust = grpc.ssl_channel_credentials(tls.ca, tls.key, tls.certificate)
-            self._channel = grpc.secure_channel(address, trust, options=_UNLIMITED)
-        self._calls: dict[str, Any] = {}
+        self._connection = Connection(address, tls, ())
 
     def begin(self, method: Method, request: Message, timeout_s: float | None) -> Pending:
         """Sends a request; the answer comes later."""
-        call = self._calls.get(method.path)
-        if call is None:
-            call = self._calls.setdefault(method.path, self._channel.unary_unary(method.path))
         try:
-            future = call.future(to_bytes(request), timeout=timeout_s)
-        except ValueError as error:  # grpcio's word for a channel that was closed
-            raise ServingError("CANCELLED", f"the client of {self.address}: {error}") from error
+            future = self._connection.begin(method.path, to_bytes(request), timeout_s)
+        except CallError as error:
+            raise ServingError(error.code, f"the client of {self.address}: {error}") from error
         return Pending(self.address, method, future)
 
     def call(self, method: Method, request: Message, timeout_s: float | None) -> Any:
@@ -80,7 +58,7 @@ class Channel:
 
     def close(self) -> None:
         """Ends the connection; calls under way fail with CANCELLED."""
-        self._channel.close()
+        self._connection.close()
 
     def __enter__(self) -> Channel:
         return self
@@ -102,12 +80,12 @@ class Pending:
 
     def answer(self) -> Any:
         """Waits; the answer, or ServingError with the code and the text of the server."""
-        error = self._future.exception()
-        if error is not None:
-            text = error.details() or str(error)
-            raise ServingError(error.code().name, text + _hint(text)) from error
         try:
-            return from_bytes(self._method.response, self._future.result())
+            data = answer_of(self._future)
+        except CallError as error:
+            raise ServingError(error.code, f"{error}{_hint(str(error))}") from error
+        try:
+            return from_bytes(self._method.response, data)
         except HedgerowError as damaged:
             raise ServingError("INTERNAL", f"{self.address} answers: {damaged}") from damaged
 

@@ -8,15 +8,18 @@ from collections.abc import Callable, Iterator
 from functools import partial
 from importlib import metadata
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import TYPE_CHECKING, Any
 
 from ..core.errors import HedgerowError
 from ..wire import services
 from ..wire.codec import from_bytes, to_bytes
 from ..wire.messages import kserve as messages
+from ..wire.messages import tf_serving
+from ..wire.plain_request import PlainRequest
+from ..wire.rpc import abort
 from ..wire.screen import check_parts
 from . import about, answer, kserve, reload
-from .arrivals import Arrivals
+from .arrivals import Arrivals, InFlight
 from .deadline import within
 from .model import ServingError
 from .push_marks import marked
@@ -29,7 +32,7 @@ if TYPE_CHECKING:
     from .registry import Registry
 
 Answer = Callable[[Any], "Message | bytes"]
-Observe = Callable[[str, str, float, "Message | None"], None]
+Observe = Callable[[str, str, float, "Message | PlainRequest | None"], None]
 """Called after each request: the method's path, its code, its seconds, and what was asked (None
 where the bytes were no message)."""
 
@@ -72,6 +75,7 @@ def handlers(
     reload_root: Path | None = None,
     observe: Observe | None = None,
     most_waiting: int,
+    most_bytes: int,
 ) -> list[Any]:
     """What grpcio calls, one handler a service.
 
@@ -80,17 +84,17 @@ def handlers(
     """
     import grpc
 
-    made, arrivals = [], Arrivals(most_waiting)
+    made, room = [], (Arrivals(most_waiting), InFlight(most_bytes))
     for service, functions in answers(registry, compat, reload_root).items():
         described = services.methods(service)
         behaviours = {
             name: grpc.stream_unary_rpc_method_handler(
-                _behaviour(described[name], function, registry, observe, arrivals)
+                _behaviour(described[name], function, registry, observe, room)
             )
             for name, function in functions.items()
         }
         made.append(grpc.method_handlers_generic_handler(service, behaviours))
-    return [*made, sync_handler(registry, coded)]
+    return [*made, sync_handler(registry, partial(failure, registry, "a call of a publisher"))]
 
 
 def _behaviour(
@@ -98,20 +102,29 @@ def _behaviour(
     function: Answer,
     registry: Registry,
     observe: Observe | None,
-    arrivals: Arrivals,
+    room: tuple[Arrivals, InFlight],
 ) -> Callable[[Iterator[bytes], Any], bytes]:
     """From a request's bytes to the answer's; an error ends the call with its code."""
     import grpc
 
     kind, path = method.request, method.path
+    arrivals, in_flight = room
+    plain = PlainRequest.read if kind is tf_serving.PredictRequest else None
+
+    def read(data: bytes) -> Message | PlainRequest:
+        found = None if plain is None else plain(data)
+        if found is None:
+            check_parts(kind, data)
+            found = from_bytes(kind, data)
+        return found
 
     def behave(messages: Iterator[bytes], context: Any) -> bytes:
-        start_s, request, code, text = time.perf_counter(), None, "OK", ""
+        start_s, request, code, text, held = time.perf_counter(), None, "OK", "", 0
         try:
             data = arrivals.take(messages, context)
             start_s = time.perf_counter()  # what the client takes to send is not ours
-            check_parts(kind, data)
-            request = from_bytes(kind, data)
+            held = in_flight.take(len(data))
+            request = read(data)
             # What the model asks of others ends in time; what publishers push is in order.
             with within(context.time_remaining()), marked(context.invocation_metadata()):
                 answer = function(request)
@@ -122,9 +135,10 @@ def _behaviour(
         except Exception as error:
             code, text = failure(registry, path, error)
         finally:
+            in_flight.give_back(held)
             if observe is not None:
                 observe(path, code, time.perf_counter() - start_s, request)
-        _abort(context, code, text)
+        return abort(context, code, text)
 
     return behave
 
@@ -158,10 +172,3 @@ def _short(text: str) -> str:
     if len(data) <= _MOST_TEXT_BYTES:
         return text
     return data[:_MOST_TEXT_BYTES].decode(errors="ignore") + " ..."
-
-
-def _abort(context: Any, code: str, text: str) -> NoReturn:
-    import grpc
-
-    context.abort(grpc.StatusCode[code], text)
-    raise AssertionError("abort() always raises")

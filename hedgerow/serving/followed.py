@@ -79,7 +79,9 @@ class Followed:
         found = dict(signatures)
         for key in (ASSIGN, REMOVE):
             run = found[key].run
-            found[key] = dataclasses.replace(found[key], run=self._guard(run, key == REMOVE))
+            found[key] = dataclasses.replace(
+                found[key], run=self._guard(run, key == REMOVE), answer_plain=None
+            )
         return found
 
     def stamp(self) -> int:

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 from ..core.errors import MissingExtraError
-from .model import DEFAULT_SIGNATURE, Model, ServingError
+from ..wire.plain_request import PlainRequest
+from .model import DEFAULT_SIGNATURE
+from .request_counts import RequestCounts
 from .sync_service import SyncService
 
 if TYPE_CHECKING:
@@ -14,8 +16,6 @@ if TYPE_CHECKING:
     from .registry import Registry
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
-_LATENCIES_S = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 10.0)
-_ROWS = tuple(4.0**power for power in range(10))
 _FRESH = {
     "seq": "The number of the last push that was applied.",
     "rows": "Rows that pushes assigned.",
@@ -25,14 +25,6 @@ _FRESH = {
 }
 _FRESH_FIELDS = {"age_seconds": "age_s"}
 _PREDICTS = ("/Predict", "/ModelInfer", ":predict")
-
-
-class _Cells(NamedTuple):
-    """Where requests of one kind are counted."""
-
-    requests: Any
-    latency: Any
-    rows: Any  # None where the request asked for no prediction
 
 
 class Metrics:
@@ -52,63 +44,32 @@ class Metrics:
         library = _library()
         self._registry = registry
         self._collectors = library.CollectorRegistry()
-        self._requests = library.Counter(
-            "hedgerow_serving_requests",
-            "Requests by what they asked for and how they ended.",
-            ("method", "model", "version", "signature", "code"),
-            registry=self._collectors,
-        )
-        self._latency = library.Histogram(
-            "hedgerow_serving_request_seconds",
-            "From a request's last byte to its answer.",
-            ("method", "model"),
-            buckets=_LATENCIES_S,
-            registry=self._collectors,
-        )
-        self._rows = library.Histogram(
-            "hedgerow_serving_request_rows",
-            "Rows of a request: its samples, or the first size of the signature's first input.",
-            ("model",),
-            buckets=_ROWS,
-            registry=self._collectors,
-        )
-        self._cells: dict[tuple[str, ...], _Cells] = {}  # to find a label takes longer
+        self._counts = RequestCounts()
+        self._collectors.register(self._counts)
         self._collectors.register(_Loaded(registry))
 
-    def observe(self, path: str, code: str, seconds: float, request: Message | None) -> None:
+    def observe(
+        self, path: str, code: str, seconds: float, request: Message | PlainRequest | None
+    ) -> None:
         """Counts a request that ended: its method, its code, its time, and what was asked."""
-        model, version, signature, row_input = self._labels(request)
-        key = (path, model, version, signature, code)
-        cells = self._cells.get(key)
-        if cells is None:  # at most so many as there are labels
-            counted = bool(model) and code == "OK" and path.endswith(_PREDICTS)
-            cells = self._cells[key] = _Cells(
-                self._requests.labels(*key),
-                self._latency.labels(path, model),
-                self._rows.labels(model) if counted else None,
-            )
-        cells.requests.inc()
-        cells.latency.observe(seconds)
-        if cells.rows is not None:
-            cells.rows.observe(_rows(request, row_input))
+        name, version, label, key = _asked(request)
+        model = self._registry.known(name, version, label)
+        if model is None and name:
+            model = self._registry.known(name, None, None)  # an unknown version counts for it
+        if model is None:
+            self._counts.add((path, "", None, "", code), seconds, None)
+            return
+        signature = model.signatures.get(key)
+        kind = (path, name, model.version, "" if signature is None else key, code)
+        rows = None
+        if code == "OK" and path.endswith(_PREDICTS):
+            signature = signature or model.signatures.get(DEFAULT_SIGNATURE)
+            rows = 0 if signature is None else _rows(request, signature.row_input())
+        self._counts.add(kind, seconds, rows)
 
     def text(self) -> bytes:
         """All of it, in Prometheus' text form."""
         return _library().generate_latest(self._collectors)
-
-    def _labels(self, request: Any) -> tuple[str, str, str, str]:
-        """Model, version and signature, empty where unknown; and the input that tells its rows."""
-        name, asked, label, signature = _asked(request)
-        if not name:
-            return "", "", "", ""
-        for version, by in ((asked, label), (None, None)):  # an unknown one counts for the newest
-            try:
-                with self._registry.find(name, version, by) as model:
-                    known = signature if signature in model.signatures else ""
-                    return name, str(model.version), known, _row_input(model, signature)
-            except ServingError:
-                continue
-        return "", "", "", ""
 
 
 class _Loaded:
@@ -166,6 +127,8 @@ def _asked(request: Any) -> tuple[str, int | None, str | None, str]:
     """The model, the version and the label if one was named, and the signature of a request."""
     if request is None:
         return "", None, None, ""
+    if isinstance(request, PlainRequest):
+        return request.model, request.version, None, request.signature or DEFAULT_SIGNATURE
     spec = getattr(request, "model_spec", None)
     if spec is not None:
         version = spec.version.value if spec.HasField("version") else None
@@ -179,18 +142,11 @@ def _asked(request: Any) -> tuple[str, int | None, str | None, str]:
     return name, int(version) if told else None, None, ""
 
 
-def _row_input(model: Model, key: str) -> str:
-    """The input with one entry a sample; of a signature that says none, the first."""
-    signature = model.signatures.get(key or DEFAULT_SIGNATURE)
-    if signature is None:
-        return ""
-    joining = signature.joining
-    return joining.samples if joining else next(iter(signature.inputs), "")
-
-
 def _rows(request: Any, name: str) -> int:
     """The first size of an input; 1 of a scalar, 0 where it did not come."""
-    if not hasattr(request, "model_spec"):
+    if isinstance(request, PlainRequest):
+        sizes = request.inputs[name][1] if name in request.inputs else (0,)
+    elif not hasattr(request, "model_spec"):
         sizes = next((list(one.shape) for one in request.inputs if one.name == name), [0])
     elif name in request.inputs:
         sizes = [dim.size for dim in request.inputs[name].tensor_shape.dim]

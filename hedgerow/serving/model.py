@@ -12,6 +12,7 @@ from torch import Tensor
 from ..core.errors import HedgerowError
 
 if TYPE_CHECKING:
+    from ..wire.plain_request import PlainRequest
     from .followed import Followed
 
 PREDICT_METHOD = "tensorflow/serving/predict"
@@ -62,6 +63,8 @@ class Signature:
     """One thing a model can be asked. `run` may be called by many threads at once.
 
     With `joining` requests that come together run as one; without it each runs alone.
+    `answer_plain` is a shorter way for requests that are plain: from one, and the last bytes of its
+    answer, it makes all bytes of the answer; or None, and `run` is asked.
     """
 
     inputs: Mapping[str, TensorSpec]
@@ -69,6 +72,11 @@ class Signature:
     run: Callable[[Tensors], Tensors]
     joining: Joining | None = None
     method: str = PREDICT_METHOD
+    answer_plain: Callable[[PlainRequest, bytes], bytes | None] | None = None
+
+    def row_input(self) -> str:
+        """The input with one entry a sample; where `joining` says none, the first."""
+        return self.joining.samples if self.joining else next(iter(self.inputs), "")
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import struct
 from collections.abc import Callable, Sequence
 from itertools import pairwise
 
@@ -12,6 +13,8 @@ from ..core.errors import ConfigError, InputError
 from ..tables.multi import parts
 from ..tables.multi.host_tables import HostTables
 from ..tables.multi.parts import Part
+from ..wire.plain_request import PlainRequest
+from ..wire.predict_response import raw_head
 from .check_inputs import check_answer
 from .model import Model, Signature, Tensors, TensorSpec
 
@@ -55,7 +58,10 @@ def ps_model(
         "lookup": lookup,
         "hashtable_lookup": lookup,
         "raw_lookup": Signature(
-            {"id": _IDS, "id_split": _IDS}, {"flat_emb": _FLOATS}, served.raw_lookup
+            {"id": _IDS, "id_split": _IDS},
+            {"flat_emb": _FLOATS},
+            served.raw_lookup,
+            answer_plain=served.answer_plain,
         ),
         "hashtable_assign": served.assign_signature(),
         f"{shared_name or name}/raw_assign": Signature(
@@ -130,7 +136,7 @@ class _Rows:
 
     def raw_lookup(self, inputs: Tensors) -> Tensors:
         ids = inputs["id"]
-        splits = self._splits(ids, inputs["id_split"])
+        splits = self._splits(len(ids), inputs["id_split"].tolist())
         floats = parts.float_offsets(splits, self._dims)[-1]
         check_answer(floats)
         if len(splits) != len(self._dims) + 1:
@@ -139,9 +145,26 @@ class _Rows:
         self._store.lookup_at(ids.data_ptr(), splits, "zeros", None, flat.data_ptr())
         return {"flat_emb": flat}
 
+    def answer_plain(self, request: PlainRequest, tail: bytes) -> bytes | None:
+        """As raw_lookup, from the request's bytes to the answer's: rows are copied there at once.
+
+        None where one input is not plain, or where several requests follow each other.
+        """
+        ids, split = request.int64s("id"), request.int64s("id_split")
+        if ids is None or split is None or len(request.inputs) != 2:
+            return None
+        (start, n), (split_at, numbers) = ids, split
+        splits = self._splits(n, struct.unpack_from(f"<{numbers}q", request.data, split_at))
+        if len(splits) != len(self._dims) + 1:
+            return None
+        floats = parts.float_offsets(splits, self._dims)[-1]
+        check_answer(floats)
+        head = raw_head("flat_emb", torch.float32, (floats,))
+        return self._store.lookup_between(request.data, start, splits, head, tail)
+
     def raw_assign(self, inputs: Tensors) -> Tensors:
         ids, flat = inputs["id"], inputs["flat_value"]
-        splits = self._splits(ids, inputs["id_split"])
+        splits = self._splits(len(ids), inputs["id_split"].tolist())
         floats = parts.float_offsets(splits, self._dims)[-1]
         if len(flat) != floats:
             raise InputError(
@@ -151,16 +174,16 @@ class _Rows:
         parts.assign(parts.cut(self._store.tables, ids, splits, flat), ts=self._stamp())
         return {"result": _count(0)}
 
-    def _splits(self, ids: Tensor, id_split: Tensor) -> Sequence[int]:
+    def _splits(self, ids: int, splits: Sequence[int]) -> Sequence[int]:
         """Where each table's ids begin, and their end; several requests may follow each other."""
-        splits, tables = id_split.tolist(), len(self._names)
+        tables = len(self._names)
         if len(splits) < 1 or (len(splits) - 1) % tables:
             raise InputError(
                 f"id_split has {len(splits)} numbers; {tables} tables need {tables + 1}."
             )
         rises = splits[0] == 0 and all(begin <= end for begin, end in pairwise(splits))
-        if not rises or splits[-1] != len(ids):
-            raise InputError(f"id_split must rise from 0 to {len(ids)}, the number of ids.")
+        if not rises or splits[-1] != ids:
+            raise InputError(f"id_split must rise from 0 to {ids}, the number of ids.")
         return splits
 
 

@@ -9,9 +9,9 @@ from torch import nn
 from ..core.errors import DtypeError, InputError
 from ..core.units import parse_seconds
 from ..discovery.targets import Targets
-from ..sync.link import Trust
 from ..sync.publisher import MOST_PENDING, Publisher
 from ..sync.source import RowSource
+from ..wire.rpc import Trust
 from .dense_watch import DenseWatch
 from .row_sources import row_sources
 

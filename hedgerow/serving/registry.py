@@ -8,15 +8,19 @@ import threading
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from queue import SimpleQueue
+from typing import ParamSpec, TypeVar
 
 from ..core import checks
 from ..core.counters import Counters
 from ..core.errors import ConfigError, HedgerowError, InputError, NameTakenError
 from .batching import Batcher, Batching
 from .folders import FolderWatch, Loader
-from .model import Model, ServingError, Signature, Tensors
+from .model import Model, ServingError, Signature
 from .policies import Policy, policy_of
 from .versions import Family, Lease, State, Version, VersionStatus
+
+P = ParamSpec("P")
+R = TypeVar("R")
 
 
 class Registry:
@@ -61,6 +65,12 @@ class Registry:
             raise ServingError("INVALID_ARGUMENT", f"Unrecognized servable version label: {label}")
         asked = f"Latest({name})" if version is None else f"Specific({name}, {version})"
         raise ServingError("NOT_FOUND", f"Servable not found for request: {asked}")
+
+    def known(self, name: str, version: int | None, label: str | None) -> Model | None:
+        """The version that find() would give, only to be told of: it may be closed at any time."""
+        with self._lock:
+            found = self._choose(name, version, label)
+            return None if found is None else found.model
 
     def _choose(self, name: str, version: int | None, label: str | None) -> Version | None:
         family = self._families.get(name)
@@ -286,16 +296,21 @@ class Registry:
         return dataclasses.replace(model, signatures=signatures)
 
     def _bounded(self, signature: Signature, gate: SimpleQueue[None]) -> Signature:
-        run = signature.run
-
-        def run_in_turn(inputs: Tensors) -> Tensors:
-            gate.get()
-            try:
-                return run(inputs)
-            finally:
-                gate.put(None)
-
+        run, answer_plain = _in_turn(signature.run, gate), signature.answer_plain
         if signature.joining is not None and self._batching is not None:
-            joined = Batcher(run_in_turn, signature.joining, self._batching, self.counters)
-            return dataclasses.replace(signature, run=joined)
-        return dataclasses.replace(signature, run=run_in_turn)
+            joined = Batcher(run, signature.joining, self._batching, self.counters)
+            return dataclasses.replace(signature, run=joined, answer_plain=None)
+        if answer_plain is not None:
+            answer_plain = _in_turn(answer_plain, gate)
+        return dataclasses.replace(signature, run=run, answer_plain=answer_plain)
+
+
+def _in_turn(run: Callable[P, R], gate: SimpleQueue[None]) -> Callable[P, R]:
+    def run_in_turn(*args: P.args, **kwargs: P.kwargs) -> R:
+        gate.get()
+        try:
+            return run(*args, **kwargs)
+        finally:
+            gate.put(None)
+
+    return run_in_turn

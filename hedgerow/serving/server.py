@@ -7,7 +7,8 @@ from types import TracebackType
 from typing import Any, Self
 
 from ..core import checks
-from ..core.errors import InputError, MissingExtraError, StateError
+from ..core.errors import StateError
+from ..wire.rpc import listen, new_server
 from ..wire.tensors import Compat, check_compat
 from .endpoints import SERVICES, Observe, handlers
 from .health import HEALTH_SERVICE, Health
@@ -17,10 +18,15 @@ from .tls import Tls
 
 MAX_MESSAGE_BYTES = 64 << 20
 MOST_REQUESTS = 512  # at a time; a slow client's request holds a thread
+_LARGE_REQUESTS = 4  # of the largest size, answered at a time
 _THREADS = 4  # while no client is slow: more only wait for one another, and slow all down
-_STREAMS = 128  # requests of one connection at a time: no client takes the place of all others
-# A connection ends at last, whatever its client does with it; good clients reconnect unseen.
-_AGE_S, _GRACE_S = 1800, 300
+_OPTIONS = (
+    # Requests of one connection at a time: no client takes the place of all others.
+    ("grpc.max_concurrent_streams", 128),
+    # A connection ends at last, whatever its client does with it; good clients reconnect unseen.
+    ("grpc.max_connection_age_ms", 1800 * 1000),
+    ("grpc.max_connection_age_grace_ms", 300 * 1000),
+)
 
 
 class PredictionServer:
@@ -52,7 +58,9 @@ class PredictionServer:
         checks.count("most_requests", most_requests, least=1)
         self.registry = registry
         self._pool = ElasticPool(min(_THREADS, most_requests), most_requests)
-        self._server = new_server(self._pool, max_message_bytes, most_requests)
+        self._server = new_server(
+            self._pool, max_message_bytes, requests=most_requests, options=_OPTIONS
+        )
         self._server.add_generic_rpc_handlers(
             handlers(
                 registry,
@@ -60,10 +68,11 @@ class PredictionServer:
                 reload_root=reload_root,
                 observe=observe,
                 most_waiting=max(1, most_requests // 2),  # the other half is for quick clients
+                most_bytes=_LARGE_REQUESTS * max_message_bytes,
             )
         )
         try:
-            self.address = bind(self._server, address, tls)
+            self.address = listen(self._server, address, tls and tls.credentials())
         except Exception:
             self._pool.shutdown()
             raise
@@ -102,42 +111,6 @@ class PredictionServer:
         trace: TracebackType | None,
     ) -> None:
         self.stop()
-
-
-def new_server(pool: Any, message_bytes: int, requests: int) -> Any:
-    """A gRPC server without services and addresses."""
-    try:
-        import grpc
-    except ImportError as error:
-        raise MissingExtraError(
-            f"a server needs grpcio ({error}); pip install hedgerow[serving]."
-        ) from error
-    options = [
-        ("grpc.max_receive_message_length", message_bytes),
-        ("grpc.max_send_message_length", message_bytes),
-        ("grpc.max_concurrent_streams", _STREAMS),
-        ("grpc.max_connection_age_ms", _AGE_S * 1000),
-        ("grpc.max_connection_age_grace_ms", _GRACE_S * 1000),
-        ("grpc.so_reuseport", 0),  # two servers on one port would share its requests unseen
-    ]
-    return grpc.server(pool, options=options, maximum_concurrent_rpcs=requests)
-
-
-def bind(server: Any, address: str, tls: Tls | None) -> str:
-    """The address with the port in use."""
-    try:
-        if tls is None:
-            port = server.add_insecure_port(address)
-        else:
-            port = server.add_secure_port(address, tls.credentials())
-    except RuntimeError as error:
-        raise InputError(
-            f"address {address!r} cannot be listened on: {error}; give HOST:PORT with a free port, "
-            "or port 0."
-        ) from error
-    if address.startswith("unix:"):
-        return address
-    return f"{address.rpartition(':')[0]}:{port}"
 
 
 def _reflect(server: Any) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
@@ -19,6 +18,7 @@ from ..sync.protocol import (
     read_json,
     to_json,
 )
+from ..wire.rpc import Behaviour, Coded, service_handler
 from .followed import Followed
 from .model import ServingError
 
@@ -90,26 +90,13 @@ class SyncService:
             return followed.take_dense(push)
 
 
-def sync_handler(registry: Registry, coded: Callable[[Exception], tuple[str, str]]) -> Any:
+def sync_handler(registry: Registry, coded: Coded) -> Any:
     """What grpcio calls; `coded` gives the code and the text of an error."""
-    import grpc
+    answers = SyncService(registry).answers()
+    return service_handler(
+        REPLICA_SERVICE, {name: _behaviour(answer) for name, answer in answers.items()}, coded
+    )
 
-    def behaviour(name: str, function: Answer) -> Callable[[bytes, Any], bytes]:
-        def behave(data: bytes, context: Any) -> bytes:
-            try:
-                return to_json(function(data))
-            except Exception as error:
-                code, text = coded(error)
-                if code == "INTERNAL":
-                    registry.counters.add("internal_errors")
-                    logging.getLogger("hedgerow").exception("%s of a publisher failed", name)
-            context.abort(grpc.StatusCode[code], text)
-            raise AssertionError("abort() always raises")
 
-        return behave
-
-    found = {
-        name: grpc.unary_unary_rpc_method_handler(behaviour(name, function))
-        for name, function in SyncService(registry).answers().items()
-    }
-    return grpc.method_handlers_generic_handler(REPLICA_SERVICE, found)
+def _behaviour(answer: Answer) -> Behaviour:
+    return lambda data, _: to_json(answer(data))

@@ -3,39 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, Protocol
+from typing import Any
 
-from ..core.errors import HedgerowError, MissingExtraError
+from ..core.errors import HedgerowError
+from ..wire.rpc import CallError, Connection, Trust, answer_of
 from .protocol import PREDICT_PATH, PushMark, read_json, to_json
 
 _OPTIONS = (
-    ("grpc.max_send_message_length", -1),
-    ("grpc.max_receive_message_length", -1),
     # gRPC's own pause grows to two minutes; a replica that is back must be fresh at once.
     ("grpc.initial_reconnect_backoff_ms", 100),
     ("grpc.min_reconnect_backoff_ms", 100),
     ("grpc.max_reconnect_backoff_ms", 1000),
     ("grpc.use_local_subchannel_pool", 1),
 )
-
-
-class Trust(Protocol):
-    """PEM texts: whom to trust, and who one is. `serving.channels.ClientTls` is one."""
-
-    @property
-    def ca(self) -> bytes | None:
-        """Certificates to trust; gRPC's own if None."""
-        ...
-
-    @property
-    def certificate(self) -> bytes | None:
-        """The own certificate, if the other side asks for one."""
-        ...
-
-    @property
-    def key(self) -> bytes | None:
-        """Its key."""
-        ...
 
 
 class TargetError(HedgerowError, ConnectionError):
@@ -46,17 +26,6 @@ class TargetError(HedgerowError, ConnectionError):
         self.code = code
 
 
-def grpc_library() -> Any:
-    """The module grpc, or an error that names the extra."""
-    try:
-        import grpc
-    except ImportError as error:
-        raise MissingExtraError(
-            f"publishing needs grpcio ({error}); pip install hedgerow[serving]."
-        ) from error
-    return grpc
-
-
 class Call:
     """A call under way."""
 
@@ -65,25 +34,18 @@ class Call:
 
     def answer(self) -> bytes:
         """Waits; the answer, or TargetError with the code and the text of the other side."""
-        error = self._future.exception()
-        if error is not None:
-            text = str(error.details() or error)
-            raise TargetError(self._address, error.code().name, text) from error
-        return self._future.result()
+        try:
+            return answer_of(self._future)
+        except CallError as error:
+            raise TargetError(self._address, error.code, str(error)) from error
 
 
 class Link:
     """A connection to one address, made when it is first needed; threads may share it."""
 
     def __init__(self, address: str, trust: Trust | None = None) -> None:
-        grpc = grpc_library()
         self.address = address
-        if trust is None:
-            self._channel: Any = grpc.insecure_channel(address, options=_OPTIONS)
-        else:
-            own = grpc.ssl_channel_credentials(trust.ca, trust.key, trust.certificate)
-            self._channel = grpc.secure_channel(address, own, options=_OPTIONS)
-        self._calls: dict[str, Any] = {}
+        self._connection = Connection(address, trust, _OPTIONS)
 
     def ask(
         self, service: str, method: str, plain: Mapping[str, Any], timeout_s: float
@@ -100,16 +62,13 @@ class Link:
         return self._begin(path, request, timeout_s, None).answer()
 
     def _begin(self, path: str, request: bytes, timeout_s: float, mark: PushMark | None) -> Call:
-        call = self._calls.get(path)
-        if call is None:
-            call = self._calls.setdefault(path, self._channel.unary_unary(path))
         metadata = mark.metadata() if mark is not None else None
         try:
-            future = call.future(request, timeout=timeout_s, metadata=metadata)
-        except ValueError as error:  # grpcio's word for a channel that was closed
-            raise TargetError(self.address, "CANCELLED", str(error)) from error
+            future = self._connection.begin(path, request, timeout_s, metadata)
+        except CallError as error:
+            raise TargetError(self.address, error.code, str(error)) from error
         return Call(self.address, future)
 
     def close(self) -> None:
         """Ends the connection; calls under way fail with CANCELLED."""
-        self._channel.close()
+        self._connection.close()

@@ -17,8 +17,8 @@ from ..core.errors import HedgerowError, InputError, StateError
 from ..core.units import parse_seconds
 from ..discovery.targets import Targets, targets_of
 from ..tables.touched import Touched
+from ..wire.rpc import Trust
 from .dense import DenseState
-from .link import Trust
 from .looks import Looks
 from .metrics import SyncMetrics
 from .pending import Pass

@@ -11,12 +11,14 @@ from typing import Any
 
 from ..core.errors import HedgerowError, InputError
 from ..discovery.targets import check_address
-from .link import Link, Trust, grpc_library
+from ..wire.rpc import Behaviour, Trust, new_server, plain_code, service_handler
+from ..wire.rpc import listen as bound
+from .link import Link
 from .protocol import ANNOUNCE, LEAVE, ROSTER_SERVICE, read_json, to_json
 
 LEASE_S = 5.0  # without a word for so long a replica is gone
 BEAT_S = 1.0
-_THREADS, _MOST = 4, 10_000
+_THREADS, _MOST, _MESSAGE_BYTES = 4, 10_000, 1 << 16
 _ANYWHERE = ("0.0.0.0", "[::]")
 _log = logging.getLogger("hedgerow")
 
@@ -36,28 +38,16 @@ class Roster:
     """
 
     def __init__(self, listen: str, lease_s: float = LEASE_S) -> None:
-        grpc = grpc_library()
         self._lease_s = lease_s
         self._changed = threading.Condition()
         self._ends_s: dict[str, float] = {}
-        self._server: Any = grpc.server(
-            ThreadPoolExecutor(_THREADS, thread_name_prefix="roster"),
-            options=[("grpc.so_reuseport", 0), ("grpc.max_receive_message_length", 1 << 16)],
-        )
-        behaviours = {
-            name: grpc.unary_unary_rpc_method_handler(self._answering(function))
-            for name, function in ((ANNOUNCE, self._announce), (LEAVE, self._leave))
-        }
-        handler = grpc.method_handlers_generic_handler(ROSTER_SERVICE, behaviours)
+        pool = ThreadPoolExecutor(_THREADS, thread_name_prefix="roster")
+        self._server = new_server(pool, _MESSAGE_BYTES)
+        verbs = {ANNOUNCE: self._announce, LEAVE: self._leave}
+        behaviours = {name: self._answering(verb) for name, verb in verbs.items()}
+        handler = service_handler(ROSTER_SERVICE, behaviours, plain_code)
         self._server.add_generic_rpc_handlers((handler,))
-        try:
-            port = self._server.add_insecure_port(listen)
-        except RuntimeError as error:
-            raise InputError(
-                f"listen is {listen!r}, where nothing can listen: {error}; give HOST:PORT with a "
-                f"free port, or port 0."
-            ) from error
-        self.address = f"{listen.rpartition(':')[0]}:{port}"
+        self.address = bound(self._server, listen)
         self._server.start()
 
     def current(self) -> list[str]:
@@ -80,14 +70,9 @@ class Roster:
         self._ends_s = {a: end_s for a, end_s in self._ends_s.items() if end_s > now_s}
         return list(self._ends_s)
 
-    def _answering(self, function: Callable[[str], None]) -> Callable[[bytes, Any], bytes]:
-        grpc = grpc_library()
-
+    def _answering(self, function: Callable[[str], None]) -> Behaviour:
         def answer(data: bytes, context: Any) -> bytes:
-            try:
-                function(_reachable(read_json(data).get("address"), context.peer()))
-            except HedgerowError as error:
-                context.abort(grpc.StatusCode.INVALID_ARGUMENT, str(error))
+            function(_reachable(read_json(data).get("address"), context.peer()))
             return to_json({"lease_s": self._lease_s})
 
         return answer

@@ -11,8 +11,9 @@ from dataclasses import dataclass
 
 from ..core.errors import ConfigError, HedgerowError
 from ..tables.touched import Touched
+from ..wire.rpc import Trust
 from .dense import DensePush, DenseState
-from .link import Link, TargetError, Trust
+from .link import Link, TargetError
 from .pending import Pass
 from .protocol import DENSE, DESCRIBE, REPLICA_SERVICE
 from .served import ServedModel

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from functools import lru_cache
 from typing import TYPE_CHECKING
 
+import torch
+
 from ..core.protobuf import BYTES, bytes_field, varint, varint_field
-from . import buffers, sizes
+from . import buffers, dtypes, sizes
 from .buffers import Array
 from .codec import to_bytes
 from .messages import tf_serving
@@ -50,6 +53,17 @@ def response_bytes(
     parts.append(spec)
     sizes.check_sendable("the answer", sum(map(len, parts)))
     return b"".join(parts)
+
+
+def raw_head(alias: str, dtype: torch.dtype, shape: tuple[int, ...]) -> bytes:
+    """What stands before the values of an output, where these follow as one buffer.
+
+    >>> raw_head("y", torch.float32, (1,)).hex()
+    '0a140a0179120f08011204120208012204'
+    """
+    element = dtypes.of_torch(dtype)
+    value_bytes = math.prod(shape, start=element.width)
+    return _head(alias, element.number, shape, _CONTENT, value_bytes)
 
 
 @lru_cache(maxsize=4096)

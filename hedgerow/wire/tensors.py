@@ -111,36 +111,6 @@ def to_value(message: TensorProto, *, name: str = "tensor") -> Tensor | Array:
     return buffers.as_torch(*_numbers(message, name))
 
 
-def plain_torch(
-    message: TensorProto, element: ElementType, shape: tuple[int | None, ...]
-) -> Tensor | None:
-    """The tensor of a message that holds just this type and shape as one buffer, in few steps.
-
-    None in `shape` fits any size. The result is None for every other message: to_value() reads it
-    or says what is wrong with it.
-
-    >>> import torch
-    >>> message, ids = to_message(torch.tensor([7, 8])), dtypes.of_torch(torch.int64)
-    >>> plain_torch(message, ids, (None,)), plain_torch(message, ids, (3,))
-    (tensor([7, 8]), None)
-    """
-    content = message.tensor_content
-    if not content or message.dtype != element.number or not element.is_plain:
-        return None
-    described = message.tensor_shape
-    dims = [dim.size for dim in described.dim]
-    if len(dims) != len(shape) or described.unknown_rank:
-        return None
-    reach = element.width
-    for size, wanted in zip(dims, shape, strict=True):
-        if size < 0 or (size != wanted and wanted is not None):
-            return None
-        reach *= size
-    if reach != len(content):
-        return None
-    return buffers.as_torch(element, np.frombuffer(content, dtype=element.bits), tuple(dims))
-
-
 def _shape(message: TensorProto, name: str, width: int) -> tuple[tuple[int, ...], int]:
     shape = message.tensor_shape
     if shape.unknown_rank:

@@ -30,8 +30,15 @@ view[0].close()
 """
 
 
-@pytest.mark.parametrize("ours_first", [False, True])
-@pytest.mark.parametrize("what", [_REFUSED, _INTERRUPTED], ids=["refused", "interrupted"])
+@pytest.mark.parametrize(
+    ("what", "ours_first"),
+    [
+        pytest.param(_REFUSED, False, id="refused-last"),
+        pytest.param(_INTERRUPTED, True, id="interrupted-first"),
+        pytest.param(_REFUSED, True, id="refused-first", marks=pytest.mark.long),
+        pytest.param(_INTERRUPTED, False, id="interrupted-last", marks=pytest.mark.long),
+    ],
+)
 def test_errors_stay_ours_whoever_was_loaded_first(what: str, ours_first: bool) -> None:
     program = f"""
 import os, signal, threading

@@ -30,6 +30,8 @@ from hedgerow.serving.version_folders import publish, versions_in
 
 from .trained import batch, request, tables, trained
 
+pytestmark = pytest.mark.xdist_group("bundle")  # one worker trains and exports for all
+
 
 @pytest.fixture(scope="module")
 def model() -> nn.Module:
@@ -117,7 +119,7 @@ export(torch.nn.Linear(1, 1), sys.argv[1], example=torch.ones(1, 1), version=3)
 """
 
 
-@pytest.mark.parametrize("where", ["file_entry", "_flush"])
+@pytest.mark.parametrize("where", [pytest.param("file_entry", marks=pytest.mark.long), "_flush"])
 def test_a_killed_export_leaves_no_version(where: str, tmp_path: Path) -> None:
     command = [sys.executable, "-c", KILLED, str(tmp_path), where]
     done = subprocess.run(command, check=False, timeout=120, capture_output=True)

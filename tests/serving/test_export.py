@@ -29,6 +29,8 @@ from hedgerow.serving.version_folders import versions_in
 
 from .trained import batch, request, tables, trained
 
+pytestmark = pytest.mark.xdist_group("export")  # one worker trains and exports for all
+
 MAKE: dict[str, Callable[[], nn.Module]] = {
     "dlrm": lambda: hr.models.DLRM(tables(), dense=4, init=hr.Uniform(0.3)),
     "deepfm": lambda: hr.models.DeepFM(tables(), dense=4, init=hr.Uniform(0.3)),

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import threading
+from concurrent.futures import ThreadPoolExecutor, as_completed
+
 import numpy as np
 import pytest
 import torch
 
-from hedgerow.serving.model import ServingError
+from hedgerow.core.errors import InputError
+from hedgerow.serving.model import ServingError, Tensors
 from hedgerow.serving.row_signatures import multi_name, row_signatures
 from hedgerow.wire import packed, services
 from hedgerow.wire.messages import kserve, tensor, tf_serving
@@ -92,3 +96,38 @@ def test_rows_of_a_bundle_are_bounded_too() -> None:
         with pytest.raises(ServingError, match="ask for fewer ids") as error:
             found[name].run(inputs)
         assert "536870912 bytes" in str(error.value)
+
+
+@pytest.mark.parametrize("number", [7, 10])  # int_val and int64_val
+def test_very_many_typed_whole_numbers_are_refused_before_they_are_parsed(number: int) -> None:
+    numbers = field(2, field(1, b"x") + field(2, b"\x08\x09" + field(number, bytes(9 << 20))))
+    with pytest.raises(InputError, match="send them as raw content"):
+        check_parts(tf_serving.PredictRequest, SPEC + numbers)
+    floats = field(2, field(1, b"x") + field(2, b"\x08\x01" + field(5, bytes(9 << 20))))
+    check_parts(tf_serving.PredictRequest, SPEC + floats)  # as long as their bytes, once read
+
+
+def test_large_requests_are_bounded_all_together() -> None:
+    go, large = threading.Event(), {"x": torch.ones(20_000, 2)}  # 160 kB
+
+    def run(inputs: Tensors) -> Tensors:
+        if len(inputs["x"]) > 1:
+            go.wait(60)
+        return {"y": inputs["x"][:1] + 1, "z": inputs["x"][:1]}
+
+    with (
+        serving(adding(1, run=run), max_message_bytes=170_000) as server,  # so four such
+        Caller(server.address) as caller,
+        ThreadPoolExecutor(12) as pool,
+    ):
+        try:
+            asked = [pool.submit(caller.predict, "m", large) for _ in range(12)]
+            first = next(as_completed(asked, timeout=60))
+            code, text = refused(first.result)
+            assert (code, "ask again later" in text) == ("RESOURCE_EXHAUSTED", True)
+            assert torch.equal(outputs_of(caller.predict("m", {"x": X}))["y"], X + 1)
+        finally:
+            go.set()
+        done = [one for one in asked if one.exception() is None]
+        assert len(done) == 4
+        assert outputs_of(caller.predict("m", large))["y"].tolist() == [[2.0, 2.0]]

@@ -199,7 +199,7 @@ def test_every_request_is_observed() -> None:
         (path, "INVALID_ARGUMENT"),
     ]
     assert all(seconds > 0 for _, _, seconds, _ in seen)
-    assert [asked and asked.model_spec.name for *_, asked in seen] == ["m", "n", None]
+    assert [asked and asked.model for *_, asked in seen] == ["m", "n", None]
 
 
 def test_inputs_of_one_byte_short_of_aligned_are_read(caller: Caller) -> None:

@@ -49,7 +49,11 @@ def use_ours():
 
 
 @pytest.mark.parametrize(
-    "order", ["register_others(), use_ours()", "reversed([use_ours(), register_others()])"]
+    "order",
+    [
+        "register_others(), use_ours()",
+        pytest.param("reversed([use_ours(), register_others()])", marks=pytest.mark.long),
+    ],
 )
 def test_others_messages_of_the_same_names_do_not_disturb_ours(order: str) -> None:
     script = textwrap.dedent(OTHERS) + textwrap.dedent(

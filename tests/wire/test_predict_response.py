@@ -10,8 +10,10 @@ import torch
 
 from hedgerow.core.errors import InputError
 from hedgerow.wire import dtypes, tensors
+from hedgerow.wire.buffers import Array
 from hedgerow.wire.codec import to_bytes
 from hedgerow.wire.messages import tf_serving
+from hedgerow.wire.plain_request import PlainRequest
 from hedgerow.wire.predict_response import response_bytes, spec_bytes
 
 
@@ -62,10 +64,16 @@ def test_an_answer_beyond_what_a_message_holds_is_refused() -> None:
     ],
 )
 def test_the_short_way_takes_only_what_it_was_told(change: dict[str, Any]) -> None:
-    element = dtypes.of_torch(torch.int64)
-    message = tensors.to_message(torch.tensor([[7], [8]]))
-    assert tensors.plain_torch(message, element, (None, 1)).tolist() == [[7], [8]]  # type: ignore[union-attr]
+    request = tf_serving.PredictRequest()
+    message = request.inputs["id"]
+    tensors.fill(message, torch.tensor([[7], [8]]))
+    assert _short(request).tolist() == [7, 8]  # type: ignore[union-attr]
     for name, value in change.items():
         message.ClearField(name)  # type: ignore[arg-type]
         message.MergeFrom(type(message)(**{name: value}))
-    assert tensors.plain_torch(message, element, (None, 1)) is None
+    assert _short(request) is None
+
+
+def _short(request: tf_serving.PredictRequest) -> Array | None:
+    plain = PlainRequest.read(to_bytes(request))
+    return plain and plain.array("id", dtypes.of_torch(torch.int64), (None, 1))

@@ -8,6 +8,7 @@ from itertools import pairwise
 import torch
 from torch import Tensor
 
+from ... import native
 from ...core.clock import Clock
 from ...core.errors import InputError
 from ...core.recycle import Recycler
@@ -59,6 +60,7 @@ class HostTables:
             HostTable(config, clock=clock, filter=filter) for config in self.config.configs
         )
         self._outputs = Recycler()
+        self._readers: list[native.Table] = []  # filled by the first who needs them
 
     def __repr__(self) -> str:
         rows = ", ".join(f"{t.config.name!r}: {t.size()}" for t in self._tables)
@@ -115,6 +117,15 @@ class HostTables:
             n = stop - start
             table.lookup_at(ids_at + 8 * start, n, missing, step, rows_at, reused=True)
             rows_at += 4 * table.layout.dim * n
+
+    def lookup_between(
+        self, message: bytes, start: int, splits: Sequence[int], head: bytes, tail: bytes
+    ) -> bytes:
+        """As `lookup`, of ids that stand in a message, as bytes between two others."""
+        if not self._readers:
+            self._readers = [table.reader() for table in self._tables]
+        counts = [stop - first for first, stop in pairwise(splits)]
+        return native.lookup_between(self._readers, message, start, counts, head, tail)
 
     def lookup_cells(
         self,

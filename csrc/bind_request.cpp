@@ -1,0 +1,88 @@
+// A plain PredictRequest as Python values, and the answer to one that asks for rows. These take
+// bytes, not addresses: to find out an address takes longer than the work.
+#include <nanobind/stl/vector.h>
+
+#include <cstring>
+#include <memory>
+#include <vector>
+
+#include "bind.h"
+#include "plain_request.h"
+#include "table.h"
+
+namespace hedgerow {
+namespace {
+
+// A str, or nothing where the bytes are no text.
+nb::object text(const char* data, Span span) {
+  PyObject* made = PyUnicode_DecodeUTF8(data + span.at, Py_ssize_t(span.size), nullptr);
+  if (made == nullptr) PyErr_Clear();
+  return nb::steal(made);
+}
+
+nb::object shape(const PlainInput& input) {
+  nb::object made = nb::steal(PyTuple_New(input.rank));
+  for (int i = 0; i < input.rank; ++i)
+    PyTuple_SET_ITEM(made.ptr(), i, PyLong_FromLongLong(input.dims[i]));
+  return made;
+}
+
+nb::object plain_request(const nb::bytes& message) {
+  const char* data = message.c_str();
+  const auto found = read_plain_request(reinterpret_cast<const u8*>(data), message.size());
+  if (!found) return nb::none();
+  nb::object model = text(data, found->model), signature = text(data, found->signature);
+  if (!model.is_valid() || !signature.is_valid()) return nb::none();
+  nb::dict inputs;
+  for (const PlainInput& input : found->inputs) {
+    nb::object alias = text(data, input.alias);
+    if (!alias.is_valid() || inputs.contains(alias)) return nb::none();
+    inputs[alias] = nb::make_tuple(input.dtype, shape(input), input.content.at, input.content.size);
+  }
+  nb::object version = nb::none();
+  if (found->version) version = nb::int_(*found->version);
+  return nb::make_tuple(model, version, signature, inputs);
+}
+
+// Rows of ids that stand in a message from byte `start` on, the first counts[0] of them of
+// tables[0] and so on, as bytes between two others.
+nb::object lookup_between(const std::vector<const Table*>& tables, const nb::bytes& message,
+                          u64 start, const std::vector<u64>& counts, const nb::bytes& head,
+                          const nb::bytes& tail) {
+  u64 n = 0, floats = 0;
+  for (std::size_t k = 0; k < tables.size(); ++k) {
+    n += counts[k];
+    floats += counts[k] * u64(tables[k]->layout().dim);
+  }
+  const u64 before = head.size(), row_bytes = floats * sizeof(float), after = tail.size();
+  nb::object made =
+      nb::steal(PyBytes_FromStringAndSize(nullptr, Py_ssize_t(before + row_bytes + after)));
+  if (!made.is_valid()) throw nb::python_error();
+  char* out = PyBytes_AS_STRING(made.ptr());
+  const char* stored = message.c_str() + start;
+  std::memcpy(out, head.c_str(), before);
+  std::memcpy(out + before + row_bytes, tail.c_str(), after);
+  const nb::gil_scoped_release unlock;
+  // Ids and rows may stand at any byte of a message; a table wants them where numbers stand.
+  const std::unique_ptr<i64[]> ids(new i64[n]);
+  const std::unique_ptr<float[]> rows(new float[floats]);
+  std::memcpy(ids.get(), stored, n * sizeof(i64));
+  const i64* next_id = ids.get();
+  float* next_row = rows.get();
+  for (std::size_t k = 0; k < tables.size(); ++k) {
+    tables[k]->lookup(next_id, counts[k], Missing::zeros, 0, next_row, true);
+    next_id += counts[k];
+    next_row += counts[k] * u64(tables[k]->layout().dim);
+  }
+  std::memcpy(out + before, rows.get(), row_bytes);
+  return made;
+}
+
+}  // namespace
+
+void bind_request(nb::module_& m) {
+  m.def("plain_request", &plain_request);
+  m.def("lookup_between", &lookup_between);
+}
+
+}  // namespace hedgerow

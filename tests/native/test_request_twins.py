@@ -1,0 +1,151 @@
+"""Requests are read as the plain twin and as protobuf read them, whatever bytes come."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from google.protobuf.message import DecodeError
+from hypothesis import given
+from hypothesis import strategies as st
+
+from hedgerow import native
+from hedgerow.native import reference
+from hedgerow.wire.messages import tensor, tf_serving
+
+TEXTS = st.text(max_size=5)
+SIZES = st.integers(-(2**63), 2**63 - 1) | st.integers(0, 3)
+PLAIN = st.builds(
+    lambda dtype, dims, content: (dtype, dims, content, False),
+    st.integers(0, 200),
+    st.lists(SIZES, max_size=8),
+    st.binary(min_size=1, max_size=40),
+)
+ODD = st.tuples(
+    st.integers(0, 200), st.lists(SIZES, max_size=10), st.binary(max_size=3), st.booleans()
+)
+
+
+def _message(
+    name: str, version: int | None, signature: str, inputs: dict[str, Any], label: str, odd: bool
+) -> bytes:
+    request = tf_serving.PredictRequest()
+    request.model_spec.name, request.model_spec.signature_name = name, signature
+    if version is not None:
+        request.model_spec.version.value = version
+    elif label:
+        request.model_spec.version_label = label
+    for alias, (dtype, dims, content, unknown) in inputs.items():
+        made = tensor.TensorProto(dtype=dtype, tensor_content=content)
+        for size in dims:
+            made.tensor_shape.dim.add(size=size)
+        made.tensor_shape.unknown_rank = unknown
+        request.inputs[alias].CopyFrom(made)
+    if odd:
+        request.output_filter.append("y")
+    return request.SerializeToString()
+
+
+VERSIONS = st.none() | st.integers(-(2**63), 2**63 - 1)
+PLAIN_REQUESTS = st.builds(
+    _message,
+    TEXTS,
+    VERSIONS,
+    TEXTS,
+    st.dictionaries(TEXTS, PLAIN, max_size=4),
+    st.just(""),
+    st.just(False),
+)
+ANY_REQUESTS = st.builds(
+    _message,
+    TEXTS,
+    VERSIONS,
+    TEXTS,
+    st.dictionaries(TEXTS, PLAIN | ODD, max_size=4),
+    TEXTS,
+    st.booleans(),
+)
+
+
+@st.composite
+def _spoilt(draw: st.DrawFn) -> bytes:
+    """A request with some bytes changed, cut off, doubled or added."""
+    data = bytearray(draw(ANY_REQUESTS))
+    for _ in range(draw(st.integers(0, 3))):
+        place = draw(st.integers(0, len(data)))
+        data[place : place + draw(st.integers(0, 2))] = draw(st.binary(max_size=3))
+    return bytes(data[: draw(st.integers(0, len(data)))]) if draw(st.booleans()) else bytes(data)
+
+
+def _check_as_protobuf(data: bytes, found: Any) -> None:
+    model, version, signature, inputs = found
+    parsed = tf_serving.PredictRequest.FromString(data)
+    spec = parsed.model_spec
+    assert (spec.name, spec.signature_name) == (model, signature)
+    assert version == (spec.version.value if spec.HasField("version") else None)
+    assert not spec.version_label
+    assert not parsed.output_filter
+    assert parsed.inputs.keys() == inputs.keys()
+    for alias, (dtype, shape, start, size) in inputs.items():
+        one = parsed.inputs[alias]
+        if -(2**31) <= dtype < 2**31:  # protobuf cuts off the rest; no such type is known to us
+            assert one.dtype == dtype
+        assert tuple(dim.size for dim in one.tensor_shape.dim) == shape
+        assert not one.tensor_shape.unknown_rank
+        assert one.tensor_content == data[start : start + size]
+
+
+@given(PLAIN_REQUESTS)
+def test_plain_requests_are_read(data: bytes) -> None:
+    found = native.plain_request(data)
+    assert found == reference.plain_request(data)
+    _check_as_protobuf(data, found)
+
+
+@given(_spoilt() | st.binary(max_size=60))
+def test_other_bytes_are_read_alike_or_left_to_a_parser(data: bytes) -> None:
+    found = native.plain_request(data)
+    assert found == reference.plain_request(data)
+    if found is not None:
+        try:
+            _check_as_protobuf(data, found)
+        except DecodeError as error:
+            raise AssertionError(f"protobuf refuses {data.hex()}") from error
+
+
+def test_many_inputs_are_left_to_a_parser() -> None:
+    inputs = {str(i): (9, [1], bytes(8), False) for i in range(257)}
+    assert native.plain_request(_message("m", None, "", inputs, "", False)) is None
+    del inputs["0"]
+    found = native.plain_request(_message("m", None, "", inputs, "", False))
+    assert found is not None
+    assert len(found[3]) == 256
+
+
+def _tables(core: Any) -> list[Any]:
+    codec = core.Codec("fp32")
+    made = []
+    for dim, ids in ((3, np.arange(5)), (1, np.array([-1, 2**63 - 1]))):
+        segment = core.Segment(dim, "constant", 0.0, 0.0, "sgd", [0.0], [], codec, False)
+        table = core.Table([segment], True, False, 1, 0)
+        rows = np.arange(len(ids) * dim, dtype=np.float32)
+        table.assign(ids.ctypes.data, len(ids), rows.ctypes.data, 0)
+        made.append(table)
+    return made
+
+
+@given(
+    st.lists(st.sampled_from([0, 1, 4, 7, -1, 2**63 - 1, -(2**63)]), max_size=12),
+    st.floats(0, 1),
+    st.binary(max_size=9),
+)
+def test_rows_between_bytes_agree(ids: list[int], part: float, around: bytes) -> None:
+    message = around + np.array(ids, np.int64).tobytes() + around
+    first = int(part * len(ids))
+    counts = [first, len(ids) - first]
+    ours, twin = (
+        core.lookup_between(_tables(core), message, len(around), counts, around, b"tail")
+        for core in (native, reference)
+    )
+    assert ours == twin
+    assert len(ours) == len(around) + 4 * (3 * first + len(ids) - first) + len(b"tail")
