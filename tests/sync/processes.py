@@ -14,7 +14,7 @@ import hedgerow as hr
 from hedgerow.serving.client import PredictionClient
 from hedgerow.serving.server import PredictionServer
 
-from ..ps.servers import FORKS, START_S
+from ..ps.servers import FORKS
 from .replicas import DIMS, Served
 
 FORKS.set_forkserver_preload(
@@ -26,53 +26,12 @@ FORKS.set_forkserver_preload(
         "grpc_health.v1.health",
         "grpc_reflection.v1alpha.reflection",
         "hedgerow.wire.messages.tf_serving",
+        "torch._export.serde.serialize",
         "tests.ps.servers",
         __name__,
     ]
 )
 Rows = dict[str, dict[int, tuple[float, ...]]]
-
-
-class Child:
-    """A process that does what it is told over a pipe; `crash` is kill -9 and a new start."""
-
-    def __init__(self, work: Any, *arguments: Any) -> None:
-        self._work, self._arguments = work, arguments
-        self.told = self._start()
-
-    def _start(self) -> Any:
-        self._pipe, theirs = FORKS.Pipe()
-        self._process = FORKS.Process(
-            target=self._work, args=(theirs, *self._arguments), daemon=True
-        )
-        self._process.start()
-        theirs.close()
-        assert self._pipe.poll(START_S), "a process did not start in time"
-        return self._pipe.recv()
-
-    def ask(self, what: str, *arguments: Any) -> Any:
-        """Tells it to do something; what it answers."""
-        self._pipe.send((what, *arguments))
-        assert self._pipe.poll(4 * START_S), f"no answer to {what} in time"
-        answer = self._pipe.recv()
-        if isinstance(answer, Exception):
-            raise answer
-        return answer
-
-    def kill(self) -> None:
-        self._process.kill()
-        self._process.join(START_S)
-        self._pipe.close()
-
-    def restart(self, *arguments: Any) -> None:
-        """Once it is gone; with other arguments if some are given."""
-        self._arguments = arguments or self._arguments
-        self.told = self._start()
-
-    def reap(self) -> None:
-        if self._process.is_alive():
-            self.kill()
-        self._process.close()
 
 
 def replica(pipe: Connection, address: str) -> None:

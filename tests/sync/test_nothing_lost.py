@@ -18,7 +18,8 @@ from hedgerow.serving.row_sources import row_sources
 from hedgerow.tables.store import TableKeys
 
 from ..ps.servers import ServerProcess
-from .processes import Child, Rows, fresh_bags, publisher, replica, rows_in
+from .child import Child
+from .processes import Rows, fresh_bags, publisher, replica, rows_in
 from .proxy import TcpProxy
 from .replicas import DIMS
 
