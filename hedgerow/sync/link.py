@@ -71,6 +71,10 @@ class Call:
             raise TargetError(self._address, error.code().name, text) from error
         return self._future.result()
 
+    def cancel(self) -> None:
+        """Wants no answer any more."""
+        self._future.cancel()
+
 
 class Link:
     """A connection to one address, made when it is first needed; threads may share it."""

@@ -6,8 +6,8 @@ import threading
 from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING
 
+from .flights import Observe
 from .requests import Push
-from .stream import Observe
 
 if TYPE_CHECKING:
     from .publisher import PublisherStatus

@@ -12,12 +12,13 @@ from dataclasses import dataclass
 from ..core.errors import ConfigError, HedgerowError
 from ..tables.touched import Touched
 from .dense import DensePush, DenseState
+from .flights import Observe
 from .link import Link, TargetError, Trust
 from .pending import Pass
 from .protocol import DENSE, DESCRIBE, REPLICA_SERVICE
 from .served import ServedModel
 from .source import RowSource
-from .stream import Observe, Stream, StreamStatus, fits
+from .stream import Stream, StreamStatus, fits
 
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.05, 2.0
 _DESCRIBE_S = 2.0  # between two looks at what a replica serves
