@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 from ..core.errors import HedgerowError
@@ -21,7 +22,17 @@ if TYPE_CHECKING:
     from .versions import Lease
 
 
-def predict(registry: Registry, request: PredictRequest, *, compat: Compat = None) -> bytes:
+Contents = Mapping[str, memoryview]
+"""Of a request whose large tensors were taken out of it: their bytes, by input."""
+
+
+def predict(
+    registry: Registry,
+    request: PredictRequest,
+    contents: Contents | None = None,
+    *,
+    compat: Compat = None,
+) -> bytes:
     """Runs a signature; the bytes of a PredictResponse.
 
     Raises ServingError with the code and the text that clients know. Outputs travel in the form of
@@ -43,7 +54,7 @@ def predict(registry: Registry, request: PredictRequest, *, compat: Compat = Non
     (tensor([2., 4.]), 1)
     """
     with lease_of(registry, request.model_spec) as model:
-        key, inputs, raw = _inputs(model, request)
+        key, inputs, raw = _inputs(model, request, contents or {})
         found = _outputs(model, key, inputs, request)
         form = compat or (None if raw else "typed")
         return response_bytes(found, spec_bytes(model.name, model.version, key), compat=form)
@@ -51,7 +62,7 @@ def predict(registry: Registry, request: PredictRequest, *, compat: Compat = Non
 
 def outputs(model: Model, request: PredictRequest) -> Tensors:
     """The outputs that a request asks for, of a model that the caller holds."""
-    key, inputs, _ = _inputs(model, request)
+    key, inputs, _ = _inputs(model, request, {})
     return _outputs(model, key, inputs, request)
 
 
@@ -73,15 +84,19 @@ def lease_of(registry: Registry, spec: ModelSpec) -> Lease:
     return registry.find(spec.name, label=spec.version_label)
 
 
-def _inputs(model: Model, request: PredictRequest) -> tuple[str, Tensors, bool]:
+def _inputs(
+    model: Model, request: PredictRequest, contents: Contents
+) -> tuple[str, Tensors, bool]:
     """The signature asked for, its inputs, and whether one of them came as a raw buffer."""
     key, signature = calls.signature_of(model, request.model_spec.signature_name)
     given, found, raw = request.inputs, {}, False
     calls.check_names(signature, given)
     for alias, spec in signature.inputs.items():
-        message = given[alias]
-        value = tensors.plain_torch(message, dtypes.of_torch(spec.dtype), spec.shape)
+        message, content = given[alias], contents.get(alias)
+        value = tensors.plain_torch(message, dtypes.of_torch(spec.dtype), spec.shape, content)
         if value is None:
+            if content is not None:
+                message.tensor_content = bytes(content)
             raw = raw or bool(message.tensor_content)
             value = calls.checked(key, alias, spec, _read(message, alias))
         else:

@@ -13,7 +13,9 @@ from typing import TYPE_CHECKING, Any, NoReturn
 from ..core.errors import HedgerowError
 from ..wire import services
 from ..wire.codec import from_bytes, to_bytes
+from ..wire.large_inputs import read_request
 from ..wire.messages import kserve as messages
+from ..wire.messages.tf_serving import PredictRequest
 from ..wire.screen import check_parts
 from . import about, answer, kserve, reload
 from .arrivals import Arrivals
@@ -28,7 +30,7 @@ if TYPE_CHECKING:
     from ..wire.tensors import Compat
     from .registry import Registry
 
-Answer = Callable[[Any], "Message | bytes"]
+Answer = Callable[..., "Message | bytes"]
 Observe = Callable[[str, str, float, "Message | None"], None]
 """Called after each request: the method's path, its code, its seconds, and what was asked (None
 where the bytes were no message)."""
@@ -104,6 +106,7 @@ def _behaviour(
     import grpc
 
     kind, path = method.request, method.path
+    read = read_request if kind is PredictRequest else lambda data: (from_bytes(kind, data),)
 
     def behave(messages: Iterator[bytes], context: Any) -> bytes:
         start_s, request, code, text = time.perf_counter(), None, "OK", ""
@@ -111,10 +114,10 @@ def _behaviour(
             data = arrivals.take(messages, context)
             start_s = time.perf_counter()  # what the client takes to send is not ours
             check_parts(kind, data)
-            request = from_bytes(kind, data)
+            request, *contents = read(data)
             # What the model asks of others ends in time; what publishers push is in order.
             with within(context.time_remaining()), marked(context.invocation_metadata()):
-                answer = function(request)
+                answer = function(request, *contents)
             return answer if isinstance(answer, bytes) else to_bytes(answer)
         except grpc.RpcError:  # the client went away, or was too slow, before its message came
             code = "CANCELLED"

@@ -112,11 +112,14 @@ def to_value(message: TensorProto, *, name: str = "tensor") -> Tensor | Array:
 
 
 def plain_torch(
-    message: TensorProto, element: ElementType, shape: tuple[int | None, ...]
+    message: TensorProto,
+    element: ElementType,
+    shape: tuple[int | None, ...],
+    content: bytes | memoryview | None = None,
 ) -> Tensor | None:
     """The tensor of a message that holds just this type and shape as one buffer, in few steps.
 
-    None in `shape` fits any size. The result is None for every other message: to_value() reads it
+    The buffer is `content` where that was taken out of the message. None in `shape` fits any size. The result is None for every other message: to_value() reads it
     or says what is wrong with it.
 
     >>> import torch
@@ -124,7 +127,8 @@ def plain_torch(
     >>> plain_torch(message, ids, (None,)), plain_torch(message, ids, (3,))
     (tensor([7, 8]), None)
     """
-    content = message.tensor_content
+    if content is None:
+        content = message.tensor_content
     if not content or message.dtype != element.number or not element.is_plain:
         return None
     described = message.tensor_shape
