@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
+from contextlib import ExitStack
 from multiprocessing.connection import Connection
 from typing import Any
 
@@ -11,6 +12,13 @@ import numpy as np
 import torch
 
 import hedgerow as hr
+from hedgerow.discovery.paths import Service
+from hedgerow.discovery.payloads import AVAILABLE, ReplicaMeta
+from hedgerow.discovery.registration import ReplicaRegistration
+from hedgerow.discovery.replica_watcher import ReplicaWatcher
+from hedgerow.discovery.session import Session
+from hedgerow.discovery.sync_backend import SubGraphTargets
+from hedgerow.discovery.targets import Targets
 from hedgerow.serving.client import PredictionClient
 from hedgerow.serving.server import PredictionServer
 
@@ -27,21 +35,34 @@ FORKS.set_forkserver_preload(
         "grpc_reflection.v1alpha.reflection",
         "hedgerow.wire.messages.tf_serving",
         "torch._export.serde.serialize",
+        "kazoo.client",
         "tests.ps.servers",
         __name__,
     ]
 )
+SERVICE, SESSION_S = Service("demo", "town"), 4.0
 Rows = dict[str, dict[int, tuple[float, ...]]]
 
 
 def replica(pipe: Connection, address: str) -> None:
-    """A server over empty tables; it tells its address, and on demand its rows."""
+    """A server over empty tables; it tells its address, and on demand its rows.
+
+    Told to "register", it does so in ZooKeeper, under the address where others reach it.
+    """
     torch.set_num_threads(1)
     served = Served()
-    with PredictionServer(served.registry, address) as server:
+    with ExitStack() as stack:
+        server = stack.enter_context(PredictionServer(served.registry, address))
         pipe.send(server.address)
         while True:
-            pipe.recv()
+            what, *arguments = pipe.recv()
+            if what == "register":
+                hosts, number, reached = arguments
+                session = stack.enter_context(Session.connect(hosts, SESSION_S))
+                kind = {"server_type": "ps", "task": 0, "replica": number}
+                meta = ReplicaMeta(reached, None, AVAILABLE, **kind)
+                pipe.send(ReplicaRegistration(session, SERVICE, meta).register())
+                continue
             told = {}
             for table in served.store.tables:
                 parts = [(one.ids.numpy(), one.rows.numpy()) for one in table.scan()]
@@ -94,11 +115,20 @@ def _ask(
     return latencies, ages
 
 
-def publisher(pipe: Connection, servers: Sequence[str], to: Sequence[str]) -> None:
-    """Publishes the rows on servers; it flushes, or tells how it stands, on demand."""
+def publisher(pipe: Connection, servers: Sequence[str], to: Sequence[str] | str) -> None:
+    """Publishes the rows on servers; it flushes, or tells how it stands, on demand.
+
+    `to` are addresses, or ZooKeeper's, where replicas registered.
+    """
     torch.set_num_threads(1)
-    model = hr.distribute(fresh_bags(), servers=list(servers))
-    with hr.publish(model, list(to), every="20ms") as made:
+    with ExitStack() as stack:
+        targets: Targets | list[str] = list(to)
+        if isinstance(to, str):
+            watcher = ReplicaWatcher(stack.enter_context(Session.connect(to, SESSION_S)), SERVICE)
+            watcher.start()
+            targets = SubGraphTargets(watcher, "ps_0")
+        model = hr.distribute(fresh_bags(), servers=list(servers))
+        made = stack.enter_context(hr.publish(model, targets, every="20ms"))
         pipe.send("started")
         while True:
             what, *arguments = pipe.recv()
