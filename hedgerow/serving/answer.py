@@ -84,9 +84,7 @@ def lease_of(registry: Registry, spec: ModelSpec) -> Lease:
     return registry.find(spec.name, label=spec.version_label)
 
 
-def _inputs(
-    model: Model, request: PredictRequest, contents: Contents
-) -> tuple[str, Tensors, bool]:
+def _inputs(model: Model, request: PredictRequest, contents: Contents) -> tuple[str, Tensors, bool]:
     """The signature asked for, its inputs, and whether one of them came as a raw buffer."""
     key, signature = calls.signature_of(model, request.model_spec.signature_name)
     given, found, raw = request.inputs, {}, False

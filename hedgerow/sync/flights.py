@@ -32,7 +32,13 @@ class Flights:
     """
 
     def __init__(
-        self, session: str, model: str, place: tuple[str, int], *, timeout_s: float, observe: Observe
+        self,
+        session: str,
+        model: str,
+        place: tuple[str, int],
+        *,
+        timeout_s: float,
+        observe: Observe,
     ) -> None:
         self.session, self.seq = session, 0
         self._model, self._timeout_s, self._observe = model, timeout_s, observe

@@ -16,7 +16,8 @@ from .protocol import ANNOUNCE, LEAVE, ROSTER_SERVICE, read_json, to_json
 
 LEASE_S = 5.0  # without a word for so long a replica is gone
 BEAT_S = 1.0
-_THREADS, _MOST = 4, 10_000
+_THREADS = 4
+_MOST = 1000  # replicas: each has a thread and a connection at the publisher
 _ANYWHERE = ("0.0.0.0", "[::]")
 _log = logging.getLogger("hedgerow")
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import time
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
@@ -21,6 +22,7 @@ from .requests import parts_of, pushes_of
 from .served import ServedModel
 from .source import RowSource
 
+_log = logging.getLogger("hedgerow")
 _BEAT_S = 0.1  # between two words that nothing changed
 _LOST_CODES = (GONE, "NOT_FOUND", "FAILED_PRECONDITION", "UNIMPLEMENTED")
 _SHARE = 4  # parts of a full sync that are sent before changes have their turn again
@@ -29,7 +31,11 @@ Phase = Literal["away", "full", "sweep", "live"]
 
 @dataclass(frozen=True, slots=True)
 class StreamStatus:
-    """How far one source's rows are at one served model; `oldest_s` is the age of what it lacks."""
+    """How far one source's rows are at one served model; `oldest_s` is the age of what it lacks.
+
+    `unswept`: rows that the source does not have were left there, for it seems to have lost its
+    own: a full sync found none, or its server was restarted without any.
+    """
 
     model: str
     shard: int
@@ -39,6 +45,7 @@ class StreamStatus:
     oldest_s: float
     full_syncs: int
     retried_rows: int
+    unswept: bool
 
 
 class Stream:
@@ -70,7 +77,8 @@ class Stream:
         self._scan: Iterator[dict[str, Tensor]] | None = None
         self._held: list[dict[str, Tensor]] = []  # of the scan: not answered yet
         self._sweep: dict[str, int] = {}  # tables to be swept, and how far
-        self._full_syncs = self._retried = 0
+        self._full_syncs = self._retried = self._scanned = self._there = 0
+        self._unswept = False
         self._next_beat_s = 0.0
         self._behind_s = time.monotonic()  # of a stream that is not live: since when
 
@@ -135,6 +143,7 @@ class Stream:
             oldest_s,
             self._full_syncs,
             self._retried,
+            self._unswept,
         )
 
     def _phase(self) -> Phase:
@@ -174,12 +183,13 @@ class Stream:
             timeout_s=self._timeout_s,
             observe=self._observe,
         )
-        self._scan = self._all_parts()
+        self._scan, self._scanned, self._there = self._all_parts(), 0, int(answer["rows"])
         self._full_syncs += 1
 
     def _all_parts(self) -> Iterator[dict[str, Int64[Tensor, "n"]]]:
         for table in self._dims:
             for ids in self.source.all_ids(table):
+                self._scanned += len(ids)
                 yield from parts_of({table: self.served.owned(table, ids)}, self._dims)
 
     def _send_share(self, link: Link) -> None:
@@ -191,10 +201,25 @@ class Stream:
             self._flights = None
             raise
         if not self._held:
-            self._scan, self._sweep = None, dict.fromkeys(self._dims, 0)
+            self._scan = None
+            self._begin_sweep(link.address)
             return
         self._send(link, self._held)
         self._held = []
+
+    def _begin_sweep(self, address: str) -> None:
+        """All rows were sent: others go, unless it is the source that lost them."""
+        lost = self.source.lost_rows or not self._scanned
+        self._unswept = lost and self._there > 0
+        if not lost:
+            self._sweep = dict.fromkeys(self._dims, 0)
+        elif self.source.lost_rows:
+            _log.warning(
+                "shard %d of the trainer was restarted without rows; %s keeps those that it has "
+                "until rows are loaded there.",
+                self.source.shard,
+                address,
+            )
 
     def _sweep_share(self, link: Link) -> None:
         table, cursor = next(iter(self._sweep.items()))

@@ -49,7 +49,8 @@ def _split(data: bytes) -> tuple[bytes, dict[str, memoryview], int] | None:
             cut = _cut(data, at, end) if end - at >= _LARGE_BYTES else None
             if cut is not None:
                 name, small, content = cut
-                pieces += [data[kept:start], varint(_INPUTS << 3 | BYTES), varint(len(small)), small]
+                front = varint(_INPUTS << 3 | BYTES) + varint(len(small))
+                pieces += [data[kept:start], front, small]
                 contents[name], kept = content, end
     except (IndexError, UnicodeDecodeError):
         return None

@@ -119,8 +119,8 @@ def plain_torch(
 ) -> Tensor | None:
     """The tensor of a message that holds just this type and shape as one buffer, in few steps.
 
-    The buffer is `content` where that was taken out of the message. None in `shape` fits any size. The result is None for every other message: to_value() reads it
-    or says what is wrong with it.
+    The buffer is `content` where that was taken out of the message. None in `shape` fits any size.
+    The result is None for every other message: to_value() reads it or says what is wrong with it.
 
     >>> import torch
     >>> message, ids = to_message(torch.tensor([7, 8])), dtypes.of_torch(torch.int64)
