@@ -1,6 +1,8 @@
 // One pass over the fields of the few messages that a plain request has.
 #include "plain_request.h"
 
+#include <algorithm>
+
 namespace hedgerow {
 namespace {
 
@@ -130,12 +132,21 @@ bool read_input(const u8* data, Span message, PlainInput& input) {
   return plain && input.content.size > 0;
 }
 
+// Our own clients put a client's name of zeros before a tensor, so that its values stand at a
+// multiple of 16 bytes.
+bool is_padding(const u8* data, const Field& field) {
+  if (!is(field, 6, kBytes) || field.bytes.size >= 16) return false;
+  const u8* from = data + field.bytes.at;
+  return std::all_of(from, from + field.bytes.size, [](u8 byte) { return byte == 0; });
+}
+
 }  // namespace
 
 std::optional<PlainRequest> read_plain_request(const u8* data, u64 n) {
   PlainRequest request;
   const bool plain = each(data, {0, n}, [&](const Field& field, bool seen) {
     if (is(field, 1, kBytes)) return !seen && read_spec(data, field.bytes, request);
+    if (is_padding(data, field)) return true;
     if (!is(field, 2, kBytes) || request.inputs.size() == PlainRequest::kMostInputs) return false;
     return read_input(data, field.bytes, request.inputs.emplace_back());
   });

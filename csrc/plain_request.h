@@ -35,8 +35,8 @@ struct PlainRequest {
   std::vector<PlainInput> inputs;
 };
 
-// Nothing for a message with a field that is not told above, with one that comes twice, with a
-// tensor without content, or with broken bytes.
+// Nothing for a message with a field that is not told above (but padding), with one that comes
+// twice, with a tensor without content, or with broken bytes.
 std::optional<PlainRequest> read_plain_request(const u8* data, u64 n);
 
 }  // namespace hedgerow

@@ -48,6 +48,8 @@ void fields_that_come_twice_or_are_unknown_are_left() {
   CHECK(!read(data + field(1, "")));
   CHECK(!read(data + field(3, "y")));
   CHECK(!read(std::string{0}));
+  CHECK(read(data + field(6, "") + field(6, std::string(15, '\0'))).has_value());
+  CHECK(!read(data + field(6, std::string(16, '\0'))) && !read(data + field(6, "me")));
   CHECK(!read(field(1, field(4, "label"))));
   CHECK(read("")->inputs.empty());
 }

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import logging
+from collections.abc import Iterator
 from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any
@@ -13,6 +15,8 @@ from .paths import Places, SavedModel
 from .payloads import SavedModelDeployConfig
 from .session import Session
 from .zookeeper import kazoo_errors
+
+_LOG = logging.getLogger("hedgerow")
 
 
 class Control:
@@ -58,10 +62,9 @@ class Control:
     def unpublish(self, layout: str, models: str) -> list[SavedModel]:
         """Takes sub graphs out of a layout; those that were in it."""
         model_name, glob = self._split(models)
-        inside = [SavedModel.parse(one) for one in self._names(self._places.layout(layout))]
         found = [
             one
-            for one in inside
+            for one in self._inside(layout)
             if one.model_name == model_name and fnmatchcase(one.sub_graph, glob)
         ]
         for model in found:
@@ -70,6 +73,14 @@ class Control:
             except kazoo_errors().NoNodeError:
                 continue  # somebody else was quicker, and it is out
         return found
+
+    def _inside(self, layout: str) -> Iterator[SavedModel]:
+        """What is in a layout; nodes of other names are not ours to take out."""
+        for name in self._names(self._places.layout(layout)):
+            try:
+                yield SavedModel.parse(name)
+            except InputError as error:
+                _LOG.warning("node %r of layout %s is left alone: %s", name, layout, error)
 
     def info(self) -> dict[str, Any]:
         """Everything below the bzid as a tree; contents stand at its leaves."""

@@ -8,6 +8,7 @@ as its client has room for, and the next ones the rest.
 
 from __future__ import annotations
 
+import secrets
 import threading
 from collections import OrderedDict
 from dataclasses import dataclass, field
@@ -46,6 +47,8 @@ class Followers:
     """The consumers of all tables of a server; owns a lock, and one for each consumer."""
 
     def __init__(self) -> None:
+        self.began_with_rows = False  # of this server: a checkpoint or a log gave it some
+        self._start = secrets.randbits(31)
         self._lock = threading.Lock()
         self._known: dict[str, OrderedDict[str, _Follower]] = {}  # by table, then by consumer
 
@@ -55,7 +58,8 @@ class Followers:
         name, life = _name(order), checks.count("life", order.get("life", 0), least=1)
         if request.verb == Verb.TOUCHED_OPEN:
             self._open(table, name, life, _settings(order))
-        elif request.verb == Verb.TOUCHED_CLOSE:
+            return Answer(request.verb, numbers=(self._start, int(self.began_with_rows), 0))
+        if request.verb == Verb.TOUCHED_CLOSE:
             self._close(table, name, life)
         elif request.verb == Verb.TOUCHED_TAKE:
             number = checks.count("number", order.get("number", 0), least=1)

@@ -115,6 +115,7 @@ def _serve(
     if plan.tables is not None:
         service.open(plan.tables)
     start = _recover(plan, service, clients, clock)
+    service.note_start()
     server = Server(
         service,
         clients,

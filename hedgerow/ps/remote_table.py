@@ -129,7 +129,8 @@ class RemoteTouched:
         self.name, self.settings = consumer, settings
         self._shard, self._k = shard, k
         self._lock = threading.Lock()
-        self._number = self._life = 0
+        self._number = self._life = self._start = 0
+        self._began_empty = False
         self._taken: list[Tensor] = []  # parts that arrived of a take that goes on
         self._whole, self._forgotten = False, 0
         self._open()
@@ -138,6 +139,11 @@ class RemoteTouched:
     def life(self) -> int:
         """Another number after keys may have been lost."""
         return self._life
+
+    @property
+    def began_empty(self) -> bool:
+        """Whether the server was restarted since it was first asked, and had no rows then."""
+        return self._began_empty
 
     def take(self) -> Touched:
         """The keys touched since the last take that arrived."""
@@ -184,7 +190,7 @@ class RemoteTouched:
     def _open(self) -> None:
         # The number is drawn here, so that a request that comes twice opens one consumer.
         life = secrets.randbits(62) | 1
-        self._ask(
+        kept = self._ask(
             Verb.TOUCHED_OPEN,
             {
                 "life": life,
@@ -193,7 +199,9 @@ class RemoteTouched:
                 "overflow": self.settings.overflow,
             },
         )
-        self._life, self._number = life, 0
+        if self._life and kept.number(0) != self._start:
+            self._began_empty = not kept.number(1)
+        self._life, self._number, self._start = life, 0, kept.number(0)
 
     def _ask(
         self,

@@ -58,6 +58,11 @@ class Service:
             Verb.ERASE: self._erase,
         }
 
+    def note_start(self) -> None:
+        """Whoever follows the tables is told whether they have rows now, before any client."""
+        tables = () if self._store is None else self._store.tables
+        self._followers.began_with_rows = any(table.size() for table in tables)
+
     @property
     def is_open(self) -> bool:
         """Whether the tables are there."""

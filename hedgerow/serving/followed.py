@@ -112,7 +112,8 @@ class Followed:
         The publisher that started last has its way: an older one, whose trainer was perhaps
         replaced, is refused until the later one is silent.
 
-        Sessions of a trainer with another number of shards end as well: that one is gone.
+        Sessions of a trainer with another number of shards end as well: that one is gone. The
+        answer tells how many rows are here already, of all shards.
         """
         try:
             shard, shards = int(asked["shard"]), int(asked["shards"])
@@ -150,7 +151,7 @@ class Followed:
                 self._generation += 1
                 made = PushSession(token, publisher, (shard, shards), self._generation, routers)
                 self._sessions[shard] = made
-        return {"session": token}
+        return {"session": token, "rows": 0 if self._store is None else self._store.size()}
 
     def sweep(self, asked: Mapping[str, Any]) -> dict[str, Any]:
         """Removes a slice of the shard's rows that its session did not send."""

@@ -12,6 +12,7 @@ from ..routing.router import Router
 from ..sync.protocol import GONE, PushMark
 from .model import ServingError
 
+WAIT_S = 2.0  # for a push that was sent before one that is here
 SILENT_S = 10.0  # without a word for so long a publisher gives way to older ones
 
 
@@ -39,7 +40,7 @@ class ShardStatus:
 
 
 class PushSession:
-    """One session; its lock is held while a push changes rows.
+    """One session; `lock`, a condition, is held while a push changes rows.
 
     `generation` is the time stamp of every row that it writes: rows of the shard with an older one
     were not sent in this session.
@@ -55,7 +56,7 @@ class PushSession:
     ) -> None:
         self.token, self.publisher, self.generation = token, publisher, generation
         self.shard, self.shards = place
-        self.lock = threading.Lock()
+        self.lock = threading.Condition()
         self._routers = routers
         self._ended = False
         self._seq = self._rows = self._removed = 0
@@ -78,6 +79,7 @@ class PushSession:
         """Refuses all pushes that come later, and waits for the one that runs."""
         with self.lock:
             self._ended = True
+            self.lock.notify_all()
 
     def check(self, token: str) -> None:
         """Whether a call belongs to this session. Call it with the lock held."""
@@ -86,13 +88,16 @@ class PushSession:
         self._heard_s = time.monotonic()
 
     def begin(self, mark: PushMark) -> None:
-        """Lets a push in, unless a later one was. Call it with the lock held."""
+        """Lets a push in, once the one before it was, unless a later one was. Hold the lock."""
         self.check(mark.session)
-        if mark.seq <= self._seq:
+        in_turn = self.lock.wait_for(lambda: self._ended or self._seq >= mark.after, WAIT_S)
+        self.check(mark.session)
+        if not in_turn or mark.seq <= self._seq:
             raise ServingError(
                 "OUT_OF_RANGE", f"push {mark.seq} of shard {self.shard} comes after {self._seq}."
             )
         self._seq = mark.seq
+        self.lock.notify_all()
 
     def done(self, rows: int, removed: int, lag_s: float | None) -> None:
         """Counts a push that was applied, or a word that nothing changed."""

@@ -39,6 +39,10 @@ class Call:
         except CallError as error:
             raise TargetError(self._address, error.code, str(error)) from error
 
+    def cancel(self) -> None:
+        """Wants no answer any more."""
+        self._future.cancel()
+
 
 class Link:
     """A connection to one address, made when it is first needed; threads may share it."""

@@ -2,26 +2,19 @@
 
 from __future__ import annotations
 
-import threading
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
+from .flights import Observe
+from .push_metrics import BYTE_SIZE, FID_COUNT, LATENCY, PushMetrics, PushTags
 from .requests import Push
-from .stream import Observe
 
 if TYPE_CHECKING:
     from .publisher import PublisherStatus
 
-_LATENCY, _COUNT, _BYTES = (
-    "parameter_sync_latency",
-    "parameter_sync_fid_count",
-    "parameter_sync_byte_size",
-)
-_Tags = tuple[str, str, str, str]  # model_name, signature_name, target, status
-
 
 class SyncMetrics:
-    """What was pushed. Owns a lock.
+    """What was pushed, as text; `pushes` counts it.
 
     >>> from hedgerow.sync.publisher import PublisherStatus
     >>> metrics = SyncMetrics()
@@ -33,51 +26,35 @@ target="host:1",status="OK",idc="NA",replica_id="-1"} 3']
     """
 
     def __init__(self) -> None:
-        self._lock = threading.Lock()
-        self._calls: dict[_Tags, int] = {}
-        self._micros: dict[_Tags, float] = {}
-        self._rows: dict[_Tags, int] = {}
-        self._bytes: dict[_Tags, int] = {}
+        self.pushes = PushMetrics()
 
     def observer(self, target: str) -> Observe:
         """What a replica's streams call after each push."""
 
         def observe(push: Push, model: str, seconds: float, code: str) -> None:
-            tags = (model, push.signature, target, "OK" if code == "OK" else "KO")
-            with self._lock:
-                self._calls[tags] = self._calls.get(tags, 0) + 1
-                self._micros[tags] = self._micros.get(tags, 0.0) + seconds * 1e6
-                self._rows[tags] = self._rows.get(tags, 0) + push.rows
-                self._bytes[tags] = self._bytes.get(tags, 0) + len(push.request)
+            tags = PushTags(model, push.signature, target, "OK" if code == "OK" else "KO")
+            size = len(push.request)
+            self.pushes.pushed(tags, micros=seconds * 1e6, fids=push.rows, sent_bytes=size)
 
         return observe
 
     def text(self, status: PublisherStatus) -> bytes:
         """All of it."""
-        with self._lock:
-            lines = [
-                f"# TYPE {_LATENCY} summary",
-                *_lines(f"{_LATENCY}_sum", self._micros),
-                *_lines(f"{_LATENCY}_count", self._calls),
-                f"# TYPE {_COUNT} counter",
-                *_lines(_COUNT, self._rows),
-                f"# TYPE {_BYTES} counter",
-                *_lines(_BYTES, self._bytes),
-            ]
-        return "\n".join([*lines, *_ours(status), ""]).encode()
+        return "\n".join([*self._theirs(), *_ours(status), ""]).encode()
 
-
-def _lines(name: str, values: Mapping[_Tags, float]) -> Iterator[str]:
-    for (model, signature, target, status), value in sorted(values.items()):
-        labels = _labels(
-            model_name=model,
-            signature_name=signature,
-            target=target,
-            status=status,
-            idc="NA",
-            replica_id="-1",
-        )
-        yield f"{name}{labels} {value:.15g}"
+    def _theirs(self) -> Iterator[str]:
+        found = self.pushes.snapshot()
+        for name, kind in ((LATENCY, "summary"), (FID_COUNT, "counter"), (BYTE_SIZE, "counter")):
+            yield f"# TYPE {name} {kind}"
+            for (one, tags), metric in found.items():
+                if one != name:
+                    continue
+                labels = _labels(**dict(tags))
+                if kind == "summary":
+                    yield f"{name}_sum{labels} {metric.total:.15g}"
+                    yield f"{name}_count{labels} {metric.count}"
+                else:
+                    yield f"{name}{labels} {metric.total:.15g}"
 
 
 def _ours(status: PublisherStatus) -> Iterator[str]:
@@ -91,6 +68,7 @@ def _ours(status: PublisherStatus) -> Iterator[str]:
         ("oldest_unsynced_seconds", "gauge", [(at, one.oldest_s) for at, one in streams]),
         ("sequence", "gauge", [(at, one.seq) for at, one in streams]),
         ("live", "gauge", [(at, int(one.phase == "live")) for at, one in streams]),
+        ("unswept", "gauge", [(at, int(one.unswept)) for at, one in streams]),
         ("retried_rows", "counter", [(at, one.retried_rows) for at, one in streams]),
         ("full_syncs", "counter", [(at, one.full_syncs) for at, one in streams]),
         ("passes", "counter", [("", status.passes)]),

@@ -18,7 +18,7 @@ ASSIGN, REMOVE = "hashtable_assign", "hashtable_remove"
 PREDICT_PATH = "/tensorflow.serving.PredictionService/Predict"
 
 _SEQ, _SHARD, _PUBLISHER = "sync-seq", "sync-shard", "sync-publisher"
-_SESSION = "sync-session"
+_SESSION, _AFTER = "sync-session", "sync-after"
 GONE = "ABORTED"  # the code of a push whose session the replica does not know (any more)
 
 
@@ -26,9 +26,10 @@ GONE = "ABORTED"  # the code of a push whose session the replica does not know (
 class PushMark:
     """What a push says of itself, in gRPC metadata: servers of others do not look at it.
 
-    Numbers rise from push to push of one shard.
+    Numbers rise from push to push of one shard. `after` is that of a push which may still be under
+    way, and must be applied before; 0 if none is.
 
-    >>> mark = PushMark("s1", 7, 0, "p1")
+    >>> mark = PushMark("s1", 7, 0, "p1", after=6)
     >>> PushMark.read(mark.metadata()) == mark
     True
     >>> PushMark.read([("user-agent", "x")]) is None
@@ -39,6 +40,7 @@ class PushMark:
     seq: int
     shard: int
     publisher: str
+    after: int = 0
 
     def metadata(self) -> list[tuple[str, str]]:
         """As gRPC takes it."""
@@ -47,6 +49,7 @@ class PushMark:
             (_SEQ, str(self.seq)),
             (_SHARD, str(self.shard)),
             (_PUBLISHER, self.publisher),
+            (_AFTER, str(self.after)),
         ]
 
     @classmethod
@@ -57,7 +60,8 @@ class PushMark:
             return None
         try:
             seq, shard = int(found[_SEQ]), int(found[_SHARD])
-            return cls(found[_SESSION], seq, shard, found[_PUBLISHER])
+            after = int(found.get(_AFTER, "0"))
+            return cls(found[_SESSION], seq, shard, found[_PUBLISHER], after)
         except (KeyError, ValueError) as error:
             raise InputError(f"a push has the marks {found}, which make no sense: {error}.") from (
                 error

@@ -18,6 +18,7 @@ from ..core.units import parse_seconds
 from ..discovery.targets import Targets, targets_of
 from ..tables.touched import Touched
 from ..wire.rpc import Trust
+from .claims import Claims
 from .dense import DenseState
 from .looks import Looks
 from .metrics import SyncMetrics
@@ -29,7 +30,7 @@ from .target import Target, TargetSettings, TargetStatus
 MOST_PENDING = 2_097_152  # keys of one replica: 16 MiB; as many as a table's marks
 TIMEOUT_S = 5.0
 _FORGET_S = 60.0  # a replica that is on no list for so long begins anew if it comes back
-_LOOK_S = 0.005
+_LOOK_S, _AGAIN_S = 0.002, 0.1
 _LONGEST_EVERY_S = 366 * 86400.0  # threads cannot wait for ever
 _log = logging.getLogger("hedgerow")
 
@@ -99,7 +100,7 @@ class Publisher:
         self._roster = Roster(listen) if listen is not None else None
         if self._roster is None and isinstance(to, Sequence) and not to:
             raise InputError("a publisher without to= and listen=; say where replicas are.")
-        self._settings = TargetSettings(publisher, model, most_pending, timeout_s, trust)
+        self._settings = TargetSettings(publisher, model, most_pending, timeout_s, trust, Claims())
         self._dense = dense
         self._metrics = SyncMetrics()
         self._lock = threading.Lock()  # over _reached
@@ -133,9 +134,14 @@ class Publisher:
         end_s = time.monotonic() + timeout_s
         self._list()
         number = self._pass(timeout_s)
+        again_s = time.monotonic() + _AGAIN_S
         while not self._all_have(number):
-            if time.monotonic() > end_s or self._ending.wait(_LOOK_S):
+            now_s = time.monotonic()
+            if now_s > end_s or self._ending.wait(_LOOK_S):
                 return False
+            if self._looks.error and now_s > again_s:  # what a failed look left is not sent
+                number = self._pass(end_s - now_s)
+                again_s = time.monotonic() + _AGAIN_S
             self._wake_all()
         return True
 
@@ -259,6 +265,7 @@ class Publisher:
                 elif now_s - target.unlisted_s > _FORGET_S:
                     del self._reached[address]
                     target.end()
+                    self._metrics.pushes.forget(address)
 
     def _wake_all(self) -> None:
         with self._lock:

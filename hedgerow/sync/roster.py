@@ -18,7 +18,8 @@ from .protocol import ANNOUNCE, LEAVE, ROSTER_SERVICE, read_json, to_json
 
 LEASE_S = 5.0  # without a word for so long a replica is gone
 BEAT_S = 1.0
-_THREADS, _MOST, _MESSAGE_BYTES = 4, 10_000, 1 << 16
+_THREADS, _MESSAGE_BYTES = 4, 1 << 16
+_MOST = 1000  # replicas: each has a thread and a connection at the publisher
 _ANYWHERE = ("0.0.0.0", "[::]")
 _log = logging.getLogger("hedgerow")
 

@@ -52,6 +52,7 @@ class ShardSource:
         }
         self._lives = self._lives_now()
         self._left: dict[str, Touched] = {}  # taken before a take that failed
+        self.lost_rows = False
 
     @property
     def incarnation(self) -> str:
@@ -65,6 +66,9 @@ class ShardSource:
                 self._left[table] = marks.take()
         if self._lives_now() != self._lives:
             self._lives, self._incarnation = self._lives_now(), secrets.token_hex(8)
+            self.lost_rows = any(marks.began_empty for marks in self._marks.values())
+        elif any(one.whole_table for one in self._left.values()):  # as after a load
+            self.lost_rows = False
         taken, self._left = self._left, {}
         return taken
 

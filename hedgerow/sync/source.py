@@ -65,6 +65,14 @@ class RowSource(Protocol):
         """
         ...
 
+    @property
+    def lost_rows(self) -> bool:
+        """Whether rows are missing that nobody deleted: a server was restarted without any.
+
+        As of the last take. Replicas keep theirs then, until rows were loaded.
+        """
+        ...
+
     def take(self) -> Mapping[str, Touched]:
         """The keys changed since the last take, by table; tables without any may be left out.
 
@@ -119,7 +127,7 @@ class HostSource:
         if routers is None and shards != 1:
             raise InputError(f"shard {shard} of {shards} without routers; say who owns which key.")
         self.shard, self.shards = shard, shards
-        self.incarnation = secrets.token_hex(8)
+        self.incarnation, self.lost_rows = secrets.token_hex(8), False
         self._step = step
         self._live = {table.config.name: table for table in tables}
         if len(self._live) < len(tables):

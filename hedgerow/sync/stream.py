@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import logging
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from itertools import islice
 from typing import Literal
 
 from torch import Tensor
@@ -12,23 +14,28 @@ from torch import Tensor
 from ..core.errors import ConfigError
 from ..core.shapes import Int64
 from ..tables.touched import Touched
-from .link import Call, Link, TargetError
+from .flights import Flights, Observe
+from .link import Link, TargetError
 from .pending import Batch, Pass, Pending
-from .protocol import ATTACH, BEAT, GONE, REPLICA_SERVICE, SWEEP, PushMark
-from .requests import Push, parts_of, pushes_of
+from .protocol import ATTACH, BEAT, GONE, REPLICA_SERVICE, SWEEP
+from .requests import parts_of, pushes_of
 from .served import ServedModel
 from .source import RowSource
 
+_log = logging.getLogger("hedgerow")
 _BEAT_S = 0.1  # between two words that nothing changed
 _LOST_CODES = (GONE, "NOT_FOUND", "FAILED_PRECONDITION", "UNIMPLEMENTED")
+_SHARE = 4  # parts of a full sync that are sent before changes have their turn again
 Phase = Literal["away", "full", "sweep", "live"]
-Observe = Callable[[Push, str, float, str], None]
-"""Called after each push: what was sent, the model, its seconds, and its code."""
 
 
 @dataclass(frozen=True, slots=True)
 class StreamStatus:
-    """How far one source's rows are at one served model; `oldest_s` is the age of what it lacks."""
+    """How far one source's rows are at one served model; `oldest_s` is the age of what it lacks.
+
+    `unswept`: rows that the source does not have were left there, for it seems to have lost its
+    own: a full sync found none, or its server was restarted without any.
+    """
 
     model: str
     shard: int
@@ -38,13 +45,7 @@ class StreamStatus:
     oldest_s: float
     full_syncs: int
     retried_rows: int
-
-
-@dataclass(frozen=True, slots=True)
-class _Flying:
-    push: Push
-    call: Call
-    begun_s: float
+    unswept: bool
 
 
 class Stream:
@@ -72,11 +73,12 @@ class Stream:
         self._dims = dict(served.tables)
         self._pending = Pending(most_pending)
         self._sending: Batch | None = None
-        self._session: str | None = None
+        self._flights: Flights | None = None  # of the session, if there is one
         self._scan: Iterator[dict[str, Tensor]] | None = None
-        self._held: dict[str, Tensor] | None = None  # of the scan: sent, but not answered
+        self._held: list[dict[str, Tensor]] = []  # of the scan: not answered yet
         self._sweep: dict[str, int] = {}  # tables to be swept, and how far
-        self._seq = self._full_syncs = self._retried = 0
+        self._full_syncs = self._retried = self._scanned = self._there = 0
+        self._unswept = False
         self._next_beat_s = 0.0
         self._behind_s = time.monotonic()  # of a stream that is not live: since when
 
@@ -99,7 +101,7 @@ class Stream:
 
     def advance(self, link: Link) -> bool:
         """Sends what waits, and a share of a full sync; whether more is left to send at once."""
-        if self._session is None or not self._pending.collects:
+        if self._flights is None or not self._pending.collects:
             self._attach(link)
         self._send_pending(link)
         if self._scan is not None:
@@ -110,6 +112,8 @@ class Stream:
 
     def failed(self, error: Exception) -> None:
         """Takes note of why `advance` raised: what was not answered is sent again."""
+        if self._flights is not None:
+            self._flights.give_up()
         if self._sending is not None:
             self._retried += len(self._sending)
             self._pending.put_back(self._sending)
@@ -117,7 +121,7 @@ class Stream:
         if isinstance(error, TargetError) and error.code in _LOST_CODES:
             if self._phase() == "live":
                 self._behind_s = time.monotonic()
-            self._session = None
+            self._flights = None
 
     def status(self) -> StreamStatus:
         """How far it is."""
@@ -134,15 +138,16 @@ class Stream:
             self.served.name,
             self.source.shard,
             self._phase(),
-            self._seq,
+            0 if self._flights is None else self._flights.seq,
             waiting,
             oldest_s,
             self._full_syncs,
             self._retried,
+            self._unswept,
         )
 
     def _phase(self) -> Phase:
-        if self._session is None:
+        if self._flights is None:
             return "away"
         if self._scan is not None:
             return "full"
@@ -154,7 +159,7 @@ class Stream:
         """A new session; from before its first row on, changes are collected."""
         if self._phase() == "live":
             self._behind_s = time.monotonic()
-        self._session, self._scan, self._held, self._sweep = None, None, None, {}
+        self._flights, self._scan, self._held, self._sweep = None, None, [], {}
         source = self.source
         routers = {t.name: t.router.to_dict() for t in source.tables if t.name in self._dims}
         answer = link.ask(
@@ -171,34 +176,54 @@ class Stream:
             self._timeout_s,
         )
         self._pending.open()
-        self._session, self._seq = str(answer["session"]), 0
-        self._scan = self._all_parts()
+        self._flights = Flights(
+            str(answer["session"]),
+            self.served.name,
+            (self._publisher, source.shard),
+            timeout_s=self._timeout_s,
+            observe=self._observe,
+        )
+        self._scan, self._scanned, self._there = self._all_parts(), 0, int(answer["rows"])
         self._full_syncs += 1
 
     def _all_parts(self) -> Iterator[dict[str, Int64[Tensor, "n"]]]:
         for table in self._dims:
             for ids in self.source.all_ids(table):
+                self._scanned += len(ids)
                 yield from parts_of({table: self.served.owned(table, ids)}, self._dims)
 
     def _send_share(self, link: Link) -> None:
         try:
-            part = self._held or next(self._scan or iter(()), None)
+            self._held = self._held or list(islice(self._scan or (), _SHARE))
         except Exception:
             # A scan that broke off cannot go on, and its end would look like that of all rows:
             # the sweep would then remove those that it did not reach.
-            self._session = None
+            self._flights = None
             raise
-        if part is None:
-            self._scan, self._sweep = None, dict.fromkeys(self._dims, 0)
+        if not self._held:
+            self._scan = None
+            self._begin_sweep(link.address)
             return
-        self._held = part
-        self._send(link, [part])
-        self._held = None
+        self._send(link, self._held)
+        self._held = []
+
+    def _begin_sweep(self, address: str) -> None:
+        """All rows were sent: others go, unless it is the source that lost them."""
+        lost = self.source.lost_rows or not self._scanned
+        self._unswept = lost and self._there > 0
+        if not lost:
+            self._sweep = dict.fromkeys(self._dims, 0)
+        elif self.source.lost_rows:
+            _log.warning(
+                "shard %d of the trainer was restarted without rows; %s keeps those that it has "
+                "until rows are loaded there.",
+                self.source.shard,
+                address,
+            )
 
     def _sweep_share(self, link: Link) -> None:
         table, cursor = next(iter(self._sweep.items()))
-        asked = {"model": self.served.name, "session": self._session, "shard": self.source.shard}
-        asked |= {"table": table, "cursor": str(cursor)}
+        asked = self._place() | {"table": table, "cursor": str(cursor)}
         answer = link.ask(REPLICA_SERVICE, SWEEP, asked, self._timeout_s)
         self._sweep[table] = int(answer["cursor"])
         if answer["done"]:
@@ -213,40 +238,26 @@ class Stream:
         self._sending = None
 
     def _send(self, link: Link, parts: Iterable[Mapping[str, Tensor]]) -> None:
-        """Sends keys, one call after the other; while one is under way, the next is made."""
-        flying: _Flying | None = None
+        """Sends keys; while some are under way, the next are read. All are answered at the end."""
+        assert self._flights is not None
         tables, model = [*self._dims], self.served.name
         for part in parts:
             for push in pushes_of(self.source, model, tables, self._dims, part):
-                if flying is not None:
-                    self._land(flying)
-                self._seq += 1
-                session, shard = self._session or "", self.source.shard
-                mark = PushMark(session, self._seq, shard, self._publisher)
-                call = link.begin_predict(push.request, self._timeout_s, mark)
-                flying = _Flying(push, call, time.monotonic())
-        if flying is not None:
-            self._land(flying)
-
-    def _land(self, flying: _Flying) -> None:
-        code = "OK"
-        try:
-            flying.call.answer()
-        except TargetError as error:
-            code = error.code
-            raise
-        finally:
-            took_s = time.monotonic() - flying.begun_s
-            self._observe(flying.push, self.served.name, took_s, code)
+                self._flights.send(link, push)
+        self._flights.land_all()
 
     def _beat(self, link: Link, began_s: float, *, at_once: bool) -> None:
         """Tells the replica that it has everything, and asks whether it still knows of us."""
         now_s = time.monotonic()
         if now_s < self._next_beat_s and not at_once:
             return
-        asked = {"model": self.served.name, "session": self._session, "shard": self.source.shard}
-        link.ask(REPLICA_SERVICE, BEAT, asked | {"lag_s": now_s - began_s}, self._timeout_s)
+        asked = self._place() | {"lag_s": now_s - began_s}
+        link.ask(REPLICA_SERVICE, BEAT, asked, self._timeout_s)
         self._next_beat_s = now_s + _BEAT_S
+
+    def _place(self) -> dict[str, object]:
+        session = None if self._flights is None else self._flights.session
+        return {"model": self.served.name, "session": session, "shard": self.source.shard}
 
 
 def fits(source: RowSource, served: ServedModel) -> bool:

@@ -11,7 +11,7 @@ from ..core.errors import InputError, NameTakenError
 from ..tables.followed import Followed
 from ..tables.touched import DEFAULT_CAPACITY, TouchedSource
 from ..wire.client_config import read_config
-from .strict_metrics import StrictMetrics
+from .push_metrics import PushMetrics
 from .strict_step import ChangedRows, strict_step
 from .strict_targets import StrictTargets
 
@@ -49,7 +49,7 @@ class StrictClient:
         name: str,
         config: ClientConfig | None = None,
         *,
-        metrics: StrictMetrics | None = None,
+        metrics: PushMetrics | None = None,
         capacity: int = DEFAULT_CAPACITY,
     ) -> None:
         self.name = name
@@ -66,7 +66,7 @@ class StrictClient:
         return f"StrictClient({self.name!r}, {tables})"
 
     @property
-    def metrics(self) -> StrictMetrics:
+    def metrics(self) -> PushMetrics:
         """What was pushed, under the original's names."""
         return self._targets.metrics
 

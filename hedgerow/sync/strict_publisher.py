@@ -10,9 +10,9 @@ from ..core.units import parse_seconds
 from ..discovery.targets import Targets, targets_of
 from ..tables.followed import RowShard
 from ..wire.client_config import config_bytes
+from .push_metrics import PushMetrics
 from .strict_client import StrictClient
 from .strict_loop import EVERY_S, StrictLoop
-from .strict_metrics import StrictMetrics
 
 if TYPE_CHECKING:
     from ..wire.messages.parameter_sync import PushResult
@@ -34,7 +34,7 @@ class StrictPublisher(StrictLoop):
         every: str | float = EVERY_S,
     ) -> None:
         self._targets, self._served_as = targets_of(to), served_as
-        self.metrics = StrictMetrics()
+        self.metrics = PushMetrics()
         name = f"strict-{secrets.token_hex(8)}"  # two publishers of one model share no marks
         self._clients = [StrictClient(name, metrics=self.metrics) for _ in shards]
         for shard, client in zip(shards, self._clients, strict=True):

@@ -11,7 +11,7 @@ from ..wire import push
 from ..wire.codec import to_bytes
 from ..wire.messages import parameter_sync
 from ..wire.services import PREDICTION_SERVICE, methods
-from .strict_metrics import UNKNOWN, PushTags, StrictMetrics
+from .push_metrics import UNKNOWN, PushMetrics, PushTags
 
 if TYPE_CHECKING:
     from ..wire.messages.parameter_sync import ClientConfig, PushRequest, PushResponse
@@ -38,8 +38,8 @@ class StrictTargets:
     >>> targets.close()
     """
 
-    def __init__(self, metrics: StrictMetrics | None = None) -> None:
-        self.metrics = metrics or StrictMetrics()
+    def __init__(self, metrics: PushMetrics | None = None) -> None:
+        self.metrics = metrics or PushMetrics()
         self._channels: dict[str, Any] = {}
         self._stands: dict[str, Stands] = {}
 

@@ -12,13 +12,15 @@ from dataclasses import dataclass
 from ..core.errors import ConfigError, HedgerowError
 from ..tables.touched import Touched
 from ..wire.rpc import Trust
+from .claims import Claims
 from .dense import DensePush, DenseState
+from .flights import Observe
 from .link import Link, TargetError
 from .pending import Pass
 from .protocol import DENSE, DESCRIBE, REPLICA_SERVICE
 from .served import ServedModel
 from .source import RowSource
-from .stream import Observe, Stream, StreamStatus, fits
+from .stream import Stream, StreamStatus, fits
 
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.05, 2.0
 _DESCRIBE_S = 2.0  # between two looks at what a replica serves
@@ -34,12 +36,14 @@ class TargetSettings:
     most_pending: int
     timeout_s: float
     trust: Trust | None
+    claims: Claims
 
 
 @dataclass(frozen=True, slots=True)
 class TargetStatus:
     """How one replica stands. `failures` counts rounds that failed in a row; `error` is the last.
 
+    `same_as` is another address of the same replica, which gets all that this one would.
     `dense` has the number of the weights that each model was given last, and
     `dense_refused` why it did not take them.
     """
@@ -52,6 +56,7 @@ class TargetStatus:
     streams: tuple[StreamStatus, ...]
     dense: Mapping[str, int]
     dense_refused: Mapping[str, str]
+    same_as: str = ""
 
     @property
     def live(self) -> bool:
@@ -81,7 +86,7 @@ class Target:
         self._dense_sent: dict[str, tuple[str, int]] = {}
         self._dense_refused: dict[str, str] = {}
         self._last: dict[int, Pass] = {}  # of each source: the last look at it
-        self._describe_at_s = 0.0
+        self._describe_at_s, self._same_as = 0.0, ""
         self._failures, self._error, self._reached = 0, "", False
         self._wake, self._ending = threading.Event(), threading.Event()
         self._thread = threading.Thread(target=self._run, name=f"sync {address}", daemon=True)
@@ -105,6 +110,8 @@ class Target:
 
     def has(self, number: int) -> bool:
         """Whether the replica has everything that was found up to a pass."""
+        if self._same_as:
+            return True
         with self._lock:
             applied = [stream.applied for stream in self._streams.values()]
         sent = bool(self._models) and min(applied, default=number) >= number
@@ -123,6 +130,7 @@ class Target:
             streams,
             {name: number for name, (_, number) in dict(self._dense_sent).items()},
             dict(self._dense_refused),
+            self._same_as,
         )
 
     def end(self) -> None:
@@ -203,7 +211,7 @@ class Target:
                 f"{names}."
             )
         # Models of other trainers may stand beside ours; where none is ours, a stream says why.
-        chosen = {one.name: one for one in ours or found}
+        chosen = self._claimed({one.name: one for one in ours or found})
         kept: dict[tuple[str, int], Stream] = {}
         for name, served in chosen.items():
             for place, source in enumerate(self._sources) if served.tables else ():
@@ -226,6 +234,17 @@ class Target:
                     stream.restart(self._last[place])
             self._streams, self._models = kept, chosen
         self._describe_at_s = time.monotonic() + _DESCRIBE_S
+
+    def _claimed(self, chosen: dict[str, ServedModel]) -> dict[str, ServedModel]:
+        """Those that no other address of this replica is used for; two would end each other."""
+        claims = self._settings.claims
+        owners = {name: claims.claim(one.incarnation, self.address) for name, one in chosen.items()}
+        others = [owner for owner in owners.values() if owner != self.address]
+        same_as = others[0] if len(others) == len(chosen) else ""
+        if same_as and same_as != self._same_as:
+            _log.warning("%s and %s are one replica; the first is used.", same_as, self.address)
+        self._same_as = same_as
+        return {name: one for name, one in chosen.items() if owners[name] == self.address}
 
     def _send_dense(self) -> None:
         state = self._dense()

@@ -105,6 +105,11 @@ class FollowedTouched(TouchedSource, Protocol):
         """Another number after keys may have been lost: every row may have changed."""
         ...
 
+    @property
+    def began_empty(self) -> bool:
+        """Whether the rows were lost meanwhile: a server was restarted, and had none then."""
+        ...
+
     def close(self) -> None:
         """Collects no more."""
         ...

@@ -106,8 +106,9 @@ def test_control(tmp_path: Path) -> None:
                 }
             },
         }
+        session.client.create("/demo/layouts/mix/of others", b"")
         assert [one.sub_graph for one in control.unpublish("mix", "ctr:*_0")] == ["ps_0"]
-        assert session.client.get_children("/demo/layouts/mix") == ["ctr:ps_1"]
+        assert sorted(session.client.get_children("/demo/layouts/mix")) == ["ctr:ps_1", "of others"]
         for wrong in ("ctr", "ctr:", "ctr:nothing", "a/b:*"):
             with pytest.raises(ValueError, match=r"sub graph|match"):
                 control.publish("mix", wrong)

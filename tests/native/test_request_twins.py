@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
+import torch
 from google.protobuf.message import DecodeError
 from hypothesis import given
 from hypothesis import strategies as st
@@ -12,6 +13,7 @@ from hypothesis import strategies as st
 from hedgerow import native
 from hedgerow.native import reference
 from hedgerow.wire.messages import tensor, tf_serving
+from hedgerow.wire.predict_bytes import request_bytes
 
 TEXTS = st.text(max_size=5)
 SIZES = st.integers(-(2**63), 2**63 - 1) | st.integers(0, 3)
@@ -111,6 +113,17 @@ def test_other_bytes_are_read_alike_or_left_to_a_parser(data: bytes) -> None:
             _check_as_protobuf(data, found)
         except DecodeError as error:
             raise AssertionError(f"protobuf refuses {data.hex()}") from error
+
+
+def test_what_our_clients_send_is_plain_and_aligned() -> None:
+    spec = tf_serving.PredictRequest(model_spec={"name": "ctr"})
+    values = {"id": torch.arange(3), "weight": torch.ones(5), "no": torch.arange(2)}
+    data = request_bytes(spec, values)
+    found = native.plain_request(data)
+    assert found == reference.plain_request(data)
+    assert found is not None
+    assert [start % 16 for _, _, start, _ in found[3].values()] == [0, 0, 0]
+    _check_as_protobuf(data, found)
 
 
 def test_many_inputs_are_left_to_a_parser() -> None:

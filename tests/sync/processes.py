@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
+from contextlib import ExitStack
 from multiprocessing.connection import Connection
 from typing import Any
 
@@ -11,10 +12,17 @@ import numpy as np
 import torch
 
 import hedgerow as hr
+from hedgerow.discovery.paths import Service
+from hedgerow.discovery.payloads import AVAILABLE, ReplicaMeta
+from hedgerow.discovery.registration import ReplicaRegistration
+from hedgerow.discovery.replica_watcher import ReplicaWatcher
+from hedgerow.discovery.session import Session
+from hedgerow.discovery.sync_backend import SubGraphTargets
+from hedgerow.discovery.targets import Targets
 from hedgerow.serving.client import PredictionClient
 from hedgerow.serving.server import PredictionServer
 
-from ..ps.servers import FORKS, START_S
+from ..ps.servers import FORKS
 from .replicas import DIMS, Served
 
 FORKS.set_forkserver_preload(
@@ -26,63 +34,35 @@ FORKS.set_forkserver_preload(
         "grpc_health.v1.health",
         "grpc_reflection.v1alpha.reflection",
         "hedgerow.wire.messages.tf_serving",
+        "torch._export.serde.serialize",
+        "kazoo.client",
         "tests.ps.servers",
         __name__,
     ]
 )
+SERVICE, SESSION_S = Service("demo", "town"), 4.0
 Rows = dict[str, dict[int, tuple[float, ...]]]
 
 
-class Child:
-    """A process that does what it is told over a pipe; `crash` is kill -9 and a new start."""
-
-    def __init__(self, work: Any, *arguments: Any) -> None:
-        self._work, self._arguments = work, arguments
-        self.told = self._start()
-
-    def _start(self) -> Any:
-        self._pipe, theirs = FORKS.Pipe()
-        self._process = FORKS.Process(
-            target=self._work, args=(theirs, *self._arguments), daemon=True
-        )
-        self._process.start()
-        theirs.close()
-        assert self._pipe.poll(START_S), "a process did not start in time"
-        return self._pipe.recv()
-
-    def ask(self, what: str, *arguments: Any) -> Any:
-        """Tells it to do something; what it answers."""
-        self._pipe.send((what, *arguments))
-        assert self._pipe.poll(4 * START_S), f"no answer to {what} in time"
-        answer = self._pipe.recv()
-        if isinstance(answer, Exception):
-            raise answer
-        return answer
-
-    def kill(self) -> None:
-        self._process.kill()
-        self._process.join(START_S)
-        self._pipe.close()
-
-    def restart(self, *arguments: Any) -> None:
-        """Once it is gone; with other arguments if some are given."""
-        self._arguments = arguments or self._arguments
-        self.told = self._start()
-
-    def reap(self) -> None:
-        if self._process.is_alive():
-            self.kill()
-        self._process.close()
-
-
 def replica(pipe: Connection, address: str) -> None:
-    """A server over empty tables; it tells its address, and on demand its rows."""
+    """A server over empty tables; it tells its address, and on demand its rows.
+
+    Told to "register", it does so in ZooKeeper, under the address where others reach it.
+    """
     torch.set_num_threads(1)
     served = Served()
-    with PredictionServer(served.registry, address) as server:
+    with ExitStack() as stack:
+        server = stack.enter_context(PredictionServer(served.registry, address))
         pipe.send(server.address)
         while True:
-            pipe.recv()
+            what, *arguments = pipe.recv()
+            if what == "register":
+                hosts, number, reached = arguments
+                session = stack.enter_context(Session.connect(hosts, SESSION_S))
+                kind = {"server_type": "ps", "task": 0, "replica": number}
+                meta = ReplicaMeta(reached, None, AVAILABLE, **kind)
+                pipe.send(ReplicaRegistration(session, SERVICE, meta).register())
+                continue
             told = {}
             for table in served.store.tables:
                 parts = [(one.ids.numpy(), one.rows.numpy()) for one in table.scan()]
@@ -135,11 +115,20 @@ def _ask(
     return latencies, ages
 
 
-def publisher(pipe: Connection, servers: Sequence[str], to: Sequence[str]) -> None:
-    """Publishes the rows on servers; it flushes, or tells how it stands, on demand."""
+def publisher(pipe: Connection, servers: Sequence[str], to: Sequence[str] | str) -> None:
+    """Publishes the rows on servers; it flushes, or tells how it stands, on demand.
+
+    `to` are addresses, or ZooKeeper's, where replicas registered.
+    """
     torch.set_num_threads(1)
-    model = hr.distribute(fresh_bags(), servers=list(servers))
-    with hr.publish(model, list(to), every="20ms") as made:
+    with ExitStack() as stack:
+        targets: Targets | list[str] = list(to)
+        if isinstance(to, str):
+            watcher = ReplicaWatcher(stack.enter_context(Session.connect(to, SESSION_S)), SERVICE)
+            watcher.start()
+            targets = SubGraphTargets(watcher, "ps_0")
+        model = hr.distribute(fresh_bags(), servers=list(servers))
+        made = stack.enter_context(hr.publish(model, targets, every="20ms"))
         pipe.send("started")
         while True:
             what, *arguments = pipe.recv()

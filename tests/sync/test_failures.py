@@ -35,6 +35,7 @@ class OddSource(HostSource):
         place = {} if routers is None else {"routers": routers, "shards": 2}
         super().__init__(tables, **place)  # type: ignore[arg-type]
         self.fail_read = self.fail_scan = False
+        self.fail_take = 0
         self.failed = 0
         self.may_take = threading.Event()
         self.may_take.set()
@@ -42,6 +43,10 @@ class OddSource(HostSource):
     def take(self) -> Mapping[str, Touched]:
         """Hangs while it may not."""
         self.may_take.wait()
+        if self.fail_take:
+            self.fail_take -= 1
+            self.failed += 1
+            raise ConnectionError("away, say")
         return super().take()
 
     def read(self, table: str, ids: Tensor) -> RowsRead:
@@ -108,6 +113,18 @@ def test_a_source_that_hangs_holds_up_no_other() -> None:
             assert publisher.flush()
         both = [rows_of(tables) for tables in halves]
         assert rows_of(one.store.tables) == {name: both[0][name] | both[1][name] for name in DIMS}
+
+
+def test_a_flush_looks_again_at_a_source_that_failed() -> None:
+    tables = trainer_tables()
+    source = OddSource(tables)
+    with served() as (one, address), Publisher([source], address, every="1h") as publisher:
+        assert publisher.flush()
+        train(tables, torch.arange(5))
+        source.fail_take = 2
+        assert publisher.flush()
+        assert source.failed == 2
+        assert rows_of(one.store.tables) == rows_of(tables)
 
 
 def test_a_take_that_fails_at_a_later_table_keeps_the_keys_of_the_first(

@@ -19,7 +19,8 @@ from hedgerow.nn.collection import servers_of
 from hedgerow.tables.store import TableKeys
 
 from ..ps.servers import ServerProcess
-from .processes import Child, asker, bundle_replica, fresh_bags
+from .child import Child
+from .processes import asker, bundle_replica, fresh_bags
 from .replicas import DIMS
 
 ROWS_A_SECOND, TICK_S, PROBE = 20_000, 0.05, -1

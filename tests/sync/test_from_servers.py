@@ -4,17 +4,19 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pytest
 import torch
 
 import hedgerow as hr
 from hedgerow.nn.collection import collections_of
+from hedgerow.ps.errors import RolledBackError
 from hedgerow.ps.server_tables import ServerTables
 from hedgerow.serving.row_sources import row_sources
 from hedgerow.sync.publisher import Publisher
 from hedgerow.tables.store import TableKeys
 
 from ..serving.test_row_sources import fresh, learn, on_servers
-from .replicas import rows_of, served
+from .replicas import rows_of, served, wait_for
 
 
 def test_a_replica_equals_the_servers_after_crashes_and_deletions(tmp_path: Path) -> None:
@@ -42,6 +44,28 @@ def test_a_replica_equals_the_servers_after_crashes_and_deletions(tmp_path: Path
         }
         assert rows_of(replica.store.tables) == wanted
         assert len(wanted["user"]) == 82
+
+
+def test_servers_that_lost_their_rows_sweep_no_replica(caplog: pytest.LogCaptureFixture) -> None:
+    """Without a checkpoint a server comes back empty; rows that are learned then still arrive."""
+    with (
+        on_servers(2) as (model, started),
+        served() as (replica, address),
+        Publisher(row_sources(model), address, every="20ms") as publisher,
+    ):
+        learn(model, list(range(40)))
+        assert publisher.flush(60)
+        before = rows_of(replica.store.tables)
+        assert len(before["user"]) == 40
+        started[1].crash()
+        wait_for(lambda: any(s.unswept for t in publisher.status().targets for s in t.streams))
+        assert "restarted without rows" in caplog.text
+        with pytest.raises(RolledBackError):
+            learn(model, list(range(40)))
+        learn(model, list(range(100, 140)))
+        assert publisher.flush(60)
+        after = rows_of(replica.store.tables)
+        assert after["user"].keys() == before["user"].keys() | set(range(100, 140))
 
 
 def test_the_original_s_rule_loses_keys_where_ours_does_not() -> None:

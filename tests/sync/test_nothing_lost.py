@@ -1,4 +1,4 @@
-"""Replicas and publishers that die, connections that break: at the end all rows are equal."""
+"""Whoever dies, and whatever breaks: at the end every replica has all rows of the trainer."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from pathlib import Path
 
 import pytest
 import torch
@@ -18,18 +19,23 @@ from hedgerow.serving.row_sources import row_sources
 from hedgerow.tables.store import TableKeys
 
 from ..ps.servers import ServerProcess
-from .processes import Child, Rows, fresh_bags, publisher, replica, rows_in
+from ..zookeeper import ZooKeeperProcess, why_absent
+from .child import Child
+from .processes import Rows, fresh_bags, publisher, replica, rows_in
 from .proxy import TcpProxy
-from .replicas import DIMS
+from .replicas import DIMS, wait_for
 
 IDS = 400
+KINDS = ["replica", "publisher", "server", "zookeeper", "cut", "delay"]
 
 
 @dataclass
 class Town:
-    """A trainer on two servers, its publisher, and two replicas behind proxies."""
+    """A trainer on two servers, its publisher, two replicas behind proxies, and who knows them."""
 
     model: nn.Module
+    servers: list[ServerProcess]
+    zookeeper: ZooKeeperProcess | None
     replicas: list[Child] = field(default_factory=list)
     proxies: list[TcpProxy] = field(default_factory=list)
     publisher: Child | None = None
@@ -43,25 +49,44 @@ class Town:
         keys = TableKeys(torch.cat([gone] * len(DIMS)), (0, len(gone), 2 * len(gone)))
         self.model.store.erase(keys)  # type: ignore[union-attr]
 
-    def disturb(self, draw: random.Random) -> str:
+    def disturb(self, what: str, draw: random.Random) -> None:
         """One accident."""
         place = draw.randrange(2)
-        what = draw.choice(["replica", "replica", "publisher", "cut", "delay"])
         if what == "replica":
             child = self.replicas[place]
             child.kill()
             self.train(draw)
             child.restart(child.told)
+            self.register(place)
         elif what == "publisher":
             assert self.publisher is not None
             self.publisher.kill()
             self.train(draw)
             self.publisher.restart()
+        elif what == "server":
+            self.servers[place].crash()
+        elif what == "zookeeper":
+            if self.zookeeper is not None:
+                self.zookeeper.kill()
+                self.train(draw)
+                self.proxies[place].cut()
+                self.zookeeper.start()
         elif what == "cut":
             self.proxies[place].cut()
         else:
             self.proxies[place].delay_s = draw.choice([0.0, 0.01, 0.05])
-        return what
+
+    def register(self, place: int) -> None:
+        """A replica's word where it is reached."""
+        if self.zookeeper is not None:
+            address = self.proxies[place].address
+            self.replicas[place].ask("register", self.zookeeper.hosts, place, address)
+
+    def all_are_listed(self) -> bool:
+        """Whether the publisher knows both replicas: one that it does not know gets nothing."""
+        assert self.publisher is not None
+        listed = {one.address for one in self.publisher.ask("status").targets if one.listed}
+        return listed == {one.address for one in self.proxies}
 
     def rows(self) -> Rows:
         """All rows of the trainer, as the servers have them."""
@@ -78,16 +103,18 @@ class Town:
 
 
 @contextmanager
-def town() -> Iterator[Town]:
-    servers = [ServerProcess(i, 2) for i in range(2)]
+def town(folder: Path, zookeeper: ZooKeeperProcess | None) -> Iterator[Town]:
+    servers = [ServerProcess(i, 2, checkpoint=folder, durability="log") for i in range(2)]
     made: Town | None = None
     try:
         addresses = [one.address for one in servers]
-        made = Town(hr.distribute(fresh_bags(), servers=addresses))
-        for _ in range(2):
+        made = Town(hr.distribute(fresh_bags(), servers=addresses), servers, zookeeper)
+        for place in range(2):
             made.replicas.append(Child(replica, "127.0.0.1:0"))
             made.proxies.append(TcpProxy(made.replicas[-1].told))
-        made.publisher = Child(publisher, addresses, [one.address for one in made.proxies])
+            made.register(place)
+        to = [one.address for one in made.proxies] if zookeeper is None else zookeeper.hosts
+        made.publisher = Child(publisher, addresses, to)
         yield made
         group = servers_of(made.model)
         assert group is not None
@@ -103,25 +130,36 @@ def town() -> Iterator[Town]:
             server.reap()
 
 
+@pytest.fixture(params=["zookeeper", *(["list"] if why_absent() else [])])
+def known_by(request: pytest.FixtureRequest) -> ZooKeeperProcess | None:
+    """Where replicas are found: in ZooKeeper, and where there is none, aloud, in a list."""
+    return request.getfixturevalue("zookeeper") if request.param == "zookeeper" else None
+
+
+@pytest.mark.xdist_group("zookeeper")
 @pytest.mark.parametrize(
-    "accidents", [10, pytest.param(200, marks=[pytest.mark.long, pytest.mark.timeout(1200)])]
+    "accidents", [10, pytest.param(200, marks=[pytest.mark.long, pytest.mark.timeout(1800)])]
 )
-def test_after_accidents_every_replica_equals_the_trainer(accidents: int) -> None:
+def test_after_accidents_every_replica_equals_the_trainer(
+    accidents: int, known_by: ZooKeeperProcess | None, tmp_path: Path
+) -> None:
     draw = random.Random(accidents)
-    with town() as here:
-        happened = []
-        for _ in range(accidents):
+    kinds = [*KINDS, *draw.choices(KINDS, k=accidents - len(KINDS))]
+    draw.shuffle(kinds)
+    with town(tmp_path, known_by) as here:
+        for kind in kinds:
             for _ in range(3):
                 here.train(draw)
-            happened.append(here.disturb(draw))
+            here.disturb(kind, draw)
             time.sleep(draw.uniform(0.0, 0.05))
         for proxy in here.proxies:
             proxy.delay_s = 0.0
         here.train(draw)
         assert here.publisher is not None
+        wait_for(here.all_are_listed)
         assert here.publisher.ask("flush", 50.0), here.publisher.ask("status")
+        assert here.all_are_listed()
         wanted = here.rows()
-        assert {"replica", "publisher"} <= set(happened)
         assert all(len(rows) > IDS for rows in wanted.values())
         for child in here.replicas:
             assert rows_in(child.ask("rows")) == wanted

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 
 import pytest
@@ -10,10 +11,12 @@ import torch
 import hedgerow as hr
 from hedgerow.core.errors import InputError
 from hedgerow.routing.router import Router
+from hedgerow.serving import push_session
 from hedgerow.serving.followed import Followed
 from hedgerow.serving.model import Model, ServingError
 from hedgerow.serving.push_marks import marked
 from hedgerow.serving.server import PredictionServer
+from hedgerow.sync import publisher as publisher_module
 from hedgerow.sync.protocol import ASSIGN, PushMark
 from hedgerow.sync.publisher import Publisher
 from hedgerow.sync.source import HostSource
@@ -49,6 +52,64 @@ def test_a_full_sync_removes_what_the_trainer_never_had() -> None:
             assert publisher.flush()
         assert rows_of(one.store.tables) == rows_of(tables)
         assert one.followed.shards()[0].removed == 2 * (9000 - 10)
+
+
+def test_a_replica_under_two_addresses_is_one() -> None:
+    tables = trainer_tables()
+    train(tables, torch.arange(10))
+    with served() as (one, address):
+        other = address.replace("127.0.0.1", "localhost")
+        with Publisher([HostSource(tables)], [address, other], every="20ms") as publisher:
+            for step in range(3):
+                train(tables, torch.arange(step, 20))
+                assert publisher.flush()
+                assert rows_of(one.store.tables) == rows_of(tables)
+            told = publisher.status().targets
+            assert sorted(bool(target.same_as) for target in told) == [False, True]
+            assert sum(stream.full_syncs for one in told for stream in one.streams) == 1
+
+
+def test_a_trainer_without_rows_sweeps_nothing() -> None:
+    """It starts anew, or lost them: a replica that answers with old rows is better than none."""
+    tables = trainer_tables()
+    with served() as (one, address):
+        for table in one.store.tables:
+            table.assign(torch.arange(9), torch.ones(9, table.layout.dim))
+        with Publisher([HostSource(tables)], address, every="20ms") as publisher:
+            assert publisher.flush()
+            assert one.store.size() == 18
+            assert publisher.status().targets[0].streams[0].unswept
+            train(tables, torch.arange(4, 12))
+            assert publisher.flush()
+            assert one.store.size() == 24
+            assert rows_of(one.store.tables)["item"][4] == rows_of(tables)["item"][4]
+
+
+def test_counters_of_replicas_that_are_gone_for_good_are_dropped(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(publisher_module, "_FORGET_S", 0.0)
+    tables, listed = trainer_tables(), Listed()
+    train(tables, torch.arange(3))
+    with (
+        served() as (_, address),
+        Publisher([HostSource(tables)], listed, every="20ms") as publisher,
+    ):
+        listed.addresses = [address]
+        assert publisher.flush()
+        assert address in publisher.metrics().decode()
+        listed.addresses = []
+        wait_for(lambda: address not in publisher.metrics().decode())
+
+
+class Listed:
+    """Addresses that a test changes."""
+
+    def __init__(self) -> None:
+        self.addresses: list[str] = []
+
+    def current(self) -> list[str]:
+        return self.addresses
 
 
 def test_a_model_that_was_loaded_again_gets_all_rows_again() -> None:
@@ -164,6 +225,35 @@ def test_pushes_that_come_late_or_from_others_change_nothing() -> None:
     assert item.lookup(torch.tensor([7])).rows_of().tolist() == [[2.0] * DIMS["item"]]
     push(other, 1, 4.0)
     assert item.lookup(torch.tensor([7])).rows_of().tolist() == [[4.0] * DIMS["item"]]
+
+
+def test_pushes_that_overtake_each_other_are_applied_in_order(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    served_by = Served()
+    followed, (item, _) = served_by.followed, served_by.store.tables
+    routers = {name: Router("roundrobin", 1).to_dict() for name in DIMS}
+    asked = {"shard": 0, "shards": 1, "routers": routers, "incarnation": followed.incarnation}
+    session = str(followed.attach({**asked, "publisher": "p1"})["session"])
+
+    def push(seq: int, after: int) -> None:
+        rows = {f"{name}_value": torch.full((1, dim), float(seq)) for name, dim in DIMS.items()}
+        ids = {f"{name}_id": torch.tensor([7]) for name in DIMS}
+        mark = PushMark(session, seq, 0, "p1", after).metadata()
+        with served_by.registry.find("ps_0") as model, marked(mark):
+            model.signatures[ASSIGN].run(ids | rows)
+
+    with ThreadPoolExecutor() as pool:
+        late = pool.submit(push, 2, 1)
+        assert not late.done()  # it waits for the first
+        push(1, 0)
+        late.result()
+    assert item.lookup(torch.tensor([7])).rows_of().tolist() == [[2.0] * DIMS["item"]]
+    monkeypatch.setattr(push_session, "WAIT_S", 0.05)
+    with pytest.raises(ServingError, match="comes after 2") as lost:  # 3 never came
+        push(4, 3)
+    assert lost.value.code == "OUT_OF_RANGE"
+    push(5, 0)
 
 
 def test_trainer_shards_sweep_only_their_own_rows() -> None:

@@ -12,8 +12,8 @@ import torch
 from hedgerow.core.errors import InputError, NameTakenError
 from hedgerow.monolith.dummy_sync_server import DummySyncServer
 from hedgerow.serving.ps_model import ps_model
+from hedgerow.sync.push_metrics import BYTE_SIZE, FID_COUNT, LATENCY, PushTags
 from hedgerow.sync.strict_client import StrictClient
-from hedgerow.sync.strict_metrics import BYTE_SIZE, FID_COUNT, LATENCY, PushTags
 from hedgerow.sync.strict_step import ChangedRows, push_request, strict_step
 from hedgerow.sync.strict_targets import StrictTargets
 from hedgerow.tables.host import HostTable

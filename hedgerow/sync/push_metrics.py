@@ -1,4 +1,4 @@
-"""What the original counts of its pushes, under its names and with its tags."""
+"""What is counted of pushes, under the original's names and with its tags."""
 
 from __future__ import annotations
 
@@ -36,10 +36,10 @@ class Metric:
     total: float = 0.0
 
 
-class StrictMetrics:
+class PushMetrics:
     """Timers and counters by name and tags; owns a lock that survives forks.
 
-    >>> metrics = StrictMetrics()
+    >>> metrics = PushMetrics()
     >>> tags = PushTags("ps_0", "hashtable_assign", "localhost:1", "OK")
     >>> metrics.pushed(tags, micros=250.0, fids=2, sent_bytes=0)
     >>> metrics.read(LATENCY, tags), metrics.read(FID_COUNT, tags).total
@@ -68,6 +68,12 @@ class StrictMetrics:
         """All of them at one moment."""
         with self._lock:
             return dict(sorted(self._metrics.items()))
+
+    def forget(self, target: str) -> None:
+        """Drops what was counted of a target that is gone for good: others come, and go too."""
+        with self._lock:
+            kept = {k: one for k, one in self._metrics.items() if ("target", target) not in k[1]}
+            self._metrics = kept
 
     def _add(self, name: str, tags: PushTags, value: float) -> None:
         key = name, _key(tags)
