@@ -16,7 +16,16 @@ except ImportError as error:
         f"tables on a device need Triton ({error}); pip install 'hedgerow[gpu]'."
     ) from error
 
-__all__ = ["blocks", "columns_of", "interpreted", "jit", "reader_tile", "tl", "writer_tile"]
+__all__ = [
+    "blocks",
+    "columns_of",
+    "interpreted",
+    "jit",
+    "reader_tile",
+    "tl",
+    "wide_tile",
+    "writer_tile",
+]
 
 jit: Any = triton.jit  # the types of a kernel's arguments differ between its two sides
 
@@ -40,6 +49,13 @@ def reader_tile(dim: int) -> dict[str, int]:
     """The block of rows that one program of a reading kernel works on."""
     columns = columns_of(dim)
     return {"ROWS": max(1, min(32, 2048 // columns)), "COLUMNS": columns}
+
+
+def wide_tile(n: int, dim: int) -> tuple[dict[str, int], tuple[int, int]]:
+    """Blocks of n rows of any width, and their grid: rows by columns."""
+    columns = min(256, columns_of(dim))
+    rows = max(1, min(64, 2048 // columns))
+    return {"ROWS": rows, "COLUMNS": columns}, (-(-n // rows), -(-dim // columns))
 
 
 def writer_tile(dim: int) -> dict[str, int]:

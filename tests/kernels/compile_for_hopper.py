@@ -87,6 +87,9 @@ def main() -> None:
     apply.apply(wide, Grouped(ids, None), rows, counts, halves, [0.1, 0.1], 5)
     usable = torch.ones(100, dtype=torch.bool)
     assign.assign(wide, grouped, rows, usable, torch.ones(dim), counts, 5)
+    from .compile_ops import start_all
+
+    start_all()
 
 
 if __name__ == "__main__":

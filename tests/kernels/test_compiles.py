@@ -8,7 +8,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from hedgerow.kernels import reference
+from hedgerow.kernels import reference, reference_ops
 
 ROOT = Path(__file__).parents[2]
 # Keys that a thread loads while others swap: 2 lines of 16 keys a row, over the threads. Any other
@@ -27,7 +27,8 @@ def test_every_kernel_compiles_for_hopper(tmp_path: Path) -> None:
     )
     assert run.returncode == 0, run.stderr
     told = [json.loads(line) for line in run.stdout.splitlines()]
-    assert {kernel["kernel"] for kernel in told} == {f"_{name}" for name in reference.__all__}
+    twins = {*reference.__all__, *reference_ops.__all__, "to_layout", "to_layout_backward"}
+    assert {kernel["kernel"] for kernel in told} == {f"_{name}" for name in twins}
     for kernel in told:
         assert kernel["cubin_bytes"] > 0
         assert kernel["fused"] == kernel["flushed"] == 0, kernel
