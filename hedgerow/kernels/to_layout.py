@@ -160,6 +160,16 @@ def _output(
     return base + ((begin + row) * tl.load(task + 6) + column) * BYTES
 
 
+@jit
+def _shared_out(values: tl.tensor, count: tl.tensor, SUM: tl.constexpr) -> tl.tensor:
+    """Divided by the ids of each entry, rounded to the nearest."""
+    shares = tl.zeros_like(values) + tl.maximum(count, 1).to(SUM)[:, None]
+    if tl.float64 == SUM:
+        return values / shares
+    else:  # noqa: RET505 (Triton wants both arms)
+        return tl.div_rn(values, shares)
+
+
 @jit(do_not_specialize=["requests", "lists"])
 def _to_layout(
     numbers: tl.tensor,
@@ -203,8 +213,7 @@ def _to_layout(
                 pooled = tl.where(there, pooled + value.to(SUM), pooled)
                 j += 1
             if tl.load(task + 2) == MEAN:
-                shares = tl.maximum(count, 1).to(SUM)
-                pooled = tl.div_rn(pooled, tl.zeros_like(pooled) + shares[:, None])
+                pooled = _shared_out(pooled, count, SUM)
             total += pooled
             t += 1
         place = _output(numbers, tasks + begin * TASK, row, position, requests, lists, BYTES)
@@ -252,8 +261,7 @@ def _to_layout_backward(
             grad = tl.where(shared > 0, tl.sum(given, axis=0)[None, :], given)
             brings = (shared == 0) | (lane == 0)
             if tl.load(task + 2) == MEAN:
-                shares = tl.maximum(count, 1).to(SUM)
-                grad = tl.div_rn(grad, tl.zeros_like(grad) + shares[:, None])
+                grad = _shared_out(grad, count, SUM)
             start = tl.load(task + 4)
             longest = tl.max(stop - first, axis=0)
             j = tl.full((), 0, tl.int64)

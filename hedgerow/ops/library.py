@@ -24,9 +24,10 @@ def register(
     """Defines an op and gives it its forms; the op, ready to be called.
 
     `cpu` runs on the CPU, `device`, which starts kernels of ours, on a GPU; where there is none, or
-    no Triton, `plain`, which is made of torch's ops. `shapes` tells sizes and types without a value. With `backward(context, *grads)` it has a gradient, for
-    which `keep(context, inputs, output)` saves what is needed. Bad arguments are refused by the
-    forms themselves: a compiled program calls them without any Python around them.
+    no Triton, `plain`, which is made of torch's ops. `shapes` tells sizes and types without a
+    value. With `backward(context, *grads)` it has a gradient, for which `keep(context, inputs,
+    output)` saves what is needed. Bad arguments are refused by the forms themselves: a compiled
+    program calls them without any Python around them.
     """
     name = f"{NAMESPACE}::{schema.split('(', 1)[0]}"
     torch.library.define(name, schema[schema.index("(") :])

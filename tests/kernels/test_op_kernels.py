@@ -95,7 +95,5 @@ def test_owners_and_lengths_of_every_rule(device: torch.device) -> None:
     features = torch.arange(len(routers)).repeat_interleave(2)
     given = (keys, key_rows, features, rules, bounds)
     model = reference_ops.route(*given, 6, 7)
-    for ours, wanted in zip(
-        route.route(*(x.to(device) for x in given), 6, 7), model, strict=True
-    ):
+    for ours, wanted in zip(route.route(*(x.to(device) for x in given), 6, 7), model, strict=True):
         assert torch.equal(ours.cpu(), wanted)

@@ -57,8 +57,8 @@ def _ready(
     work = _work(indices.plan, indices.fid_offset.device)
     if max(len(work.units), len(requests)) > _MOST:
         raise InputError(
-            f"{len(work.units)} slices and {len(requests)} requests; a device takes at most {_MOST} "
-            f"of either at a time: pass fewer."
+            f"{len(work.units)} slices and {len(requests)} requests; a device takes at most "
+            f"{_MOST} of either at a time: pass fewer."
         )
     return work, call
 
