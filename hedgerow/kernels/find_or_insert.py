@@ -111,6 +111,7 @@ def claim(
 @jit(do_not_specialize=["n", "buckets"])
 def _find_or_insert(
     ids: tl.tensor,
+    wanted: tl.tensor | None,
     keys: tl.tensor,
     slots: tl.tensor,
     new: tl.tensor,
@@ -119,17 +120,23 @@ def _find_or_insert(
     ROWS: tl.constexpr,
 ) -> None:
     i = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)
-    slot, born = claim(keys, tl.load(ids + i, mask=i < n, other=0), i < n, buckets)
+    todo = i < n
+    if wanted is not None:
+        todo = tl.load(wanted + i, mask=i < n, other=0).to(tl.int1)
+    slot, born = claim(keys, tl.load(ids + i, mask=i < n, other=0), todo, buckets)
     tl.store(slots + i, slot, mask=i < n)
     tl.store(new + i, born, mask=i < n)
 
 
 def find_or_insert(
-    table: Arrays, ids: Int64[Tensor, "n"]
+    table: Arrays, ids: Int64[Tensor, "n"], wanted: Bool[Tensor, "n"] | None = None
 ) -> tuple[Int64[Tensor, "n"], Bool[Tensor, "n"]]:
-    """The slot of each id, -1 = no room, and whether this occurrence took it. Rows are not set."""
+    """The slot of each id, -1 = no room, and whether this occurrence took it. Rows are not set.
+
+    With `wanted`, of these ids alone.
+    """
     slots, new = torch.empty_like(ids), torch.empty_like(ids, dtype=torch.bool)
     if len(ids):
         grid = blocks(len(ids), 32)
-        _find_or_insert[grid](ids, table.keys, slots, new, len(ids), table.buckets, ROWS=32)
+        _find_or_insert[grid](ids, wanted, table.keys, slots, new, len(ids), table.buckets, ROWS=32)
     return slots, new

@@ -121,6 +121,31 @@ class Part:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
+class Cells:
+    """A filter in device memory, see `count_ids`: cells, and where its window stands.
+
+    `state` is the turn of the window, the ids counted in it, and those that found no cell.
+    """
+
+    cells: Int64[Tensor, "cells"]  # LANES of every home
+    state: Int64[Tensor, "3"]
+    kept: int  # turns before the present one that still count
+    most: int  # where counts stop
+
+    @staticmethod
+    def make(ids: int, kept: int, most: int, device: torch.device) -> Cells:
+        """An empty filter with room for so many ids, at four fifths of its cells."""
+        homes = max(2, -(-ids * 5 // (4 * LANES)))
+        cells = torch.zeros(homes * LANES, dtype=torch.int64, device=device)
+        return Cells(cells, torch.zeros(3, dtype=torch.int64, device=device), kept, most)
+
+    @property
+    def homes(self) -> int:
+        """How many."""
+        return len(self.cells) // LANES
+
+
+@dataclass(frozen=True, slots=True, eq=False)
 class Grouped:
     """A batch with equal ids side by side, the occurrences of each in input order."""
 
