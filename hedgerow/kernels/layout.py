@@ -65,6 +65,18 @@ class Arrays:
         """Floats from one row to the next."""
         return self.values.shape[1]
 
+    @property
+    def nbytes(self) -> tuple[int, int]:
+        """Bytes of keys and times, and of rows."""
+        return self.keys.nbytes + self.times.nbytes, self.values.nbytes
+
+    def clear(self, when: Bool[Tensor, ""] | None = None) -> None:
+        """Takes all ids out, or does so if the device says `when`."""
+        if when is None:
+            self.keys.fill_(EMPTY)
+        else:
+            self.keys.masked_fill_(when, EMPTY)
+
     def taken(self) -> Bool[Tensor, "slots"]:
         """Which slots have a row."""
         return (self.keys != EMPTY) & (self.keys != ERASED)
