@@ -9,6 +9,7 @@ from .counting import count_up
 from .find import live_count
 from .find_or_insert import claim
 from .layout import Arrays, Grouped
+from .placement import TIMES, word
 from .sum_gradients import follows, heads
 from .toolchain import blocks, jit, tl, writer_tile
 
@@ -48,9 +49,8 @@ def _assign(
     rows: tl.tensor,
     usable: tl.tensor,
     starts: tl.tensor,
-    keys: tl.tensor,
+    index: tl.tensor,
     values: tl.tensor,
-    times: tl.tensor,
     counts: tl.tensor,
     n: tl.tensor,
     buckets: tl.tensor,
@@ -58,6 +58,7 @@ def _assign(
     DIM: tl.constexpr,
     STATES: tl.constexpr,
     STRIDE: tl.constexpr,
+    LINES: tl.constexpr,
     ROWS: tl.constexpr,
     COLUMNS: tl.constexpr,
 ) -> None:
@@ -65,7 +66,7 @@ def _assign(
     live = live_count(used, n)
     key, source, head = heads(ids, order, i, n, live)
     winner, bad = _winner(ids, order, usable, i, key, source, head, n, live)
-    slot, born = claim(keys, key, winner >= 0, buckets)
+    slot, born = claim(index, key, winner >= 0, buckets, LINES)
     column = tl.arange(0, COLUMNS)[None, :]
     there = slot >= 0
     here = there[:, None] & (column < DIM)
@@ -76,7 +77,7 @@ def _assign(
         start = tl.load(starts + state, mask=state < STATES, other=0.0)
         fresh = born[:, None] & (state < STATES)
         tl.store(values + slot[:, None] * STRIDE + DIM + state, start, mask=fresh)
-    tl.store(times + slot, tl.zeros_like(slot) + now, mask=there)
+    tl.store(index + word(slot, TIMES, LINES), tl.zeros_like(slot) + now, mask=there)
     count_up(counts, born, (winner >= 0) & ~there, bad)
 
 
@@ -100,9 +101,10 @@ def assign(
     tile = writer_tile(table.dim)
     _assign[blocks(n, tile["ROWS"])](
         *(grouped.ids, grouped.order, used, rows, usable, starts),
-        *(table.keys, table.values, table.times, counts, n, table.buckets, now),
+        *(table.index, table.values, counts, n, table.buckets, now),
         DIM=table.dim,
         STATES=len(starts),
         STRIDE=table.stride,
+        LINES=table.lines,
         **tile,
     )

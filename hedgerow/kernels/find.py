@@ -7,7 +7,7 @@ from torch import Tensor
 
 from ..core.shapes import Int64
 from .layout import Arrays
-from .placement import EMPTY, HOME_LANES, LANES, candidates, own_place
+from .placement import EMPTY, HOME_LANES, LANES, candidates, own_place, word
 from .toolchain import blocks, jit, tl
 
 
@@ -29,7 +29,13 @@ def _match(line: tl.tensor, ids: tl.tensor, bucket: tl.tensor, asked: tl.tensor)
 
 
 @jit
-def probe(keys: tl.tensor, ids: tl.tensor, live: tl.tensor, buckets: tl.tensor) -> tl.tensor:
+def probe(
+    index: tl.tensor,
+    ids: tl.tensor,
+    live: tl.tensor,
+    buckets: tl.tensor,
+    LINES: tl.constexpr,
+) -> tl.tensor:
     """The slot of each live id, or -1.
 
     The second bucket is read only where no home lane of the first was never used: no id has gone on
@@ -39,13 +45,13 @@ def probe(keys: tl.tensor, ids: tl.tensor, live: tl.tensor, buckets: tl.tensor) 
     lanes = tl.arange(0, LANES)[None, :]
     special, own = own_place(ids, buckets)
     ordinary = live & ~special
-    line = tl.load(keys + first[:, None] * LANES + lanes, mask=ordinary[:, None], other=0)
+    line = tl.load(index + first[:, None] * (LINES * LANES) + lanes, mask=ordinary[:, None], other=0)
     slot = _match(line, ids, first, ordinary)
     home_free = tl.max(((line == EMPTY) & (lanes < HOME_LANES)).to(tl.int32), axis=1)
     go_on = ordinary & (slot < 0) & (home_free == 0)
-    line = tl.load(keys + second[:, None] * LANES + lanes, mask=go_on[:, None], other=0)
+    line = tl.load(index + second[:, None] * (LINES * LANES) + lanes, mask=go_on[:, None], other=0)
     slot = tl.where(go_on, _match(line, ids, second, go_on), slot)
-    held = tl.load(keys + own, mask=live & special, other=EMPTY)
+    held = tl.load(index + word(own, 0, LINES), mask=live & special, other=EMPTY)
     return tl.where(live & special & (held != EMPTY), own, slot)
 
 
@@ -53,15 +59,16 @@ def probe(keys: tl.tensor, ids: tl.tensor, live: tl.tensor, buckets: tl.tensor) 
 def _find(
     ids: tl.tensor,
     used: tl.tensor | None,
-    keys: tl.tensor,
+    index: tl.tensor,
     slots: tl.tensor,
     n: tl.tensor,
     buckets: tl.tensor,
+    LINES: tl.constexpr,
     ROWS: tl.constexpr,
 ) -> None:
     i = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)
     live = i < live_count(used, n)
-    slot = probe(keys, tl.load(ids + i, mask=live, other=0), live, buckets)
+    slot = probe(index, tl.load(ids + i, mask=live, other=0), live, buckets, LINES)
     tl.store(slots + i, slot, mask=i < n)
 
 
@@ -72,5 +79,7 @@ def find(
     slots = torch.empty_like(ids)
     if len(ids):
         grid = blocks(len(ids), 32)
-        _find[grid](ids, used, table.keys, slots, len(ids), table.buckets, ROWS=32)
+        _find[grid](
+            *(ids, used, table.index, slots, len(ids), table.buckets), LINES=table.lines, ROWS=32
+        )
     return slots

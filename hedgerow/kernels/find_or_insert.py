@@ -19,7 +19,7 @@ from torch import Tensor
 from ..core.shapes import Bool, Int64
 from . import layout
 from .layout import Arrays
-from .placement import EMPTY, ERASED, HOME_LANES, LANES, candidates, own_place
+from .placement import EMPTY, ERASED, HOME_LANES, LANES, candidates, own_place, word
 from .toolchain import blocks, jit, tl
 
 TAKEN = tl.constexpr(layout.TAKEN)
@@ -54,19 +54,26 @@ def _lane_of(rank: tl.tensor, in_first: tl.tensor) -> tl.tensor:
 
 @jit
 def _look(
-    keys: tl.tensor, ids: tl.tensor, todo: tl.tensor, first: tl.tensor, second: tl.tensor
+    index: tl.tensor,
+    ids: tl.tensor,
+    todo: tl.tensor,
+    first: tl.tensor,
+    second: tl.tensor,
+    LINES: tl.constexpr,
 ) -> tuple[tl.tensor, tl.tensor, tl.tensor]:
     """The slot that holds each id or -1, the slot it would take or -1, and whether that was erased.
 
     The loads are volatile: a line kept in a near cache would show the same free lane for ever.
     """
     lanes = tl.arange(0, LANES)[None, :]
-    one = tl.load(keys + first[:, None] * LANES + lanes, mask=todo[:, None], volatile=True)
+    at = index + first[:, None] * (LINES * LANES) + lanes
+    one = tl.load(at, mask=todo[:, None], volatile=True)
     hit, rank = _hit(one, ids), _first_free(one, 0)
     held = tl.where(hit >= 0, first * LANES + hit, -1)
     unused = tl.max(((one == EMPTY) & (lanes < HOME_LANES)).to(tl.int32), axis=1)
     go_on = todo & (hit < 0) & (unused == 0)
-    two = tl.load(keys + second[:, None] * LANES + lanes, mask=go_on[:, None], volatile=True)
+    at = index + second[:, None] * (LINES * LANES) + lanes
+    two = tl.load(at, mask=go_on[:, None], volatile=True)
     hit, other_rank = _hit(two, ids), _first_free(two, 1)
     held = tl.where(go_on & (hit >= 0), second * LANES + hit, held)
     in_first = ~go_on | (rank < other_rank)
@@ -77,7 +84,11 @@ def _look(
 
 @jit
 def claim(
-    keys: tl.tensor, ids: tl.tensor, todo: tl.tensor, buckets: tl.tensor
+    index: tl.tensor,
+    ids: tl.tensor,
+    todo: tl.tensor,
+    buckets: tl.tensor,
+    LINES: tl.constexpr,
 ) -> tuple[tl.tensor, tl.tensor]:
     """The slot of each id with `todo`, -1 = no room or not asked; and whether it was taken now."""
     first, second = candidates(ids, buckets)
@@ -88,7 +99,7 @@ def claim(
     slot = tl.full(ids.shape, -1, tl.int64)
     born = ids != ids
     while tl.max(todo.to(tl.int32), axis=0) > 0:
-        held, free, was_erased = _look(keys, ids, todo & ~special, first, second)
+        held, free, was_erased = _look(index, ids, todo & ~special, first, second, LINES)
         held = tl.where(special, -1, held)
         free = tl.where(special, own, free)  # the swap will say whether it is
         was_erased = was_erased & ~special
@@ -99,7 +110,7 @@ def claim(
             place = tl.where(todo, free, first * LANES)
             vacant = tl.where(was_erased, erased, empty)
             expected = tl.where(todo, vacant, stored)
-            old = tl.atomic_cas(keys + place, expected, stored, sem="relaxed")
+            old = tl.atomic_cas(index + word(place, 0, LINES), expected, stored, sem="relaxed")
             won = todo & (old == vacant)
             done = won | (todo & (old == stored))
             slot = tl.where(done, place, slot)
@@ -111,15 +122,16 @@ def claim(
 @jit(do_not_specialize=["n", "buckets"])
 def _find_or_insert(
     ids: tl.tensor,
-    keys: tl.tensor,
+    index: tl.tensor,
     slots: tl.tensor,
     new: tl.tensor,
     n: tl.tensor,
     buckets: tl.tensor,
+    LINES: tl.constexpr,
     ROWS: tl.constexpr,
 ) -> None:
     i = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)
-    slot, born = claim(keys, tl.load(ids + i, mask=i < n, other=0), i < n, buckets)
+    slot, born = claim(index, tl.load(ids + i, mask=i < n, other=0), i < n, buckets, LINES)
     tl.store(slots + i, slot, mask=i < n)
     tl.store(new + i, born, mask=i < n)
 
@@ -131,5 +143,7 @@ def find_or_insert(
     slots, new = torch.empty_like(ids), torch.empty_like(ids, dtype=torch.bool)
     if len(ids):
         grid = blocks(len(ids), 32)
-        _find_or_insert[grid](ids, table.keys, slots, new, len(ids), table.buckets, ROWS=32)
+        _find_or_insert[grid](
+            *(ids, table.index, slots, new, len(ids), table.buckets), LINES=table.lines, ROWS=32
+        )
     return slots, new

@@ -62,7 +62,7 @@ def gather(table: Arrays, slots: Int64[Tensor, "n"]) -> Float32[Tensor, "n dim"]
 def _lookup(
     ids: tl.tensor,
     used: tl.tensor | None,
-    keys: tl.tensor,
+    index: tl.tensor,
     values: tl.tensor,
     out: tl.tensor,
     slots: tl.tensor,
@@ -76,13 +76,14 @@ def _lookup(
     DIM: tl.constexpr,
     WIDTH: tl.constexpr,
     STRIDE: tl.constexpr,
+    LINES: tl.constexpr,
     ROWS: tl.constexpr,
     COLUMNS: tl.constexpr,
 ) -> None:
     i = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)
     live = i < live_count(used, n)
     key = tl.load(ids + i, mask=live, other=0)
-    slot = probe(keys, key, live, buckets)
+    slot = probe(index, key, live, buckets, LINES)
     tl.store(slots + i, slot, mask=i < n)
     rows = rows_at(values + START, slot, DIM, STRIDE, COLUMNS)
     if KIND != "zeros":
@@ -113,13 +114,14 @@ def lookup(
     for start, dim, draw in columns if len(ids) else ():
         tile = reader_tile(dim)
         _lookup[blocks(len(ids), tile["ROWS"])](
-            *(ids, used, table.keys, table.values, out, slots, len(ids), table.buckets),
+            *(ids, used, table.index, table.values, out, slots, len(ids), table.buckets),
             *(signed64(draw.seed), draw.a, draw.scale),
             KIND=draw.kind,
             START=start,
             DIM=dim,
             WIDTH=table.dim,
             STRIDE=table.stride,
+            LINES=table.lines,
             **tile,
             enable_fp_fusion=False,
         )

@@ -13,6 +13,7 @@ EMPTY = tl.constexpr(layout.EMPTY)
 ERASED = tl.constexpr(layout.ERASED)
 HOME_LANES = tl.constexpr(layout.HOME_LANES)
 LANES = tl.constexpr(layout.LANES)
+TIMES = tl.constexpr(layout.TIMES)
 MIX_START = tl.constexpr(layout.MIX_START)
 MIX_1 = tl.constexpr(layout.MIX_1)
 MIX_2 = tl.constexpr(layout.MIX_2)
@@ -38,6 +39,12 @@ def own_place(ids: tl.tensor, buckets: tl.tensor) -> tuple[tl.tensor, tl.tensor]
     """Whether an id looks like a place without a row, and the slot that it then has to itself."""
     special = (ids == EMPTY) | (ids == ERASED)
     return special, buckets.to(tl.int64) * LANES + (ids == ERASED).to(tl.int64)
+
+
+@jit
+def word(slots: tl.tensor, LINE: tl.constexpr, LINES: tl.constexpr) -> tl.tensor:
+    """Where in the index the key (line 0), time or score of a slot stands."""
+    return (slots // LANES) * (LINES * LANES) + LINE * LANES + slots % LANES
 
 
 @jit(do_not_specialize=["n", "buckets"])

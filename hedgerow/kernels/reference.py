@@ -17,12 +17,14 @@ from .layout import (
     EMPTY,
     ERASED,
     HOME_LANES,
+    KEYS,
     LANES,
     MIX_1,
     MIX_2,
     MIX_START,
     PIECE,
     TAKEN,
+    TIMES,
     Arrays,
     FirstValues,
     Grouped,
@@ -73,9 +75,17 @@ def _places(table: Arrays, id_: int) -> list[int]:
     ]
 
 
+def _key(table: Arrays, slot: int) -> int:
+    return int(table.index[slot // LANES, KEYS, slot % LANES])
+
+
+def _put(table: Arrays, line: int, slot: int, word: int) -> None:
+    table.index[slot // LANES, line, slot % LANES] = word
+
+
 def _find_one(table: Arrays, id_: int) -> int:
     sought = TAKEN if id_ in (EMPTY, ERASED) else id_
-    return next((s for s in _places(table, id_) if int(table.keys[s]) == sought), -1)
+    return next((s for s in _places(table, id_) if _key(table, s) == sought), -1)
 
 
 def find(
@@ -91,10 +101,10 @@ def _insert_one(table: Arrays, id_: int) -> tuple[int, bool]:
     slot = _find_one(table, id_)
     if slot >= 0:
         return slot, False
-    free = [s for s in _places(table, id_) if int(table.keys[s]) in (EMPTY, ERASED)]
+    free = [s for s in _places(table, id_) if _key(table, s) in (EMPTY, ERASED)]
     if not free:
         return -1, False
-    table.keys[free[0]] = TAKEN if id_ in (EMPTY, ERASED) else id_
+    _put(table, KEYS, free[0], TAKEN if id_ in (EMPTY, ERASED) else id_)
     return free[0], True
 
 
@@ -115,7 +125,7 @@ def erase(
     for _, id_, sources in _groups(grouped, used):
         slot = _find_one(table, id_)
         if slot >= 0:
-            table.keys[slot] = EMPTY if id_ in (EMPTY, ERASED) else ERASED
+            _put(table, KEYS, slot, EMPTY if id_ in (EMPTY, ERASED) else ERASED)
             erased[sources[0]] = True
     return erased
 
@@ -269,7 +279,7 @@ def apply(
             row[: table.dim] = _born(torch.tensor([id_]), parts)[0]
         for part, rate in zip(parts, rates, strict=True):
             step(row, total[part.start : part.start + part.dim], part, rate, new=new)
-        table.times[slot] = now
+        _put(table, TIMES, slot, now)
 
 
 def assign(
@@ -291,4 +301,4 @@ def assign(
             table.values[slot, : table.dim] = rows[good[-1]]
             if new:
                 table.values[slot, table.dim : table.dim + len(starts)] = starts
-            table.times[slot] = now
+            _put(table, TIMES, slot, now)

@@ -13,7 +13,7 @@ from ..core import checks
 from ..core.errors import ConfigError, InputError, NotFiniteError
 from ..core.shapes import Bool, Float32, Int64
 from ..kernels import apply, assign, erase, find, lookup
-from ..kernels.layout import LANES, Arrays, FirstValues, Part, group
+from ..kernels.layout import LANES, TIMES, Arrays, FirstValues, Part, group
 from ..kernels.rules import RULES
 from ..kernels.toolchain import interpreted
 from . import arguments
@@ -223,8 +223,8 @@ class DeviceTable:
         table = self._table
         return {
             "rows": rows,
-            "index_bytes": table.keys.nbytes,
-            "row_bytes": table.values.nbytes + table.times.nbytes,
+            "index_bytes": table.index.nbytes,
+            "row_bytes": table.values.nbytes,
             "load_factor": rows / self.capacity_rows,
             **dict(counted),
         }
@@ -254,8 +254,8 @@ class DeviceTable:
             rows = lookup.gather(self._table, slots)
         found = slots >= 0
         at = slots.clamp(min=0)
-        times = torch.where(found, self._table.times[at], 0)
-        behind = self._table.values[at, self.config.dim :]
+        times = torch.where(found, self._table.read(TIMES, at), 0)
+        behind = self._table.values[at, self.config.dim : self.config.dim + len(self._starts)]
         return Entries(ids, found, rows, self.layout.named(behind), times)
 
     def _keys(self, keys: TableKeys | Tensor) -> TableKeys:
