@@ -53,7 +53,7 @@ def _claimed(
         known = tl.full(key.shape, -1, tl.int64)
     else:
         known = tl.load(slots + source, mask=wanted, other=-1)
-    found, born = claim(index, key, wanted & (known < 0), buckets, LINES)
+    found, born = claim(index, key, wanted & (known < 0), 0, buckets, LINES)
     slot = tl.where(known >= 0, known, found)
     there = slot >= 0
     tl.store(index + word(slot, TIMES, LINES), tl.zeros_like(slot) + now, mask=there)

@@ -66,7 +66,7 @@ def _assign(
     live = live_count(used, n)
     key, source, head = heads(ids, order, i, n, live)
     winner, bad = _winner(ids, order, usable, i, key, source, head, n, live)
-    slot, born = claim(index, key, winner >= 0, buckets, LINES)
+    slot, born = claim(index, key, winner >= 0, 0, buckets, LINES)
     column = tl.arange(0, COLUMNS)[None, :]
     there = slot >= 0
     here = there[:, None] & (column < DIM)

@@ -27,9 +27,9 @@ def _erase(
 ) -> None:
     i = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)
     key, source, head = heads(ids, order, i, n, live_count(used, n))
-    slot = probe(index, key, head, buckets, LINES)
+    slot = probe(index, key, head, 0, buckets, LINES)
     there = slot >= 0
-    special, _ = own_place(key, buckets)
+    special, _ = own_place(key, 0, buckets)
     gone = tl.where(special, EMPTY, ERASED)
     tl.store(index + word(slot, 0, LINES), gone, mask=there)
     tl.store(erased + source, there, mask=there)

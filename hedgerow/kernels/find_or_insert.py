@@ -18,9 +18,10 @@ from torch import Tensor
 
 from ..core.shapes import Bool, Int64
 from . import layout
+from .find import span_of
 from .layout import Arrays
 from .placement import EMPTY, ERASED, HOME_LANES, LANES, candidates, own_place, word
-from .toolchain import blocks, jit, tl
+from .toolchain import blocks, jit, several, tl
 
 TAKEN = tl.constexpr(layout.TAKEN)
 NOWHERE = tl.constexpr(8 * layout.LANES)  # beyond what `_first_free` tells of any place
@@ -87,12 +88,13 @@ def claim(
     index: tl.tensor,
     ids: tl.tensor,
     todo: tl.tensor,
+    base: tl.tensor,
     buckets: tl.tensor,
     LINES: tl.constexpr,
 ) -> tuple[tl.tensor, tl.tensor]:
     """The slot of each id with `todo`, -1 = no room or not asked; and whether it was taken now."""
-    first, second = candidates(ids, buckets)
-    special, own = own_place(ids, buckets)
+    first, second = candidates(ids, base, buckets)
+    special, own = own_place(ids, base, buckets)
     stored = tl.where(special, tl.full(ids.shape, TAKEN, tl.int64), ids)
     empty = tl.full(ids.shape, EMPTY, tl.int64)  # 64 bits: a bare literal may be taken as 32
     erased = tl.full(ids.shape, ERASED, tl.int64)
@@ -123,27 +125,35 @@ def claim(
 def _find_or_insert(
     ids: tl.tensor,
     index: tl.tensor,
+    spans: tl.tensor | None,
+    splits: tl.tensor | None,
     slots: tl.tensor,
     new: tl.tensor,
     n: tl.tensor,
     buckets: tl.tensor,
+    K: tl.constexpr,
+    ROOM: tl.constexpr,
     LINES: tl.constexpr,
     ROWS: tl.constexpr,
 ) -> None:
     i = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)
-    slot, born = claim(index, tl.load(ids + i, mask=i < n, other=0), i < n, buckets, LINES)
+    base, count, live = span_of((spans, splits), None, i, n, buckets, K, ROOM)
+    slot, born = claim(index, tl.load(ids + i, mask=live, other=0), live, base, count, LINES)
     tl.store(slots + i, slot, mask=i < n)
     tl.store(new + i, born, mask=i < n)
 
 
 def find_or_insert(
-    table: Arrays, ids: Int64[Tensor, "n"]
+    table: Arrays, ids: Int64[Tensor, "n"], splits: Int64[Tensor, "K+1"] | None = None
 ) -> tuple[Int64[Tensor, "n"], Bool[Tensor, "n"]]:
     """The slot of each id, -1 = no room, and whether this occurrence took it. Rows are not set."""
     slots, new = torch.empty_like(ids), torch.empty_like(ids, dtype=torch.bool)
     if len(ids):
         grid = blocks(len(ids), 32)
         _find_or_insert[grid](
-            *(ids, table.index, slots, new, len(ids), table.buckets), LINES=table.lines, ROWS=32
+            *(ids, table.index, table.spans, splits, slots, new, len(ids), table.buckets),
+            **several(table.tables),
+            LINES=table.lines,
+            ROWS=32,
         )
     return slots, new

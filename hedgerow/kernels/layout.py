@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from itertools import accumulate
 
 import numpy as np
 import torch
@@ -26,10 +27,13 @@ KEYS, TIMES, SCORES = 0, 1, -1
 EMPTY = signed64(0xA3C59AC2F0B1E6D7)
 ERASED = signed64(0x5D1B0E7743C8F2A9)
 TAKEN = ~EMPTY  # what the place of such an id holds once the id has a row
+NEWBORN = -1  # the time of a row that has an id but no values yet
 # Gradients of one id are added in input order; from this many on in pieces of as many, each added
 # in order and then the pieces in order. So an id that fills the batch is not added up by one
 # program alone, and the order depends on the id's own occurrences and on nothing else.
 PIECE = 256
+SHORT = 32  # up to so many occurrences are added where the row is updated, more before
+SCORE = 2**48 - 1  # what a word of scores may hold, see `scores`
 # The numbers of an update rule, see `rules`: room for settings, then for the starts of states.
 SETTINGS, STARTS = 8, 4
 # The finalizer of splitmix64: other constants and shifts than the router's mixer, whose bits would
@@ -70,6 +74,7 @@ class Arrays:
     values: Float32[Tensor, "slots stride"]  # a row, then its states; see `padded`
     dim: int
     pins: Int32[Tensor, "slots"] | None = None  # how often each row is held; None = never
+    spans: Int64[Tensor, "K 2"] | None = None  # of several tables: first bucket, buckets of each
 
     @staticmethod
     def make(
@@ -94,10 +99,27 @@ class Arrays:
             torch.zeros(slots, dtype=torch.int32, device=device) if pinned else None,
         )
 
+    @staticmethod
+    def make_several(
+        buckets: Sequence[int], dim: int, device: torch.device, states: int = 0
+    ) -> Arrays:
+        """Empty tables of so many buckets each, for kernels that serve all of them at once.
+
+        Each has its own two places of special ids; `splits` say which keys of a batch are whose.
+        """
+        firsts = [0, *accumulate(count + 1 for count in buckets)]
+        spans = torch.tensor(list(zip(firsts, buckets, strict=False)), device=device)
+        return replace(Arrays.make(firsts[-1] - 1, dim, device, states), spans=spans)
+
     @property
     def buckets(self) -> int:
-        """How many."""
+        """How many; of several tables with those between them."""
         return len(self.index) - 1
+
+    @property
+    def tables(self) -> int:
+        """How many."""
+        return 1 if self.spans is None else len(self.spans)
 
     @property
     def lines(self) -> int:
@@ -130,9 +152,12 @@ class Arrays:
 
     def ids(self, slots: Int64[Tensor, "n"]) -> Int64[Tensor, "n"]:
         """The ids of the rows in these slots."""
-        own_place = self.buckets * LANES
-        ids = torch.where(slots == own_place, EMPTY, self.read(KEYS, slots))
-        return torch.where(slots == own_place + 1, ERASED, ids)
+        own = torch.tensor([self.buckets], device=slots.device)
+        if self.spans is not None:
+            own = self.spans.sum(dim=1)
+        special, first = torch.isin(slots // LANES, own), slots % LANES == 0
+        ids = torch.where(special & first, EMPTY, self.read(KEYS, slots))
+        return torch.where(special & ~first, ERASED, ids)
 
 
 @dataclass(frozen=True, slots=True)
@@ -162,6 +187,7 @@ class Part:
     first: FirstValues
     rule: str
     numbers: Float64[Tensor, "12"]  # on the device: settings of the rule, starts of its states
+    draws: Int64[Tensor, "K 3"] | None = None  # of several tables: see `draws_of`; None = `first`
 
     @staticmethod
     def numbers_of(
@@ -172,6 +198,13 @@ class Part:
         filled[: len(settings)] = torch.tensor(settings, dtype=torch.float64)
         filled[SETTINGS : SETTINGS + len(starts)] = torch.tensor(starts, dtype=torch.float64)
         return filled.to(device)
+
+
+def draws_of(firsts: Sequence[FirstValues], device: torch.device) -> Int64[Tensor, "K 3"]:
+    """Seed, `a` and scale of several tables as a kernel reads them: the floats as their bits."""
+    bits = np.array([(f.a, f.scale) for f in firsts], np.float32).view(np.int32)
+    words = [(signed64(f.seed), int(a), int(b)) for f, (a, b) in zip(firsts, bits, strict=True)]
+    return torch.tensor(words, dtype=torch.int64, device=device)
 
 
 @dataclass(frozen=True, slots=True, eq=False)

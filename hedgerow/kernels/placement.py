@@ -20,8 +20,11 @@ MIX_2 = tl.constexpr(layout.MIX_2)
 
 
 @jit
-def candidates(ids: tl.tensor, buckets: tl.tensor) -> tuple[tl.tensor, tl.tensor]:
-    """Two different buckets of each id, if there are two: from the halves of one hash."""
+def candidates(ids: tl.tensor, base: tl.tensor, buckets: tl.tensor) -> tuple[tl.tensor, tl.tensor]:
+    """Two different buckets of each id, if there are two, of so many from `base` on.
+
+    From the halves of one hash.
+    """
     hashed = ids.to(tl.uint64, bitcast=True) + MIX_START
     hashed = (hashed ^ (hashed >> 30)) * MIX_1
     hashed = (hashed ^ (hashed >> 27)) * MIX_2
@@ -31,14 +34,14 @@ def candidates(ids: tl.tensor, buckets: tl.tensor) -> tuple[tl.tensor, tl.tensor
     second = ((hashed & 0xFFFFFFFF) * count) >> 32
     neighbour = tl.where(first + 1 < count, first + 1, 0)
     second = tl.where(second == first, neighbour, second)
-    return first.to(tl.int64, bitcast=True), second.to(tl.int64, bitcast=True)
+    return base + first.to(tl.int64, bitcast=True), base + second.to(tl.int64, bitcast=True)
 
 
 @jit
-def own_place(ids: tl.tensor, buckets: tl.tensor) -> tuple[tl.tensor, tl.tensor]:
+def own_place(ids: tl.tensor, base: tl.tensor, buckets: tl.tensor) -> tuple[tl.tensor, tl.tensor]:
     """Whether an id looks like a place without a row, and the slot that it then has to itself."""
     special = (ids == EMPTY) | (ids == ERASED)
-    return special, buckets.to(tl.int64) * LANES + (ids == ERASED).to(tl.int64)
+    return special, (base + buckets.to(tl.int64)) * LANES + (ids == ERASED).to(tl.int64)
 
 
 @jit
@@ -57,7 +60,7 @@ def _place(
     ROWS: tl.constexpr,
 ) -> None:
     i = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)
-    one, two = candidates(tl.load(ids + i, mask=i < n, other=0), buckets)
+    one, two = candidates(tl.load(ids + i, mask=i < n, other=0), 0, buckets)
     tl.store(first + i, one, mask=i < n)
     tl.store(second + i, two, mask=i < n)
 
