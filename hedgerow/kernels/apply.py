@@ -21,6 +21,7 @@ from .finite import all_finite
 from .first_values import start_rows
 from .layout import Arrays, Grouped, Part
 from .lookup import rows_at
+from .placement import TIMES, word
 from .rules import stepped
 from .sum_gradients import heads, sum_pieces, summed
 from .toolchain import blocks, columns_of, jit, tl, writer_tile
@@ -38,18 +39,19 @@ def _claimed(
     count: tl.tensor,
     now: tl.tensor,
     buckets: tl.tensor,
+    LINES: tl.constexpr,
 ) -> tuple[tl.tensor, tl.tensor]:
     """The slot of each group, -1 where nothing is to be done, and whether it is new."""
-    slots, keys, times, counts = table
+    slots, index, counts = table
     wanted = head & finite
     if slots is None:
         known = tl.full(key.shape, -1, tl.int64)
     else:
         known = tl.load(slots + source, mask=wanted, other=-1)
-    found, born = claim(keys, key, wanted & (known < 0), buckets)
+    found, born = claim(index, key, wanted & (known < 0), 0, buckets, LINES)
     slot = tl.where(known >= 0, known, found)
     there = slot >= 0
-    tl.store(times + slot, tl.zeros_like(slot) + now, mask=there)
+    tl.store(index + word(slot, TIMES, LINES), tl.zeros_like(slot) + now, mask=there)
     count_up(counts, born, wanted & ~there, tl.where(head & ~finite, count, 0))
     return slot, born
 
@@ -64,9 +66,8 @@ def _apply(
     piece_sums: tl.tensor | None,
     piece_counts: tl.tensor | None,
     placed: tl.tensor | None,
-    keys: tl.tensor,
+    index: tl.tensor,
     values: tl.tensor,
-    times: tl.tensor,
     counts: tl.tensor,
     numbers: tl.tensor,
     n: tl.tensor,
@@ -83,6 +84,7 @@ def _apply(
     STATE: tl.constexpr,
     WIDTH: tl.constexpr,
     STRIDE: tl.constexpr,
+    LINES: tl.constexpr,
     ROWS: tl.constexpr,
     COLUMNS: tl.constexpr,
     ALL_COLUMNS: tl.constexpr,
@@ -97,8 +99,8 @@ def _apply(
         if DIM < WIDTH:
             row, _ = summed(batch, i, key, source, head, n, live, 0, WIDTH, WIDTH, ALL_COLUMNS)
             finite = all_finite(row)
-        table = (slots, keys, times, counts)
-        slot, born = _claimed(table, head, key, source, finite, count, now, buckets)
+        table = (slots, index, counts)
+        slot, born = _claimed(table, head, key, source, finite, count, now, buckets, LINES)
         if placed is not None:
             tl.store(placed + i, tl.where(born, slot + BORN, slot), mask=i < n)
     else:
@@ -145,7 +147,7 @@ def apply(
         tile = writer_tile(part.dim if part.start else table.dim)
         _apply[blocks(n, tile["ROWS"])](
             *(grouped.ids, grouped.order, slots, used, grads, *pieces, placed),
-            *(table.keys, table.values, table.times, counts, part.numbers),
+            *(table.index, table.values, counts, part.numbers),
             *(n, table.buckets, now, rate, signed64(part.first.seed)),
             *(part.first.a, part.first.scale),
             RULE=part.rule,
@@ -155,6 +157,7 @@ def apply(
             STATE=part.state,
             WIDTH=table.dim,
             STRIDE=table.stride,
+            LINES=table.lines,
             ALL_COLUMNS=columns_of(table.dim),
             **{**tile, "COLUMNS": columns_of(part.dim)},
             enable_fp_fusion=False,

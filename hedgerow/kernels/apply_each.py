@@ -16,6 +16,7 @@ from ..core.shapes import Bool, Float32, Int64
 from .first_values import start_rows
 from .layout import Arrays, Grouped, Part
 from .lookup import rows_at
+from .placement import TIMES, word
 from .rules import stepped
 from .toolchain import blocks, columns_of, jit, tl, writer_tile
 
@@ -28,8 +29,8 @@ def _apply_each(
     grads: tl.tensor,
     slots: tl.tensor,
     born: tl.tensor,
+    index: tl.tensor,
     values: tl.tensor,
-    times: tl.tensor,
     numbers: tl.tensor,
     n: tl.tensor,
     now: tl.tensor,
@@ -44,6 +45,7 @@ def _apply_each(
     STATE: tl.constexpr,
     WIDTH: tl.constexpr,
     STRIDE: tl.constexpr,
+    LINES: tl.constexpr,
     ROWS: tl.constexpr,
     COLUMNS: tl.constexpr,
 ) -> None:
@@ -73,7 +75,7 @@ def _apply_each(
         tl.debug_barrier()
     place = slot[:, None] * STRIDE + START + column
     tl.store(values + place, w, mask=there[:, None] & (column < DIM))
-    tl.store(times + slot, tl.zeros_like(slot) + now, mask=there)
+    tl.store(index + word(slot, TIMES, LINES), tl.zeros_like(slot) + now, mask=there)
 
 
 def apply_each(
@@ -97,7 +99,7 @@ def apply_each(
         tile = writer_tile(part.dim)
         _apply_each[blocks(n, tile["ROWS"])](
             *(grouped.ids, grouped.order, taking, grads, slots, born),
-            *(table.values, table.times, part.numbers, n, now, rate),
+            *(table.index, table.values, part.numbers, n, now, rate),
             *(signed64(part.first.seed), part.first.a, part.first.scale),
             RULE=part.rule,
             KIND=part.first.kind,
@@ -106,6 +108,7 @@ def apply_each(
             STATE=part.state,
             WIDTH=table.dim,
             STRIDE=table.stride,
+            LINES=table.lines,
             **{**tile, "COLUMNS": columns_of(part.dim)},
             enable_fp_fusion=False,
         )

@@ -9,6 +9,7 @@ from .counting import count_up
 from .find import live_count
 from .find_or_insert import claim
 from .layout import Arrays, Grouped
+from .placement import TIMES, word
 from .sum_gradients import follows, heads
 from .toolchain import blocks, jit, tl, writer_tile
 
@@ -51,9 +52,8 @@ def _assign(
     states: tl.tensor | None,
     stamps: tl.tensor | None,
     placed: tl.tensor | None,
-    keys: tl.tensor,
+    index: tl.tensor,
     values: tl.tensor,
-    times: tl.tensor,
     counts: tl.tensor,
     n: tl.tensor,
     buckets: tl.tensor,
@@ -61,6 +61,7 @@ def _assign(
     DIM: tl.constexpr,
     STATES: tl.constexpr,
     STRIDE: tl.constexpr,
+    LINES: tl.constexpr,
     ROWS: tl.constexpr,
     COLUMNS: tl.constexpr,
 ) -> None:
@@ -68,7 +69,7 @@ def _assign(
     live = live_count(used, n)
     key, source, head = heads(ids, order, i, n, live)
     winner, bad = _winner(ids, order, usable, i, key, source, head, n, live)
-    slot, born = claim(keys, key, winner >= 0, buckets)
+    slot, born = claim(index, key, winner >= 0, 0, buckets, LINES)
     column = tl.arange(0, COLUMNS)[None, :]
     there = slot >= 0
     here = there[:, None] & (column < DIM)
@@ -88,7 +89,7 @@ def _assign(
         time = tl.zeros_like(slot) + now
     else:
         time = tl.load(stamps + winner, mask=there, other=0)
-    tl.store(times + slot, time, mask=there)
+    tl.store(index + word(slot, TIMES, LINES), time, mask=there)
     count_up(counts, born, (winner >= 0) & ~there, bad)
     if placed is not None:
         tl.store(placed + i, slot, mask=i < n)
@@ -119,9 +120,10 @@ def assign(
     tile = writer_tile(table.dim)
     _assign[blocks(n, tile["ROWS"])](
         *(grouped.ids, grouped.order, used, rows, usable, starts, states, stamps, placed),
-        *(table.keys, table.values, table.times, counts, n, table.buckets, now),
+        *(table.index, table.values, counts, n, table.buckets, now),
         DIM=table.dim,
         STATES=len(starts),
         STRIDE=table.stride,
+        LINES=table.lines,
         **tile,
     )

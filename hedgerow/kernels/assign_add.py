@@ -10,6 +10,7 @@ from .find import live_count
 from .find_or_insert import claim
 from .finite import all_finite
 from .layout import Arrays, Grouped
+from .placement import TIMES, word
 from .sum_gradients import follows, heads
 from .toolchain import blocks, jit, tl, writer_tile
 
@@ -60,9 +61,8 @@ def _assign_add(
     begun: tl.tensor,
     starts: tl.tensor,
     placed: tl.tensor | None,
-    keys: tl.tensor,
+    index: tl.tensor,
     values: tl.tensor,
-    times: tl.tensor,
     counts: tl.tensor,
     n: tl.tensor,
     buckets: tl.tensor,
@@ -70,6 +70,7 @@ def _assign_add(
     DIM: tl.constexpr,
     STATES: tl.constexpr,
     STRIDE: tl.constexpr,
+    LINES: tl.constexpr,
     ROWS: tl.constexpr,
     COLUMNS: tl.constexpr,
 ) -> None:
@@ -82,7 +83,7 @@ def _assign_add(
     batch = (ids, order, rows, usable)
     total, added, left_out = _added(batch, total, i, key, source, head, n, live, DIM, COLUMNS)
     good = head & (added > 0) & all_finite(total)
-    slot, born = claim(keys, key, good, buckets)
+    slot, born = claim(index, key, good, 0, buckets, LINES)
     there = slot >= 0
     tl.store(values + slot[:, None] * STRIDE + column, total, mask=there[:, None] & inside)
     for part in range((STATES + COLUMNS - 1) // COLUMNS):
@@ -90,7 +91,7 @@ def _assign_add(
         start = tl.load(starts + state, mask=state < STATES, other=0.0)
         fresh = born[:, None] & (state < STATES)
         tl.store(values + slot[:, None] * STRIDE + DIM + state, start, mask=fresh)
-    tl.store(times + slot, tl.zeros_like(slot) + now, mask=there)
+    tl.store(index + word(slot, TIMES, LINES), tl.zeros_like(slot) + now, mask=there)
     count_up(counts, born, good & ~there, tl.where(good, left_out, added + left_out))
     if placed is not None:
         tl.store(placed + i, slot, mask=i < n)
@@ -120,9 +121,10 @@ def assign_add(
     tile = writer_tile(table.dim)
     _assign_add[blocks(n, tile["ROWS"])](
         *(grouped.ids, grouped.order, used, rows, usable, begun, starts, placed),
-        *(table.keys, table.values, table.times, counts, n, table.buckets, now),
+        *(table.index, table.values, counts, n, table.buckets, now),
         DIM=table.dim,
         STATES=len(starts),
         STRIDE=table.stride,
+        LINES=table.lines,
         **tile,
     )

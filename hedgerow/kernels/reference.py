@@ -17,12 +17,14 @@ from .layout import (
     EMPTY,
     ERASED,
     HOME_LANES,
+    KEYS,
     LANES,
     MIX_1,
     MIX_2,
     MIX_START,
     PIECE,
     TAKEN,
+    TIMES,
     Arrays,
     FirstValues,
     Grouped,
@@ -73,9 +75,17 @@ def _places(table: Arrays, id_: int) -> list[int]:
     ]
 
 
+def _key(table: Arrays, slot: int) -> int:
+    return int(table.index[slot // LANES, KEYS, slot % LANES])
+
+
+def put_word(table: Arrays, line: int, slot: int, word: int) -> None:
+    table.index[slot // LANES, line, slot % LANES] = word
+
+
 def _find_one(table: Arrays, id_: int) -> int:
     sought = TAKEN if id_ in (EMPTY, ERASED) else id_
-    return next((s for s in _places(table, id_) if int(table.keys[s]) == sought), -1)
+    return next((s for s in _places(table, id_) if _key(table, s) == sought), -1)
 
 
 def find(
@@ -91,10 +101,10 @@ def insert_one(table: Arrays, id_: int) -> tuple[int, bool]:
     slot = _find_one(table, id_)
     if slot >= 0:
         return slot, False
-    free = [s for s in _places(table, id_) if int(table.keys[s]) in (EMPTY, ERASED)]
+    free = [s for s in _places(table, id_) if _key(table, s) in (EMPTY, ERASED)]
     if not free:
         return -1, False
-    table.keys[free[0]] = TAKEN if id_ in (EMPTY, ERASED) else id_
+    put_word(table, KEYS, free[0], TAKEN if id_ in (EMPTY, ERASED) else id_)
     return free[0], True
 
 
@@ -119,7 +129,7 @@ def erase(
     for _, id_, sources in groups_of(grouped, used):
         slot = _find_one(table, id_)
         if slot >= 0:
-            table.keys[slot] = EMPTY if id_ in (EMPTY, ERASED) else ERASED
+            put_word(table, KEYS, slot, EMPTY if id_ in (EMPTY, ERASED) else ERASED)
             erased[sources[0]] = True
     return erased
 
@@ -281,7 +291,7 @@ def apply(
             row[: table.dim] = born_rows(torch.tensor([id_]), parts)[0]
         for part, rate in zip(parts, rates, strict=True):
             step(row, total[part.start : part.start + part.dim], part, rate, new=new)
-        table.times[slot] = now
+        put_word(table, TIMES, slot, now)
 
 
 def assign(
@@ -310,4 +320,4 @@ def assign(
             if new or states is not None:
                 given = starts if states is None else states[good[-1]]
                 table.values[slot, table.dim : table.dim + len(starts)] = given
-            table.times[slot] = now if stamps is None else stamps[good[-1]]
+            put_word(table, TIMES, slot, now if stamps is None else int(stamps[good[-1]]))

@@ -8,8 +8,8 @@ import torch
 from torch import Tensor
 
 from ..core.shapes import Bool, Float32, Int64
-from .layout import Arrays, Grouped, Part
-from .reference import born_rows, groups_of, insert_one
+from .layout import TIMES, Arrays, Grouped, Part
+from .reference import born_rows, groups_of, insert_one, put_word
 from .reference_rules import step
 
 __all__ = ["apply_each", "assign_add"]
@@ -43,7 +43,7 @@ def assign_add(
         counts += torch.tensor([new, slot < 0, len(sources) - len(good)])
         if slot >= 0:
             table.values[slot, : table.dim] = total
-            table.times[slot] = now
+            put_word(table, TIMES, slot, now)
             if new:
                 table.values[slot, table.dim : table.dim + len(starts)] = starts
 
@@ -72,4 +72,4 @@ def apply_each(
                 grad = grads[int(order[i]), part.start : part.start + part.dim]
                 step(row, grad, part, rate, new=new)
             new = False
-        table.times[slot] = now
+        put_word(table, TIMES, slot, now)

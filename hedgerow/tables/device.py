@@ -234,7 +234,7 @@ class DeviceTable(DeviceEvictions):
         done[2] += (taken & ~usable).sum()
         taken = taken & usable
         wanted = seen.total(taken.long()) > 0  # where a group begins
-        slots, born = find_or_insert.find_or_insert(self._table, grouped.ids, wanted)
+        slots, born = find_or_insert.find_or_insert(self._table, grouped.ids, wanted=wanted)
         done[0] += born.sum()
         done[1] += (wanted & (slots < 0)).sum()
         apply_each.apply_each(

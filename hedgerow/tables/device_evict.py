@@ -8,7 +8,7 @@ from ..core import checks
 from ..core.errors import ConfigError
 from ..core.fids import slot_of
 from ..core.shapes import Int64
-from ..kernels.layout import Grouped
+from ..kernels.layout import TIMES, Grouped
 from .device_writes import DeviceWrites
 from .expiry import Lru, Ttl
 from .host_evict import Evicted
@@ -28,7 +28,7 @@ class DeviceEvictions(DeviceWrites):
         checks.flag("capture", capture)
         given = None if now_s is None else checks.count("now_s", now_s)
         slots = self._table.taken().nonzero()[:, 0]
-        ids, ts = self._table.ids(slots), self._table.times[slots]
+        ids, ts = self._table.ids(slots), self._table.read(TIMES, slots)
         if isinstance(rule, Ttl):
             leaving = self._older(rule, given, ids, ts)
         elif isinstance(rule, Lru):

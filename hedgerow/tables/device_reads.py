@@ -12,7 +12,7 @@ from torch import Tensor
 from ..core.counters import Counters
 from ..core.shapes import Bool, Int64
 from ..kernels import find, lookup
-from ..kernels.layout import LANES, Arrays
+from ..kernels.layout import LANES, TIMES, Arrays
 from . import arguments
 from .config import TableConfig
 from .host_reads import MemoryUse, slice_rows
@@ -110,8 +110,9 @@ class DeviceReads:
             rows = lookup.gather(self._table, slots)
         found = slots >= 0
         at = slots.clamp(min=0)
-        times = torch.where(found, self._table.times[at], 0)
-        states = self._table.values[at, self.config.dim :]
+        times = torch.where(found, self._table.read(TIMES, at), 0)
+        dim = self.config.dim
+        states = self._table.values[at, dim : dim + self.layout.state_floats]
         states = torch.where(found[:, None], states, 0.0)
         return Entries(ids, found, rows, self.layout.named(states), times)
 

@@ -53,7 +53,7 @@ class DeviceTouched:
         """Adds the `touched` ids; never waits."""
         if self.settings.overflow == "forget":
             self._forget_if_full(touched)
-        slots, new = find_or_insert(self._keys, ids, touched)
+        slots, new = find_or_insert(self._keys, ids, wanted=touched)
         lost = (touched & (slots < 0)).sum()
         self._size += new.sum()
         if self.settings.overflow == "forget":

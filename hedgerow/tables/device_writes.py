@@ -104,8 +104,8 @@ class DeviceWrites(DeviceReads, DeviceWatch, Stamps):
         raw, ts = self.layout.join(states, n), self._times(given.ts)
         newest = int(ts.max()) if n else 0
         with self._restoring, self._here():
-            there = (x.to(self.device) for x in (given.ids, given.rows, raw, ts))
-            return self._restore(*there, newest)
+            ids, rows, raw, ts = (x.to(self.device) for x in (given.ids, given.rows, raw, ts))
+            return self._restore(ids, rows, raw, ts, newest)
 
     def _restore(self, ids: Tensor, rows: Tensor, raw: Tensor, ts: Tensor, newest: int) -> Applied:
         usable = self._usable(rows, None)

@@ -39,6 +39,7 @@ def compile_only(kernel: Any, grid: tuple[int]) -> Any:
             "kernel": kernel.__name__,
             "later_segment": options.get("START", 0) > 0,  # its rows have been placed
             "cubin_bytes": len(made.asm["cubin"]),
+            "registers": made.metadata.num_warps,
             "fused": len(re.findall(r"\bfma\.", ptx)),
             "flushed": ptx.count(".ftz"),
             "keys_a_thread": sum(int(width or 1) for width in _VOLATILE.findall(ptx)),
@@ -61,9 +62,10 @@ def main() -> None:
         first_values,
         lookup,
         placement,
+        step,
         sum_gradients,
     )
-    from hedgerow.kernels.layout import Arrays, FirstValues, Grouped, Part, group
+    from hedgerow.kernels.layout import Arrays, FirstValues, Grouped, Part, draws_of, group
     from hedgerow.kernels.rules import RULES
 
     dim, ids = 64, torch.arange(100)
@@ -86,6 +88,14 @@ def main() -> None:
         apply.apply(wide, grouped, rows, counts, [part], [0.1], 5, slots)
     halves = [Part(k, dim // 2, dim, uniform, "sgd", numbers) for k in (0, dim // 2)]
     apply.apply(wide, Grouped(ids, None), rows, counts, halves, [0.1, 0.1], 5)
+    step.step(wide, ids, rows, counts, halves, [0.1, 0.1], 5, slots)
+    several = Arrays.make_several([3, 4], dim, torch.device("cpu"), 3 * dim)
+    splits = torch.tensor([0, 50, 100])
+    draws = draws_of([uniform, uniform], torch.device("cpu"))
+    part = Part(0, dim, dim, uniform, "adam", numbers, draws)
+    lookup.lookup(several, ids, rows, [part], None, splits)
+    find_or_insert.find_or_insert(several, ids, splits)
+    step.step(several, ids, rows, counts, [part], [0.1], 5, slots, None, splits)
     usable = torch.ones(100, dtype=torch.bool)
     assign.assign(wide, grouped, rows, usable, torch.ones(dim), counts, 5)
     rare_verbs(wide, grouped, rows, usable, counts, part)

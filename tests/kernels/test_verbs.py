@@ -16,7 +16,7 @@ from hedgerow.kernels import (
     reference_admission,
     reference_verbs,
 )
-from hedgerow.kernels.layout import Cells
+from hedgerow.kernels.layout import TIMES, Cells
 from hedgerow.kernels.reference_rules import RULES
 
 from .cases import content, filled, moved, same_bits, some_ids, values
@@ -71,7 +71,7 @@ def test_whole_rows_are_put_with_states_and_times(device: torch.device) -> None:
     assert done.tolist() == counts.tolist()
     same_bits(told >= 0, placed >= 0)
     _same_rows(ours, model, all_fit=True)
-    assert set(ours.times.tolist()) > {39}
+    assert set(ours.line(TIMES).tolist()) > {39}
 
 
 @pytest.mark.parametrize("rule", sorted(set(RULES) - {"row_adagrad"}))
@@ -85,7 +85,7 @@ def test_every_occurrence_is_a_step(device: torch.device, rule: str) -> None:
     head = torch.ones(n, dtype=torch.bool)
     head[1:] = on_cpu.ids[1:] != on_cpu.ids[:-1]
     taking = head | (torch.arange(n) % 3 > 0)
-    slots, born = reference.find_or_insert(model, on_cpu.ids, head)
+    slots, born = reference.find_or_insert(model, on_cpu.ids, wanted=head)
     ours, rates = moved(model, device), [0.05, 0.02]
     apply_each.apply_each(
         *(ours, grouped, taking.to(device), grads.to(device), slots.to(device), born.to(device)),
@@ -101,8 +101,8 @@ def test_only_wanted_ids_are_inserted(device: torch.device) -> None:
     ids = some_ids(40, seed=6)
     model = filled(4, 1, ids[:10])
     ours, wanted = moved(model, device), torch.arange(40) % 3 == 0
-    slots, new = find_or_insert.find_or_insert(ours, ids.to(device), wanted.to(device))
-    placed, is_new = reference.find_or_insert(model, ids, wanted)
+    slots, new = find_or_insert.find_or_insert(ours, ids.to(device), wanted=wanted.to(device))
+    placed, is_new = reference.find_or_insert(model, ids, wanted=wanted)
     same_bits(slots >= 0, placed >= 0)
     same_bits(new, is_new)
     assert set(content(ours)) == set(content(model))
