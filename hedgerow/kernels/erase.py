@@ -8,7 +8,7 @@ from torch import Tensor
 from ..core.shapes import Bool, Int64
 from .find import live_count, probe
 from .layout import Arrays, Grouped
-from .placement import EMPTY, ERASED, own_place
+from .placement import EMPTY, ERASED, own_place, word
 from .sum_gradients import heads
 from .toolchain import blocks, jit, tl
 
@@ -18,18 +18,20 @@ def _erase(
     ids: tl.tensor,
     order: tl.tensor | None,
     used: tl.tensor | None,
-    keys: tl.tensor,
+    index: tl.tensor,
     erased: tl.tensor,
     n: tl.tensor,
     buckets: tl.tensor,
+    LINES: tl.constexpr,
     ROWS: tl.constexpr,
 ) -> None:
     i = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)
     key, source, head = heads(ids, order, i, n, live_count(used, n))
-    slot = probe(keys, key, head, buckets)
+    slot = probe(index, key, head, 0, buckets, LINES)
     there = slot >= 0
-    special, _ = own_place(key, buckets)
-    tl.store(keys + slot, tl.where(special, EMPTY, ERASED), mask=there)
+    special, _ = own_place(key, 0, buckets)
+    gone = tl.where(special, EMPTY, ERASED)
+    tl.store(index + word(slot, 0, LINES), gone, mask=there)
     tl.store(erased + source, there, mask=there)
 
 
@@ -41,6 +43,8 @@ def erase(
     erased = torch.zeros_like(grouped.ids, dtype=torch.bool)
     if n:
         _erase[blocks(n, 32)](
-            *(grouped.ids, grouped.order, used, table.keys, erased, n, table.buckets), ROWS=32
+            *(grouped.ids, grouped.order, used, table.index, erased, n, table.buckets),
+            LINES=table.lines,
+            ROWS=32,
         )
     return erased

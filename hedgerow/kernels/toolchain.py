@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
+import torch
+
 from ..core.errors import MissingExtraError
 from .layout import LANES
 
@@ -22,6 +24,8 @@ __all__ = [
     "interpreted",
     "jit",
     "reader_tile",
+    "several",
+    "step_tile",
     "tl",
     "wide_tile",
     "writer_tile",
@@ -40,6 +44,11 @@ def blocks(n: int, rows: int) -> tuple[int]:
     return (-(-n // rows),)
 
 
+def several(tables: int) -> dict[str, int]:
+    """What a kernel that serves so many tables wants to know."""
+    return {"K": tables, "ROOM": 1 << (tables - 1).bit_length()}
+
+
 def columns_of(dim: int) -> int:
     """The power of two that holds a row; at least the four words of a draw."""
     return max(4, 1 << (dim - 1).bit_length())
@@ -56,6 +65,20 @@ def wide_tile(n: int, dim: int) -> tuple[dict[str, int], tuple[int, int]]:
     columns = min(256, columns_of(dim))
     rows = max(1, min(64, 2048 // columns))
     return {"ROWS": rows, "COLUMNS": columns}, (-(-n // rows), -(-dim // columns))
+
+
+def step_tile(dim: int, device: torch.device) -> tuple[dict[str, int], int]:
+    """The block of rows that one program of a step works on at once, and how many programs.
+
+    As many as the device runs together: they take block after block, since only the device knows
+    how many there are.
+    """
+    columns = columns_of(dim)
+    rows = max(1, min(32, 1024 // columns))
+    if device.type != "cuda":
+        return {"ROWS": rows, "COLUMNS": columns, "num_warps": 4}, 3
+    processors = torch.cuda.get_device_properties(device).multi_processor_count
+    return {"ROWS": rows, "COLUMNS": columns, "num_warps": 4}, 16 * processors
 
 
 def writer_tile(dim: int) -> dict[str, int]:

@@ -1,8 +1,12 @@
-"""The kernels of ops, started as their launchers start them."""
+"""Compiles the kernels of ops for a Hopper GPU, as `compile_for_hopper` does those of tables."""
 
 from __future__ import annotations
 
 import torch
+import triton
+from triton.runtime.jit import JITFunction
+
+from .compile_for_hopper import Hopper, compile_only
 
 
 def start_all() -> None:
@@ -37,3 +41,9 @@ def start_all() -> None:
         to_layout.to_layout(work, call, dtype)
         wide = torch.float64 if dtype == torch.float64 else torch.float32
         to_layout.to_layout_backward(work, call, dtype, torch.ones((), dtype=wide))
+
+
+if __name__ == "__main__":
+    triton.runtime.driver.set_active(Hopper())  # pyright: ignore[reportArgumentType]
+    JITFunction.__getitem__ = compile_only
+    start_all()

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from hedgerow.kernels import pool, reference_ops, route, segments, windows
-from hedgerow.kernels.layout import FirstValues, Part
+from hedgerow.kernels.layout import KEYS, FirstValues, Part
 from hedgerow.kernels.placement import place  # noqa: F401  (Triton is there)
 from hedgerow.routing.bucketize import _rules
 from hedgerow.routing.router import Router
@@ -59,7 +59,7 @@ def test_bags_are_pooled_from_rows(
     held = some_ids(60, 1)
     table = filled(8, 12, held, states=3)
     ids = torch.cat([held[:40], some_ids(20, 9)])[torch.randperm(60)]
-    slots = torch.tensor([_slot(table.keys, id_) for id_ in ids.tolist()])
+    slots = torch.tensor([_slot(table.line(KEYS), id_) for id_ in ids.tolist()])
     lengths = torch.tensor([4, 0, 1, 20, 30, 0, 5])
     splits = torch.nn.functional.pad(lengths.cumsum(0), (1, 0))
     weights = torch.rand(60) if weighted else None

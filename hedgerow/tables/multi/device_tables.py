@@ -12,7 +12,7 @@ from torch import Tensor
 from ...core.clock import Clock
 from ...core.errors import InputError
 from ...core.shapes import Bool, Float32, Int8, Int64
-from .. import arguments
+from .. import arguments, device_pool
 from ..config import TableConfig
 from ..device import DeviceTable
 from ..host import HostTable
@@ -51,7 +51,9 @@ class DeviceTables:
                 self._tables.append(HostTable(config, clock=clock))
                 continue
             rows = room.get(config.name, max(_LEAST_ROWS, config.initial_capacity))
-            self._tables.append(_device_table(config, rows, self.device, clock))
+            self._tables.append(
+                DeviceTable(config, capacity_rows=rows, device=self.device, clock=clock)
+            )
 
     def __repr__(self) -> str:
         return f"DeviceTables({', '.join(map(repr, self._tables))})"
@@ -145,7 +147,7 @@ class DeviceTables:
         keys = self._keys(keys)
         slots, epochs = torch.full_like(keys.ids, -1), []
         for k, own in enumerate(self._split(keys)):
-            found = self._on_device(k).find(own)
+            found = device_pool.find(self._on_device(k), own)
             slots[keys.splits[k] : keys.splits[k + 1]] = _there(found.slots)
             epochs.append(found.epoch)
         return Lookup(keys, torch.empty(0, device=self.device), self.dims, slots, tuple(epochs))
@@ -163,8 +165,8 @@ class DeviceTables:
     ) -> Float32[Tensor, "bags dim"]:
         """Bags of the ids of table `k` between `borders`, pooled straight from its rows."""
         ids, slots = (x[borders[0] : borders[1]] for x in (found.keys.ids, _there(found.slots)))
-        return self._on_device(k).pool(
-            ids, slots, splits, pooling, weights=weights, missing=missing
+        return device_pool.pool_bags(
+            self._on_device(k), ids, slots, splits, pooling, weights=weights, missing=missing
         )
 
     # ---- other verbs
@@ -277,12 +279,6 @@ class DeviceTables:
                 f"ask one of them: store.table(k).{verb}(...)."
             )
         return self.table()
-
-
-def _device_table(
-    config: TableConfig, rows: int, device: torch.device, clock: Clock | None
-) -> DeviceTable:
-    return DeviceTable(config, capacity_rows=rows, device=device, clock=clock)
 
 
 def _there(slots: Tensor | None) -> Tensor:
