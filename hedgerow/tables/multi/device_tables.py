@@ -22,6 +22,7 @@ from . import parts
 from .multi_config import MultiConfig
 
 _LEAST_ROWS = 1 << 16  # room of a table that does not say how many rows it will have
+_FULLEST = 0.8  # share of its slots up to which every id finds one
 
 
 class DeviceTables:
@@ -51,8 +52,9 @@ class DeviceTables:
                 self._tables.append(HostTable(config, clock=clock))
                 continue
             rows = room.get(config.name, max(_LEAST_ROWS, config.initial_capacity))
+            slots = int(rows / _FULLEST) + 1
             self._tables.append(
-                DeviceTable(config, capacity_rows=rows, device=self.device, clock=clock)
+                DeviceTable(config, capacity_rows=slots, device=self.device, clock=clock)
             )
 
     def __repr__(self) -> str:
