@@ -54,7 +54,7 @@ def _lane_of(rank: tl.tensor, in_first: tl.tensor) -> tl.tensor:
 
 
 @jit
-def _look(
+def look(
     index: tl.tensor,
     ids: tl.tensor,
     todo: tl.tensor,
@@ -101,7 +101,7 @@ def claim(
     slot = tl.full(ids.shape, -1, tl.int64)
     born = ids != ids
     while tl.max(todo.to(tl.int32), axis=0) > 0:
-        held, free, was_erased = _look(index, ids, todo & ~special, first, second, LINES)
+        held, free, was_erased = look(index, ids, todo & ~special, first, second, LINES)
         held = tl.where(special, -1, held)
         free = tl.where(special, own, free)  # the swap will say whether it is
         was_erased = was_erased & ~special

@@ -14,6 +14,7 @@ from torch import Tensor
 
 from ..core.hashing import signed64
 from ..core.shapes import Float32, Int64
+from . import layout
 from .counting import count_up
 from .find import table_of
 from .first_values import draw_of, start_rows
@@ -23,11 +24,12 @@ from .lookup import rows_at
 from .placement import EMPTY, ERASED, TIMES, word
 from .rules import stepped
 from .runs import runs
-from .seat import NEWBORN, seat
+from .seat import seat
 from .sum_gradients import PIECE
 from .toolchain import blocks, columns_of, jit, several, step_tile, tl
 
 BORN = tl.constexpr(2**40)  # added to the slot of a new row between two kernels
+NEWBORN = tl.constexpr(layout.NEWBORN)
 AHEAD = tl.constexpr(4)  # occurrences whose loads are under way together
 
 
@@ -140,7 +142,6 @@ def _settled(
     if tl.max(lost.to(tl.int32), axis=0) > 0:
         free = tl.where((key == EMPTY) | (key == ERASED), EMPTY, ERASED)
         tl.store(index + word(slot, 0, LINES), free, mask=born & lost)
-        tl.store(index + word(slot, TIMES, LINES), tl.zeros_like(slot), mask=born & lost)
     none = slot != slot
     count_up(counts, born & finite, none, tl.where(lost, length, 0).to(tl.int64))
     return tl.where(changes, slot, -1), born & finite
