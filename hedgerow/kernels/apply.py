@@ -17,6 +17,7 @@ from ..core.shapes import Float32, Int64
 from .counting import count_up
 from .find import live_count
 from .find_or_insert import claim
+from .finite import all_finite
 from .first_values import start_rows
 from .layout import Arrays, Grouped, Part
 from .lookup import rows_at
@@ -26,12 +27,6 @@ from .sum_gradients import heads, sum_pieces, summed
 from .toolchain import blocks, columns_of, jit, tl, writer_tile
 
 BORN = tl.constexpr(2**40)  # added to the slot of a new row between two kernels
-
-
-@jit
-def _finite(rows: tl.tensor) -> tl.tensor:
-    """Whether each row is."""
-    return tl.min((tl.abs(rows) < float("inf")).to(tl.int32), axis=1) > 0
 
 
 @jit
@@ -100,13 +95,13 @@ def _apply(
     batch = (ids, order, grads, piece_sums, piece_counts)
     total, count = summed(batch, i, key, source, head, n, live, START, DIM, WIDTH, COLUMNS)
     if START == 0:
-        finite = _finite(total)
+        finite = all_finite(total)
         if DIM < WIDTH:
             row, _ = summed(batch, i, key, source, head, n, live, 0, WIDTH, WIDTH, ALL_COLUMNS)
-            finite = _finite(row)
+            finite = all_finite(row)
         table = (slots, index, counts)
         slot, born = _claimed(table, head, key, source, finite, count, now, buckets, LINES)
-        if DIM < WIDTH:
+        if placed is not None:
             tl.store(placed + i, tl.where(born, slot + BORN, slot), mask=i < n)
     else:
         told = tl.load(placed + i, mask=i < n, other=-1)
@@ -134,17 +129,20 @@ def apply(
     now: int,
     slots: Int64[Tensor, "n"] | None = None,
     used: Int64[Tensor, "1"] | None = None,
+    placed: Int64[Tensor, "n"] | None = None,
 ) -> None:
     """One step for each id with its summed gradient; adds to `counts` as `Applied` has them.
 
     An absent id is born first. `slots` are those of a lookup at the same ids, so that what it found
-    is not looked for again. Sums that are not finite leave the table as it is.
+    is not looked for again. Sums that are not finite leave the table as it is. `placed`, if given,
+    is told where each group begins whether its row was written: not below 0.
     """
     n = len(grouped.ids)
     if n == 0:
         return
     pieces = (None, None) if grouped.order is None else sum_pieces(grouped, grads, used)
-    placed = torch.empty_like(grouped.ids) if len(parts) > 1 else None
+    if placed is None and len(parts) > 1:
+        placed = torch.empty_like(grouped.ids)
     for part, rate in zip(parts, rates, strict=True):
         tile = writer_tile(part.dim if part.start else table.dim)
         _apply[blocks(n, tile["ROWS"])](

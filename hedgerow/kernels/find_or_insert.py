@@ -124,6 +124,7 @@ def claim(
 @jit(do_not_specialize=["n", "buckets"])
 def _find_or_insert(
     ids: tl.tensor,
+    wanted: tl.tensor | None,
     index: tl.tensor,
     spans: tl.tensor | None,
     splits: tl.tensor | None,
@@ -138,20 +139,28 @@ def _find_or_insert(
 ) -> None:
     i = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)
     base, count, live = span_of((spans, splits), None, i, n, buckets, K, ROOM)
+    if wanted is not None:
+        live = live & tl.load(wanted + i, mask=live, other=0).to(tl.int1)
     slot, born = claim(index, tl.load(ids + i, mask=live, other=0), live, base, count, LINES)
     tl.store(slots + i, slot, mask=i < n)
     tl.store(new + i, born, mask=i < n)
 
 
 def find_or_insert(
-    table: Arrays, ids: Int64[Tensor, "n"], splits: Int64[Tensor, "K+1"] | None = None
+    table: Arrays,
+    ids: Int64[Tensor, "n"],
+    splits: Int64[Tensor, "K+1"] | None = None,
+    wanted: Bool[Tensor, "n"] | None = None,
 ) -> tuple[Int64[Tensor, "n"], Bool[Tensor, "n"]]:
-    """The slot of each id, -1 = no room, and whether this occurrence took it. Rows are not set."""
+    """The slot of each id, -1 = no room, and whether this occurrence took it. Rows are not set.
+
+    With `wanted`, of these ids alone.
+    """
     slots, new = torch.empty_like(ids), torch.empty_like(ids, dtype=torch.bool)
     if len(ids):
         grid = blocks(len(ids), 32)
         _find_or_insert[grid](
-            *(ids, table.index, table.spans, splits, slots, new, len(ids), table.buckets),
+            *(ids, wanted, table.index, table.spans, splits, slots, new, len(ids), table.buckets),
             **several(table.tables),
             LINES=table.lines,
             ROWS=32,

@@ -148,6 +148,18 @@ class Arrays:
             words, device=self.index.device
         )
 
+    @property
+    def nbytes(self) -> tuple[int, int]:
+        """Bytes of keys and times, and of rows."""
+        return self.index.nbytes, self.values.nbytes
+
+    def clear(self, when: Bool[Tensor, ""] | None = None) -> None:
+        """Takes all ids out, or does so if the device says `when`."""
+        if when is None:
+            self.index[:, KEYS] = EMPTY
+        else:
+            self.index[:, KEYS].masked_fill_(when, EMPTY)
+
     def taken(self) -> Bool[Tensor, "slots"]:
         """Which slots have a row."""
         keys = self.line(KEYS)
@@ -208,6 +220,31 @@ def draws_of(firsts: Sequence[FirstValues], device: torch.device) -> Int64[Tenso
     bits = np.array([(f.a, f.scale) for f in firsts], np.float32).view(np.int32)
     words = [(signed64(f.seed), int(a), int(b)) for f, (a, b) in zip(firsts, bits, strict=True)]
     return torch.tensor(words, dtype=torch.int64, device=device)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Cells:
+    """A filter in device memory, see `count_ids`: cells, and where its window stands.
+
+    `state` is the turn of the window, the ids counted in it, and those that found no cell.
+    """
+
+    cells: Int64[Tensor, "cells"]  # LANES of every home
+    state: Int64[Tensor, "3"]
+    kept: int  # turns before the present one that still count
+    most: int  # where counts stop
+
+    @staticmethod
+    def make(ids: int, kept: int, most: int, device: torch.device) -> Cells:
+        """An empty filter with room for so many ids, at four fifths of its cells."""
+        homes = max(2, -(-ids * 5 // (4 * LANES)))
+        cells = torch.zeros(homes * LANES, dtype=torch.int64, device=device)
+        return Cells(cells, torch.zeros(3, dtype=torch.int64, device=device), kept, most)
+
+    @property
+    def homes(self) -> int:
+        """How many."""
+        return len(self.cells) // LANES
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -24,7 +24,7 @@ from .layout import (
     TIMES,
     Arrays,
 )
-from .reference import find_one, key_at, place, places_of, put
+from .reference import find_one, key_at, place, places_of, put_word
 
 __all__ = ["insert_and_evict", "pin", "touch"]
 
@@ -106,10 +106,10 @@ def insert_and_evict(
             )
             if out.victim_rows is not None:
                 out.victim_rows[i] = table.values[slot, : out.victim_rows.shape[1]]
-        put(table, KEYS, slot, TAKEN if id_ in (EMPTY, ERASED) else id_)
+        put_word(table, KEYS, slot, TAKEN if id_ in (EMPTY, ERASED) else id_)
         if table.lines > 2:
-            put(table, TIMES, slot, now)
-        put(table, SCORES, slot, call << 48 | _scored(word, given, epoch, mode))
+            put_word(table, TIMES, slot, now)
+        put_word(table, SCORES, slot, call << 48 | _scored(word, given, epoch, mode))
         if rows is not None:
             table.values[slot, : rows.shape[1]] = rows[i]
     return out
@@ -133,4 +133,4 @@ def touch(
     """Scores the rows in these slots, which must differ, for one more use; -1 is no slot."""
     for slot, given in zip(slots.tolist(), scores.tolist(), strict=True):
         if slot >= 0:
-            put(table, SCORES, slot, _scored(_word(table, slot), given, epoch, mode))
+            put_word(table, SCORES, slot, _scored(_word(table, slot), given, epoch, mode))

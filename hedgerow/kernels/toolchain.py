@@ -27,6 +27,7 @@ __all__ = [
     "several",
     "step_tile",
     "tl",
+    "wide_tile",
     "writer_tile",
 ]
 
@@ -57,6 +58,13 @@ def reader_tile(dim: int) -> dict[str, int]:
     """The block of rows that one program of a reading kernel works on."""
     columns = columns_of(dim)
     return {"ROWS": max(1, min(32, 2048 // columns)), "COLUMNS": columns}
+
+
+def wide_tile(n: int, dim: int) -> tuple[dict[str, int], tuple[int, int]]:
+    """Blocks of n rows of any width, and their grid: rows by columns."""
+    columns = min(256, columns_of(dim))
+    rows = max(1, min(64, 2048 // columns))
+    return {"ROWS": rows, "COLUMNS": columns}, (-(-n // rows), -(-dim // columns))
 
 
 def step_tile(dim: int, device: torch.device) -> tuple[dict[str, int], int]:

@@ -5,6 +5,7 @@ Needs no GPU; must run without TRITON_INTERPRET. Prints one JSON object a kernel
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import re
 from typing import Any
@@ -97,6 +98,24 @@ def main() -> None:
     step.step(several, ids, rows, counts, [part], [0.1], 5, slots, None, splits)
     usable = torch.ones(100, dtype=torch.bool)
     assign.assign(wide, grouped, rows, usable, torch.ones(dim), counts, 5)
+    rare_verbs(wide, grouped, rows, usable, counts, part)
+
+
+def rare_verbs(
+    wide: Any, grouped: Any, rows: torch.Tensor, usable: torch.Tensor, counts: Any, part: Any
+) -> None:
+    from hedgerow.kernels import apply_each, assign_add, count_ids, draws
+    from hedgerow.kernels.layout import Cells
+
+    ids, starts = grouped.ids, torch.ones(64)
+    assign_add.assign_add(wide, grouped, rows, usable, rows, starts, counts, 5, None, ids)
+    for rule in ("ftrl", "row_adagrad", "torch_adam"):  # states of a value, of a row, of both
+        each = dataclasses.replace(part, rule=rule)
+        apply_each.apply_each(wide, grouped, usable, rows, ids, usable, [each], [0.1], 5)
+    draws.draws(ids, ids, 7, 3)
+    filter_ = Cells.make(1000, 5, 255, torch.device("cpu"))
+    count_ids.counts_of(filter_, ids, usable, 3)
+    count_ids.add_counts(filter_, ids, usable, ids, 3)
 
 
 if __name__ == "__main__":

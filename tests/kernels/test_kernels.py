@@ -10,7 +10,11 @@ import torch
 
 from hedgerow.kernels import (
     apply,
+    apply_each,
     assign,
+    assign_add,
+    count_ids,
+    draws,
     erase,
     find,
     find_or_insert,
@@ -18,6 +22,8 @@ from hedgerow.kernels import (
     lookup,
     placement,
     reference,
+    reference_admission,
+    reference_verbs,
     rules,
     sum_gradients,
     toolchain,
@@ -50,7 +56,15 @@ from .cases import (
 )
 
 CPU = torch.device("cpu")
-FILES = (apply, assign, erase, find, find_or_insert, first_values, lookup, placement, sum_gradients)
+FILES = (
+    *(apply, assign, erase, find, find_or_insert, first_values, lookup, placement, sum_gradients),
+    *(apply_each, assign_add, count_ids, draws),
+)
+TWINS = {
+    name: getattr(file, name)
+    for file in (reference, reference_admission, reference_verbs)
+    for name in file.__all__
+}
 
 
 def test_every_kernel_has_a_twin_with_its_arguments() -> None:
@@ -60,9 +74,9 @@ def test_every_kernel_has_a_twin_with_its_arguments() -> None:
         for name, function in inspect.getmembers(file, inspect.isfunction)
         if function.__module__ == file.__name__ and not name.startswith("_")
     }
-    assert set(launchers) == set(reference.__all__)
+    assert set(launchers) == set(TWINS)
     for name, launcher in launchers.items():
-        assert inspect.signature(launcher) == inspect.signature(getattr(reference, name)), name
+        assert inspect.signature(launcher) == inspect.signature(TWINS[name]), name
 
 
 def test_every_thread_of_a_writing_kernel_has_a_key_of_its_own() -> None:

@@ -1,0 +1,101 @@
+"""What others may follow of a table on a device: changing keys, all rows at one instant."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+
+import torch
+from torch import Tensor
+
+from ..core.errors import InputError, NameTakenError
+from ..core.shapes import Bool, Int64
+from ..kernels.layout import Grouped
+from .config import TableConfig
+from .device_snapshot import DeviceSnapshot
+from .device_touched import DeviceTouched
+from .store import Entries
+from .touched import DEFAULT_CAPACITY, Overflow, TouchedSettings
+
+
+class DeviceWatch:
+    """The watched part of `DeviceTable`."""
+
+    config: TableConfig
+    device: torch.device
+
+    def _start_watch(self) -> None:
+        self._consumers: dict[str, DeviceTouched] = {}
+
+    def scan(self, rows: int | None = None) -> Iterator[Entries]:
+        """All rows, in slices."""
+        raise NotImplementedError
+
+    def max_ts(self) -> int:
+        """The newest time."""
+        raise NotImplementedError
+
+    def touched(
+        self,
+        consumer: str,
+        *,
+        capacity: int = DEFAULT_CAPACITY,
+        all_changes: bool = False,
+        overflow: Overflow = "whole_table",
+    ) -> DeviceTouched:
+        """The keys changed since `consumer` last took them; collected from the first call on.
+
+        As `HostTable.touched`. Writes go on without waiting for the device; taking waits.
+        """
+        if not isinstance(consumer, str) or not consumer:
+            raise InputError(f"consumer is {consumer!r}; it must be a non-empty str.")
+        settings = TouchedSettings(capacity, all_changes, overflow)
+        known = self._consumers.get(consumer)
+        if known is None:
+            known = DeviceTouched(consumer, settings, self.device, self._consumers.pop)
+            self._consumers[consumer] = known
+        if known.settings != settings:
+            raise NameTakenError(
+                f"consumer {consumer!r} of table {self.config.name!r} is open with "
+                f"{known.settings}, not {settings}; close it first, or choose another name."
+            )
+        return known
+
+    def consumer(self, name: str) -> DeviceTouched | None:
+        """The consumer of touched keys that is open under a name, if one is."""
+        return self._consumers.get(name)
+
+    def snapshot(
+        self, *, at_start: Callable[[], object] | None = None, paused: bool = False
+    ) -> DeviceSnapshot:
+        """All rows as they are when this returns, copied to host memory.
+
+        Nobody writes meanwhile, since a device table has one thread; so `paused` changes nothing.
+        """
+        if at_start is not None:
+            at_start()
+        return DeviceSnapshot(self.config.name, self.scan(), self.max_ts())
+
+    # ---- what writes tell
+
+    def _wants(self, *, learned: bool) -> list[DeviceTouched]:
+        return [c for c in self._consumers.values() if learned or c.settings.all_changes]
+
+    def _placed(self, grouped: Grouped, *, learned: bool) -> Int64[Tensor, "n"] | None:
+        """Room for a kernel to say which rows it wrote, if anybody wants to know."""
+        return torch.empty_like(grouped.ids) if self._wants(learned=learned) else None
+
+    def _mark_placed(
+        self, grouped: Grouped, placed: Int64[Tensor, "n"] | None, *, learned: bool
+    ) -> None:
+        if placed is not None:
+            self._mark(grouped.ids, placed >= 0, learned=learned)
+
+    def _mark(
+        self, ids: Int64[Tensor, "n"], touched: Bool[Tensor, "n"], *, learned: bool = False
+    ) -> None:
+        for consumer in self._wants(learned=learned) if len(ids) else ():
+            consumer.mark(ids, touched)
+
+    def _mark_all(self) -> None:
+        for consumer in self._wants(learned=False):
+            consumer.mark_all()
