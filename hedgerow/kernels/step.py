@@ -23,7 +23,7 @@ from .long_runs import SHORT, sum_long_runs
 from .lookup import rows_at
 from .placement import EMPTY, ERASED, TIMES, word
 from .rules import stepped
-from .runs import runs
+from .runs import Runs, runs
 from .seat import seat
 from .sum_gradients import PIECE
 from .toolchain import blocks, columns_of, jit, several, step_tile, tl
@@ -240,10 +240,24 @@ def step(
     An absent id is born first. `slots` are those of a lookup at the same ids, so that what it found
     is not looked for again. Sums that are not finite leave the table as it is.
     """
+    if len(ids):
+        batch = runs(table, seat(table, ids, slots, used, splits), ids, counts, splits)
+        update(table, ids, batch, grads, counts, parts, rates, now, splits)
+
+
+def update(
+    table: Arrays,
+    ids: Int64[Tensor, "n"],
+    batch: Runs,
+    grads: Float32[Tensor, "n dim"],
+    counts: Int64[Tensor, "3"],
+    parts: Sequence[Part],
+    rates: Sequence[float],
+    now: int,
+    splits: Int64[Tensor, "K+1"] | None = None,
+) -> None:
+    """`step` for ids whose occurrences are in runs; rows whose time is `NEWBORN` start anew."""
     n = len(ids)
-    if n == 0:
-        return
-    batch = runs(table, seat(table, ids, slots, used, splits), ids, counts, splits)
     sums, firsts = sum_long_runs(batch, grads)
     placed = torch.empty_like(ids) if len(parts) > 1 else None
     for part, rate in zip(parts, rates, strict=True):
