@@ -277,6 +277,8 @@ class DeviceTable(DeviceEvictions):
                 f"table {self.config.name!r} on {self.device} and {other.config.name!r} on "
                 f"{other.device} differ; only tables of one config and device exchange rows."
             )
+        for table in (self, other):
+            table._before_change()
         self._table, other._table = other._table, self._table
         self._max_ts, other._max_ts = other._max_ts, self._max_ts
         for table in (self, other):

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
+from weakref import WeakSet
 
 import torch
 from torch import Tensor
@@ -10,29 +11,18 @@ from torch import Tensor
 from ..core.errors import InputError, NameTakenError
 from ..core.shapes import Bool, Int64
 from ..kernels.layout import Grouped
-from .config import TableConfig
+from .device_reads import DeviceReads
 from .device_snapshot import DeviceSnapshot
 from .device_touched import DeviceTouched
-from .store import Entries
 from .touched import DEFAULT_CAPACITY, Overflow, TouchedSettings
 
 
-class DeviceWatch:
+class DeviceWatch(DeviceReads):
     """The watched part of `DeviceTable`."""
-
-    config: TableConfig
-    device: torch.device
 
     def _start_watch(self) -> None:
         self._consumers: dict[str, DeviceTouched] = {}
-
-    def scan(self, rows: int | None = None) -> Iterator[Entries]:
-        """All rows, in slices."""
-        raise NotImplementedError
-
-    def max_ts(self) -> int:
-        """The newest time."""
-        raise NotImplementedError
+        self._snapshots: WeakSet[DeviceSnapshot] = WeakSet()
 
     def touched(
         self,
@@ -67,15 +57,25 @@ class DeviceWatch:
     def snapshot(
         self, *, at_start: Callable[[], object] | None = None, paused: bool = False
     ) -> DeviceSnapshot:
-        """All rows as they are when this returns, copied to host memory.
+        """All rows as they are when this returns, to be read while writers go on.
 
         Nobody writes meanwhile, since a device table has one thread; so `paused` changes nothing.
         """
         if at_start is not None:
             at_start()
-        return DeviceSnapshot(self.config.name, self.scan(), self.max_ts())
+        table, slots = self._table, self._slot_slices(None)
+        parts = (self._entries(table, table.ids(part), part) for part in slots)
+        size = sum(map(len, slots))
+        opened = DeviceSnapshot(self.config.name, parts, size, self.max_ts())
+        self._snapshots.add(opened)
+        return opened
 
     # ---- what writes tell
+
+    def _before_change(self) -> None:
+        """Open snapshots keep what is about to change; once, since then they have all of it."""
+        while self._snapshots:
+            self._snapshots.pop().keep()
 
     def _wants(self, *, learned: bool) -> list[DeviceTouched]:
         return [c for c in self._consumers.values() if learned or c.settings.all_changes]

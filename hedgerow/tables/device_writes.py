@@ -15,7 +15,6 @@ from ..kernels import assign, assign_add, erase, find, lookup
 from ..kernels.first_values import first_values
 from ..kernels.layout import Grouped, Part, group
 from .device_admission import DeviceAdmission, Sightings
-from .device_reads import DeviceReads
 from .device_watch import DeviceWatch
 from .stamps import Stamps
 from .store import Applied, Entries, TableKeys
@@ -23,7 +22,7 @@ from .store import Applied, Entries, TableKeys
 _LEAST_SQUARE = 2.0**-126  # of a row that skip_zero_embedding keeps
 
 
-class DeviceWrites(DeviceReads, DeviceWatch, Stamps):
+class DeviceWrites(DeviceWatch, Stamps):
     """The writing part of `DeviceTable`, without its step."""
 
     _parts: tuple[Part, ...]
@@ -128,7 +127,7 @@ class DeviceWrites(DeviceReads, DeviceWatch, Stamps):
         """
         self._refuse_serving("reinitialize")
         keys = self._keys(keys)
-        n, done = len(keys.ids), torch.zeros(3, dtype=torch.int64, device=self.device)
+        n, (_, done) = len(keys.ids), self._write(0)
         with self._here():
             before = find.find(self._table, keys.ids, keys.used) >= 0
             grouped = group(keys.ids)
@@ -157,6 +156,7 @@ class DeviceWrites(DeviceReads, DeviceWatch, Stamps):
 
     def clear(self) -> None:
         """Removes all rows; their memory stays the table's."""
+        self._before_change()
         self._epoch = object()
         self._table.clear()
         self._mark_all()
@@ -164,6 +164,7 @@ class DeviceWrites(DeviceReads, DeviceWatch, Stamps):
     # ---- inside
 
     def _erase(self, ids: Tensor, grouped: Grouped, used: Tensor | None) -> Bool[Tensor, "n"]:
+        self._before_change()
         self._epoch = object()  # a slot that a lookup told may be another id's by the next update
         erased = erase.erase(self._table, grouped, used)
         self._mark(ids, erased)
@@ -171,6 +172,7 @@ class DeviceWrites(DeviceReads, DeviceWatch, Stamps):
 
     def _write(self, ts: int) -> tuple[int, Int64[Tensor, "3"]]:
         now = self._time(ts)
+        self._before_change()
         self._max_ts = max(self._max_ts, now)
         return now, torch.zeros(3, dtype=torch.int64, device=self.device)
 

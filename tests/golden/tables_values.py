@@ -28,7 +28,7 @@ from hedgerow.tables.original import Adagrad
 from hedgerow.tables.schedules import Polynomial, rate_at
 
 from .runner import Case, take
-from .tables_area import AREA, close, one_segment, original
+from .tables_area import AREA, close, make_table, one_segment, original
 
 INITIALIZERS: dict[str, type[Initializer]] = {
     "zeros": Zeros,
@@ -65,7 +65,7 @@ def first_values(case: Case) -> None:
     for isa in native.isas():
         native.set_isa(isa)
         try:
-            table = HostTable(config)
+            table = make_table(config)
             seen = [init.rows(ids, dim=c["dim"], seed=seed)]
             seen.append(table.lookup(ids, missing="initializer").rows_of())
             table.apply_gradients(ids, torch.zeros(len(ids), c["dim"]))
