@@ -14,7 +14,8 @@ from ..core.clock import Clock, SystemClock
 from ..core.counters import Counters
 from ..core.errors import ConfigError, DtypeError, InputError, ServingTableError
 from ..core.shapes import Bool, Float32, Int64
-from ..kernels import apply, apply_each, find, find_or_insert, lookup, step as steps
+from ..kernels import apply, apply_each, find, find_or_insert, lookup
+from ..kernels import step as steps
 from ..kernels.layout import LANES, Arrays, group
 from ..kernels.toolchain import interpreted
 from . import arguments
