@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from ..core import hashing
+from ..core.ids import narrowest
 from ..core.shapes import Float32, Int64
 from .toolchain import blocks, jit, tl
 
@@ -151,15 +152,6 @@ def route(
             ROWS=256,
         )
     return found
-
-
-def narrowest(shards: int) -> torch.dtype:
-    """The type of owners: a sort goes over all of its bits, so the fewer, the faster.
-
-    >>> narrowest(8), narrowest(1000)
-    (torch.uint8, torch.int16)
-    """
-    return torch.uint8 if shards <= 2**8 else torch.int16 if shards <= 2**15 else torch.int64
 
 
 @jit(do_not_specialize=["n"])

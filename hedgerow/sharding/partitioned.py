@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import TypedDict
 
 import torch
 from torch import Tensor
@@ -33,6 +34,14 @@ Layouts = dict[str, Tensor | list[Tensor]]
 Given = Mapping[str, Tensor | Sequence[Tensor | None] | None]
 
 
+class Index(TypedDict):
+    """The index tensors of a layout."""
+
+    fid_offset: Int64[Tensor, "ids"]
+    feature_offset: Tensor
+    nfl_offset: Int64[Tensor, "features+1"]
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class Pulled:
     """The rows of a batch, and all that a layout and its backward need. Values between stages."""
@@ -41,15 +50,14 @@ class Pulled:
     at: Delivery
     rows: Float32[Tensor, "floats"]  # by shard, then table, as the ids
 
-    def index(self) -> dict[str, Tensor]:
+    def index(self) -> Index:
         """Where the vector of each id is, beside the rows; without waiting for their device."""
-        found = {
-            "fid_offset": self.sharded.fid_offset,
-            "feature_offset": self.sharded.feature_offset,
-            "nfl_offset": self.sharded.nfl_offset,
+        sharded, device = self.sharded, self.rows.device
+        return {
+            "fid_offset": sharded.fid_offset.to(device, non_blocking=True),
+            "feature_offset": sharded.feature_offset.to(device, non_blocking=True),
+            "nfl_offset": sharded.nfl_offset.to(device, non_blocking=True),
         }
-        device = self.rows.device
-        return {name: one.to(device, non_blocking=True) for name, one in found.items()}
 
     def lists(self) -> list[Float32[Tensor, "values"]]:
         """The rows of each table and shard: by table, then shard."""
