@@ -6,11 +6,10 @@ from torch import Tensor
 
 from ..core import checks
 from ..core.errors import ConfigError
-from ..core.fids import slot_of
 from ..core.shapes import Int64
 from ..kernels.layout import TIMES, Grouped
 from .device_writes import DeviceWrites
-from .expiry import Lru, Ttl
+from .expiry import Lru, Ttl, expired
 from .host_evict import Evicted
 
 
@@ -51,7 +50,7 @@ class DeviceEvictions(DeviceWrites):
     ) -> Tensor:
         if now_s is None:
             now_s = self._max_ts if rule.reference == "newest" else self._clock.now_s()
-        return now_s - ts >= rule.ages_s().to(self.device)[slot_of(ids)]
+        return expired(ids, ts, now_s, rule)
 
 
 def _oldest(ids: Int64[Tensor, "n"], ts: Int64[Tensor, "n"], excess: int) -> Tensor:
