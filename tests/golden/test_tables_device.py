@@ -31,7 +31,7 @@ def _sample() -> set[str]:
     first: dict[str | None, str] = {}
     for case in CASES:
         first.setdefault(_kind(case), str(case))
-    return set(first.values())
+    return {name for kind, name in first.items() if kind is not None}
 
 
 SAMPLE = _sample()
