@@ -17,6 +17,8 @@ import torch
 from ..core.errors import ConfigError
 from .gpu_case import Case
 from .gpu_ops_cases import ops_cases
+from .gpu_step_cases import step_cases
+from .gpu_table_cases import table_cases
 from .gpu_timer import COPY_BYTES_PER_S, Timer, copy_rate
 
 Progress = Callable[[str, int, int], None]
@@ -25,7 +27,7 @@ Maker = Callable[[torch.device, bool], Iterable[Case]]
 
 def makers() -> dict[str, Maker]:
     """The groups of cases, each made when its turn comes: their tables do not fit side by side."""
-    return {"ops": ops_cases}
+    return {"table": table_cases, "step": step_cases, "ops": ops_cases}
 
 
 def run(
