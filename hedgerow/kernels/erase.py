@@ -6,11 +6,14 @@ import torch
 from torch import Tensor
 
 from ..core.shapes import Bool, Int64
+from . import layout
 from .find import live_count, probe
 from .layout import Arrays, Grouped
 from .placement import EMPTY, ERASED, own_place, word
 from .sum_gradients import heads
 from .toolchain import blocks, jit, tl
+
+NEWBORN = tl.constexpr(layout.NEWBORN)
 
 
 @jit(do_not_specialize=["n", "buckets"])
@@ -32,6 +35,8 @@ def _erase(
     special, _ = own_place(key, 0, buckets)
     gone = tl.where(special, EMPTY, ERASED)
     tl.store(index + word(slot, 0, LINES), gone, mask=there)
+    for line in tl.static_range(1, LINES):
+        tl.store(index + word(slot, line, LINES), tl.zeros_like(slot) + NEWBORN, mask=there)
     tl.store(erased + source, there, mask=there)
 
 

@@ -16,12 +16,12 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from ..core.shapes import Bool, Int64
+from ..core.shapes import Bool, Float32, Int64
 from . import layout
 from .find import span_of
 from .layout import Arrays
 from .placement import EMPTY, ERASED, HOME_LANES, LANES, candidates, own_place, word
-from .toolchain import blocks, jit, several, tl
+from .toolchain import blocks, jit, several, tl, writer_tile
 
 TAKEN = tl.constexpr(layout.TAKEN)
 NOWHERE = tl.constexpr(8 * layout.LANES)  # beyond what `_first_free` tells of any place
@@ -54,7 +54,7 @@ def _lane_of(rank: tl.tensor, in_first: tl.tensor) -> tl.tensor:
 
 
 @jit
-def _look(
+def look(
     index: tl.tensor,
     ids: tl.tensor,
     todo: tl.tensor,
@@ -101,7 +101,7 @@ def claim(
     slot = tl.full(ids.shape, -1, tl.int64)
     born = ids != ids
     while tl.max(todo.to(tl.int32), axis=0) > 0:
-        held, free, was_erased = _look(index, ids, todo & ~special, first, second, LINES)
+        held, free, was_erased = look(index, ids, todo & ~special, first, second, LINES)
         held = tl.where(special, -1, held)
         free = tl.where(special, own, free)  # the swap will say whether it is
         was_erased = was_erased & ~special
@@ -144,6 +144,53 @@ def _find_or_insert(
     slot, born = claim(index, tl.load(ids + i, mask=live, other=0), live, base, count, LINES)
     tl.store(slots + i, slot, mask=i < n)
     tl.store(new + i, born, mask=i < n)
+
+
+@jit(do_not_specialize=["n", "buckets"])
+def _exchange(
+    ids: tl.tensor,
+    rows: tl.tensor,
+    index: tl.tensor,
+    values: tl.tensor,
+    slots: tl.tensor,
+    new: tl.tensor,
+    n: tl.tensor,
+    buckets: tl.tensor,
+    WIDTH: tl.constexpr,
+    STRIDE: tl.constexpr,
+    LINES: tl.constexpr,
+    ROWS: tl.constexpr,
+    COLUMNS: tl.constexpr,
+) -> None:
+    i = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)
+    slot, born = claim(index, tl.load(ids + i, mask=i < n, other=0), i < n, 0, buckets, LINES)
+    tl.store(slots + i, slot, mask=i < n)
+    tl.store(new + i, born, mask=i < n)
+    column = tl.arange(0, COLUMNS)[None, :]
+    ours = i[:, None] * WIDTH + column
+    theirs = slot[:, None] * STRIDE + column
+    put = born[:, None] & (column < WIDTH)
+    given = tl.load(rows + ours, mask=put, other=0.0)
+    tl.store(values + theirs, given, mask=put)
+    take = ((slot >= 0) & ~born)[:, None] & (column < WIDTH)
+    tl.store(rows + ours, tl.load(values + theirs, mask=take, other=0.0), mask=take)
+
+
+def exchange(
+    table: Arrays, ids: Int64[Tensor, "n"], rows: Float32[Tensor, "n width"]
+) -> tuple[Int64[Tensor, "n"], Bool[Tensor, "n"]]:
+    """`find_or_insert` of different ids with their rows: new ones get them, others give theirs."""
+    slots, new = torch.empty_like(ids), torch.empty_like(ids, dtype=torch.bool)
+    if len(ids):
+        tile = writer_tile(rows.shape[1])
+        _exchange[blocks(len(ids), tile["ROWS"])](
+            *(ids, rows, table.index, table.values, slots, new, len(ids), table.buckets),
+            WIDTH=rows.shape[1],
+            STRIDE=table.stride,
+            LINES=table.lines,
+            **tile,
+        )
+    return slots, new
 
 
 def find_or_insert(

@@ -27,13 +27,15 @@ KEYS, TIMES, SCORES = 0, 1, -1
 EMPTY = signed64(0xA3C59AC2F0B1E6D7)
 ERASED = signed64(0x5D1B0E7743C8F2A9)
 TAKEN = ~EMPTY  # what the place of such an id holds once the id has a row
-NEWBORN = -1  # the time of a row that has an id but no values yet
+NEWBORN = -1  # time and score of a place without a row, or whose row is not set yet
 # Gradients of one id are added in input order; from this many on in pieces of as many, each added
 # in order and then the pieces in order. So an id that fills the batch is not added up by one
 # program alone, and the order depends on the id's own occurrences and on nothing else.
 PIECE = 256
 SHORT = 32  # up to so many occurrences are added where the row is updated, more before
 SCORE = 2**48 - 1  # what a word of scores may hold, see `scores`
+# What became of an id that `insert_and_evict` was given.
+INSERTED, RECLAIMED, ASSIGNED, EVICTED, BUSY, NOT_ASKED = 0, 1, 2, 3, 5, 7
 # The numbers of an update rule, see `rules`: room for settings, then for the starts of states.
 SETTINGS, STARTS = 8, 4
 # The finalizer of splitmix64: other constants and shifts than the router's mixer, whose bits would
@@ -88,9 +90,8 @@ class Arrays:
     ) -> Arrays:
         """An empty table whose rows have `states` floats behind them."""
         slots = buckets * LANES + 2
-        index = torch.zeros(
-            buckets + 1, 3 if scored else 2, LANES, dtype=torch.int64, device=device
-        )
+        lines = 3 if scored else 2
+        index = torch.full((buckets + 1, lines, LANES), NEWBORN, device=device)
         index[:, KEYS] = EMPTY
         return Arrays(
             index,
@@ -132,12 +133,14 @@ class Arrays:
         return self.values.shape[1]
 
     def line(self, line: int) -> Int64[Tensor, "slots"]:
-        """A copy of KEYS, TIMES or SCORES of all slots."""
-        return self.index[:, line].flatten()[: len(self.values)]
+        """A copy of KEYS, TIMES or SCORES of all slots; the latter say nothing without a row."""
+        words = self.index[:, line].flatten()[: len(self.values)]
+        return words if line == KEYS else words & SCORE
 
     def read(self, line: int, slots: Int64[Tensor, "n"]) -> Int64[Tensor, "n"]:
         """KEYS, TIMES or SCORES of these slots."""
-        return self.index[slots // LANES, line, slots % LANES]
+        words = self.index[slots // LANES, line, slots % LANES]
+        return words if line == KEYS else words & SCORE
 
     def write(self, line: int, slots: Int64[Tensor, "n"], words: Int64[Tensor, "n"] | int) -> None:
         """Sets KEYS, TIMES or SCORES of these slots."""

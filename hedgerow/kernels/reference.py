@@ -22,6 +22,7 @@ from .layout import (
     MIX_1,
     MIX_2,
     MIX_START,
+    NEWBORN,
     PIECE,
     TAKEN,
     TIMES,
@@ -64,7 +65,7 @@ def place(ids: Int64[Tensor, "n"], buckets: int) -> tuple[Int64[Tensor, "n"], In
     return first, torch.where(second == first, (first + 1) % buckets, second)
 
 
-def _places(table: Arrays, id_: int) -> list[int]:
+def places_of(table: Arrays, id_: int) -> list[int]:
     """The slots an id may have, in the order in which they are taken."""
     if id_ in (EMPTY, ERASED):
         return [table.buckets * LANES + (id_ == ERASED)]
@@ -75,7 +76,7 @@ def _places(table: Arrays, id_: int) -> list[int]:
     ]
 
 
-def _key(table: Arrays, slot: int) -> int:
+def key_at(table: Arrays, slot: int) -> int:
     return int(table.index[slot // LANES, KEYS, slot % LANES])
 
 
@@ -83,9 +84,9 @@ def put_word(table: Arrays, line: int, slot: int, word: int) -> None:
     table.index[slot // LANES, line, slot % LANES] = word
 
 
-def _find_one(table: Arrays, id_: int) -> int:
+def find_one(table: Arrays, id_: int) -> int:
     sought = TAKEN if id_ in (EMPTY, ERASED) else id_
-    return next((s for s in _places(table, id_) if _key(table, s) == sought), -1)
+    return next((s for s in places_of(table, id_) if key_at(table, s) == sought), -1)
 
 
 def find(
@@ -93,15 +94,15 @@ def find(
 ) -> Int64[Tensor, "n"]:
     """The slot of each id; -1 where there is none, and from `used` on."""
     live = len(ids) if used is None else int(used)
-    found = [_find_one(table, id_) if i < live else -1 for i, id_ in enumerate(ids.tolist())]
+    found = [find_one(table, id_) if i < live else -1 for i, id_ in enumerate(ids.tolist())]
     return torch.tensor(found, dtype=torch.int64)
 
 
 def insert_one(table: Arrays, id_: int) -> tuple[int, bool]:
-    slot = _find_one(table, id_)
+    slot = find_one(table, id_)
     if slot >= 0:
         return slot, False
-    free = [s for s in _places(table, id_) if _key(table, s) in (EMPTY, ERASED)]
+    free = [s for s in places_of(table, id_) if key_at(table, s) in (EMPTY, ERASED)]
     if not free:
         return -1, False
     put_word(table, KEYS, free[0], TAKEN if id_ in (EMPTY, ERASED) else id_)
@@ -127,9 +128,10 @@ def erase(
     """Takes the rows of these ids out and says which were there; of equal ids the first was."""
     erased = torch.zeros(len(grouped.ids), dtype=torch.bool)
     for _, id_, sources in groups_of(grouped, used):
-        slot = _find_one(table, id_)
+        slot = find_one(table, id_)
         if slot >= 0:
             put_word(table, KEYS, slot, EMPTY if id_ in (EMPTY, ERASED) else ERASED)
+            table.index[slot // LANES, KEYS + 1 :, slot % LANES] = NEWBORN
             erased[sources[0]] = True
     return erased
 

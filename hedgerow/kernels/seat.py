@@ -6,14 +6,12 @@ import torch
 from torch import Tensor
 
 from ..core.shapes import Int32, Int64
-from . import layout
 from .find import span_of
 from .find_or_insert import claim
 from .layout import Arrays
-from .placement import TIMES, candidates, word
+from .placement import candidates
 from .toolchain import blocks, jit, several, tl
 
-NEWBORN = tl.constexpr(layout.NEWBORN)
 _TILE = {"ROWS": 128, "num_warps": 4}
 
 
@@ -41,8 +39,7 @@ def _seat(
         base, count, live = span_of((spans, splits), used, i, n, buckets, K, ROOM)
         todo = live & (slot < 0)
         key = tl.load(ids + i, mask=todo, other=0)
-        given, born = claim(index, key, todo, base, count, LINES)
-        tl.store(index + word(given, TIMES, LINES), tl.zeros_like(given) + NEWBORN, mask=born)
+        given, _ = claim(index, key, todo, base, count, LINES)
         # Ids without room are counted by and by: equal ones get one number, below -1.
         first, second = candidates(key, base, count)
         number = (first * 31 + second * 17 + (key & 0xFFFF)) & 0x3FFFFFFF

@@ -14,6 +14,7 @@ from torch import Tensor
 
 from ..core.hashing import signed64
 from ..core.shapes import Float32, Int64
+from . import layout
 from .counting import count_up
 from .find import table_of
 from .first_values import draw_of, start_rows
@@ -22,12 +23,13 @@ from .long_runs import SHORT, sum_long_runs
 from .lookup import rows_at
 from .placement import EMPTY, ERASED, TIMES, word
 from .rules import stepped
-from .runs import runs
-from .seat import NEWBORN, seat
+from .runs import Runs, runs
+from .seat import seat
 from .sum_gradients import PIECE
 from .toolchain import blocks, columns_of, jit, several, step_tile, tl
 
 BORN = tl.constexpr(2**40)  # added to the slot of a new row between two kernels
+NEWBORN = tl.constexpr(layout.NEWBORN)
 AHEAD = tl.constexpr(4)  # occurrences whose loads are under way together
 
 
@@ -140,7 +142,6 @@ def _settled(
     if tl.max(lost.to(tl.int32), axis=0) > 0:
         free = tl.where((key == EMPTY) | (key == ERASED), EMPTY, ERASED)
         tl.store(index + word(slot, 0, LINES), free, mask=born & lost)
-        tl.store(index + word(slot, TIMES, LINES), tl.zeros_like(slot), mask=born & lost)
     none = slot != slot
     count_up(counts, born & finite, none, tl.where(lost, length, 0).to(tl.int64))
     return tl.where(changes, slot, -1), born & finite
@@ -239,16 +240,30 @@ def step(
     An absent id is born first. `slots` are those of a lookup at the same ids, so that what it found
     is not looked for again. Sums that are not finite leave the table as it is.
     """
+    if len(ids):
+        batch = runs(table, seat(table, ids, slots, used, splits), ids, counts, splits)
+        update(table, ids, batch, grads, counts, parts, rates, now, splits)
+
+
+def update(
+    table: Arrays,
+    ids: Int64[Tensor, "n"],
+    batch: Runs,
+    grads: Float32[Tensor, "n dim"],
+    counts: Int64[Tensor, "3"],
+    parts: Sequence[Part],
+    rates: Sequence[float],
+    now: int,
+    splits: Int64[Tensor, "K+1"] | None = None,
+) -> None:
+    """`step` for ids whose occurrences are in runs; rows whose time is `NEWBORN` start anew."""
     n = len(ids)
-    if n == 0:
-        return
-    batch = runs(table, seat(table, ids, slots, used, splits), ids, counts, splits)
     sums, firsts = sum_long_runs(batch, grads)
     placed = torch.empty_like(ids) if len(parts) > 1 else None
     for part, rate in zip(parts, rates, strict=True):
         tile, programs = step_tile(part.dim if part.start else table.dim, ids.device)
         _step[(min(blocks(n, tile["ROWS"])[0], programs),)](
-            *(ids, batch.slots, batch.order, batch.starts, batch.count, grads, sums, placed),
+            *(ids, batch.slots, batch.order, batch.starts, batch.counts, grads, sums, placed),
             *(table.index, table.values, counts, part.numbers, splits, part.draws),
             *(firsts, now, rate, signed64(part.first.seed), part.first.a, part.first.scale),
             RULE=part.rule,

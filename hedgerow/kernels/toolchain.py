@@ -23,10 +23,12 @@ __all__ = [
     "columns_of",
     "interpreted",
     "jit",
+    "programs_of",
     "reader_tile",
     "several",
     "step_tile",
     "tl",
+    "wide_tile",
     "writer_tile",
 ]
 
@@ -59,6 +61,13 @@ def reader_tile(dim: int) -> dict[str, int]:
     return {"ROWS": max(1, min(32, 2048 // columns)), "COLUMNS": columns}
 
 
+def wide_tile(n: int, dim: int) -> tuple[dict[str, int], tuple[int, int]]:
+    """Blocks of n rows of any width, and their grid: rows by columns."""
+    columns = min(256, columns_of(dim))
+    rows = max(1, min(64, 2048 // columns))
+    return {"ROWS": rows, "COLUMNS": columns}, (-(-n // rows), -(-dim // columns))
+
+
 def step_tile(dim: int, device: torch.device) -> tuple[dict[str, int], int]:
     """The block of rows that one program of a step works on at once, and how many programs.
 
@@ -66,11 +75,16 @@ def step_tile(dim: int, device: torch.device) -> tuple[dict[str, int], int]:
     how many there are.
     """
     columns = columns_of(dim)
-    rows = max(1, min(32, 1024 // columns))
+    rows = max(1, min(32, 256 // columns))
+    tile = {"ROWS": rows, "COLUMNS": columns, "num_warps": max(1, columns // 256)}
+    return tile, programs_of(device)
+
+
+def programs_of(device: torch.device) -> int:
+    """How many small programs a device runs together; the interpreter has three, for tests."""
     if device.type != "cuda":
-        return {"ROWS": rows, "COLUMNS": columns, "num_warps": 4}, 3
-    processors = torch.cuda.get_device_properties(device).multi_processor_count
-    return {"ROWS": rows, "COLUMNS": columns, "num_warps": 4}, 16 * processors
+        return 3
+    return 32 * torch.cuda.get_device_properties(device).multi_processor_count
 
 
 def writer_tile(dim: int) -> dict[str, int]:

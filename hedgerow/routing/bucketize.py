@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from importlib.util import find_spec
 
 import torch
 from torch import Tensor
@@ -11,6 +12,7 @@ from torch import Tensor
 from .. import native
 from ..core import checks
 from ..core.errors import DtypeError, InputError
+from ..core.hashing import signed64
 from ..core.shapes import Float32, Int64
 from .dist_types import codes
 from .router import Router, widened
@@ -83,6 +85,8 @@ def bucketize(
     checks.flag("local_keys", local_keys)
     if batch.keys.device.type == "cpu":
         return _by_core(batch, positions, sequence, local_keys)
+    if find_spec("triton") is not None:
+        return bucketize_by_kernel(batch, positions, sequence, local_keys)
     return bucketize_by_torch(
         batch.lengths, batch.keys, batch.routers, batch.feature_rows, weights, positions, sequence,
         local_keys,
@@ -226,6 +230,52 @@ def bucketize_by_torch(
         else None,
         unbucketize_permute=permute if sequence else None,
     )
+
+
+def bucketize_by_kernel(
+    batch: _Batch, positions: bool, sequence: bool, local_keys: bool
+) -> Bucketized:
+    """On a device, of checked input: a kernel names the owners, torch's sort orders by them."""
+    from ..kernels.route import route
+
+    keys, n, rows = batch.keys, len(batch.keys), len(batch.lengths)
+    device, splits = keys.device, _splits(batch.lengths)
+    features = torch.arange(len(batch.routers), device=device)
+    each = torch.tensor(batch.feature_rows).diff().to(device, non_blocking=True)
+    row_features = torch.repeat_interleave(features, each, output_size=rows)
+    key_rows = torch.repeat_interleave(
+        torch.arange(rows, device=device), batch.lengths, output_size=n
+    )
+    rules, bounds = _rules(batch.routers)
+    owners, local, lengths = route(
+        *(keys, key_rows, row_features),
+        *(rules.to(device, non_blocking=True), bounds.to(device, non_blocking=True)),
+        *(batch.shards, max(len(router.bounds or ()) for router in batch.routers)),
+    )
+    # A sort goes over the bits of its type: the narrower, the fewer times over the keys.
+    narrow = torch.uint8 if batch.shards <= 2**8 else torch.int16
+    order = owners.to(narrow if batch.shards <= 2**15 else torch.int64).argsort(stable=True)
+    permute = None
+    if sequence:
+        permute = torch.empty_like(order)
+        permute[order] = torch.arange(n, device=device)
+    return Bucketized(
+        lengths=lengths,
+        keys=(local if local_keys else keys)[order],
+        weights=None if batch.weights is None else batch.weights[order],
+        positions=order - splits[key_rows[order]] if positions else None,
+        unbucketize_permute=permute,
+    )
+
+
+def _rules(routers: Sequence[Router]) -> tuple[Tensor, Tensor]:
+    """What the kernel is told of each router, and the bounds of all of them."""
+    rules, bounds = [], [0]
+    for router in routers:
+        own = [signed64(bound) for bound in router.bounds or ()]
+        rules.append([router.code, *router.numbers(), len(bounds), len(own)])
+        bounds += own
+    return torch.tensor(rules), torch.tensor(bounds)
 
 
 def _splits(lengths: Tensor) -> Tensor:

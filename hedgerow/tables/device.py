@@ -14,7 +14,7 @@ from ..core.clock import Clock, SystemClock
 from ..core.counters import Counters
 from ..core.errors import ConfigError, DtypeError, InputError, ServingTableError
 from ..core.shapes import Bool, Float32, Int64
-from ..kernels import apply, apply_each, find, find_or_insert, lookup
+from ..kernels import apply, apply_each, find, find_or_insert, lookup, step as steps
 from ..kernels.layout import LANES, Arrays, group
 from ..kernels.toolchain import interpreted
 from . import arguments
@@ -210,6 +210,13 @@ class DeviceTable(DeviceEvictions):
 
     def _step(self, call: _Step, slots: Tensor | None, now: int, done: Int64[Tensor, "3"]) -> None:
         used = call.keys.used
+        if self._admission is None and not self._wants(learned=True):
+            steps.step(
+                *(self._table, call.keys.ids, call.grads, done, self._parts, call.rates, now),
+                slots=slots,
+                used=used,
+            )
+            return
         grouped = self._admitted(group(call.keys.ids), used, done, call.number, call.counts)
         placed = self._placed(grouped, learned=True)
         apply.apply(

@@ -51,6 +51,7 @@ def filled(buckets: int, dim: int, ids: Tensor, seed: int = 1, states: int = 0) 
     table.values[:, :dim] = values(len(table.values), dim, seed)
     table.values[:, dim : dim + states] = values(len(table.values), states, seed + 1).abs() % 0.9
     table.values[table.line(KEYS) == EMPTY] = 0.0
+    table.write(TIMES, table.taken().nonzero()[:, 0], 0)
     assert len(slots) == len(ids)
     return table
 
@@ -93,7 +94,7 @@ def check_placed(table: Arrays, ids: Tensor, slots: Tensor, new: Tensor) -> None
         born[id_] = born.get(id_, 0) + is_new
     content(table)
     for id_, slot in first_slot.items():
-        places = reference._places(table, id_)
+        places = reference.places_of(table, id_)
         if slot < 0:
             assert all(int(keys[p]) not in (EMPTY, ERASED, id_) for p in places), f"{id_} had room"
         else:
