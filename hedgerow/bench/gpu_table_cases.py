@@ -19,7 +19,7 @@ HITS = 0.6  # of the ids where some are new
 
 def _sizes(quick: bool) -> tuple[int, int]:
     """Slots of the table, ids a call."""
-    return (1 << 12, 1 << 8) if quick else (1 << 26, 1 << 20)
+    return (1 << 8, 1 << 6) if quick else (1 << 26, 1 << 20)
 
 
 def _random_ids(n: int, device: torch.device) -> Tensor:

@@ -100,12 +100,13 @@ def _take(
     # The swap has no mask: those with nothing to do swap a value that no word has for itself.
     nothing = tl.full(slot.shape, -2, tl.int64)
     mine = tl.where(tries, (call << 48) | SCORE, nothing)
-    won = tries & (tl.atomic_cas(at, tl.where(tries, seen, nothing), mine) == seen)
+    expected = tl.where(tries, seen, nothing)
+    won = tries & (tl.atomic_cas(at, expected, mine, sem="relaxed") == seen)
     if pins is not None:
-        held = won & (tl.atomic_add(pins + slot, 0, mask=won) != 0)
+        held = won & (tl.atomic_add(pins + slot, 0, mask=won, sem="relaxed") != 0)
         tl.store(at, seen, mask=held)
         won = won & ~held
-    victim = tl.atomic_xchg(index + word(slot, 0, LINES), ids, mask=won)
+    victim = tl.atomic_xchg(index + word(slot, 0, LINES), ids, mask=won, sem="relaxed")
     return tl.where(won, slot, -1), victim, seen, alone
 
 
@@ -122,12 +123,13 @@ def _assigned(
 ) -> tl.tensor:
     """Scores rows that were found once more; tells which of them are not leaving."""
     at = index + word(held, LINES - 1, LINES)
-    old = tl.atomic_or(at, 0, mask=asked)
+    old = tl.atomic_or(at, 0, mask=asked, sem="relaxed")
     stays = asked & (old != ((call << 48) | SCORE))
     new = (call << 48) | scored(tl.where(old < 0, 0, old), given, epoch, MODE)
     nothing = tl.full(held.shape, -2, tl.int64)
     at = tl.where(stays, at, index)
-    seen = tl.atomic_cas(at, tl.where(stays, old, nothing), tl.where(stays, new, nothing))
+    expected, new = tl.where(stays, old, nothing), tl.where(stays, new, nothing)
+    seen = tl.atomic_cas(at, expected, new, sem="relaxed")
     return stays & (seen == old)
 
 
@@ -164,7 +166,7 @@ def place_or_evict(
             place = tl.where(tries, free, first * LANES)
             vacant = tl.where(was_erased, erased, empty)
             expected = tl.where(tries, vacant, stored)
-            old = tl.atomic_cas(index + word(place, 0, LINES), expected, stored)
+            old = tl.atomic_cas(index + word(place, 0, LINES), expected, stored, sem="relaxed")
             won = tries & (old == vacant)
             score = (call << 48) | scored(tl.zeros_like(ids), given, epoch, MODE)
             tl.store(index + word(place, LINES - 1, LINES), score, mask=won)

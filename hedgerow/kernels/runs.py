@@ -13,11 +13,14 @@ import torch
 from torch import Tensor
 
 from ..core.shapes import Int32, Int64
+from . import layout
 from .find import table_of
 from .layout import Arrays
 from .toolchain import blocks, jit, several, tl
 
-BLOCK = 2048  # positions that one program looks at
+PIECE = tl.constexpr(layout.PIECE)
+SHORT = tl.constexpr(layout.SHORT)
+BLOCK = 1024  # positions that one program looks at
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -27,7 +30,8 @@ class Runs:
     slots: Int32[Tensor, "n"]  # sorted; negative: no row
     order: Int64[Tensor, "n"]  # where each came from
     starts: Int32[Tensor, "n+1"]  # where each run begins; behind the last, n
-    count: Int32[Tensor, "1"]  # runs
+    counts: Int32[Tensor, "2"]  # runs; pieces of long ones
+    pieces: Int32[Tensor, "p"]  # where each piece of a run longer than SHORT begins, in any order
 
 
 @jit
@@ -71,6 +75,7 @@ def _refused(
     Such ids are sorted by a hash. Few share one, so the occurrence before mostly tells.
     """
     again = i < 0
+    i = i.to(tl.int64)
     at, more = i - 1, asked & (i > 0)
     while tl.max(more.to(tl.int32), axis=0) > 0:
         more = more & (tl.load(slots + at, mask=more, other=-1) == slot)
@@ -94,7 +99,7 @@ def _count_runs(
     BLOCK: tl.constexpr,
 ) -> None:
     """How many runs begin in each block; adds the ids without room to `counts`."""
-    i = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
+    i = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     slot, head = _heads(slots, i, n)
     tl.store(found + tl.program_id(0), tl.sum((head & (slot >= 0)).to(tl.int32), axis=0))
     kept_out = (i < n) & (slot < -1)
@@ -104,12 +109,37 @@ def _count_runs(
         tl.atomic_add(counts + 1, tl.sum(first.to(tl.int64), axis=0), sem="relaxed")
 
 
+@jit
+def _write_pieces(
+    slots: tl.tensor,
+    slot: tl.tensor,
+    i: tl.tensor,
+    long: tl.tensor,
+    pieces: tl.tensor,
+    made: tl.tensor,
+    n: tl.tensor,
+) -> None:
+    """Cuts long runs that begin at these positions into pieces; which come first may differ."""
+    end, above = tl.where(long, i + SHORT + 1, 0), tl.where(long, tl.zeros_like(i) + n, 0)
+    while tl.max(above - end, axis=0) > 0:
+        middle = (end + above) // 2
+        same = tl.load(slots + middle, mask=end < above, other=-1) == slot
+        end, above = tl.where(same, middle + 1, end), tl.where(same, above, middle)
+    many = tl.where(long, (end - i + PIECE - 1) // PIECE, 0)
+    at = tl.cumsum(many, axis=0) - many + tl.atomic_add(made, tl.sum(many, axis=0), sem="relaxed")
+    k = tl.full((), 0, tl.int32)
+    while k < tl.max(many, axis=0):
+        tl.store(pieces + at + k, i + k * PIECE, mask=k < many)
+        k += 1
+
+
 @jit(do_not_specialize=["n"])
 def _write_runs(
     slots: tl.tensor,
     found: tl.tensor,
     starts: tl.tensor,
-    count: tl.tensor,
+    pieces: tl.tensor,
+    made: tl.tensor,
     n: tl.tensor,
     BLOCK: tl.constexpr,
 ) -> None:
@@ -120,15 +150,19 @@ def _write_runs(
         before += tl.load(found + k, mask=k < block, other=0)
         k += 1024
     rank = tl.sum(before, axis=0)
-    i = block.to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
+    i = block * BLOCK + tl.arange(0, BLOCK)
     slot, head = _heads(slots, i, n)
     head = head & (slot >= 0)
     at = rank + tl.cumsum(head.to(tl.int32), axis=0) - 1
-    tl.store(starts + at, i.to(tl.int32), mask=head)
+    tl.store(starts + at, i, mask=head)
     if block == tl.num_programs(0) - 1:
         total = rank + tl.sum(head.to(tl.int32), axis=0)
-        tl.store(count, total)
+        tl.store(made, total)
         tl.store(starts + total, n.to(tl.int32))
+    later = tl.load(slots + i + SHORT, mask=head & (i + SHORT < n), other=-1)
+    long = head & (slot == later)
+    if tl.max(long.to(tl.int32), axis=0) > 0:
+        _write_pieces(slots, slot, i, long, pieces, made + 1, n)
 
 
 def runs(
@@ -145,12 +179,13 @@ def runs(
     """
     n = len(places)
     slots, order = torch.sort(places, stable=True)
-    starts, count = places.new_empty(n + 1), places.new_zeros(1)
+    starts, made = places.new_empty(n + 1), places.new_zeros(2)
+    pieces = places.new_empty(n // layout.SHORT + n // layout.PIECE + 1)
     if n:
         grid = blocks(n, BLOCK)
         found = places.new_empty(grid[0])
         _count_runs[grid](
             *(slots, order, ids, splits, found, counts, n), **several(table.tables), BLOCK=BLOCK
         )
-        _write_runs[grid](slots, found, starts, count, n, BLOCK=BLOCK)
-    return Runs(slots, order, starts, count)
+        _write_runs[grid](slots, found, starts, pieces, made, n, BLOCK=BLOCK)
+    return Runs(slots, order, starts, made, pieces)

@@ -263,7 +263,7 @@ def update(
     for part, rate in zip(parts, rates, strict=True):
         tile, programs = step_tile(part.dim if part.start else table.dim, ids.device)
         _step[(min(blocks(n, tile["ROWS"])[0], programs),)](
-            *(ids, batch.slots, batch.order, batch.starts, batch.count, grads, sums, placed),
+            *(ids, batch.slots, batch.order, batch.starts, batch.counts, grads, sums, placed),
             *(table.index, table.values, counts, part.numbers, splits, part.draws),
             *(firsts, now, rate, signed64(part.first.seed), part.first.a, part.first.scale),
             RULE=part.rule,

@@ -23,6 +23,7 @@ __all__ = [
     "columns_of",
     "interpreted",
     "jit",
+    "programs_of",
     "reader_tile",
     "several",
     "step_tile",
@@ -74,11 +75,16 @@ def step_tile(dim: int, device: torch.device) -> tuple[dict[str, int], int]:
     how many there are.
     """
     columns = columns_of(dim)
-    rows = max(1, min(32, 1024 // columns))
+    rows = max(1, min(32, 256 // columns))
+    tile = {"ROWS": rows, "COLUMNS": columns, "num_warps": max(1, columns // 256)}
+    return tile, programs_of(device)
+
+
+def programs_of(device: torch.device) -> int:
+    """How many small programs a device runs together; the interpreter has three, for tests."""
     if device.type != "cuda":
-        return {"ROWS": rows, "COLUMNS": columns, "num_warps": 4}, 3
-    processors = torch.cuda.get_device_properties(device).multi_processor_count
-    return {"ROWS": rows, "COLUMNS": columns, "num_warps": 4}, 16 * processors
+        return 3
+    return 32 * torch.cuda.get_device_properties(device).multi_processor_count
 
 
 def writer_tile(dim: int) -> dict[str, int]:

@@ -28,7 +28,6 @@ class DeviceWrites(DeviceWatch, Stamps):
     _parts: tuple[Part, ...]
     _starts: Float32[Tensor, "states"]
     _admission: DeviceAdmission | None
-    _epoch: object
     _restoring: Lock
 
     def assign(
@@ -42,7 +41,7 @@ class DeviceWrites(DeviceWatch, Stamps):
         keys = self._keys(keys)
         rows = self._rows("rows", rows, len(keys.ids))
         usable = self._usable(rows, keys.used)
-        now, done = self._write(ts)
+        now, done = self._write(ts, len(keys.ids))
         with self._here():
             grouped = self._admitted(group(keys.ids), keys.used, done, now)
             if self.config.skip_zero_embedding:
@@ -52,7 +51,7 @@ class DeviceWrites(DeviceWatch, Stamps):
                 *(self._table, grouped, rows, usable, self._starts, done, now, keys.used),
                 placed=placed,
             )
-            self._mark_placed(grouped, placed, learned=False)
+            self._note(grouped, placed)
         return self._done(done)
 
     def assign_add(
@@ -69,7 +68,7 @@ class DeviceWrites(DeviceWatch, Stamps):
         keys = self._keys(keys)
         rows = self._rows("rows", rows, len(keys.ids))
         usable = self._usable(rows, keys.used)
-        now, done = self._write(ts)
+        now, done = self._write(ts, len(keys.ids))
         with self._here():
             grouped = self._admitted(group(keys.ids), keys.used, done, now)
             begun = torch.empty_like(rows)
@@ -79,7 +78,7 @@ class DeviceWrites(DeviceWatch, Stamps):
                 *(self._table, grouped, rows, usable, begun, self._starts),
                 *(done, now, keys.used, placed),
             )
-            self._mark_placed(grouped, placed, learned=False)
+            self._note(grouped, placed)
         return self._done(done)
 
     def restore(self, entries: Entries) -> Applied:
@@ -108,7 +107,7 @@ class DeviceWrites(DeviceWatch, Stamps):
 
     def _restore(self, ids: Tensor, rows: Tensor, raw: Tensor, ts: Tensor, newest: int) -> Applied:
         usable = self._usable(rows, None)
-        _, done = self._write(newest)
+        _, done = self._write(newest, len(ids))
         grouped = group(ids)
         if self.config.skip_zero_embedding:
             grouped = self._skip_zeros(grouped, None, rows, usable, done)
@@ -117,7 +116,7 @@ class DeviceWrites(DeviceWatch, Stamps):
             *(self._table, grouped, rows, usable, self._starts, done, 0, None, raw, ts),
             placed=placed,
         )
-        self._mark_placed(grouped, placed, learned=False)
+        self._note(grouped, placed, is_use=False)
         return self._done(done)
 
     def reinitialize(self, keys: TableKeys | Int64[Tensor, "n"]) -> Int8[Tensor, "n"]:
@@ -127,7 +126,8 @@ class DeviceWrites(DeviceWatch, Stamps):
         """
         self._refuse_serving("reinitialize")
         keys = self._keys(keys)
-        n, (_, done) = len(keys.ids), self._write(0)
+        n = len(keys.ids)
+        _, done = self._write(0, n)
         with self._here():
             before = find.find(self._table, keys.ids, keys.used) >= 0
             grouped = group(keys.ids)
@@ -139,7 +139,7 @@ class DeviceWrites(DeviceWatch, Stamps):
                 *(self._table, grouped, torch.cat(new, dim=1), usable, self._starts, done),
                 *(self._clock.now_s(), keys.used, states, None, placed),
             )
-            self._mark_placed(grouped, placed, learned=True)
+            self._note(grouped, placed, learned=True, is_use=False)
             seen = Sightings.of(grouped, keys.used, None)
             again = torch.empty_like(before).scatter_(0, _order(grouped), seen.number > 0)
             there = find.find(self._table, keys.ids, keys.used) >= 0
@@ -170,9 +170,11 @@ class DeviceWrites(DeviceWatch, Stamps):
         self._mark(ids, erased)
         return erased
 
-    def _write(self, ts: int) -> tuple[int, Int64[Tensor, "3"]]:
+    def _write(self, ts: int, n: int) -> tuple[int, Int64[Tensor, "3"]]:
+        """The time of a call that may bring `n` ids, and room for what it counts."""
         now = self._time(ts)
         self._before_change()
+        self._make_room(n)
         self._max_ts = max(self._max_ts, now)
         return now, torch.zeros(3, dtype=torch.int64, device=self.device)
 
