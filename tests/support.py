@@ -84,18 +84,18 @@ def make_table(*args: Any, **kwargs: Any) -> HostTable:
     return HostTable(table_config(*args, **kwargs))
 
 
-def twin_of(cfg: TableConfig) -> HostTable:
+def twin_of(cfg: TableConfig, **settings: Any) -> HostTable:
     """A `HostTable` over the plain twin of the core instead of the core."""
     with contextmanager(_reference_core)():
-        return HostTable(cfg)
+        return HostTable(cfg, **settings)
 
 
-def host_table(cfg: TableConfig) -> HostTable:
+def host_table(cfg: TableConfig, **settings: Any) -> HostTable:
     """Over the C++ core, or over its plain twin where the core is not built (use "drop" there)."""
     try:
-        return HostTable(cfg)
+        return HostTable(cfg, **settings)
     except ImportError:
-        return twin_of(cfg)
+        return twin_of(cfg, **settings)
 
 
 def _reference_core() -> Iterator[None]:

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import json
-import re
-from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
+from .bench_report import finish, names
 from .options import AsJson
 
 app = typer.Typer(
@@ -58,11 +57,11 @@ def table(
     from .show import progress_bar
 
     settings = Settings(
-        threads=threads, rounds=rounds, cases=_names(cases), peers=_names(peers), quick=quick
+        threads=threads, rounds=rounds, cases=names(cases), peers=names(peers), quick=quick
     )
     with progress_bar() as progress:
         report = run(settings, progress)
-    _finish(report, as_json)
+    finish(report, as_json)
 
 
 @app.command()
@@ -91,7 +90,7 @@ def checkpoint(
     settings = Settings(threads=threads, rounds=rounds, quick=quick)
     with progress_bar() as progress:
         report = run(settings, progress, folder)
-    _finish(report, as_json)
+    finish(report, as_json)
 
 
 @app.command()
@@ -131,10 +130,10 @@ def ops(
 
     if folder is not None and not profile:
         raise InputError(f"FOLDER is {folder}, but nothing is written without --profile; add it.")
-    settings = Settings(threads=threads, rounds=rounds, cases=_names(cases), quick=quick)
+    settings = Settings(threads=threads, rounds=rounds, cases=names(cases), quick=quick)
     with progress_bar() as progress:
         report = run(settings, progress, (folder or default_folder()) if profile else None)
-    _finish(report, as_json)
+    finish(report, as_json)
 
 
 @app.command()
@@ -159,7 +158,7 @@ def quality(
     from .show_quality import show_quality
 
     with progress_bar() as progress:
-        report = run(progress, seeds=seeds, cases=_names(cases), quick=quick, png=png)
+        report = run(progress, seeds=seeds, cases=names(cases), quick=quick, png=png)
     if as_json:
         typer.echo(json.dumps(report, indent=1))
     else:
@@ -191,10 +190,10 @@ def train(
     from ..bench.train import run
     from .show import progress_bar
 
-    settings = Settings(threads=threads, rounds=rounds, peers=_names(peers), quick=quick)
+    settings = Settings(threads=threads, rounds=rounds, peers=names(peers), quick=quick)
     with progress_bar() as progress:
         report = run(settings, progress)
-    _finish(report, as_json)
+    finish(report, as_json)
 
 
 @app.command()
@@ -223,10 +222,10 @@ def a2a(
     from ..bench.settings import Settings
     from .show import progress_bar
 
-    settings = Settings(threads=threads, rounds=rounds, peers=_names(peers), quick=quick)
+    settings = Settings(threads=threads, rounds=rounds, peers=names(peers), quick=quick)
     with progress_bar() as progress:
         report = run(settings, progress)
-    _finish(report, as_json)
+    finish(report, as_json)
 
 
 @app.command()
@@ -270,11 +269,11 @@ def ps(
     if folder is not None and not profile:
         raise InputError(f"FOLDER is {folder}, but nothing is written without --profile; add it.")
     settings = Settings(
-        threads=threads, rounds=rounds, cases=_names(cases), peers=_names(peers), quick=quick
+        threads=threads, rounds=rounds, cases=names(cases), peers=names(peers), quick=quick
     )
     with progress_bar() as progress:
         report = run(settings, progress, (folder or default_folder()) if profile else None)
-    _finish(report, as_json)
+    finish(report, as_json)
 
 
 @app.command()
@@ -321,7 +320,7 @@ def serve(as_json: AsJson = False, rounds: _Rounds = 5, quick: _Quick = False) -
 
     with progress_bar() as progress:
         report = run(progress, rounds=rounds, quick=quick)
-    _finish(report, as_json, show_serve)
+    finish(report, as_json, show_serve)
 
 
 @app.command()
@@ -339,7 +338,7 @@ def sync(as_json: AsJson = False, rounds: _Rounds = 5, quick: _Quick = False) ->
 
     with progress_bar() as progress:
         report = run(progress, rounds=rounds, quick=quick)
-    _finish(report, as_json, show_sync)
+    finish(report, as_json, show_sync)
 
 
 @app.command()
@@ -358,35 +357,27 @@ def plan(as_json: AsJson = False, rounds: _Rounds = 5, quick: _Quick = False) ->
 
     with progress_bar() as progress:
         report = run(progress, rounds=rounds, quick=quick)
-    _finish(report, as_json, show_plan_bench)
+    finish(report, as_json, show_plan_bench)
 
 
-def _finish(
-    report: dict[str, Any],
-    as_json: bool,
-    show: Callable[[dict[str, Any]], None] | None = None,
+@app.command()
+def gpu(
+    as_json: AsJson = False, rounds: _Rounds = 20, cases: _Cases = "", quick: _Quick = False
 ) -> None:
-    """Shows a report; results that are not equal end the program with status 1."""
-    from .show import show_table_bench
+    """Measure tables, training steps and ops on one GPU against the bytes they must move.
 
-    if as_json:
-        typer.echo(json.dumps(report, indent=1))
-    else:
-        (show or show_table_bench)(report)
-    unequal = [
-        f"{r['case']} of {r['peer']}" if "peer" in r else r["case"]
-        for r in report["results"]
-        if r.get("equal") is False
-    ]
-    if unequal:
-        typer.echo(f"hedgerow: results differ: {', '.join(unequal)}", err=True)
-        raise typer.Exit(1)
-
-
-def _names(text: str) -> tuple[str, ...]:
-    """What commas separate; those within a number do not.
-
-    >>> _names("lookup of 1,000 ids, push*")
-    ('lookup of 1,000 ids', 'push*')
+    Times are medians: of CUDA events with the L2 cache flushed, and of the wall clock around one
+    call. `floor_frac` is the time that the bytes of a case need at 4.3 TB/s over the time by
+    events. Results are compared with those of the plain twins; the exit status is 1 if one is not
+    equal. Needs torch and Triton alone; `python -m hedgerow.bench.gpu --json` does without this
+    program's own libraries, too. Needs no C++ core.
     """
-    return tuple(name.strip() for name in re.split(r",(?!\d{3})", text) if name.strip())
+    from ..bench.gpu import lines, run
+    from .show import progress_bar
+
+    def show(report: dict[str, Any]) -> None:
+        typer.echo("\n".join(lines(report)))
+
+    with progress_bar() as progress:
+        report = run(progress, rounds=rounds, cases=names(cases), quick=quick)
+    finish(report, as_json, show)

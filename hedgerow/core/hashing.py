@@ -10,8 +10,8 @@ from .errors import DtypeError, InputError
 from .shapes import Int64
 
 _MASK = 2**64 - 1
-_MIX_1 = 0xFF51AFD7ED558CCD
-_MIX_2 = 0xC4CEB9FE1A85EC53
+MIX_1 = 0xFF51AFD7ED558CCD
+MIX_2 = 0xC4CEB9FE1A85EC53
 _P1 = 0x9E3779B185EBCA87
 _P2 = 0xC2B2AE3D27D4EB4F
 _P3 = 0x165667B19E3779F9
@@ -36,8 +36,8 @@ def mix64(keys: Int64[Tensor, "n"]) -> Int64[Tensor, "n"]:
     >>> [hex(h & (2**64 - 1)) for h in mix64(torch.tensor([0, 1, -1])).tolist()]
     ['0x0', '0xb456bcfc34c2cb2c', '0x64b5720b4b825f21']
     """
-    keys = _xor_high(keys) * signed64(_MIX_1)
-    keys = _xor_high(keys) * signed64(_MIX_2)
+    keys = _xor_high(keys) * signed64(MIX_1)
+    keys = _xor_high(keys) * signed64(MIX_2)
     return _xor_high(keys)
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -15,13 +15,22 @@ from .ids import Ragged, check_splits
 from .shapes import Float32, Int64
 
 
+@dataclass(frozen=True, slots=True)
+class Cut:
+    """What the host knows of a batch on a device: asking the device would wait for it."""
+
+    borders: tuple[int, ...]  # where the values of each feature begin, and the end
+    is_single: bool  # every sample has exactly one id of every feature
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class IdBatch:
     """The ids of a batch, feature after feature, sample after sample.
 
     `offsets` has one entry per (feature, sample), then the end: feature f of sample s holds
     `values[offsets[f * samples + s]:offsets[f * samples + s + 1]]`. `weights`, if any, has one
-    number an id.
+    number an id. A batch that `to` brings to a device keeps its `cut`, so that nobody waits for it;
+    one that was made there is asked once a step.
 
     >>> batch = IdBatch.from_lists({"user": [[1], [2]], "history": [[5, 6, 7], []]})
     >>> batch.names, batch.samples, batch.feature("history").to_lists()
@@ -32,6 +41,7 @@ class IdBatch:
     values: Int64[Tensor, "n"]
     offsets: Int64[Tensor, "features * samples + 1"]
     weights: Float32[Tensor, "n"] | None = None
+    cut: Cut | None = None
 
     def __post_init__(self) -> None:
         device = self.values.device if isinstance(self.values, Tensor) else None
@@ -159,9 +169,16 @@ class IdBatch:
 
     def feature(self, name: str) -> Ragged:
         """One feature's ids; values are not copied."""
+        number, splits = self._number(name), self._offsets_of(name)
+        if self.cut is None:
+            values = self.values[int(splits[0]) : int(splits[-1])]
+        else:
+            values = self.values[self.cut.borders[number] : self.cut.borders[number + 1]]
+        return Ragged.trusted(values, splits - splits[0])
+
+    def _offsets_of(self, name: str) -> Int64[Tensor, "samples+1"]:
         first = self._number(name) * self.samples
-        splits = self.offsets[first : first + self.samples + 1]
-        return Ragged.trusted(self.values[int(splits[0]) : int(splits[-1])], splits - splits[0])
+        return self.offsets[first : first + self.samples + 1]
 
     def weights_of(self, name: str) -> Float32[Tensor, "n"] | None:
         """One feature's weights, if there are any; not copied."""
@@ -172,6 +189,8 @@ class IdBatch:
 
     def has_one_id_each(self) -> bool:
         """Whether every sample has exactly one id of every feature."""
+        if self.cut is not None:
+            return self.cut.is_single
         cells = len(self.offsets) - 1
         if len(self.values) != cells:
             return False
@@ -249,7 +268,10 @@ class IdBatch:
 
     def to(self, device: torch.device | str, *, non_blocking: bool = False) -> IdBatch:
         """The same batch on another device."""
-        return self._map(lambda tensor: tensor.to(device, non_blocking=non_blocking))
+        moved = self._map(lambda tensor: tensor.to(device, non_blocking=non_blocking))
+        if moved.values.device == checks.CPU or self.cut is not None:
+            return moved
+        return replace(moved, cut=Cut(tuple(self.borders()), self.has_one_id_each()))
 
     def pin_memory(self) -> IdBatch:
         """The same batch in memory that a GPU reads directly; what a DataLoader calls."""
@@ -257,7 +279,7 @@ class IdBatch:
 
     def _map(self, change: Any) -> IdBatch:
         weights = None if self.weights is None else change(self.weights)
-        return IdBatch(self.names, change(self.values), change(self.offsets), weights)
+        return IdBatch(self.names, change(self.values), change(self.offsets), weights, self.cut)
 
     def _number(self, name: str) -> int:
         if name not in self.names:
@@ -265,7 +287,9 @@ class IdBatch:
         return self.names.index(name)
 
     def borders(self) -> list[int]:
-        """Where the values of each feature begin, and the end; waits for a device."""
+        """Where the values of each feature begin, and the end; without a `cut` it waits."""
+        if self.cut is not None:
+            return list(self.cut.borders)
         every = torch.arange(len(self.names) + 1, device=self.offsets.device) * self.samples
         return self.offsets[every].tolist()
 

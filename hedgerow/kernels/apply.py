@@ -17,20 +17,16 @@ from ..core.shapes import Float32, Int64
 from .counting import count_up
 from .find import live_count
 from .find_or_insert import claim
+from .finite import all_finite
 from .first_values import start_rows
 from .layout import Arrays, Grouped, Part
 from .lookup import rows_at
+from .placement import TIMES, word
 from .rules import stepped
 from .sum_gradients import heads, sum_pieces, summed
 from .toolchain import blocks, columns_of, jit, tl, writer_tile
 
 BORN = tl.constexpr(2**40)  # added to the slot of a new row between two kernels
-
-
-@jit
-def _finite(rows: tl.tensor) -> tl.tensor:
-    """Whether each row is."""
-    return tl.min((tl.abs(rows) < float("inf")).to(tl.int32), axis=1) > 0
 
 
 @jit
@@ -43,18 +39,19 @@ def _claimed(
     count: tl.tensor,
     now: tl.tensor,
     buckets: tl.tensor,
+    LINES: tl.constexpr,
 ) -> tuple[tl.tensor, tl.tensor]:
     """The slot of each group, -1 where nothing is to be done, and whether it is new."""
-    slots, keys, times, counts = table
+    slots, index, counts = table
     wanted = head & finite
     if slots is None:
         known = tl.full(key.shape, -1, tl.int64)
     else:
         known = tl.load(slots + source, mask=wanted, other=-1)
-    found, born = claim(keys, key, wanted & (known < 0), buckets)
+    found, born = claim(index, key, wanted & (known < 0), 0, buckets, LINES)
     slot = tl.where(known >= 0, known, found)
     there = slot >= 0
-    tl.store(times + slot, tl.zeros_like(slot) + now, mask=there)
+    tl.store(index + word(slot, TIMES, LINES), tl.zeros_like(slot) + now, mask=there)
     count_up(counts, born, wanted & ~there, tl.where(head & ~finite, count, 0))
     return slot, born
 
@@ -69,9 +66,8 @@ def _apply(
     piece_sums: tl.tensor | None,
     piece_counts: tl.tensor | None,
     placed: tl.tensor | None,
-    keys: tl.tensor,
+    index: tl.tensor,
     values: tl.tensor,
-    times: tl.tensor,
     counts: tl.tensor,
     numbers: tl.tensor,
     n: tl.tensor,
@@ -88,6 +84,7 @@ def _apply(
     STATE: tl.constexpr,
     WIDTH: tl.constexpr,
     STRIDE: tl.constexpr,
+    LINES: tl.constexpr,
     ROWS: tl.constexpr,
     COLUMNS: tl.constexpr,
     ALL_COLUMNS: tl.constexpr,
@@ -98,13 +95,13 @@ def _apply(
     batch = (ids, order, grads, piece_sums, piece_counts)
     total, count = summed(batch, i, key, source, head, n, live, START, DIM, WIDTH, COLUMNS)
     if START == 0:
-        finite = _finite(total)
+        finite = all_finite(total)
         if DIM < WIDTH:
             row, _ = summed(batch, i, key, source, head, n, live, 0, WIDTH, WIDTH, ALL_COLUMNS)
-            finite = _finite(row)
-        table = (slots, keys, times, counts)
-        slot, born = _claimed(table, head, key, source, finite, count, now, buckets)
-        if DIM < WIDTH:
+            finite = all_finite(row)
+        table = (slots, index, counts)
+        slot, born = _claimed(table, head, key, source, finite, count, now, buckets, LINES)
+        if placed is not None:
             tl.store(placed + i, tl.where(born, slot + BORN, slot), mask=i < n)
     else:
         told = tl.load(placed + i, mask=i < n, other=-1)
@@ -132,22 +129,25 @@ def apply(
     now: int,
     slots: Int64[Tensor, "n"] | None = None,
     used: Int64[Tensor, "1"] | None = None,
+    placed: Int64[Tensor, "n"] | None = None,
 ) -> None:
     """One step for each id with its summed gradient; adds to `counts` as `Applied` has them.
 
     An absent id is born first. `slots` are those of a lookup at the same ids, so that what it found
-    is not looked for again. Sums that are not finite leave the table as it is.
+    is not looked for again. Sums that are not finite leave the table as it is. `placed`, if given,
+    is told where each group begins whether its row was written: not below 0.
     """
     n = len(grouped.ids)
     if n == 0:
         return
     pieces = (None, None) if grouped.order is None else sum_pieces(grouped, grads, used)
-    placed = torch.empty_like(grouped.ids) if len(parts) > 1 else None
+    if placed is None and len(parts) > 1:
+        placed = torch.empty_like(grouped.ids)
     for part, rate in zip(parts, rates, strict=True):
         tile = writer_tile(part.dim if part.start else table.dim)
         _apply[blocks(n, tile["ROWS"])](
             *(grouped.ids, grouped.order, slots, used, grads, *pieces, placed),
-            *(table.keys, table.values, table.times, counts, part.numbers),
+            *(table.index, table.values, counts, part.numbers),
             *(n, table.buckets, now, rate, signed64(part.first.seed)),
             *(part.first.a, part.first.scale),
             RULE=part.rule,
@@ -157,6 +157,7 @@ def apply(
             STATE=part.state,
             WIDTH=table.dim,
             STRIDE=table.stride,
+            LINES=table.lines,
             ALL_COLUMNS=columns_of(table.dim),
             **{**tile, "COLUMNS": columns_of(part.dim)},
             enable_fp_fusion=False,

@@ -1,4 +1,4 @@
-"""Sets rows; of equal ids the last usable row wins."""
+"""Sets rows, or whole rows with states and times; of equal ids the last usable row wins."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from .counting import count_up
 from .find import live_count
 from .find_or_insert import claim
 from .layout import Arrays, Grouped
+from .placement import TIMES, word
 from .sum_gradients import follows, heads
 from .toolchain import blocks, jit, tl, writer_tile
 
@@ -48,9 +49,11 @@ def _assign(
     rows: tl.tensor,
     usable: tl.tensor,
     starts: tl.tensor,
-    keys: tl.tensor,
+    states: tl.tensor | None,
+    stamps: tl.tensor | None,
+    placed: tl.tensor | None,
+    index: tl.tensor,
     values: tl.tensor,
-    times: tl.tensor,
     counts: tl.tensor,
     n: tl.tensor,
     buckets: tl.tensor,
@@ -58,6 +61,7 @@ def _assign(
     DIM: tl.constexpr,
     STATES: tl.constexpr,
     STRIDE: tl.constexpr,
+    LINES: tl.constexpr,
     ROWS: tl.constexpr,
     COLUMNS: tl.constexpr,
 ) -> None:
@@ -65,7 +69,7 @@ def _assign(
     live = live_count(used, n)
     key, source, head = heads(ids, order, i, n, live)
     winner, bad = _winner(ids, order, usable, i, key, source, head, n, live)
-    slot, born = claim(keys, key, winner >= 0, buckets)
+    slot, born = claim(index, key, winner >= 0, 0, buckets, LINES)
     column = tl.arange(0, COLUMNS)[None, :]
     there = slot >= 0
     here = there[:, None] & (column < DIM)
@@ -73,11 +77,22 @@ def _assign(
     tl.store(values + slot[:, None] * STRIDE + column, given, mask=here)
     for part in range((STATES + COLUMNS - 1) // COLUMNS):
         state = part * COLUMNS + column
-        start = tl.load(starts + state, mask=state < STATES, other=0.0)
-        fresh = born[:, None] & (state < STATES)
-        tl.store(values + slot[:, None] * STRIDE + DIM + state, start, mask=fresh)
-    tl.store(times + slot, tl.zeros_like(slot) + now, mask=there)
+        if states is None:
+            fresh = born[:, None] & (state < STATES)
+            start = tl.load(starts + state, mask=state < STATES, other=0.0)
+            tl.store(values + slot[:, None] * STRIDE + DIM + state, start, mask=fresh)
+        else:
+            whole = there[:, None] & (state < STATES)
+            own = tl.load(states + winner[:, None] * STATES + state, mask=whole, other=0.0)
+            tl.store(values + slot[:, None] * STRIDE + DIM + state, own, mask=whole)
+    if stamps is None:
+        time = tl.zeros_like(slot) + now
+    else:
+        time = tl.load(stamps + winner, mask=there, other=0)
+    tl.store(index + word(slot, TIMES, LINES), time, mask=there)
     count_up(counts, born, (winner >= 0) & ~there, bad)
+    if placed is not None:
+        tl.store(placed + i, slot, mask=i < n)
 
 
 def assign(
@@ -89,20 +104,26 @@ def assign(
     counts: Int64[Tensor, "3"],
     now: int,
     used: Int64[Tensor, "1"] | None = None,
+    states: Float32[Tensor, "n states"] | None = None,
+    stamps: Int64[Tensor, "n"] | None = None,
+    placed: Int64[Tensor, "n"] | None = None,
 ) -> None:
     """Puts each id's last row that is `usable`; adds to `counts` as `Applied` has them.
 
-    The states of new rows are `starts`.
+    The states of new rows are `starts`; with `states` all rows get theirs. Their times are `now`,
+    or `stamps`. `placed`, if given, is told where each group begins the slot of its row, -1 where
+    none was written.
     """
     n = len(grouped.ids)
     if n == 0:
         return
     tile = writer_tile(table.dim)
     _assign[blocks(n, tile["ROWS"])](
-        *(grouped.ids, grouped.order, used, rows, usable, starts),
-        *(table.keys, table.values, table.times, counts, n, table.buckets, now),
+        *(grouped.ids, grouped.order, used, rows, usable, starts, states, stamps, placed),
+        *(table.index, table.values, counts, n, table.buckets, now),
         DIM=table.dim,
         STATES=len(starts),
         STRIDE=table.stride,
+        LINES=table.lines,
         **tile,
     )

@@ -6,11 +6,14 @@ import torch
 from torch import Tensor
 
 from ..core.shapes import Bool, Int64
+from . import layout
 from .find import live_count, probe
 from .layout import Arrays, Grouped
-from .placement import EMPTY, ERASED, own_place
+from .placement import EMPTY, ERASED, own_place, word
 from .sum_gradients import heads
 from .toolchain import blocks, jit, tl
+
+NEWBORN = tl.constexpr(layout.NEWBORN)
 
 
 @jit(do_not_specialize=["n", "buckets"])
@@ -18,18 +21,22 @@ def _erase(
     ids: tl.tensor,
     order: tl.tensor | None,
     used: tl.tensor | None,
-    keys: tl.tensor,
+    index: tl.tensor,
     erased: tl.tensor,
     n: tl.tensor,
     buckets: tl.tensor,
+    LINES: tl.constexpr,
     ROWS: tl.constexpr,
 ) -> None:
     i = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)
     key, source, head = heads(ids, order, i, n, live_count(used, n))
-    slot = probe(keys, key, head, buckets)
+    slot = probe(index, key, head, 0, buckets, LINES)
     there = slot >= 0
-    special, _ = own_place(key, buckets)
-    tl.store(keys + slot, tl.where(special, EMPTY, ERASED), mask=there)
+    special, _ = own_place(key, 0, buckets)
+    gone = tl.where(special, EMPTY, ERASED)
+    tl.store(index + word(slot, 0, LINES), gone, mask=there)
+    for line in tl.static_range(1, LINES):
+        tl.store(index + word(slot, line, LINES), tl.zeros_like(slot) + NEWBORN, mask=there)
     tl.store(erased + source, there, mask=there)
 
 
@@ -41,6 +48,8 @@ def erase(
     erased = torch.zeros_like(grouped.ids, dtype=torch.bool)
     if n:
         _erase[blocks(n, 32)](
-            *(grouped.ids, grouped.order, used, table.keys, erased, n, table.buckets), ROWS=32
+            *(grouped.ids, grouped.order, used, table.index, erased, n, table.buckets),
+            LINES=table.lines,
+            ROWS=32,
         )
     return erased

@@ -16,11 +16,12 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from ..core.shapes import Bool, Int64
+from ..core.shapes import Bool, Float32, Int64
 from . import layout
+from .find import span_of
 from .layout import Arrays
-from .placement import EMPTY, ERASED, HOME_LANES, LANES, candidates, own_place
-from .toolchain import blocks, jit, tl
+from .placement import EMPTY, ERASED, HOME_LANES, LANES, candidates, own_place, word
+from .toolchain import blocks, jit, several, tl, writer_tile
 
 TAKEN = tl.constexpr(layout.TAKEN)
 NOWHERE = tl.constexpr(8 * layout.LANES)  # beyond what `_first_free` tells of any place
@@ -53,20 +54,27 @@ def _lane_of(rank: tl.tensor, in_first: tl.tensor) -> tl.tensor:
 
 
 @jit
-def _look(
-    keys: tl.tensor, ids: tl.tensor, todo: tl.tensor, first: tl.tensor, second: tl.tensor
+def look(
+    index: tl.tensor,
+    ids: tl.tensor,
+    todo: tl.tensor,
+    first: tl.tensor,
+    second: tl.tensor,
+    LINES: tl.constexpr,
 ) -> tuple[tl.tensor, tl.tensor, tl.tensor]:
     """The slot that holds each id or -1, the slot it would take or -1, and whether that was erased.
 
     The loads are volatile: a line kept in a near cache would show the same free lane for ever.
     """
     lanes = tl.arange(0, LANES)[None, :]
-    one = tl.load(keys + first[:, None] * LANES + lanes, mask=todo[:, None], volatile=True)
+    at = index + first[:, None] * (LINES * LANES) + lanes
+    one = tl.load(at, mask=todo[:, None], volatile=True)
     hit, rank = _hit(one, ids), _first_free(one, 0)
     held = tl.where(hit >= 0, first * LANES + hit, -1)
     unused = tl.max(((one == EMPTY) & (lanes < HOME_LANES)).to(tl.int32), axis=1)
     go_on = todo & (hit < 0) & (unused == 0)
-    two = tl.load(keys + second[:, None] * LANES + lanes, mask=go_on[:, None], volatile=True)
+    at = index + second[:, None] * (LINES * LANES) + lanes
+    two = tl.load(at, mask=go_on[:, None], volatile=True)
     hit, other_rank = _hit(two, ids), _first_free(two, 1)
     held = tl.where(go_on & (hit >= 0), second * LANES + hit, held)
     in_first = ~go_on | (rank < other_rank)
@@ -77,18 +85,23 @@ def _look(
 
 @jit
 def claim(
-    keys: tl.tensor, ids: tl.tensor, todo: tl.tensor, buckets: tl.tensor
+    index: tl.tensor,
+    ids: tl.tensor,
+    todo: tl.tensor,
+    base: tl.tensor,
+    buckets: tl.tensor,
+    LINES: tl.constexpr,
 ) -> tuple[tl.tensor, tl.tensor]:
     """The slot of each id with `todo`, -1 = no room or not asked; and whether it was taken now."""
-    first, second = candidates(ids, buckets)
-    special, own = own_place(ids, buckets)
+    first, second = candidates(ids, base, buckets)
+    special, own = own_place(ids, base, buckets)
     stored = tl.where(special, tl.full(ids.shape, TAKEN, tl.int64), ids)
     empty = tl.full(ids.shape, EMPTY, tl.int64)  # 64 bits: a bare literal may be taken as 32
     erased = tl.full(ids.shape, ERASED, tl.int64)
     slot = tl.full(ids.shape, -1, tl.int64)
     born = ids != ids
     while tl.max(todo.to(tl.int32), axis=0) > 0:
-        held, free, was_erased = _look(keys, ids, todo & ~special, first, second)
+        held, free, was_erased = look(index, ids, todo & ~special, first, second, LINES)
         held = tl.where(special, -1, held)
         free = tl.where(special, own, free)  # the swap will say whether it is
         was_erased = was_erased & ~special
@@ -99,7 +112,7 @@ def claim(
             place = tl.where(todo, free, first * LANES)
             vacant = tl.where(was_erased, erased, empty)
             expected = tl.where(todo, vacant, stored)
-            old = tl.atomic_cas(keys + place, expected, stored, sem="relaxed")
+            old = tl.atomic_cas(index + word(place, 0, LINES), expected, stored, sem="relaxed")
             won = todo & (old == vacant)
             done = won | (todo & (old == stored))
             slot = tl.where(done, place, slot)
@@ -111,25 +124,92 @@ def claim(
 @jit(do_not_specialize=["n", "buckets"])
 def _find_or_insert(
     ids: tl.tensor,
-    keys: tl.tensor,
+    wanted: tl.tensor | None,
+    index: tl.tensor,
+    spans: tl.tensor | None,
+    splits: tl.tensor | None,
     slots: tl.tensor,
     new: tl.tensor,
     n: tl.tensor,
     buckets: tl.tensor,
+    K: tl.constexpr,
+    ROOM: tl.constexpr,
+    LINES: tl.constexpr,
     ROWS: tl.constexpr,
 ) -> None:
     i = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)
-    slot, born = claim(keys, tl.load(ids + i, mask=i < n, other=0), i < n, buckets)
+    base, count, live = span_of((spans, splits), None, i, n, buckets, K, ROOM)
+    if wanted is not None:
+        live = live & tl.load(wanted + i, mask=live, other=0).to(tl.int1)
+    slot, born = claim(index, tl.load(ids + i, mask=live, other=0), live, base, count, LINES)
     tl.store(slots + i, slot, mask=i < n)
     tl.store(new + i, born, mask=i < n)
 
 
-def find_or_insert(
-    table: Arrays, ids: Int64[Tensor, "n"]
+@jit(do_not_specialize=["n", "buckets"])
+def _exchange(
+    ids: tl.tensor,
+    rows: tl.tensor,
+    index: tl.tensor,
+    values: tl.tensor,
+    slots: tl.tensor,
+    new: tl.tensor,
+    n: tl.tensor,
+    buckets: tl.tensor,
+    WIDTH: tl.constexpr,
+    STRIDE: tl.constexpr,
+    LINES: tl.constexpr,
+    ROWS: tl.constexpr,
+    COLUMNS: tl.constexpr,
+) -> None:
+    i = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)
+    slot, born = claim(index, tl.load(ids + i, mask=i < n, other=0), i < n, 0, buckets, LINES)
+    tl.store(slots + i, slot, mask=i < n)
+    tl.store(new + i, born, mask=i < n)
+    column = tl.arange(0, COLUMNS)[None, :]
+    ours = i[:, None] * WIDTH + column
+    theirs = slot[:, None] * STRIDE + column
+    put = born[:, None] & (column < WIDTH)
+    given = tl.load(rows + ours, mask=put, other=0.0)
+    tl.store(values + theirs, given, mask=put)
+    take = ((slot >= 0) & ~born)[:, None] & (column < WIDTH)
+    tl.store(rows + ours, tl.load(values + theirs, mask=take, other=0.0), mask=take)
+
+
+def exchange(
+    table: Arrays, ids: Int64[Tensor, "n"], rows: Float32[Tensor, "n width"]
 ) -> tuple[Int64[Tensor, "n"], Bool[Tensor, "n"]]:
-    """The slot of each id, -1 = no room, and whether this occurrence took it. Rows are not set."""
+    """`find_or_insert` of different ids with their rows: new ones get them, others give theirs."""
+    slots, new = torch.empty_like(ids), torch.empty_like(ids, dtype=torch.bool)
+    if len(ids):
+        tile = writer_tile(rows.shape[1])
+        _exchange[blocks(len(ids), tile["ROWS"])](
+            *(ids, rows, table.index, table.values, slots, new, len(ids), table.buckets),
+            WIDTH=rows.shape[1],
+            STRIDE=table.stride,
+            LINES=table.lines,
+            **tile,
+        )
+    return slots, new
+
+
+def find_or_insert(
+    table: Arrays,
+    ids: Int64[Tensor, "n"],
+    splits: Int64[Tensor, "K+1"] | None = None,
+    wanted: Bool[Tensor, "n"] | None = None,
+) -> tuple[Int64[Tensor, "n"], Bool[Tensor, "n"]]:
+    """The slot of each id, -1 = no room, and whether this occurrence took it. Rows are not set.
+
+    With `wanted`, of these ids alone.
+    """
     slots, new = torch.empty_like(ids), torch.empty_like(ids, dtype=torch.bool)
     if len(ids):
         grid = blocks(len(ids), 32)
-        _find_or_insert[grid](ids, table.keys, slots, new, len(ids), table.buckets, ROWS=32)
+        _find_or_insert[grid](
+            *(ids, wanted, table.index, table.spans, splits, slots, new, len(ids), table.buckets),
+            **several(table.tables),
+            LINES=table.lines,
+            ROWS=32,
+        )
     return slots, new

@@ -102,6 +102,15 @@ def start_rows(
     return start
 
 
+@jit
+def draw_of(draws: tl.tensor, k: tl.tensor) -> tuple[tl.tensor, tl.tensor, tl.tensor]:
+    """Seed, `a` and scale of each id's table, as columns; one line of three words a table."""
+    seed = tl.load(draws + 3 * k)
+    a = tl.load(draws + 3 * k + 1).to(tl.int32).to(tl.float32, bitcast=True)
+    scale = tl.load(draws + 3 * k + 2).to(tl.int32).to(tl.float32, bitcast=True)
+    return seed[:, None], a[:, None], scale[:, None]
+
+
 @jit(do_not_specialize=["n", "seed"])
 def _first_values(
     ids: tl.tensor,

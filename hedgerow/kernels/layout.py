@@ -3,20 +3,23 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from itertools import accumulate
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from ..core.hashing import signed64
-from ..core.shapes import Bool, Float32, Float64, Int64
+from ..core.shapes import Bool, Float32, Float64, Int32, Int64
 
 LANES = 16  # ids of a bucket: 128 bytes, what the memory moves at once
 # An id goes to its second bucket only when this much of its first is taken. Of 20,000 buckets at
 # 0.5 / 0.75 / 0.85 / 0.9 full, 1.6 / 9.7 / 13 / 14 % of the ids are then in their second bucket
 # (with 0: 32 %), and 0 / 0 / 1e-5 / 8e-4 find no room (with 16: 0 / 2e-3 / 1e-2 / 2e-2).
 HOME_LANES = 12
+# The lines of a bucket. By default rows are scored by their times; the last line says.
+KEYS, TIMES, SCORES = 0, 1, -1
 # What a place holds that was never used, and one whose id was erased: whoever looks for an id may
 # stop at the former but not at the latter. The ids with these values are as legal as any others:
 # each lives in a place of its own behind the buckets. Any patterns serve; random ones will hardly
@@ -24,10 +27,15 @@ HOME_LANES = 12
 EMPTY = signed64(0xA3C59AC2F0B1E6D7)
 ERASED = signed64(0x5D1B0E7743C8F2A9)
 TAKEN = ~EMPTY  # what the place of such an id holds once the id has a row
+NEWBORN = -1  # time and score of a place without a row, or whose row is not set yet
 # Gradients of one id are added in input order; from this many on in pieces of as many, each added
 # in order and then the pieces in order. So an id that fills the batch is not added up by one
 # program alone, and the order depends on the id's own occurrences and on nothing else.
 PIECE = 256
+SHORT = 32  # up to so many occurrences are added where the row is updated, more before
+SCORE = 2**48 - 1  # what a word of scores may hold, see `scores`
+# What became of an id that `insert_and_evict` was given.
+INSERTED, RECLAIMED, ASSIGNED, EVICTED, BUSY, NOT_ASKED = 0, 1, 2, 3, 5, 7
 # The numbers of an update rule, see `rules`: room for settings, then for the starts of states.
 SETTINGS, STARTS = 8, 4
 # The finalizer of splitmix64: other constants and shifts than the router's mixer, whose bits would
@@ -37,48 +45,133 @@ MIX_1 = 0xBF58476D1CE4E5B9
 MIX_2 = 0x94D049BB133111EB
 
 
+def padded(floats: int) -> int:
+    """Floats from one row to the next for rows of this many.
+
+    Rows that begin at lines of 128 bytes, or at least at sectors of 32, are read and written in
+    whole ones: an update whose rows straddled lines took a third longer. Where that would take more
+    than a sixth of the memory, 16 bytes do.
+
+    >>> [padded(floats) for floats in (3, 24, 64, 129, 194, 386)]
+    [4, 24, 64, 136, 224, 416]
+    """
+    for step in (32, 8):
+        width = -(-floats // step) * step
+        if width * 6 <= floats * 7:
+            return width
+    return -(-floats // 4) * 4
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class Arrays:
-    """A table in device memory; a slot is the number of a place in all three arrays.
+    """A table in device memory; a slot is the number of a place.
 
-    Bucket b has the slots from `b * LANES`; the last two are those of the ids `EMPTY` and `ERASED`.
+    Bucket b has the slots from `b * LANES`, and behind the buckets stand two, those of the ids
+    `EMPTY` and `ERASED`. A bucket is a line of keys, a line of times and, if rows are `scored` by
+    something else than time, a line of scores, one behind the other: whoever has looked for an id
+    has the time of its row near.
     """
 
-    keys: Int64[Tensor, "slots"]
-    values: Float32[Tensor, "slots stride"]  # a row, then its states; padded to 16 bytes
-    times: Int64[Tensor, "slots"]
+    index: Int64[Tensor, "buckets+1 lines lanes"]
+    values: Float32[Tensor, "slots stride"]  # a row, then its states; see `padded`
     dim: int
+    pins: Int32[Tensor, "slots"] | None = None  # how often each row is held; None = never
+    spans: Int64[Tensor, "K 2"] | None = None  # of several tables: first bucket, buckets of each
 
     @staticmethod
-    def make(buckets: int, dim: int, device: torch.device, states: int = 0) -> Arrays:
+    def make(
+        buckets: int,
+        dim: int,
+        device: torch.device,
+        states: int = 0,
+        *,
+        scored: bool = False,
+        pinned: bool = False,
+    ) -> Arrays:
         """An empty table whose rows have `states` floats behind them."""
         slots = buckets * LANES + 2
+        lines = 3 if scored else 2
+        index = torch.full((buckets + 1, lines, LANES), NEWBORN, device=device)
+        index[:, KEYS] = EMPTY
         return Arrays(
-            torch.full((slots,), EMPTY, device=device),
-            torch.zeros(slots, -(-(dim + states) // 4) * 4, device=device),
-            torch.zeros(slots, dtype=torch.int64, device=device),
+            index,
+            torch.zeros(slots, padded(dim + states), device=device),
             dim,
+            torch.zeros(slots, dtype=torch.int32, device=device) if pinned else None,
         )
+
+    @staticmethod
+    def make_several(
+        buckets: Sequence[int], dim: int, device: torch.device, states: int = 0
+    ) -> Arrays:
+        """Empty tables of so many buckets each, for kernels that serve all of them at once.
+
+        Each has its own two places of special ids; `splits` say which keys of a batch are whose.
+        """
+        firsts = [0, *accumulate(count + 1 for count in buckets)]
+        spans = torch.tensor(list(zip(firsts, buckets, strict=False)), device=device)
+        return replace(Arrays.make(firsts[-1] - 1, dim, device, states), spans=spans)
+
+    @property
+    def buckets(self) -> int:
+        """How many; of several tables with those between them."""
+        return len(self.index) - 1
+
+    @property
+    def tables(self) -> int:
+        """How many."""
+        return 1 if self.spans is None else len(self.spans)
+
+    @property
+    def lines(self) -> int:
+        """Lines of a bucket."""
+        return self.index.shape[1]
 
     @property
     def stride(self) -> int:
         """Floats from one row to the next."""
         return self.values.shape[1]
 
+    def line(self, line: int) -> Int64[Tensor, "slots"]:
+        """A copy of KEYS, TIMES or SCORES of all slots; the latter say nothing without a row."""
+        words = self.index[:, line].flatten()[: len(self.values)]
+        return words if line == KEYS else words & SCORE
+
+    def read(self, line: int, slots: Int64[Tensor, "n"]) -> Int64[Tensor, "n"]:
+        """KEYS, TIMES or SCORES of these slots."""
+        words = self.index[slots // LANES, line, slots % LANES]
+        return words if line == KEYS else words & SCORE
+
+    def write(self, line: int, slots: Int64[Tensor, "n"], words: Int64[Tensor, "n"] | int) -> None:
+        """Sets KEYS, TIMES or SCORES of these slots."""
+        self.index[slots // LANES, line, slots % LANES] = torch.as_tensor(
+            words, device=self.index.device
+        )
+
+    @property
+    def nbytes(self) -> tuple[int, int]:
+        """Bytes of keys and times, and of rows."""
+        return self.index.nbytes, self.values.nbytes
+
+    def clear(self, when: Bool[Tensor, ""] | None = None) -> None:
+        """Takes all ids out, or does so if the device says `when`."""
+        always = torch.ones((), dtype=torch.bool, device=self.index.device)
+        self.index.masked_fill_(always if when is None else when, NEWBORN)
+        self.index[:, KEYS].masked_fill_(always if when is None else when, EMPTY)
+
     def taken(self) -> Bool[Tensor, "slots"]:
         """Which slots have a row."""
-        return (self.keys != EMPTY) & (self.keys != ERASED)
+        keys = self.line(KEYS)
+        return (keys != EMPTY) & (keys != ERASED)
 
     def ids(self, slots: Int64[Tensor, "n"]) -> Int64[Tensor, "n"]:
         """The ids of the rows in these slots."""
-        own_place = self.buckets * LANES
-        ids = torch.where(slots == own_place, EMPTY, self.keys[slots])
-        return torch.where(slots == own_place + 1, ERASED, ids)
-
-    @property
-    def buckets(self) -> int:
-        """How many."""
-        return len(self.keys) // LANES
+        own = torch.tensor([self.buckets], device=slots.device)
+        if self.spans is not None:
+            own = self.spans.sum(dim=1)
+        special, first = torch.isin(slots // LANES, own), slots % LANES == 0
+        ids = torch.where(special & first, EMPTY, self.read(KEYS, slots))
+        return torch.where(special & ~first, ERASED, ids)
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,6 +201,7 @@ class Part:
     first: FirstValues
     rule: str
     numbers: Float64[Tensor, "12"]  # on the device: settings of the rule, starts of its states
+    draws: Int64[Tensor, "K 3"] | None = None  # of several tables: see `draws_of`; None = `first`
 
     @staticmethod
     def numbers_of(
@@ -118,6 +212,38 @@ class Part:
         filled[: len(settings)] = torch.tensor(settings, dtype=torch.float64)
         filled[SETTINGS : SETTINGS + len(starts)] = torch.tensor(starts, dtype=torch.float64)
         return filled.to(device)
+
+
+def draws_of(firsts: Sequence[FirstValues], device: torch.device) -> Int64[Tensor, "K 3"]:
+    """Seed, `a` and scale of several tables as a kernel reads them: the floats as their bits."""
+    bits = np.array([(f.a, f.scale) for f in firsts], np.float32).view(np.int32)
+    words = [(signed64(f.seed), int(a), int(b)) for f, (a, b) in zip(firsts, bits, strict=True)]
+    return torch.tensor(words, dtype=torch.int64, device=device)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Cells:
+    """A filter in device memory, see `count_ids`: cells, and where its window stands.
+
+    `state` is the turn of the window, the ids counted in it, and those that found no cell.
+    """
+
+    cells: Int64[Tensor, "cells"]  # LANES of every home
+    state: Int64[Tensor, "3"]
+    kept: int  # turns before the present one that still count
+    most: int  # where counts stop
+
+    @staticmethod
+    def make(ids: int, kept: int, most: int, device: torch.device) -> Cells:
+        """An empty filter with room for so many ids, at four fifths of its cells."""
+        homes = max(2, -(-ids * 5 // (4 * LANES)))
+        cells = torch.zeros(homes * LANES, dtype=torch.int64, device=device)
+        return Cells(cells, torch.zeros(3, dtype=torch.int64, device=device), kept, most)
+
+    @property
+    def homes(self) -> int:
+        """How many."""
+        return len(self.cells) // LANES
 
 
 @dataclass(frozen=True, slots=True, eq=False)

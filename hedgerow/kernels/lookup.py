@@ -9,10 +9,10 @@ from torch import Tensor
 
 from ..core.hashing import signed64
 from ..core.shapes import Float32, Int64
-from .find import live_count, probe
-from .first_values import start_rows
+from .find import probe, span_of, table_of
+from .first_values import draw_of, start_rows
 from .layout import Arrays, FirstValues, Part
-from .toolchain import blocks, jit, reader_tile, tl
+from .toolchain import blocks, jit, reader_tile, several, tl
 
 
 @jit
@@ -62,33 +62,42 @@ def gather(table: Arrays, slots: Int64[Tensor, "n"]) -> Float32[Tensor, "n dim"]
 def _lookup(
     ids: tl.tensor,
     used: tl.tensor | None,
-    keys: tl.tensor,
+    index: tl.tensor,
     values: tl.tensor,
     out: tl.tensor,
     slots: tl.tensor,
+    spans: tl.tensor | None,
+    splits: tl.tensor | None,
+    draws: tl.tensor | None,
     n: tl.tensor,
     buckets: tl.tensor,
     seed: tl.tensor,
     a: tl.tensor,
     scale: tl.tensor,
+    K: tl.constexpr,
+    ROOM: tl.constexpr,
     KIND: tl.constexpr,
     START: tl.constexpr,
     DIM: tl.constexpr,
     WIDTH: tl.constexpr,
     STRIDE: tl.constexpr,
+    LINES: tl.constexpr,
     ROWS: tl.constexpr,
     COLUMNS: tl.constexpr,
 ) -> None:
     i = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)
-    live = i < live_count(used, n)
+    base, count, live = span_of((spans, splits), used, i, n, buckets, K, ROOM)
     key = tl.load(ids + i, mask=live, other=0)
-    slot = probe(keys, key, live, buckets)
+    slot = probe(index, key, live, base, count, LINES)
     tl.store(slots + i, slot, mask=i < n)
     rows = rows_at(values + START, slot, DIM, STRIDE, COLUMNS)
     if KIND != "zeros":
         absent = live & (slot < 0)
         if tl.max(absent.to(tl.int32), axis=0) > 0:
-            first = start_rows(key, seed, a, scale, KIND, START, ROWS, COLUMNS)
+            draw = (seed, a, scale)
+            if draws is not None:
+                draw = draw_of(draws, tl.where(live, table_of(splits, i, K, ROOM), 0))
+            first = start_rows(key, draw[0], draw[1], draw[2], KIND, START, ROWS, COLUMNS)
             rows = tl.where(absent[:, None], first, rows)
     column = tl.arange(0, COLUMNS)[None, :]
     there = (i < n)[:, None] & (column < DIM)
@@ -100,26 +109,32 @@ def lookup(
     ids: Int64[Tensor, "n"],
     out: Float32[Tensor, "n dim"],
     parts: Sequence[Part] = (),
-    used: Int64[Tensor, "1"] | None = None,
+    used: Int64[Tensor, "K"] | None = None,
+    splits: Int64[Tensor, "K+1"] | None = None,
 ) -> Int64[Tensor, "n"]:
     """Rows of `ids` into `out`, and their slots, -1 = absent.
 
+    Of several tables, `splits` say where the ids of each begin and end.
     Absent ids give zeros, or the rows that the `parts` would give them; what follows after `used`,
     zeros.
     """
     slots = torch.empty_like(ids)
     zeros = FirstValues("zeros", 0.0, 0.0, 0)
-    columns = [(part.start, part.dim, part.first) for part in parts] or [(0, table.dim, zeros)]
-    for start, dim, draw in columns if len(ids) else ():
+    columns = [(part.start, part.dim, part.first, part.draws) for part in parts]
+    for start, dim, draw, draws in columns or [(0, table.dim, zeros, None)]:
+        if len(ids) == 0:
+            break
         tile = reader_tile(dim)
         _lookup[blocks(len(ids), tile["ROWS"])](
-            *(ids, used, table.keys, table.values, out, slots, len(ids), table.buckets),
-            *(signed64(draw.seed), draw.a, draw.scale),
+            *(ids, used, table.index, table.values, out, slots, table.spans, splits, draws),
+            *(len(ids), table.buckets, signed64(draw.seed), draw.a, draw.scale),
+            **several(table.tables),
             KIND=draw.kind,
             START=start,
             DIM=dim,
             WIDTH=table.dim,
             STRIDE=table.stride,
+            LINES=table.lines,
             **tile,
             enable_fp_fusion=False,
         )

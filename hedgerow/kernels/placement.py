@@ -13,14 +13,18 @@ EMPTY = tl.constexpr(layout.EMPTY)
 ERASED = tl.constexpr(layout.ERASED)
 HOME_LANES = tl.constexpr(layout.HOME_LANES)
 LANES = tl.constexpr(layout.LANES)
+TIMES = tl.constexpr(layout.TIMES)
 MIX_START = tl.constexpr(layout.MIX_START)
 MIX_1 = tl.constexpr(layout.MIX_1)
 MIX_2 = tl.constexpr(layout.MIX_2)
 
 
 @jit
-def candidates(ids: tl.tensor, buckets: tl.tensor) -> tuple[tl.tensor, tl.tensor]:
-    """Two different buckets of each id, if there are two: from the halves of one hash."""
+def candidates(ids: tl.tensor, base: tl.tensor, buckets: tl.tensor) -> tuple[tl.tensor, tl.tensor]:
+    """Two different buckets of each id, if there are two, of so many from `base` on.
+
+    From the halves of one hash.
+    """
     hashed = ids.to(tl.uint64, bitcast=True) + MIX_START
     hashed = (hashed ^ (hashed >> 30)) * MIX_1
     hashed = (hashed ^ (hashed >> 27)) * MIX_2
@@ -30,14 +34,20 @@ def candidates(ids: tl.tensor, buckets: tl.tensor) -> tuple[tl.tensor, tl.tensor
     second = ((hashed & 0xFFFFFFFF) * count) >> 32
     neighbour = tl.where(first + 1 < count, first + 1, 0)
     second = tl.where(second == first, neighbour, second)
-    return first.to(tl.int64, bitcast=True), second.to(tl.int64, bitcast=True)
+    return base + first.to(tl.int64, bitcast=True), base + second.to(tl.int64, bitcast=True)
 
 
 @jit
-def own_place(ids: tl.tensor, buckets: tl.tensor) -> tuple[tl.tensor, tl.tensor]:
+def own_place(ids: tl.tensor, base: tl.tensor, buckets: tl.tensor) -> tuple[tl.tensor, tl.tensor]:
     """Whether an id looks like a place without a row, and the slot that it then has to itself."""
     special = (ids == EMPTY) | (ids == ERASED)
-    return special, buckets.to(tl.int64) * LANES + (ids == ERASED).to(tl.int64)
+    return special, (base + buckets.to(tl.int64)) * LANES + (ids == ERASED).to(tl.int64)
+
+
+@jit
+def word(slots: tl.tensor, LINE: tl.constexpr, LINES: tl.constexpr) -> tl.tensor:
+    """Where in the index the key (line 0), time or score of a slot stands."""
+    return (slots // LANES) * (LINES * LANES) + LINE * LANES + slots % LANES
 
 
 @jit(do_not_specialize=["n", "buckets"])
@@ -50,7 +60,7 @@ def _place(
     ROWS: tl.constexpr,
 ) -> None:
     i = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)
-    one, two = candidates(tl.load(ids + i, mask=i < n, other=0), buckets)
+    one, two = candidates(tl.load(ids + i, mask=i < n, other=0), 0, buckets)
     tl.store(first + i, one, mask=i < n)
     tl.store(second + i, two, mask=i < n)
 

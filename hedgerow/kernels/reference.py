@@ -17,12 +17,15 @@ from .layout import (
     EMPTY,
     ERASED,
     HOME_LANES,
+    KEYS,
     LANES,
     MIX_1,
     MIX_2,
     MIX_START,
+    NEWBORN,
     PIECE,
     TAKEN,
+    TIMES,
     Arrays,
     FirstValues,
     Grouped,
@@ -62,7 +65,7 @@ def place(ids: Int64[Tensor, "n"], buckets: int) -> tuple[Int64[Tensor, "n"], In
     return first, torch.where(second == first, (first + 1) % buckets, second)
 
 
-def _places(table: Arrays, id_: int) -> list[int]:
+def places_of(table: Arrays, id_: int) -> list[int]:
     """The slots an id may have, in the order in which they are taken."""
     if id_ in (EMPTY, ERASED):
         return [table.buckets * LANES + (id_ == ERASED)]
@@ -73,9 +76,17 @@ def _places(table: Arrays, id_: int) -> list[int]:
     ]
 
 
-def _find_one(table: Arrays, id_: int) -> int:
+def key_at(table: Arrays, slot: int) -> int:
+    return int(table.index[slot // LANES, KEYS, slot % LANES])
+
+
+def put_word(table: Arrays, line: int, slot: int, word: int) -> None:
+    table.index[slot // LANES, line, slot % LANES] = word
+
+
+def find_one(table: Arrays, id_: int) -> int:
     sought = TAKEN if id_ in (EMPTY, ERASED) else id_
-    return next((s for s in _places(table, id_) if int(table.keys[s]) == sought), -1)
+    return next((s for s in places_of(table, id_) if key_at(table, s) == sought), -1)
 
 
 def find(
@@ -83,26 +94,30 @@ def find(
 ) -> Int64[Tensor, "n"]:
     """The slot of each id; -1 where there is none, and from `used` on."""
     live = len(ids) if used is None else int(used)
-    found = [_find_one(table, id_) if i < live else -1 for i, id_ in enumerate(ids.tolist())]
+    found = [find_one(table, id_) if i < live else -1 for i, id_ in enumerate(ids.tolist())]
     return torch.tensor(found, dtype=torch.int64)
 
 
-def _insert_one(table: Arrays, id_: int) -> tuple[int, bool]:
-    slot = _find_one(table, id_)
+def insert_one(table: Arrays, id_: int) -> tuple[int, bool]:
+    slot = find_one(table, id_)
     if slot >= 0:
         return slot, False
-    free = [s for s in _places(table, id_) if int(table.keys[s]) in (EMPTY, ERASED)]
+    free = [s for s in places_of(table, id_) if key_at(table, s) in (EMPTY, ERASED)]
     if not free:
         return -1, False
-    table.keys[free[0]] = TAKEN if id_ in (EMPTY, ERASED) else id_
+    put_word(table, KEYS, free[0], TAKEN if id_ in (EMPTY, ERASED) else id_)
     return free[0], True
 
 
 def find_or_insert(
-    table: Arrays, ids: Int64[Tensor, "n"]
+    table: Arrays, ids: Int64[Tensor, "n"], wanted: Bool[Tensor, "n"] | None = None
 ) -> tuple[Int64[Tensor, "n"], Bool[Tensor, "n"]]:
     """The slot of each id, -1 = no room, and whether this occurrence took it. Rows are not set."""
-    taken = [_insert_one(table, id_) for id_ in ids.tolist()]
+    asked = [True] * len(ids) if wanted is None else wanted.tolist()
+    taken = [
+        insert_one(table, id_) if ask else (-1, False)
+        for id_, ask in zip(ids.tolist(), asked, strict=True)
+    ]
     slots = torch.tensor([slot for slot, _ in taken], dtype=torch.int64)
     return slots, torch.tensor([new for _, new in taken], dtype=torch.bool)
 
@@ -112,10 +127,11 @@ def erase(
 ) -> Bool[Tensor, "n"]:
     """Takes the rows of these ids out and says which were there; of equal ids the first was."""
     erased = torch.zeros(len(grouped.ids), dtype=torch.bool)
-    for _, id_, sources in _groups(grouped, used):
-        slot = _find_one(table, id_)
+    for _, id_, sources in groups_of(grouped, used):
+        slot = find_one(table, id_)
         if slot >= 0:
-            table.keys[slot] = EMPTY if id_ in (EMPTY, ERASED) else ERASED
+            put_word(table, KEYS, slot, EMPTY if id_ in (EMPTY, ERASED) else ERASED)
+            table.index[slot // LANES, KEYS + 1 :, slot % LANES] = NEWBORN
             erased[sources[0]] = True
     return erased
 
@@ -123,8 +139,12 @@ def erase(
 def _words(ids: Tensor, block: Tensor, seed: int, attempt: int) -> list[Tensor]:
     """Philox4x32-10 at (id, block, attempt); four words for every id and block."""
     zero = torch.zeros(len(ids), len(block), dtype=torch.int64)
-    c0, c1 = zero + (ids & _LOW)[:, None], zero + _shifted(ids, 32)[:, None]
-    c2, c3 = zero + block, zero + (attempt << 4)
+    return philox(zero + ids[:, None], zero + block, zero + (attempt << 4), seed)
+
+
+def philox(ids: Tensor, c2: Tensor, c3: Tensor, seed: int) -> list[Tensor]:
+    """Four words of Philox4x32-10 at a counter of an id and two words of 32 bits."""
+    c0, c1 = ids & _LOW, _shifted(ids, 32)
     k0, k1 = seed & _LOW, seed >> 32
     for _ in range(10):
         left, right = 0xD2511F53 * c0, 0xCD9E8D57 * c2
@@ -183,16 +203,16 @@ def lookup(
     live = len(ids) if used is None else int(used)
     absent = (slots < 0) & (torch.arange(len(ids)) < live)
     if parts:
-        rows = torch.where(absent[:, None], _born(ids, parts), rows)
+        rows = torch.where(absent[:, None], born_rows(ids, parts), rows)
     out.copy_(rows)
     return slots
 
 
-def _born(ids: Tensor, parts: Sequence[Part]) -> Tensor:
+def born_rows(ids: Tensor, parts: Sequence[Part]) -> Tensor:
     return torch.cat([first_values(ids, p.dim, p.first, p.start) for p in parts], dim=1)
 
 
-def _groups(grouped: Grouped, used: Tensor | None) -> list[tuple[int, int, list[int]]]:
+def groups_of(grouped: Grouped, used: Tensor | None) -> list[tuple[int, int, list[int]]]:
     """Position of the first occurrence, id, and sources of the occurrences that count."""
     live = len(grouped.ids) if used is None else int(used)
     order = torch.arange(len(grouped.ids)) if grouped.order is None else grouped.order
@@ -225,7 +245,7 @@ def sum_pieces(
     """Sum and size of the pieces after the first, each at its grouped position // PIECE."""
     pieces = -(-len(grads) // PIECE)
     sums, counts = torch.zeros(pieces, grads.shape[1]), torch.zeros(pieces, dtype=torch.int64)
-    for at, _, sources in _groups(grouped, used):
+    for at, _, sources in groups_of(grouped, used):
         for k, piece in list(enumerate(_pieces(grads, sources)))[1:]:
             sums[at // PIECE + k] = piece
             counts[at // PIECE + k] = min(PIECE, len(sources) - k * PIECE)
@@ -237,7 +257,7 @@ def sum_gradients(
 ) -> tuple[Float32[Tensor, "n dim"], Int64[Tensor, "n"]]:
     """Sum and occurrences of each id, at the position where its group begins; zeros elsewhere."""
     sums, counts = torch.zeros_like(grads), torch.zeros_like(grouped.ids)
-    for at, _, sources in _groups(grouped, used):
+    for at, _, sources in groups_of(grouped, used):
         sums[at], counts[at] = _summed(grads, sources), len(sources)
     return sums, counts
 
@@ -252,24 +272,28 @@ def apply(
     now: int,
     slots: Int64[Tensor, "n"] | None = None,
     used: Int64[Tensor, "1"] | None = None,
+    placed: Int64[Tensor, "n"] | None = None,
 ) -> None:
     """One step for each id with its summed gradient; adds to `counts` as `Applied` has them."""
-    for _, id_, sources in _groups(grouped, used):
+    told = torch.empty_like(grouped.ids) if placed is None else placed
+    told.fill_(-1)
+    for at, id_, sources in groups_of(grouped, used):
         total = _summed(grads, sources)
         if not bool(total.isfinite().all()):
             counts[2] += len(sources)
             continue
         known = -1 if slots is None else int(slots[sources[0]])
-        slot, new = (known, False) if known >= 0 else _insert_one(table, id_)
+        slot, new = (known, False) if known >= 0 else insert_one(table, id_)
         counts += torch.tensor([new, slot < 0, 0])
+        told[at] = slot
         if slot < 0:
             continue
         row = table.values[slot]
         if new:
-            row[: table.dim] = _born(torch.tensor([id_]), parts)[0]
+            row[: table.dim] = born_rows(torch.tensor([id_]), parts)[0]
         for part, rate in zip(parts, rates, strict=True):
             step(row, total[part.start : part.start + part.dim], part, rate, new=new)
-        table.times[slot] = now
+        put_word(table, TIMES, slot, now)
 
 
 def assign(
@@ -281,14 +305,21 @@ def assign(
     counts: Int64[Tensor, "3"],
     now: int,
     used: Int64[Tensor, "1"] | None = None,
+    states: Float32[Tensor, "n states"] | None = None,
+    stamps: Int64[Tensor, "n"] | None = None,
+    placed: Int64[Tensor, "n"] | None = None,
 ) -> None:
     """Puts each id's last row that is `usable`; adds to `counts` as `Applied` has them."""
-    for _, id_, sources in _groups(grouped, used):
+    told = torch.empty_like(grouped.ids) if placed is None else placed
+    told.fill_(-1)
+    for at, id_, sources in groups_of(grouped, used):
         good = [source for source in sources if bool(usable[source])]
-        slot, new = _insert_one(table, id_) if good else (-1, False)
+        slot, new = insert_one(table, id_) if good else (-1, False)
         counts += torch.tensor([new, bool(good) and slot < 0, len(sources) - len(good)])
+        told[at] = slot
         if slot >= 0:
             table.values[slot, : table.dim] = rows[good[-1]]
-            if new:
-                table.values[slot, table.dim : table.dim + len(starts)] = starts
-            table.times[slot] = now
+            if new or states is not None:
+                given = starts if states is None else states[good[-1]]
+                table.values[slot, table.dim : table.dim + len(starts)] = given
+            put_word(table, TIMES, slot, now if stamps is None else int(stamps[good[-1]]))

@@ -79,7 +79,7 @@ def _batch(parts: Iterable[Any], names: tuple[str, ...]) -> IdBatch:
         offsets = torch.cat([lengths.new_zeros(1), lengths.flatten().cumsum(0)])
         _kept(offsets, lengths)
     made = object.__new__(IdBatch)
-    fields = {"names": names, "values": values, "offsets": offsets, "weights": weights}
+    fields = {"names": names, "values": values, "offsets": offsets, "weights": weights, "cut": None}
     for name, value in fields.items():
         object.__setattr__(made, name, value)
     return made

@@ -70,6 +70,17 @@ def widened(values: Tensor) -> Tensor:
     return values if values.dtype in ADDED_BY_CORE else values.float()
 
 
+def on_device(number: float | Tensor, like: Tensor) -> Tensor:
+    """A number where `like` is and of its type, without waiting for either.
+
+    >>> on_device(0.5, torch.ones(1))
+    tensor(0.5000)
+    """
+    if isinstance(number, Tensor) and number.device == like.device:
+        return number.to(like.dtype)
+    return torch.full((), float(number), dtype=like.dtype, device=like.device)
+
+
 def one_place(**given: Tensor | Sequence[Tensor]) -> None:
     """All are on one device. Asked before an op is called: with one of them on "meta" torch would
     tell sizes and check nothing.

@@ -18,6 +18,7 @@ from .arguments import (
     FLOATS,
     WHOLE,
     looks_inside,
+    on_device,
     one_place,
     tensor,
     tensors,
@@ -168,6 +169,19 @@ def fused_gather_embeddings_by_input_plain(
     ]
 
 
+def fused_gather_by_kernel(
+    fused: Tensor, offsets: Sequence[Tensor], dims: Sequence[int], validate: bool
+) -> list[Tensor]:
+    """`fused_gather_embeddings_by_input` on a device: one launch a table."""
+    from ..kernels.windows import copy_windows
+
+    tables = _offsets(offsets, dims)
+    values = _values(fused, tables)
+    _check_dims(tables, dims, values.shape[0])
+    _check_plain(tables, dims, values.shape[0], validate)
+    return [copy_windows(one, values, dim) for one, dim in zip(tables, dims, strict=True)]
+
+
 def _gather_shapes(
     fused: Tensor, offsets: Sequence[Tensor], dims: Sequence[int], validate: bool
 ) -> list[Tensor]:
@@ -192,6 +206,7 @@ _gather = register(
     "bool validate) -> Tensor[]",
     cpu=_gather_cpu,
     plain=fused_gather_embeddings_by_input_plain,
+    device=fused_gather_by_kernel,
     shapes=_gather_shapes,
     backward=_gather_backward,
     keep=_keep,
@@ -272,6 +287,29 @@ def fused_gather_gradient_plain(
     return sums.to(rows[0].dtype)
 
 
+def fused_gather_gradient_by_kernel(
+    size: int,
+    grads: Sequence[Tensor],
+    offsets: Sequence[Tensor],
+    dims: Sequence[int],
+    scale: Tensor,
+    validate: bool,
+) -> Tensor:
+    """The gradient of the flat tensor on a device: one launch a table, sums in no fixed order."""
+    from ..kernels.windows import add_windows
+
+    rows, tables = _grads(grads, offsets, dims, scale)
+    _check_plain(tables, dims, size, validate)
+    _check_dims(tables, dims, size)
+    if not rows:
+        return torch.zeros(size, device=scale.device)
+    sums = widened(rows[0].new_empty(0)).new_zeros(size)
+    factor = on_device(scale, sums)
+    for grad, one in zip(rows, tables, strict=True):
+        add_windows(one, grad, factor, sums)
+    return sums.to(rows[0].dtype)
+
+
 def _gradient_shapes(
     size: int,
     grads: Sequence[Tensor],
@@ -299,6 +337,7 @@ _gradient = register(
     "int[] dims, Tensor scale, bool validate) -> Tensor",
     cpu=_gradient_cpu,
     plain=fused_gather_gradient_plain,
+    device=fused_gather_gradient_by_kernel,
     shapes=_gradient_shapes,
     backward=_gradient_backward,
     keep=_keep_gradient,

@@ -167,21 +167,37 @@ def _check_segment(at: int, index: Tensor, value: Tensor, shape: list[int], vali
         raise InputError(f"{name} falls somewhere; sort it, and its values with it.")
 
 
-def _segment_sum(
+def _segments(
     indices: list[Tensor],
     values: list[Tensor],
     shapes: list[int],
     ranks: list[int],
     validate: bool,
-) -> list[Tensor]:
+) -> list[tuple[Tensor, Tensor, list[int]]]:
+    """Indices, values and shape of each list, checked."""
     _equally_many("indices", indices, values=values, shapes=ranks)
-    cut = _cut(shapes, ranks)
-    for at, (index, value, shape) in enumerate(zip(indices, values, cut, strict=True)):
+    found = list(zip(indices, values, _cut(shapes, ranks), strict=True))
+    for at, (index, value, shape) in enumerate(found):
         _check_segment(at, index, value, shape, validate)
-    return [
-        sum_at(index, value, shape[0])
-        for index, value, shape in zip(indices, values, cut, strict=True)
-    ]
+    return found
+
+
+def _segment_sum(*given: Any) -> list[Tensor]:
+    return [sum_at(index, value, shape[0]) for index, value, shape in _segments(*given)]
+
+
+def segment_sum_by_kernel(*given: Any) -> list[Tensor]:
+    """`fused_sorted_segment_sum` on a device: segments are found, then each is added in order."""
+    from ..kernels.segments import sum_segments
+
+    found = []
+    for index, value, shape in _segments(*given):
+        numbers = torch.arange(shape[0] + 1, dtype=index.dtype, device=index.device)
+        splits = torch.searchsorted(index.contiguous(), numbers)
+        width = value.shape[1:].numel()
+        flat = value.contiguous().view(value.shape[0], width)
+        found.append(sum_segments(splits, flat).view(shape))
+    return found
 
 
 def _segment_sum_shapes(
@@ -218,19 +234,21 @@ _SEGMENT_SUM = register(
     "bool validate) -> Tensor[]",
     cpu=_segment_sum,
     plain=_segment_sum,
+    device=segment_sum_by_kernel,
     shapes=_segment_sum_shapes,
     backward=_segment_sum_backward,
     keep=_segment_sum_keep,
 )
 
 
-def _reduce_and_split(
+def _tables(
     splits: list[Tensor],
     embeddings: list[Tensor],
     widths: list[int],
     counts: list[int],
     validate: bool,
-) -> list[Tensor]:
+) -> list[tuple[Tensor, Tensor, list[int]]]:
+    """Borders, vectors and widths of the slices of each table, checked."""
     _equally_many("splits", splits, embeddings=embeddings, slice_dims=counts)
     cut = _cut(widths, counts)
     for at, (borders, vectors) in enumerate(zip(splits, embeddings, strict=True)):
@@ -243,10 +261,25 @@ def _reduce_and_split(
                 f"splits[{at}] has {borders.shape[0] - 1} rows, splits[0] "
                 f"{splits[0].shape[0] - 1}; all tables have the rows of one batch."
             )
+    return list(zip(splits, embeddings, cut, strict=True))
+
+
+def _reduce_and_split(*given: Any) -> list[Tensor]:
     return [
         part
-        for borders, vectors, parts in zip(splits, embeddings, cut, strict=True)
+        for borders, vectors, parts in _tables(*given)
         for part in cut_columns(ragged_sum(borders, vectors), parts)
+    ]
+
+
+def reduce_and_split_by_kernel(*given: Any) -> list[Tensor]:
+    """`fused_reduce_and_split` on a device: one launch a slice, which writes where it belongs."""
+    from ..kernels.segments import sum_segments
+
+    return [
+        sum_segments(borders.contiguous(), vectors.contiguous(), start, stop - start)
+        for borders, vectors, parts in _tables(*given)
+        for start, stop in pairwise(accumulate(parts, initial=0))
     ]
 
 
@@ -290,6 +323,7 @@ _REDUCE_AND_SPLIT = register(
     "bool validate) -> Tensor[]",
     cpu=_reduce_and_split,
     plain=_reduce_and_split,
+    device=reduce_and_split_by_kernel,
     shapes=_reduce_and_split_shapes,
     backward=_reduce_and_split_backward,
     keep=_reduce_and_split_keep,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from importlib.util import find_spec
 
 import torch
 from torch import Tensor
@@ -11,6 +12,7 @@ from torch import Tensor
 from .. import native
 from ..core import checks
 from ..core.errors import DtypeError, InputError
+from ..core.hashing import signed64
 from ..core.shapes import Float32, Int64
 from .dist_types import codes
 from .router import Router, widened
@@ -62,6 +64,7 @@ def bucketize(
     positions: bool = False,
     sequence: bool = False,
     local_keys: bool = False,
+    validate: bool = False,
 ) -> Bucketized:
     """Orders keys by owner, stable, with one router for every feature.
 
@@ -69,7 +72,8 @@ def bucketize(
     `batch_sizes` of them. `positions` asks for the place of each key in its source row, `sequence`
     for the way back. With `local_keys` the result has the names that keys have at their owners
     (`Router.local_keys`); tables that keep global keys need none. 32-bit lengths and keys are
-    widened.
+    widened. That lengths add up is looked at on the CPU; on a device only with `validate`: it
+    waits.
 
     >>> routers = [Router("roundrobin", 2)]
     >>> lengths, keys = torch.tensor([2, 1]), torch.tensor([5, 4, 8])
@@ -77,12 +81,14 @@ def bucketize(
     >>> found.lengths.tolist(), found.keys.tolist(), found.unbucketize_permute.tolist()
     ([1, 1, 1, 0], [4, 8, 5], [2, 0, 1])
     """
-    batch = _checked(lengths, keys, routers, batch_sizes, weights)
+    batch = _checked(lengths, keys, routers, batch_sizes, weights, validate)
     checks.flag("positions", positions)
     checks.flag("sequence", sequence)
     checks.flag("local_keys", local_keys)
     if batch.keys.device.type == "cpu":
         return _by_core(batch, positions, sequence, local_keys)
+    if find_spec("triton") is not None:
+        return bucketize_by_kernel(batch, positions, sequence, local_keys)
     return bucketize_by_torch(
         batch.lengths, batch.keys, batch.routers, batch.feature_rows, weights, positions, sequence,
         local_keys,
@@ -95,6 +101,7 @@ def _checked(
     routers: Sequence[Router],
     batch_sizes: Sequence[int] | None,
     weights: Tensor | None,
+    validate: bool,
 ) -> _Batch:
     lengths, keys = _whole("lengths", lengths), _whole("keys", keys)
     if lengths.device != keys.device:
@@ -107,7 +114,8 @@ def _checked(
     for name, size in (("keys", len(keys)), ("rows of the result", batch.result_rows)):
         if max(size, batch.shards) > MOST_ELEMENTS:
             raise InputError(f"{size} {name}; at most {MOST_ELEMENTS}: cut the batch.")
-    _check_lengths(lengths, len(keys))
+    if validate or keys.device == checks.CPU:
+        _check_lengths(lengths, len(keys))
     return batch
 
 
@@ -226,6 +234,42 @@ def bucketize_by_torch(
         else None,
         unbucketize_permute=permute if sequence else None,
     )
+
+
+def bucketize_by_kernel(
+    batch: _Batch, positions: bool, sequence: bool, local_keys: bool
+) -> Bucketized:
+    """On a device, of checked input: a kernel names the owners, torch's sort orders by them."""
+    from ..kernels.route import move, route
+
+    features, (rules, bounds) = len(batch.routers), _rules(batch.routers)
+    told = torch.cat([rules.view(-1), torch.tensor(batch.feature_rows), bounds])
+    told = told.to(batch.keys.device, non_blocking=True)  # one copy, which nobody waits for
+    rules, feature_rows, bounds = told.split([rules.numel(), features + 1, len(bounds)])
+    found = route(
+        *(batch.keys, _splits(batch.lengths), feature_rows, rules, bounds, batch.shards),
+        max(len(router.bounds or ()) for router in batch.routers),
+    )
+    order = found.owners.argsort(stable=True)
+    sent = found.local if local_keys else batch.keys
+    keys, places, weights, permute = move(order, sent, found.positions, batch.weights)
+    return Bucketized(
+        lengths=found.lengths,
+        keys=keys,
+        weights=weights,
+        positions=places if positions else None,
+        unbucketize_permute=permute if sequence else None,
+    )
+
+
+def _rules(routers: Sequence[Router]) -> tuple[Tensor, Tensor]:
+    """What the kernel is told of each router, and the bounds of all of them."""
+    rules, bounds = [], [0]
+    for router in routers:
+        own = [signed64(bound) for bound in router.bounds or ()]
+        rules.append([router.code, *router.numbers(), len(bounds), len(own)])
+        bounds += own
+    return torch.tensor(rules), torch.tensor(bounds)
 
 
 def _splits(lengths: Tensor) -> Tensor:

@@ -12,20 +12,54 @@ from ..core.records import Record
 from .filters import MAX_COUNT, SPLIT_NUM, SlidingFilter, check_sizes, table_key
 
 
+@dataclass(frozen=True, slots=True)
+class Question:
+    """What a rule asks about an absent id, wherever rows live; its answer has one `form`.
+
+    "count": was it counted `parameter` times before. "each", "unequal" and "equal": a draw, with
+    `parameter` as `native.admission_probability` takes it. `slots` are parameters of slots.
+    """
+
+    form: str
+    parameter: float
+    slots: tuple[tuple[int, float], ...] = ()
+    may_never_pass: bool = False  # a count may stop below the parameter
+
+
 class Admission(Record):
     """Base of every admission rule."""
 
     needs_step: ClassVar[bool] = False  # decisions depend on the step
 
+    def question(self) -> Question | None:
+        """What is asked about absent ids; None lets everything in."""
+        raise NotImplementedError
+
+    def filter_settings(self) -> dict[str, int]:
+        """Settings of the filter that a table makes if it was given none, without the seed."""
+        return {}
+
     def own_filter(self, seed: int) -> SlidingFilter | None:
         """The filter that a table makes if it was given none; None where nothing is counted."""
-        return None
+        asked = self.question()
+        if asked is None or asked.form != "count":
+            return None
+        return SlidingFilter(seed=seed, **self.filter_settings())
 
     def rule(
         self, *, table: str, seed: int, filter: SlidingFilter | None
     ) -> native.Admission | None:
         """The core's rule for a table; None lets everything in."""
-        raise NotImplementedError
+        asked = self.question()
+        if asked is None:
+            return None
+        slots = [(slot, float(value)) for slot, value in asked.slots]
+        if asked.form != "count":
+            return native.ChanceAdmission(asked.form, seed, float(asked.parameter), slots)
+        if filter is None:
+            raise ConfigError(f"table {table!r} counts ids; give it a filter.")
+        check_reachable(table, asked, filter.max_count)
+        return native.CountAdmission(filter.core, table_key(table), float(asked.parameter), slots)
 
 
 @dataclass(frozen=True)
@@ -45,15 +79,9 @@ class Count(Admission):
     def __post_init__(self) -> None:
         _check_sightings("Count", self.n)
 
-    def own_filter(self, seed: int) -> SlidingFilter | None:
-        """One of the default capacity."""
-        return SlidingFilter(seed=seed) if self.n > 1 else None
-
-    def rule(
-        self, *, table: str, seed: int, filter: SlidingFilter | None
-    ) -> native.Admission | None:
+    def question(self) -> Question | None:
         """By the count before."""
-        return counting_rule(table, filter, self.n - 1)
+        return Question("count", self.n - 1) if self.n > 1 else None
 
 
 @dataclass(frozen=True)
@@ -73,15 +101,13 @@ class Within(Admission):
         check_sizes("Within", self.window_ids, SPLIT_NUM)
         _check_sightings("Within", self.n)
 
-    def own_filter(self, seed: int) -> SlidingFilter | None:
-        """One of the window's size."""
-        return SlidingFilter(capacity_ids=self.window_ids, seed=seed) if self.n > 1 else None
-
-    def rule(
-        self, *, table: str, seed: int, filter: SlidingFilter | None
-    ) -> native.Admission | None:
+    def question(self) -> Question | None:
         """By the count before."""
-        return counting_rule(table, filter, self.n - 1)
+        return Question("count", self.n - 1) if self.n > 1 else None
+
+    def filter_settings(self) -> dict[str, int]:
+        """Of the window's size."""
+        return {"capacity_ids": self.window_ids}
 
 
 @dataclass(frozen=True)
@@ -104,39 +130,19 @@ class Chance(Admission):
         if self.p > 1:
             raise ConfigError(f"Chance.p is {self.p!r}; a probability is at most 1.")
 
-    def rule(
-        self, *, table: str, seed: int, filter: SlidingFilter | None
-    ) -> native.Admission | None:
+    def question(self) -> Question | None:
         """By a draw for every occurrence."""
-        return native.ChanceAdmission("each", seed, float(self.p), []) if self.p < 1 else None
+        return Question("each", self.p) if self.p < 1 else None
 
 
-def counting_rule(
-    table: str,
-    filter: SlidingFilter | None,
-    threshold: int,
-    slots: tuple[tuple[int, int], ...] = (),
-    *,
-    may_never_pass: bool = False,
-) -> native.Admission | None:
-    """The core's rule that drops the first `threshold` occurrences; None if all thresholds are 0.
-
-    >>> counting_rule("user", None, 0) is None
-    True
-    """
-    largest = max([threshold, *(value for _, value in slots)])
-    if largest == 0:
-        return None
-    if filter is None:
-        raise ConfigError(f"table {table!r} counts ids; give it a filter.")
-    if largest > filter.max_count and not may_never_pass:
+def check_reachable(table: str, asked: Question, max_count: int) -> None:
+    """Refuses a threshold that the counts of a filter never reach."""
+    largest = max([asked.parameter, *(value for _, value in asked.slots)])
+    if largest > max_count and not asked.may_never_pass:
         raise ConfigError(
-            f"table {table!r} admits after {largest} occurrences, but the counts of its filter "
-            f"stop at {filter.max_count}: no id would ever pass. Use a filter with larger counts."
+            f"table {table!r} admits after {int(largest)} occurrences, but the counts of its "
+            f"filter stop at {max_count}: no id would ever pass. Use a filter with larger counts."
         )
-    return native.CountAdmission(
-        filter.core, table_key(table), float(threshold), [(s, float(t)) for s, t in slots]
-    )
 
 
 def _check_sightings(owner: str, n: int) -> None:

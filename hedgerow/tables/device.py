@@ -2,33 +2,46 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from contextlib import AbstractContextManager, nullcontext
-from typing import Self
+from collections.abc import Sequence
+from dataclasses import dataclass
+from threading import Lock
 
 import torch
 from torch import Tensor
 
 from ..core import checks
-from ..core.errors import ConfigError, InputError, NotFiniteError
+from ..core.clock import Clock, SystemClock
+from ..core.counters import Counters
+from ..core.errors import ConfigError, DtypeError, InputError, ServingTableError
 from ..core.shapes import Bool, Float32, Int64
-from ..kernels import apply, assign, erase, find, lookup
-from ..kernels.layout import LANES, Arrays, FirstValues, Part, group
-from ..kernels.rules import RULES
+from ..kernels import apply, apply_each, find, find_or_insert, lookup
+from ..kernels import step as steps
+from ..kernels.layout import LANES, group
 from ..kernels.toolchain import interpreted
 from . import arguments
-from .compressors import Fp32
 from .config import TableConfig
+from .device_admission import DeviceAdmission, Sightings
+from .device_config import check_config, parts_of
+from .device_evict import DeviceEvictions
+from .device_filter import DeviceFilter
+from .device_growth import FILL
 from .layout import RowLayout
-from .optimizer_base import Rule
 from .schedules import Rate, check_rates, rate_at
-from .store import Applied, Entries, Lookup, Missing, TableKeys
-
-_MAX_DIM = 1024  # a row is held in the registers of one program
-_MAX_IDS = 2**31 - 1  # of one call, and slots of a table: kernels count in 32 bits
+from .store import Applied, Lookup, Missing, TableKeys
 
 
-class DeviceTable:
+@dataclass(frozen=True, slots=True, eq=False)
+class _Step:
+    """One call of `apply_gradients`, checked."""
+
+    keys: TableKeys
+    grads: Float32[Tensor, "n dim"]
+    rates: list[float]
+    number: int
+    counts: Int64[Tensor, "n"] | None
+
+
+class DeviceTable(DeviceEvictions):
     """Rows for any 64-bit id in a fixed number of slots; one thread and one stream at a time.
 
     `lookup` and `apply_gradients` never wait for the device, so they take part in CUDA graphs (a
@@ -36,11 +49,14 @@ class DeviceTable:
     find no room are refused and counted; the first are about when 0.85 of `capacity_rows` are
     taken.
 
-    Numbers are those of `HostTable`: to the bit, but for ids with more than 256 occurrences in one
-    call, whose gradients are added in another fixed order. Not waiting forces two differences:
-    gradients that are not finite are left out and counted whatever `not_finite` says, and
-    `counts` is not checked. Sums of squares over a row (`RowAdagrad`) are added in another order.
-    assign_add, reinitialize, per_occurrence, growth and eviction are still to come.
+    It has all verbs of `HostTable`, with its numbers: to the bit, but for ids with more than 256
+    occurrences in one call, whose gradients are added in another fixed order, and for sums of
+    squares over a row (`RowAdagrad`). Not waiting forces three differences: gradients that are not
+    finite are left out and counted whatever `not_finite` says, `counts` is not checked, and the
+    window of an admission filter moves on between calls.
+
+    A table that cannot live on a device is refused by name: rows stored in less than fp32
+    (compressors, rounding), update rules other than the eleven, more than 1024 columns.
 
     With `TRITON_INTERPRET=1` set before the first import, `device="cpu"` runs the same kernels in
     Python, for tests.
@@ -53,26 +69,35 @@ class DeviceTable:
         capacity_rows: int,
         device: torch.device | str = "cuda",
         rates: Sequence[Rate] | None = None,
+        clock: Clock | None = None,
+        filter: DeviceFilter | None = None,
+        grow: bool = False,
     ) -> None:
         self.config = config
-        _check_served(config)
+        check_config(config)
         self.layout = RowLayout(config)
         own = [s.optimizer.rate() if s.optimizer else 0.0 for s in config.segments]
         self._rates = check_rates(own if rates is None else rates, len(own))
+        self._clock: Clock = clock or SystemClock()
+        self._events = Counters()
+        self._restoring = Lock()
         self.device = torch.empty(0, device=device).device  # with its number
         if self.device.type == "cpu" and not interpreted():
             raise ConfigError(
                 "device is 'cpu', where kernels run only under TRITON_INTERPRET=1; use HostTable."
             )
-        buckets = -(-checks.count("capacity_rows", capacity_rows, least=1) // LANES)
-        if buckets * LANES >= _MAX_IDS:
-            raise ConfigError(f"capacity_rows is {capacity_rows}; at most {_MAX_IDS - LANES}.")
-        self._parts = tuple(_parts(config, self.layout, self.device))
+        self._parts = tuple(parts_of(config, self.layout, self.device))
         self._starts = torch.tensor(self.layout.starts(), device=self.device)
-        self._table = Arrays.make(buckets, config.dim, self.device, len(self._starts))
-        self._totals = torch.zeros(3, dtype=torch.int64, device=self.device)
+        self._filter = filter
+        self._admission = self._make_admission()
+        self.grows = checks.flag("grow", grow)
+        self._known = self._since = 0
+        slots = checks.count("capacity_rows", capacity_rows, least=1)
+        self._table = self._new_arrays(-(-slots // LANES))
+        self._totals = torch.zeros(4, dtype=torch.int64, device=self.device)
         self._epoch = object()  # replaced whenever rows move
         self._max_ts = 0
+        self._start_watch()
 
     def __repr__(self) -> str:
         return (
@@ -81,9 +106,25 @@ class DeviceTable:
         )
 
     @property
-    def capacity_rows(self) -> int:
-        """Slots."""
-        return self._table.buckets * LANES
+    def filter(self) -> DeviceFilter | None:
+        """What counts absent ids for the admission rule; None if nothing does."""
+        return self._filter
+
+    def _make_admission(self) -> DeviceAdmission | None:
+        if self._filter is not None and not isinstance(self._filter, DeviceFilter):
+            raise DtypeError(
+                f"filter is {self._filter!r}; pass a DeviceFilter, as another table's filter."
+            )
+        admit, seed = self.config.admit, self.config.row_seed
+        question = None if admit is None else admit.question()
+        if admit is None or question is None:
+            return None
+        if question.form == "count" and self._filter is None:
+            settings = admit.filter_settings()
+            self._filter = DeviceFilter(seed=seed, device=self.device, **settings)
+        return DeviceAdmission(
+            question, table=self.config.name, seed=seed, filter=self._filter, device=self.device
+        )
 
     # ---- the step: nothing here waits for the device
 
@@ -103,6 +144,13 @@ class DeviceTable:
         keys = self._keys(keys)
         n = len(keys.ids)
         arguments.missing_rule(missing)
+        if missing == "training":
+            missing = "initializer" if self.config.admit is None else "zeros"
+        if missing == "initializer" and self.config.serving:
+            raise ServingTableError(
+                f"table {self.config.name!r} is a serving table and has no initializer; "
+                f"use missing='zeros'."
+            )
         if out is None:
             out = torch.empty(n, self.config.dim, device=self.device)
         else:
@@ -125,179 +173,117 @@ class DeviceTable:
     ) -> Applied:
         """One step per distinct id, its gradients summed in input order; absent ids are born first.
 
-        At a lookup of this table, rows that it found are not looked for again.
+        At a lookup of this table, rows that it found are not looked for again. `counts` says how
+        often each id occurred where the caller has removed duplicates; admission rules read it.
+        With `per_occurrence` every occurrence is a step of its own, in order.
         """
+        each = checks.flag("per_occurrence", per_occurrence)
+        call = self._call(at, grads, rates, step, counts)
+        now, done = self._write(ts, len(call.keys.ids))
         slots = at.slots if isinstance(at, Lookup) and at.epoch is self._epoch else None
+        with self._here():
+            if each:
+                self._step_each(call, now, done)
+            else:
+                self._step(call, slots, now, done)
+        return self._done(done)
+
+    def _call(
+        self,
+        at: TableKeys | Lookup | Tensor,
+        grads: Tensor,
+        rates: Sequence[Rate] | None,
+        step: int | None,
+        counts: Tensor | None,
+    ) -> _Step:
+        self._refuse_serving("apply_gradients")
         keys = self._keys(at.keys if isinstance(at, Lookup) else at)
         grads = self._rows("grads", grads, len(keys.ids))
         if counts is not None:
             checks.tensor("counts", counts, torch.int64, (len(keys.ids),), self.device)
-        if checks.flag("per_occurrence", per_occurrence):
-            raise InputError("per_occurrence is not there on a device yet; use a HostTable.")
         sources = self._rates if rates is None else check_rates(rates, len(self._parts))
         scheduled = any(callable(source) for source in sources)
-        at_step = arguments.needed_step(step, scheduled, self.config.name, "learns")
-        now, done = self._write(ts)
-        with self._here():
-            grouped = group(keys.ids)
-            apply.apply(
-                *(self._table, grouped, grads, done, self._parts),
-                [rate_at(source, at_step) for source in sources],
-                now,
+        number = arguments.needed_step(step, scheduled, self.config.name, "learns")
+        if self.config.admit is not None and self.config.admit.needs_step:
+            arguments.needed_step(step, True, self.config.name, "admits ids")
+        return _Step(keys, grads, [rate_at(s, number) for s in sources], number, counts)
+
+    def _step(self, call: _Step, slots: Tensor | None, now: int, done: Int64[Tensor, "3"]) -> None:
+        used = call.keys.used
+        if self._admission is None and not self._is_watched(learned=True):
+            steps.step(
+                *(self._table, call.keys.ids, call.grads, done, self._parts, call.rates, now),
                 slots=slots,
-                used=keys.used,
+                used=used,
             )
-            self._totals += done
-        return Applied(done)
+            return
+        grouped = self._admitted(group(call.keys.ids), used, done, call.number, call.counts)
+        placed = self._placed(grouped, learned=True)
+        apply.apply(
+            *(self._table, grouped, call.grads, done, self._parts, call.rates, now),
+            slots=slots,
+            used=used,
+            placed=placed,
+        )
+        self._note(grouped, placed, learned=True)
 
-    # ---- other writes
+    def _step_each(self, call: _Step, now: int, done: Int64[Tensor, "3"]) -> None:
+        """A row is needed where an occurrence is let in and usable; then each takes its step."""
+        grouped = group(call.keys.ids)
+        seen = Sightings.of(grouped, call.keys.used, call.counts)
+        taken = seen.live
+        if self._admission is not None:
+            absent = find.find(self._table, grouped.ids) < 0
+            refused = self._admission.refused(seen, absent, call.number, each=True)
+            done[1] += refused.sum()
+            taken = taken & ~refused
+        usable: Bool[Tensor, "n"] = call.grads.isfinite().all(dim=1)[grouped.order]
+        done[2] += (taken & ~usable).sum()
+        taken = taken & usable
+        wanted = seen.total(taken.long()) > 0  # where a group begins
+        slots, born = find_or_insert.find_or_insert(self._table, grouped.ids, wanted=wanted)
+        done[0] += born.sum()
+        done[1] += (wanted & (slots < 0)).sum()
+        apply_each.apply_each(
+            *(self._table, grouped, taken, call.grads, slots, born, self._parts),
+            *(call.rates, now),
+        )
+        self._note(grouped, slots, learned=True)
 
-    def assign(
-        self,
-        keys: TableKeys | Int64[Tensor, "n"],
-        rows: Float32[Tensor, "n dim"],
-        *,
-        ts: int = 0,
-    ) -> Applied:
-        """Sets rows. The last of equals wins. Waits for the device if `not_finite` is "reject"."""
-        keys = self._keys(keys)
-        rows = self._rows("rows", rows, len(keys.ids))
-        usable = rows.isfinite().all(dim=1)
-        if self.config.not_finite == "reject":
-            if keys.used is not None:
-                usable |= torch.arange(len(usable), device=self.device) >= keys.used
-            if not bool(usable.all()):
-                raise NotFiniteError(
-                    f"rows[{int((~usable).nonzero()[0])}] is not finite; table "
-                    f"{self.config.name!r} rejects that, and nothing was changed. Find its "
-                    f"source, or make the table with not_finite='drop'."
-                )
-        now, done = self._write(ts)
-        with self._here():
-            assign.assign(
-                *(self._table, group(keys.ids), rows, usable, self._starts, done, now), keys.used
-            )
-            self._totals += done
-        return Applied(done)
+    # ---- all rows at once
 
-    def erase(self, keys: TableKeys | Int64[Tensor, "n"]) -> Bool[Tensor, "n"]:
-        """Removes rows and says which were there. Their places serve the next new ids."""
-        keys = self._keys(keys)
-        self._epoch = object()  # a slot that a lookup told may be another id's by the next update
-        with self._here():
-            return erase.erase(self._table, group(keys.ids), keys.used)
+    def beside(self, rows: int) -> DeviceTable:
+        """An empty table to fill and then exchange rows with: same config, clock and filter.
 
-    # ---- other reads: size, scan and stats wait for the device
-
-    def contains(self, keys: TableKeys | Int64[Tensor, "n"]) -> Bool[Tensor, "n"]:
-        """Whether each key has a row."""
-        return self._find(self._keys(keys)) >= 0
-
-    def entries(self, keys: TableKeys | Int64[Tensor, "n"]) -> Entries:
-        """Whole rows."""
-        keys = self._keys(keys)
-        return self._entries(keys.ids, self._find(keys))
-
-    def scan(self, rows: int | None = None) -> Iterator[Entries]:
-        """All rows, in slices of `rows`, in no particular order. Do not write meanwhile."""
-        room = checks.count("rows", 65536 if rows is None else rows, least=1)
-        taken = self._table.taken().nonzero()[:, 0]
-        for slots in taken.split(room) if len(taken) else ():
-            yield self._entries(self._table.ids(slots), slots)
-
-    def size(self) -> int:
-        """Rows."""
-        return int(self._table.taken().sum())
-
-    def __len__(self) -> int:
-        return self.size()
-
-    def max_ts(self) -> int:
-        """The largest `ts` that a write gave."""
-        return self._max_ts
-
-    def stats(self) -> dict[str, float]:
-        """Rows, bytes, load and everything counted since the table was made."""
-        rows = self.size()
-        counted = zip(("inserted", "refused", "dropped"), self._totals.tolist(), strict=True)
-        table = self._table
-        return {
-            "rows": rows,
-            "index_bytes": table.keys.nbytes,
-            "row_bytes": table.values.nbytes + table.times.nbytes,
-            "load_factor": rows / self.capacity_rows,
-            **dict(counted),
-        }
-
-    # ---- inside
-
-    def table(self, k: int = 0) -> Self:
-        """The store of table `k` alone: there is only one."""
-        arguments.table_number(k, 1)
-        return self
-
-    def _here(self) -> AbstractContextManager[object]:
-        """Kernels start on the current device, which may be another one."""
-        return torch.cuda.device(self.device) if self.device.type == "cuda" else nullcontext()
-
-    def _write(self, ts: int) -> tuple[int, Int64[Tensor, "3"]]:
-        now = checks.count("ts", ts)
-        self._max_ts = max(self._max_ts, now)
-        return now, torch.zeros(3, dtype=torch.int64, device=self.device)
-
-    def _find(self, keys: TableKeys) -> Int64[Tensor, "n"]:
-        with self._here():
-            return find.find(self._table, keys.ids, keys.used)
-
-    def _entries(self, ids: Tensor, slots: Tensor) -> Entries:
-        with self._here():
-            rows = lookup.gather(self._table, slots)
-        found = slots >= 0
-        at = slots.clamp(min=0)
-        times = torch.where(found, self._table.times[at], 0)
-        behind = self._table.values[at, self.config.dim :]
-        return Entries(ids, found, rows, self.layout.named(behind), times)
-
-    def _keys(self, keys: TableKeys | Tensor) -> TableKeys:
-        return arguments.keys_of_one_table(keys, _MAX_IDS, self.device, room=True)
-
-    def _rows(self, name: str, rows: Tensor, n: int) -> Tensor:
-        return arguments.rows_of_batch(name, rows, n, self.config.dim, self.device)
-
-
-def _check_served(config: TableConfig) -> None:
-    """Raises and names what a device cannot do yet."""
-    reasons = {
-        "it is a serving table": config.serving,
-        "it has an admission rule": config.admit is not None,
-        f"it evicts by {config.evict!r}": config.evict is not None,
-        f"its dim is {config.dim}, above {_MAX_DIM}": config.dim > _MAX_DIM,
-    }
-    for i, segment in enumerate(config.segments):
-        rule = segment.optimizer.rule().name if segment.optimizer else "sgd"
-        compressed = not isinstance(segment.compressor, Fp32 | None)
-        reasons |= {
-            f"segments[{i}] learns by {segment.optimizer!r}": rule not in RULES,
-            f"segments[{i}] rounds to half precision": segment.stochastic_rounding_float16,
-            f"the compressor of segments[{i}] is {segment.compressor!r}": compressed,
-        }
-    wrong = [reason for reason, holds in reasons.items() if holds]
-    if wrong:
-        raise ConfigError(
-            f"table {config.name!r} cannot live on a device yet: {', '.join(wrong)}. Use HostTable."
+        It has as many slots, or more if `rows` need them.
+        """
+        needed = int(checks.count("rows", rows) / FILL) + 1
+        return DeviceTable(
+            self.config,
+            capacity_rows=max(self.capacity_rows, needed),
+            device=self.device,
+            rates=self._rates,
+            clock=self._clock,
+            filter=self._filter,
+            grow=self.grows,
         )
 
+    def exchange_rows(self, other: DeviceTable) -> None:
+        """Swaps all rows, and their slots, with a table of the same config on the same device.
 
-def _parts(config: TableConfig, layout: RowLayout, device: torch.device) -> Iterator[Part]:
-    """The segments as kernels know them."""
-    start, state = 0, config.dim
-    for i, segment in enumerate(config.segments):
-        if segment.init is None:
-            raise ConfigError("a training table needs an initializer.")
-        first = FirstValues(segment.init.native_kind, *segment.init.parameters(), config.row_seed)
-        rule = segment.optimizer.rule() if segment.optimizer else Rule("sgd", (0.0,))
-        starts = [s.initial for s in rule.states]
-        numbers = Part.numbers_of(rule.settings, starts, device)
-        yield Part(start, segment.dim, state, first, rule.name, numbers)
-        start += segment.dim
-        state += sum(p.stop - p.start for p in layout.places if p.segment == i)
+        Filters and counts stay; consumers of all changes see the whole table as changed.
+        """
+        if other.config != self.config or other.device != self.device:
+            raise InputError(
+                f"table {self.config.name!r} on {self.device} and {other.config.name!r} on "
+                f"{other.device} differ; only tables of one config and device exchange rows."
+            )
+        for table in (self, other):
+            table._before_change()
+        self._table, other._table = other._table, self._table
+        self._max_ts, other._max_ts = other._max_ts, self._max_ts
+        self._faded, other._faded = other._faded, self._faded
+        for table in (self, other):
+            table._epoch = object()
+            table._known = table.capacity_rows  # counted anew before the next growth
+            table._mark_all()

@@ -1,25 +1,22 @@
-"""How rows leave a table in host memory: eviction by its rule, and times that can be trusted."""
+"""How rows leave a table in host memory: eviction by its rule."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
 
-import numpy as np
 import torch
 from torch import Tensor
 
 from .. import native
 from ..core import checks
-from ..core.clock import Clock
-from ..core.counters import Counters
 from ..core.errors import ConfigError
 from ..core.forklock import ForkLock
 from ..core.shapes import Int64
 from .config import TableConfig
 from .expiry import Lfu, Lru, Ttl
+from .stamps import Stamps
 
-_FUTURE_S = 3600  # how far clocks of other machines may run ahead
 _SLICE_ROWS = 65536  # looked at in one native call
 
 # cursor, room, address of ids, address of times -> rows gone, cursor, done, room needed
@@ -35,13 +32,11 @@ class Evicted:
     ts: Int64[Tensor, "rows"] | None = None
 
 
-class HostEvictions:
+class HostEvictions(Stamps):
     """The part of `HostTable` that lets rows go. One eviction runs at a time, under its lock."""
 
     config: TableConfig
     _table: native.Table
-    _clock: Clock
-    _events: Counters
     _evicting: ForkLock
 
     def evict(
@@ -97,23 +92,6 @@ class HostEvictions:
             return step
 
         return _in_slices(take, capture)
-
-    def _time(self, ts: int) -> int:
-        """The time of a write. One bogus stamp of the future would expire all other rows."""
-        ts, now_s = checks.count("ts", ts), self._clock.now_s()
-        if ts <= now_s + _FUTURE_S:
-            return ts
-        self._events.add("clamped_ts")
-        return now_s
-
-    def _times(self, ts: Int64[Tensor, "n"]) -> Int64[Tensor, "n"]:
-        """The times of restored rows, those of the future taken as now."""
-        now_s, times = self._clock.now_s(), ts.numpy()
-        beyond = times > now_s + _FUTURE_S
-        if not beyond.any():
-            return ts
-        self._events.add("clamped_ts", int(beyond.sum()))
-        return torch.from_numpy(np.where(beyond, now_s, times))
 
 
 def _in_slices(take: _Step, capture: bool) -> Evicted:

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from .. import native
 from ..core import checks
 from ..core.errors import ConfigError
-from .admission import Admission, counting_rule
-from .filters import CAPACITY_IDS, MAX_COUNT, SPLIT_NUM, SlidingFilter, check_sizes
+from .admission import Admission, Question
+from .filters import CAPACITY_IDS, MAX_COUNT, SPLIT_NUM, check_sizes
 
 _FOUR_BITS = 15
 _SLOTS = 2**15
@@ -49,24 +49,19 @@ class OccurrenceThreshold(Admission):
         """The threshold of a slot."""
         return dict(self.slots).get(slot, self.default)
 
-    def own_filter(self, seed: int) -> SlidingFilter | None:
-        """One of its capacity."""
+    def question(self) -> Question | None:
+        """By the count before."""
         if self.default == 0 and not any(value for _, value in self.slots):
             return None
-        return SlidingFilter(
-            capacity_ids=self.capacity_ids,
-            split_num=self.split_num,
-            seed=seed,
-            max_count=_FOUR_BITS if self.four_bit_counts else MAX_COUNT,
-        )
+        return Question("count", self.default, self.slots, may_never_pass=self.four_bit_counts)
 
-    def rule(
-        self, *, table: str, seed: int, filter: SlidingFilter | None
-    ) -> native.Admission | None:
-        """By the count before."""
-        return counting_rule(
-            table, filter, self.default, self.slots, may_never_pass=self.four_bit_counts
-        )
+    def filter_settings(self) -> dict[str, int]:
+        """Of its capacity."""
+        return {
+            "capacity_ids": self.capacity_ids,
+            "split_num": self.split_num,
+            "max_count": _FOUR_BITS if self.four_bit_counts else MAX_COUNT,
+        }
 
 
 @dataclass(frozen=True)
@@ -96,14 +91,11 @@ class ProbabilisticThreshold(Admission):
         n = checks.count("occurrences", occurrences, least=1)
         return native.admission_probability(self.form, float(threshold), n)
 
-    def rule(
-        self, *, table: str, seed: int, filter: SlidingFilter | None
-    ) -> native.Admission | None:
+    def question(self) -> Question | None:
         """By a draw for the call's occurrences."""
         if self.default == 0 and not any(value for _, value in self.slots):
             return None
-        slots = [(slot, float(value)) for slot, value in self.slots]
-        return native.ChanceAdmission(self.form, seed, float(self.default), slots)
+        return Question(self.form, self.default, self.slots)
 
 
 def _check_thresholds(owner: str, default: int, slots: SlotThresholds) -> None:

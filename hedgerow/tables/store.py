@@ -140,6 +140,17 @@ class Entries:
     def __len__(self) -> int:
         return len(self.ids)
 
+    def to(self, device: torch.device | str) -> Entries:
+        """The same rows on another device, or themselves.
+
+        >>> ids, rows = torch.tensor([7]), torch.zeros(1, 2)
+        >>> Entries(ids, ids == 7, rows, [{}], ids).to("cpu").ids.tolist()
+        [7]
+        """
+        states = [{name: x.to(device) for name, x in one.items()} for one in self.states]
+        ids, found, rows, ts = (x.to(device) for x in (self.ids, self.found, self.rows, self.ts))
+        return Entries(ids, found, rows, states, ts)
+
 
 class RowStore(Protocol):
     """Rows of K tables, wherever they live. Reading never inserts."""

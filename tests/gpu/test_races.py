@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from hedgerow.kernels import find, find_or_insert, reference
-from hedgerow.kernels.layout import EMPTY, ERASED, LANES, TAKEN, Arrays
+from hedgerow.kernels.layout import EMPTY, ERASED, KEYS, TAKEN, Arrays
 from hedgerow.tables import optimizers
 from hedgerow.tables.device import DeviceTable
 
@@ -42,8 +42,8 @@ def _check_keys(table: Arrays, pool: torch.Tensor, slot: torch.Tensor) -> None:
     held = slot >= 0
     special = (pool == EMPTY) | (pool == ERASED)
     wanted = torch.where(special, TAKEN, pool)[held]
-    assert torch.equal(table.keys[slot[held]], wanted)
-    assert int((table.keys != EMPTY).sum()) == int(held.sum())
+    assert torch.equal(table.read(KEYS, slot[held]), wanted)
+    assert int((table.line(KEYS) != EMPTY).sum()) == int(held.sum())
 
 
 @pytest.mark.parametrize("distinct", [20, 600, 850])
@@ -72,7 +72,7 @@ def test_an_id_is_refused_by_all_or_by_none_and_only_when_its_buckets_are_full(
         slot = _slot_of_each(which, slots, distinct)
         _check_keys(table, pool, slot)
         assert int(new.sum()) == int((slot >= 0).sum()) >= 1000
-        lines = table.keys[: BUCKETS * LANES].view(BUCKETS, LANES)
+        lines = table.index[:BUCKETS, KEYS]
         full = (lines != EMPTY).all(dim=1).cpu()
         first, second = reference.place(pool[slot < 0].cpu(), BUCKETS)
         assert bool((full[first] & full[second]).all()), "an id was refused although it had room"

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from hedgerow.kernels import reference
-from hedgerow.kernels.layout import EMPTY, ERASED, LANES, TAKEN, Arrays, FirstValues
+from hedgerow.kernels.layout import EMPTY, ERASED, KEYS, LANES, TAKEN, TIMES, Arrays, FirstValues
 
 from ..support import EXTREME_IDS
 
@@ -50,15 +50,16 @@ def filled(buckets: int, dim: int, ids: Tensor, seed: int = 1, states: int = 0) 
     slots, _ = reference.find_or_insert(table, ids)
     table.values[:, :dim] = values(len(table.values), dim, seed)
     table.values[:, dim : dim + states] = values(len(table.values), states, seed + 1).abs() % 0.9
-    table.values[table.keys == EMPTY] = 0.0
+    table.values[table.line(KEYS) == EMPTY] = 0.0
+    table.write(TIMES, table.taken().nonzero()[:, 0], 0)
     assert len(slots) == len(ids)
     return table
 
 
 def moved(table: Arrays, device: torch.device) -> Arrays:
     """A copy elsewhere."""
-    parts = (x.clone().to(device) for x in (table.keys, table.values, table.times))
-    return Arrays(*parts, table.dim)
+    pins = None if table.pins is None else table.pins.clone().to(device)
+    return Arrays(*(x.clone().to(device) for x in (table.index, table.values)), table.dim, pins)
 
 
 def same_bits(ours: Tensor, model: Tensor) -> None:
@@ -73,7 +74,7 @@ def same_bits(ours: Tensor, model: Tensor) -> None:
 def content(table: Arrays) -> dict[int, tuple[list[int], int]]:
     """All rows by id, states and all, as bits, with their times; no id may stand twice."""
     found: dict[int, tuple[list[int], int]] = {}
-    keys, times = table.keys.tolist(), table.times.tolist()
+    keys, times = table.line(KEYS).tolist(), table.line(TIMES).tolist()
     bits = table.values.view(torch.int32).tolist()
     for slot, key in enumerate(keys):
         if key not in (EMPTY, ERASED):
@@ -86,14 +87,14 @@ def content(table: Arrays) -> dict[int, tuple[list[int], int]]:
 
 def check_placed(table: Arrays, ids: Tensor, slots: Tensor, new: Tensor) -> None:
     """Every id has one slot, among those it may have, or none because all of them are taken."""
-    keys, first_slot = table.keys.cpu(), {}
+    keys, first_slot = table.line(KEYS).cpu(), {}
     born: dict[int, int] = {}
     for id_, slot, is_new in zip(ids.tolist(), slots.tolist(), new.tolist(), strict=True):
         assert first_slot.setdefault(id_, slot) == slot, f"id {id_} was given two slots"
         born[id_] = born.get(id_, 0) + is_new
     content(table)
     for id_, slot in first_slot.items():
-        places = reference._places(table, id_)
+        places = reference.places_of(table, id_)
         if slot < 0:
             assert all(int(keys[p]) not in (EMPTY, ERASED, id_) for p in places), f"{id_} had room"
         else:

@@ -5,6 +5,7 @@ Needs no GPU; must run without TRITON_INTERPRET. Prints one JSON object a kernel
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import re
 from typing import Any
@@ -38,6 +39,7 @@ def compile_only(kernel: Any, grid: tuple[int]) -> Any:
             "kernel": kernel.__name__,
             "later_segment": options.get("START", 0) > 0,  # its rows have been placed
             "cubin_bytes": len(made.asm["cubin"]),
+            "registers": made.metadata.num_warps,
             "fused": len(re.findall(r"\bfma\.", ptx)),
             "flushed": ptx.count(".ftz"),
             "keys_a_thread": sum(int(width or 1) for width in _VOLATILE.findall(ptx)),
@@ -60,9 +62,10 @@ def main() -> None:
         first_values,
         lookup,
         placement,
+        step,
         sum_gradients,
     )
-    from hedgerow.kernels.layout import Arrays, FirstValues, Grouped, Part, group
+    from hedgerow.kernels.layout import Arrays, FirstValues, Grouped, Part, draws_of, group
     from hedgerow.kernels.rules import RULES
 
     dim, ids = 64, torch.arange(100)
@@ -85,8 +88,34 @@ def main() -> None:
         apply.apply(wide, grouped, rows, counts, [part], [0.1], 5, slots)
     halves = [Part(k, dim // 2, dim, uniform, "sgd", numbers) for k in (0, dim // 2)]
     apply.apply(wide, Grouped(ids, None), rows, counts, halves, [0.1, 0.1], 5)
+    step.step(wide, ids, rows, counts, halves, [0.1, 0.1], 5, slots)
+    several = Arrays.make_several([3, 4], dim, torch.device("cpu"), 3 * dim)
+    splits = torch.tensor([0, 50, 100])
+    draws = draws_of([uniform, uniform], torch.device("cpu"))
+    part = Part(0, dim, dim, uniform, "adam", numbers, draws)
+    lookup.lookup(several, ids, rows, [part], None, splits)
+    find_or_insert.find_or_insert(several, ids, splits)
+    step.step(several, ids, rows, counts, [part], [0.1], 5, slots, None, splits)
     usable = torch.ones(100, dtype=torch.bool)
     assign.assign(wide, grouped, rows, usable, torch.ones(dim), counts, 5)
+    rare_verbs(wide, grouped, rows, usable, counts, part)
+
+
+def rare_verbs(
+    wide: Any, grouped: Any, rows: torch.Tensor, usable: torch.Tensor, counts: Any, part: Any
+) -> None:
+    from hedgerow.kernels import apply_each, assign_add, count_ids, draws
+    from hedgerow.kernels.layout import Cells
+
+    ids, starts = grouped.ids, torch.ones(64)
+    assign_add.assign_add(wide, grouped, rows, usable, rows, starts, counts, 5, None, ids)
+    for rule in ("ftrl", "row_adagrad", "torch_adam"):  # states of a value, of a row, of both
+        each = dataclasses.replace(part, rule=rule)
+        apply_each.apply_each(wide, grouped, usable, rows, ids, usable, [each], [0.1], 5)
+    draws.draws(ids, ids, 7, 3)
+    filter_ = Cells.make(1000, 5, 255, torch.device("cpu"))
+    count_ids.counts_of(filter_, ids, usable, 3)
+    count_ids.add_counts(filter_, ids, usable, ids, 3)
 
 
 if __name__ == "__main__":

@@ -10,7 +10,11 @@ import torch
 
 from hedgerow.kernels import (
     apply,
+    apply_each,
     assign,
+    assign_add,
+    count_ids,
+    draws,
     erase,
     find,
     find_or_insert,
@@ -18,11 +22,23 @@ from hedgerow.kernels import (
     lookup,
     placement,
     reference,
+    reference_admission,
+    reference_verbs,
     rules,
     sum_gradients,
     toolchain,
 )
-from hedgerow.kernels.layout import EMPTY, LANES, PIECE, Arrays, FirstValues, Grouped, Part, group
+from hedgerow.kernels.layout import (
+    EMPTY,
+    KEYS,
+    LANES,
+    PIECE,
+    Arrays,
+    FirstValues,
+    Grouped,
+    Part,
+    group,
+)
 from hedgerow.kernels.reference_rules import RULES
 from hedgerow.native.reference_values import first_row
 
@@ -40,7 +56,15 @@ from .cases import (
 )
 
 CPU = torch.device("cpu")
-FILES = (apply, assign, erase, find, find_or_insert, first_values, lookup, placement, sum_gradients)
+FILES = (
+    *(apply, assign, erase, find, find_or_insert, first_values, lookup, placement, sum_gradients),
+    *(apply_each, assign_add, count_ids, draws),
+)
+TWINS = {
+    name: getattr(file, name)
+    for file in (reference, reference_admission, reference_verbs)
+    for name in file.__all__
+}
 
 
 def test_every_kernel_has_a_twin_with_its_arguments() -> None:
@@ -50,9 +74,9 @@ def test_every_kernel_has_a_twin_with_its_arguments() -> None:
         for name, function in inspect.getmembers(file, inspect.isfunction)
         if function.__module__ == file.__name__ and not name.startswith("_")
     }
-    assert set(launchers) == set(reference.__all__)
+    assert set(launchers) == set(TWINS)
     for name, launcher in launchers.items():
-        assert inspect.signature(launcher) == inspect.signature(getattr(reference, name)), name
+        assert inspect.signature(launcher) == inspect.signature(TWINS[name]), name
 
 
 def test_every_thread_of_a_writing_kernel_has_a_key_of_its_own() -> None:
@@ -109,7 +133,7 @@ def test_ids_inserted_together_get_one_slot_each(
         check_placed(table, ids, slots, new)
         taken += int(new.sum())
         same_bits(find.find(table, ids.to(device)), slots.cpu())
-    assert int((table.keys != EMPTY).sum()) == taken
+    assert int((table.line(KEYS) != EMPTY).sum()) == taken
 
 
 def test_ids_inserted_one_by_one_get_the_slots_of_the_twin(device: torch.device) -> None:
@@ -120,7 +144,7 @@ def test_ids_inserted_one_by_one_get_the_slots_of_the_twin(device: torch.device)
         slots, new = find_or_insert.find_or_insert(ours, id_.view(1).to(device))
         wanted, is_new = reference.find_or_insert(model, id_.view(1))
         assert (slots.tolist(), new.tolist()) == (wanted.tolist(), is_new.tolist())
-    same_bits(ours.keys, model.keys)
+    same_bits(ours.line(KEYS), model.line(KEYS))
 
 
 def test_erased_places_are_taken_again_and_do_not_end_a_search(device: torch.device) -> None:
@@ -135,7 +159,7 @@ def test_erased_places_are_taken_again_and_do_not_end_a_search(device: torch.dev
         erased = erase.erase(ours, grouped, torch.tensor([11], device=device))
         same_bits(erased, reference.erase(model, on_cpu, torch.tensor([11])))
         assert bool(erased.any())
-        same_bits(ours.keys, model.keys)
+        same_bits(ours.line(KEYS), model.line(KEYS))
         same_bits(find.find(ours, ids.to(device)), reference.find(model, ids))
         for id_ in ids[torch.randint(len(ids), (4,), generator=random)]:
             slots, new = find_or_insert.find_or_insert(ours, id_.view(1).to(device))
@@ -147,10 +171,10 @@ def test_erased_places_are_taken_again_and_do_not_end_a_search(device: torch.dev
 def test_the_swap_compares_all_64_bits(device: torch.device) -> None:
     """A bare literal as its operand would be taken as 32 bits."""
     table = Arrays.make(1, 1, device)
-    table.keys[0] = EMPTY ^ (1 << 40)
+    table.index[0, KEYS, 0] = EMPTY ^ (1 << 40)
     slots, new = find_or_insert.find_or_insert(table, torch.tensor([9], device=device))
     assert (slots.tolist(), new.tolist()) == ([1], [True])
-    assert table.keys[:2].tolist() == [EMPTY ^ (1 << 40), 9]
+    assert table.line(KEYS)[:2].tolist() == [EMPTY ^ (1 << 40), 9]
 
 
 @pytest.mark.parametrize("first", FIRST_VALUES, ids=lambda f: f"{f.kind}-{f.seed}")

@@ -61,14 +61,16 @@ def test_a_device_table_takes_what_is_planned(rows: int, dim: int) -> None:
     slots = -(-rows * 20 // 17)  # the table refuses ids from 0.85 full on
     arrays = Arrays.make(-(-slots // LANES), dim, torch.device("cpu"))
     assert planned.hbm_values == arrays.values.nbytes
-    assert planned.metadata == arrays.keys.nbytes + arrays.times.nbytes
+    assert planned.metadata == arrays.index.nbytes
     assert (planned.hbm, planned.ddr) == (planned.hbm_values + planned.metadata, 0)
 
 
 def test_a_table_in_both_memories_has_its_host_index_on_the_host() -> None:
     spec = TableSpec(name="t", rows=16_000, dim=4, optimizer="sgd")
     cached = stored("CACHING", "0.1", spec=spec, layout=HEDGEROW)
-    assert cached.hbm == (1600 + 2) * (16 + 16)  # 100 buckets, full, and the slots beside them
+    assert (
+        cached.hbm == (1600 + 2) * (16 + 16) + 14 * 16
+    )  # 100 buckets, full, and the slots beside them
     assert cached.ddr == stored("HOST_ONLY", "0", spec=spec, layout=HEDGEROW).ddr
     split = stored("HYBRID", "0.1", spec=spec, layout=HEDGEROW)
     assert split.hbm > cached.hbm  # it may not be full

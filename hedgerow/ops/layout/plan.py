@@ -7,6 +7,9 @@ import functools
 import json
 from dataclasses import dataclass
 from itertools import accumulate
+from typing import Any
+
+import torch
 
 from ... import native
 from ...core.errors import InputError
@@ -50,6 +53,11 @@ class Plan:
         """The tasks as the core keeps them; other devices need no core."""
         numbers = [value for task in self.tasks for value in task.numbers()]
         return native.LayoutPlan(len(self.config.names), numbers)
+
+    @functools.cached_property
+    def kept(self) -> dict[torch.device, Any]:
+        """What the kernels of each device keep of it."""
+        return {}
 
     def shapes(self, rows: int) -> list[tuple[int, ...]]:
         """The shape of each output."""

@@ -12,6 +12,7 @@ from ...core.errors import DtypeError, InputError
 from ..arguments import FLOATS, together, typed
 from ..library import register
 from ..reduce import or_zeros
+from .by_kernel import backward_by_kernel, forward_by_kernel
 from .inputs import Indices, indices, vectors
 from .plain import embedding_to_layout_backward_plain, embedding_to_layout_plain, scaled
 from .plan import plan_of
@@ -49,6 +50,16 @@ def _forward_plain(embeddings: list[Tensor], *given: Any) -> list[Tensor]:
     if validate:
         found.check()
     return embedding_to_layout_plain(found, lists)
+
+
+def layout_by_kernel(embeddings: list[Tensor], *given: Any) -> list[Tensor]:
+    """`embedding_to_layout` on a device: all outputs in one launch, nothing waits."""
+    *rest, validate = given
+    lists = vectors(embeddings, rest[0])
+    found = indices([one.shape[0] for one in lists], *rest)
+    if validate:
+        found.check()
+    return forward_by_kernel(found, lists)
 
 
 def _forward_shapes(embeddings: list[Tensor], *given: Any) -> list[Tensor]:
@@ -104,6 +115,18 @@ def _backward_plain(
     return embedding_to_layout_backward_plain(found, sizes, received, scale)
 
 
+def layout_backward_by_kernel(
+    grads: list[Tensor], scale: Tensor | None, sizes: list[int], *given: Any
+) -> list[Tensor]:
+    """`embedding_to_layout_backward` on a device: one launch, sums in no fixed order."""
+    *rest, validate = given
+    found = indices(sizes, *rest)
+    received = _received(grads, found)
+    if validate:
+        found.check()
+    return backward_by_kernel(found, sizes, received, scale)
+
+
 def _backward_shapes(
     grads: list[Tensor], scale: Tensor | None, sizes: list[int], *given: Any
 ) -> list[Tensor]:
@@ -154,6 +177,7 @@ embedding_to_layout = register(
     f"embedding_to_layout(Tensor[] embeddings, {_INDICES}) -> Tensor[]",
     cpu=_forward_cpu,
     plain=_forward_plain,
+    device=layout_by_kernel,
     shapes=_forward_shapes,
     backward=_backward,
     keep=_keep,
@@ -164,6 +188,7 @@ embedding_to_layout_backward = register(
     f"-> Tensor[]",
     cpu=_backward_cpu,
     plain=_backward_plain,
+    device=layout_backward_by_kernel,
     shapes=_backward_shapes,
     backward=_twice_backward,
     keep=_keep_backward,

@@ -1,0 +1,291 @@
+"""Puts rows into a table that may be full: the row with the smallest score leaves for a new one.
+
+An id that the table has is assigned. A new one takes the first free place as in `find_or_insert`;
+without any, the place of the row with the smallest score in its two buckets (of equal ones the
+first: lane by lane, the first bucket before the second). Rows that are pinned stay, and so do rows
+that the same call has put or found; an id that meets no others is told that the table is busy.
+
+A program takes a row by swapping its word of scores, so nobody else takes it too. Words of places
+without a row, or whose row is not set yet, are negative: nobody takes them.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from ..core.shapes import Float32, Int8, Int64
+from . import layout
+from .find import span_of
+from .find_or_insert import TAKEN, look
+from .layout import Arrays
+from .lookup import rows_at
+from .placement import EMPTY, ERASED, LANES, TIMES, candidates, own_place, word
+from .scores import SCORE, scored, worth
+from .toolchain import blocks, jit, several, tl, writer_tile
+
+INSERTED = tl.constexpr(layout.INSERTED)
+RECLAIMED = tl.constexpr(layout.RECLAIMED)
+ASSIGNED = tl.constexpr(layout.ASSIGNED)
+EVICTED = tl.constexpr(layout.EVICTED)
+BUSY = tl.constexpr(layout.BUSY)
+NOT_ASKED = tl.constexpr(layout.NOT_ASKED)
+NOBODY = tl.constexpr(2**62)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Placed:
+    """What became of each id, and who left for it."""
+
+    codes: Int8[Tensor, "n"]  # INSERTED, RECLAIMED, ASSIGNED, EVICTED, BUSY or NOT_ASKED
+    slots: Int64[Tensor, "n"]  # -1 if busy or not asked
+    victims: Int64[Tensor, "n"]  # the id that left, where somebody did
+    victim_scores: Int64[Tensor, "n"]  # and the score that it had
+    victim_rows: Float32[Tensor, "n width"] | None  # and its row; other rows hold nothing
+
+
+@jit
+def _candidates_of(
+    table: tl.tuple,
+    bucket: tl.tensor,
+    asked: tl.tensor,
+    call: tl.tensor,
+    epoch: tl.tensor,
+    BEHIND: tl.constexpr,
+    MODE: tl.constexpr,
+    LINES: tl.constexpr,
+) -> tuple[tl.tensor, tl.tensor]:
+    """Of each bucket the smallest worth of a row that may leave, over its lane; and its word."""
+    index, pins = table
+    lanes = tl.arange(0, LANES)[None, :]
+    line = bucket[:, None] * (LINES * LANES) + (LINES - 1) * LANES + lanes
+    words = tl.load(index + line, mask=asked[:, None], other=-1, volatile=True)
+    free = (words >= 0) & ((words >> 48) != call[:, None])
+    if pins is not None:
+        held = tl.load(pins + bucket[:, None] * LANES + lanes, mask=asked[:, None], other=0)
+        free = free & (held == 0)
+    rank = worth(words, epoch, MODE) * (2 * LANES) + BEHIND * LANES + lanes
+    best = tl.min(tl.where(free, rank, NOBODY), axis=1)
+    return best, tl.max(tl.where(rank == best[:, None], words, -1), axis=1)
+
+
+@jit
+def _take(
+    table: tl.tuple,
+    ids: tl.tensor,
+    todo: tl.tensor,
+    first: tl.tensor,
+    second: tl.tensor,
+    call: tl.tensor,
+    epoch: tl.tensor,
+    MODE: tl.constexpr,
+    LINES: tl.constexpr,
+) -> tuple[tl.tensor, tl.tensor, tl.tensor, tl.tensor]:
+    """One attempt to take the place of the row with the smallest score.
+
+    Gives the slot taken, or -1; the id that had it; its word of scores; and who found nobody.
+    """
+    index, pins = table
+    one, word_one = _candidates_of(table, first, todo, call, epoch, 0, MODE, LINES)
+    two, word_two = _candidates_of(table, second, todo, call, epoch, 1, MODE, LINES)
+    best, seen = tl.minimum(one, two), tl.where(one < two, word_one, word_two)
+    alone = todo & (best == NOBODY)
+    tries = todo & ~alone
+    lane = best % (2 * LANES)
+    slot = tl.where(lane < LANES, first * LANES + lane, (second - 1) * LANES + lane)
+    slot = tl.where(tries, slot, first * LANES)
+    at = index + word(slot, LINES - 1, LINES)
+    # The swap has no mask: those with nothing to do swap a value that no word has for itself.
+    nothing = tl.full(slot.shape, -2, tl.int64)
+    mine = tl.where(tries, (call << 48) | SCORE, nothing)
+    expected = tl.where(tries, seen, nothing)
+    won = tries & (tl.atomic_cas(at, expected, mine, sem="relaxed") == seen)
+    if pins is not None:
+        held = won & (tl.atomic_add(pins + slot, 0, mask=won, sem="relaxed") != 0)
+        tl.store(at, seen, mask=held)
+        won = won & ~held
+    victim = tl.atomic_xchg(index + word(slot, 0, LINES), ids, mask=won, sem="relaxed")
+    return tl.where(won, slot, -1), victim, seen, alone
+
+
+@jit
+def _assigned(
+    index: tl.tensor,
+    held: tl.tensor,
+    asked: tl.tensor,
+    given: tl.tensor,
+    call: tl.tensor,
+    epoch: tl.tensor,
+    MODE: tl.constexpr,
+    LINES: tl.constexpr,
+) -> tl.tensor:
+    """Scores rows that were found once more; tells which of them are not leaving."""
+    at = index + word(held, LINES - 1, LINES)
+    old = tl.atomic_or(at, 0, mask=asked, sem="relaxed")
+    stays = asked & (old != ((call << 48) | SCORE))
+    new = (call << 48) | scored(tl.where(old < 0, 0, old), given, epoch, MODE)
+    nothing = tl.full(held.shape, -2, tl.int64)
+    at = tl.where(stays, at, index)
+    expected, new = tl.where(stays, old, nothing), tl.where(stays, new, nothing)
+    seen = tl.atomic_cas(at, expected, new, sem="relaxed")
+    return stays & (seen == old)
+
+
+@jit
+def place_or_evict(
+    table: tl.tuple,
+    ids: tl.tensor,
+    todo: tl.tensor,
+    span: tl.tuple,
+    given: tl.tensor,
+    call: tl.tensor,
+    epoch: tl.tensor,
+    MODE: tl.constexpr,
+    LINES: tl.constexpr,
+) -> tuple[tl.tensor, tl.tensor, tl.tensor, tl.tensor]:
+    """Slot, code, victim and the victim's word of scores of each id with `todo`."""
+    index, _ = table
+    base, buckets = span
+    first, second = candidates(ids, base, buckets)
+    special, own = own_place(ids, base, buckets)
+    stored = tl.where(special, tl.full(ids.shape, TAKEN, tl.int64), ids)
+    empty = tl.full(ids.shape, EMPTY, tl.int64)
+    erased = tl.full(ids.shape, ERASED, tl.int64)
+    slot = tl.full(ids.shape, -1, tl.int64)
+    code = tl.where(todo, BUSY, NOT_ASKED)
+    victim, left = tl.zeros_like(ids), tl.zeros_like(ids)
+    while tl.max(todo.to(tl.int32), axis=0) > 0:
+        held, free, was_erased = look(index, ids, todo & ~special, first, second, LINES)
+        held = tl.where(special, -1, held)
+        free = tl.where(special, own, free)  # the swap will say whether it is
+        was_erased = was_erased & ~special
+        tries = todo & (held < 0) & (free >= 0)
+        if tl.max(tries.to(tl.int32), axis=0) > 0:
+            place = tl.where(tries, free, first * LANES)
+            vacant = tl.where(was_erased, erased, empty)
+            expected = tl.where(tries, vacant, stored)
+            old = tl.atomic_cas(index + word(place, 0, LINES), expected, stored, sem="relaxed")
+            won = tries & (old == vacant)
+            score = (call << 48) | scored(tl.zeros_like(ids), given, epoch, MODE)
+            tl.store(index + word(place, LINES - 1, LINES), score, mask=won)
+            slot = tl.where(won, place, slot)
+            code = tl.where(won, tl.where(was_erased, RECLAIMED, INSERTED), code)
+            held = tl.where(tries & (old == stored), place, held)
+            todo = todo & ~won
+        found = todo & (held >= 0)
+        if tl.max(found.to(tl.int32), axis=0) > 0:
+            at = tl.where(found, held, first * LANES)
+            kept = _assigned(index, at, found, given, call, epoch, MODE, LINES)
+            slot, code = tl.where(kept, held, slot), tl.where(kept, ASSIGNED, code)
+            todo = todo & ~kept
+        full = todo & (held < 0) & (free < 0)
+        if tl.max(full.to(tl.int32), axis=0) > 0:
+            took, gone, seen, alone = _take(
+                table, ids, full, first, second, call, epoch, MODE, LINES
+            )
+            won = took >= 0
+            score = (call << 48) | scored(tl.zeros_like(ids), given, epoch, MODE)
+            tl.store(index + word(took, LINES - 1, LINES), score, mask=won)
+            slot, code = tl.where(won, took, slot), tl.where(won, EVICTED, code)
+            victim, left = tl.where(won, gone, victim), tl.where(won, seen, left)
+            todo = todo & ~won & ~alone
+    return slot, code, victim, left
+
+
+@jit(do_not_specialize=["n", "buckets", "now", "call", "epoch"])
+def _insert_and_evict(
+    ids: tl.tensor,
+    scores: tl.tensor,
+    rows: tl.tensor | None,
+    used: tl.tensor | None,
+    index: tl.tensor,
+    values: tl.tensor,
+    pins: tl.tensor | None,
+    spans: tl.tensor | None,
+    splits: tl.tensor | None,
+    codes: tl.tensor,
+    slots: tl.tensor,
+    victims: tl.tensor,
+    victim_scores: tl.tensor,
+    victim_rows: tl.tensor | None,
+    n: tl.tensor,
+    buckets: tl.tensor,
+    now: tl.tensor,
+    call: tl.tensor,
+    epoch: tl.tensor,
+    MODE: tl.constexpr,
+    K: tl.constexpr,
+    ROOM: tl.constexpr,
+    WIDTH: tl.constexpr,
+    STRIDE: tl.constexpr,
+    LINES: tl.constexpr,
+    ROWS: tl.constexpr,
+    COLUMNS: tl.constexpr,
+) -> None:
+    i = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)
+    base, count, live = span_of((spans, splits), used, i, n, buckets, K, ROOM)
+    key = tl.load(ids + i, mask=live, other=0)
+    given = tl.load(scores + i, mask=live, other=0)
+    call = tl.zeros_like(key) + call
+    slot, code, victim, left = place_or_evict(
+        (index, pins), key, live, (base, count), given, call, epoch.to(tl.int64), MODE, LINES
+    )
+    tl.store(codes + i, code.to(tl.int8), mask=i < n)
+    tl.store(slots + i, slot, mask=i < n)
+    tl.store(victims + i, victim, mask=i < n)
+    tl.store(victim_scores + i, left & SCORE, mask=i < n)
+    if LINES > 2:
+        tl.store(index + word(slot, TIMES, LINES), tl.zeros_like(slot) + now, mask=slot >= 0)
+    if rows is not None:
+        column = tl.arange(0, COLUMNS)[None, :]
+        gone = code == EVICTED
+        row = rows_at(values, tl.where(gone, slot, -1), WIDTH, STRIDE, COLUMNS)
+        inside = column < WIDTH
+        tl.store(victim_rows + i[:, None] * WIDTH + column, row, mask=gone[:, None] & inside)
+        here = (slot >= 0)[:, None] & inside
+        new = tl.load(rows + i[:, None] * WIDTH + column, mask=here, other=0.0)
+        tl.store(values + slot[:, None] * STRIDE + column, new, mask=here)
+
+
+def insert_and_evict(
+    table: Arrays,
+    ids: Int64[Tensor, "n"],
+    scores: Int64[Tensor, "n"],
+    rows: Float32[Tensor, "n width"] | None = None,
+    *,
+    call: int,
+    now: int = 0,
+    mode: str = "assign",
+    epoch: int = 0,
+    used: Int64[Tensor, "K"] | None = None,
+    splits: Int64[Tensor, "K+1"] | None = None,
+) -> Placed:
+    """Gives every id a row with this score, or tells that its buckets are busy.
+
+    The ids must differ. With `rows`, which may be wide enough for states, they are written, and the
+    rows that leave are handed out first. `call` is a number in 1..2**15-1 other than those of the
+    last calls: rows that carry it stay.
+    """
+    n = len(ids)
+    width = 0 if rows is None else rows.shape[1]
+    out = Placed(
+        torch.empty_like(ids, dtype=torch.int8),
+        *(torch.empty_like(ids) for _ in range(3)),
+        None if rows is None else torch.empty_like(rows),
+    )
+    if n:
+        tile = writer_tile(max(width, 1))
+        _insert_and_evict[blocks(n, tile["ROWS"])](
+            *(ids, scores, rows, used, table.index, table.values, table.pins, table.spans, splits),
+            *(out.codes, out.slots, out.victims, out.victim_scores, out.victim_rows),
+            *(n, table.buckets, now, call, epoch),
+            MODE=mode,
+            **several(table.tables),
+            WIDTH=width,
+            STRIDE=table.stride,
+            LINES=table.lines,
+            **tile,
+        )
+    return out

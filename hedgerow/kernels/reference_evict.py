@@ -1,0 +1,136 @@
+"""Plain twins of the kernels that score, hold and evict rows: one id after the other."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from ..core.shapes import Float32, Int64
+from .evict import Placed
+from .layout import (
+    ASSIGNED,
+    BUSY,
+    EMPTY,
+    ERASED,
+    EVICTED,
+    INSERTED,
+    KEYS,
+    LANES,
+    NOT_ASKED,
+    RECLAIMED,
+    SCORE,
+    SCORES,
+    TAKEN,
+    TIMES,
+    Arrays,
+)
+from .reference import find_one, key_at, place, places_of, put_word
+
+__all__ = ["insert_and_evict", "pin", "touch"]
+
+
+def _word(table: Arrays, slot: int) -> int:
+    return int(table.index[slot // LANES, SCORES, slot % LANES])
+
+
+def _worth(word: int, epoch: int, mode: str) -> int:
+    score = word & SCORE
+    if mode == "count":
+        return (score & 0xFFFFFFFF) >> min(max(epoch - (score >> 32), 0), 32)
+    return score
+
+
+def _scored(word: int, given: int, epoch: int, mode: str) -> int:
+    if mode == "count":
+        count = _worth(max(word, 0), epoch, mode) + given
+        return min(count, 0xFFFFFFFF) | (epoch << 32)
+    return given & SCORE
+
+
+def _victim(table: Arrays, id_: int, call: int, epoch: int, mode: str) -> int:
+    """The slot of the row that leaves for an id, or -1."""
+    buckets = [int(b) for b in place(torch.tensor([id_]), table.buckets)]
+    may_leave = [
+        (_worth(_word(table, slot), epoch, mode), order, slot)
+        for order, slot in enumerate(b * LANES + lane for b in buckets for lane in range(LANES))
+        if _word(table, slot) >= 0
+        and _word(table, slot) >> 48 != call
+        and (table.pins is None or int(table.pins[slot]) == 0)
+    ]
+    return min(may_leave)[2] if may_leave else -1
+
+
+def _seat(table: Arrays, id_: int, call: int, epoch: int, mode: str) -> tuple[int, int]:
+    """Code and slot of an id; the table is not changed."""
+    slot = find_one(table, id_)
+    if slot >= 0:
+        return ASSIGNED, slot
+    for slot in places_of(table, id_):
+        if key_at(table, slot) in (EMPTY, ERASED):
+            return RECLAIMED if key_at(table, slot) == ERASED else INSERTED, slot
+    slot = -1 if id_ in (EMPTY, ERASED) else _victim(table, id_, call, epoch, mode)
+    return (BUSY if slot < 0 else EVICTED), slot
+
+
+def insert_and_evict(
+    table: Arrays,
+    ids: Int64[Tensor, "n"],
+    scores: Int64[Tensor, "n"],
+    rows: Float32[Tensor, "n width"] | None = None,
+    *,
+    call: int,
+    now: int = 0,
+    mode: str = "assign",
+    epoch: int = 0,
+    used: Int64[Tensor, "K"] | None = None,
+    splits: Int64[Tensor, "K+1"] | None = None,
+) -> Placed:
+    """Gives every id a row with this score, or tells that its buckets are busy. One table."""
+    n = len(ids)
+    live = n if used is None else int(used)
+    out = Placed(
+        torch.full((n,), NOT_ASKED, dtype=torch.int8),
+        *(torch.full((n,), fill, dtype=torch.int64) for fill in (-1, 0, 0)),
+        None if rows is None else torch.zeros_like(rows),
+    )
+    for i, (id_, given) in enumerate(zip(ids[:live].tolist(), scores.tolist(), strict=False)):
+        code, slot = _seat(table, id_, call, epoch, mode)
+        out.codes[i], out.slots[i] = code, slot
+        if code == BUSY:
+            continue
+        word = _word(table, slot) if code == ASSIGNED else 0
+        if code == EVICTED:
+            out.victims[i], out.victim_scores[i] = (
+                key_at(table, slot),
+                table.read(SCORES, torch.tensor(slot)),
+            )
+            if out.victim_rows is not None:
+                out.victim_rows[i] = table.values[slot, : out.victim_rows.shape[1]]
+        put_word(table, KEYS, slot, TAKEN if id_ in (EMPTY, ERASED) else id_)
+        if table.lines > 2:
+            put_word(table, TIMES, slot, now)
+        put_word(table, SCORES, slot, call << 48 | _scored(word, given, epoch, mode))
+        if rows is not None:
+            table.values[slot, : rows.shape[1]] = rows[i]
+    return out
+
+
+def pin(table: Arrays, slots: Int64[Tensor, "n"], by: int = 1) -> None:
+    """Holds the rows in these slots once more each, or `by=-1` once less; -1 is no slot."""
+    assert table.pins is not None
+    for slot in slots.tolist():
+        if slot >= 0:
+            table.pins[slot] += by
+
+
+def touch(
+    table: Arrays,
+    slots: Int64[Tensor, "n"],
+    scores: Int64[Tensor, "n"],
+    mode: str = "assign",
+    epoch: int = 0,
+) -> None:
+    """Scores the rows in these slots, which must differ, for one more use; -1 is no slot."""
+    for slot, given in zip(slots.tolist(), scores.tolist(), strict=True):
+        if slot >= 0:
+            put_word(table, SCORES, slot, _scored(_word(table, slot), given, epoch, mode))

@@ -1,0 +1,72 @@
+"""Gives every key of a batch a row: slots that a lookup found, new ones for ids without."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from ..core.shapes import Int32, Int64
+from .find import span_of
+from .find_or_insert import claim
+from .layout import Arrays
+from .placement import candidates
+from .toolchain import blocks, jit, several, tl
+
+_TILE = {"ROWS": 128, "num_warps": 4}
+
+
+@jit(do_not_specialize=["n", "buckets"])
+def _seat(
+    ids: tl.tensor,
+    known: tl.tensor | None,
+    used: tl.tensor | None,
+    index: tl.tensor,
+    spans: tl.tensor | None,
+    splits: tl.tensor | None,
+    places: tl.tensor,
+    n: tl.tensor,
+    buckets: tl.tensor,
+    K: tl.constexpr,
+    ROOM: tl.constexpr,
+    LINES: tl.constexpr,
+    ROWS: tl.constexpr,
+) -> None:
+    i = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)
+    slot = tl.full((ROWS,), -1, tl.int64)
+    if known is not None:
+        slot = tl.load(known + i, mask=i < n, other=-1)
+    if tl.min(tl.where(i < n, slot, 0), axis=0) < 0:
+        base, count, live = span_of((spans, splits), used, i, n, buckets, K, ROOM)
+        todo = live & (slot < 0)
+        key = tl.load(ids + i, mask=todo, other=0)
+        given, _ = claim(index, key, todo, base, count, LINES)
+        # Ids without room are counted by and by: equal ones get one number, below -1.
+        first, second = candidates(key, base, count)
+        number = (first * 31 + second * 17 + (key & 0xFFFF)) & 0x3FFFFFFF
+        slot = tl.where(todo, tl.where(given < 0, -2 - number, given), slot)
+    tl.store(places + i, slot.to(tl.int32), mask=i < n)
+
+
+def seat(
+    table: Arrays,
+    ids: Int64[Tensor, "n"],
+    known: Int64[Tensor, "n"] | None = None,
+    used: Int64[Tensor, "K"] | None = None,
+    splits: Int64[Tensor, "K+1"] | None = None,
+) -> Int32[Tensor, "n"]:
+    """The slot of each key; -1 for room, and below -1 a number of each id that found no place.
+
+    Slots that are `known` are believed. The rows of new ids are not set, and their time is
+    `NEWBORN` until somebody does.
+    """
+    n = len(ids)
+    places = torch.empty_like(ids, dtype=torch.int32)
+    if n:
+        _seat[blocks(n, _TILE["ROWS"])](
+            *(ids, known, used, table.index, table.spans, splits, places, n),
+            table.buckets,
+            **several(table.tables),
+            LINES=table.lines,
+            **_TILE,
+        )
+    return places

@@ -1,0 +1,281 @@
+"""One optimizer step on the rows of a batch whose occurrences were grouped by slot.
+
+What `apply` does in one kernel over sorted ids, in several over sorted slots: seats for all keys,
+a sort of 32 bits, sums of what occurs often, then the update, one row after the other without
+gaps. Serves one table or several at once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from ..core.hashing import signed64
+from ..core.shapes import Float32, Int64
+from . import layout
+from .counting import count_up
+from .find import table_of
+from .first_values import draw_of, start_rows
+from .layout import Arrays, Part
+from .long_runs import SHORT, sum_long_runs
+from .lookup import rows_at
+from .placement import EMPTY, ERASED, TIMES, word
+from .rules import stepped
+from .runs import Runs, runs
+from .seat import seat
+from .sum_gradients import PIECE
+from .toolchain import blocks, columns_of, jit, several, step_tile, tl
+
+BORN = tl.constexpr(2**40)  # added to the slot of a new row between two kernels
+NEWBORN = tl.constexpr(layout.NEWBORN)
+AHEAD = tl.constexpr(4)  # occurrences whose loads are under way together
+
+
+@jit
+def _short_sum(
+    order: tl.tensor,
+    grads: tl.tensor,
+    begin: tl.tensor,
+    length: tl.tensor,
+    START: tl.constexpr,
+    DIM: tl.constexpr,
+    WIDTH: tl.constexpr,
+    COLUMNS: tl.constexpr,
+) -> tl.tensor:
+    """Sums of runs one occurrence after the other."""
+    column = START + tl.arange(0, COLUMNS)[None, :]
+    inside = column < START + DIM
+    source = tl.load(order + begin, mask=length > 0, other=0)
+    here = (length > 0)[:, None] & inside
+    total = tl.load(grads + source[:, None] * WIDTH + column, mask=here, other=0.0)
+    longest = tl.max(length, axis=0)
+    done = tl.full((), 1, tl.int32)
+    while done < longest:
+        for _ in tl.static_range(AHEAD):
+            more = done < length
+            source = tl.load(order + begin + done, mask=more, other=0)
+            here = more[:, None] & inside
+            grad = tl.load(grads + source[:, None] * WIDTH + column, mask=here, other=0.0)
+            total = tl.where(here, total + grad, total)
+            done += 1
+    return total
+
+
+@jit
+def _sum_of_pieces(
+    total: tl.tensor,
+    sums: tl.tensor,
+    firsts: tl.tensor,
+    begin: tl.tensor,
+    length: tl.tensor,
+    START: tl.constexpr,
+    DIM: tl.constexpr,
+    WIDTH: tl.constexpr,
+    COLUMNS: tl.constexpr,
+) -> tl.tensor:
+    """`total`, and in its place the sums of runs that are longer than SHORT."""
+    column = START + tl.arange(0, COLUMNS)[None, :]
+    inside = column < START + DIM
+    here = (length > SHORT)[:, None] & inside
+    first = tl.load(sums + (begin // SHORT)[:, None] * WIDTH + column, mask=here, other=0.0)
+    total = tl.where(here, first, total)
+    longest = tl.max(length, axis=0)
+    done = tl.full((), PIECE, tl.int32)
+    while done < longest:
+        for _ in tl.static_range(AHEAD):
+            here = (done < length)[:, None] & inside
+            at = firsts + (begin + done) // PIECE
+            part = tl.load(sums + at[:, None] * WIDTH + column, mask=here, other=0.0)
+            total = tl.where(here, total + part, total)
+            done += PIECE
+    return total
+
+
+@jit
+def _summed(
+    batch: tl.tuple,
+    begin: tl.tensor,
+    length: tl.tensor,
+    START: tl.constexpr,
+    DIM: tl.constexpr,
+    WIDTH: tl.constexpr,
+    COLUMNS: tl.constexpr,
+) -> tl.tensor:
+    """The sum of the gradients of each run; of the WIDTH columns, DIM from START on."""
+    order, grads, sums, firsts = batch
+    short = tl.where(length <= SHORT, length, 0)
+    total = _short_sum(order, grads, begin, short, START, DIM, WIDTH, COLUMNS)
+    if tl.max(length, axis=0) > SHORT:
+        total = _sum_of_pieces(total, sums, firsts, begin, length, START, DIM, WIDTH, COLUMNS)
+    return total
+
+
+@jit
+def _finite(rows: tl.tensor) -> tl.tensor:
+    """Whether each row is."""
+    return tl.min((tl.abs(rows) < float("inf")).to(tl.int32), axis=1) > 0
+
+
+@jit
+def _settled(
+    table: tl.tuple,
+    slot: tl.tensor,
+    key: tl.tensor,
+    length: tl.tensor,
+    finite: tl.tensor,
+    now: tl.tensor,
+    LINES: tl.constexpr,
+) -> tuple[tl.tensor, tl.tensor]:
+    """Slots of the rows that will change, others -1; and which of them are new.
+
+    Their times are written. Ids that came with sums that are not finite give their places back.
+    """
+    index, counts = table
+    there = slot >= 0
+    old = tl.load(index + word(slot, TIMES, LINES), mask=there, other=0)
+    born, lost = there & (old == NEWBORN), there & ~finite
+    changes = there & finite
+    time = tl.zeros_like(slot) + now
+    tl.store(index + word(slot, TIMES, LINES), time, mask=changes & (old != now))
+    if tl.max(lost.to(tl.int32), axis=0) > 0:
+        free = tl.where((key == EMPTY) | (key == ERASED), EMPTY, ERASED)
+        tl.store(index + word(slot, 0, LINES), free, mask=born & lost)
+    none = slot != slot
+    count_up(counts, born & finite, none, tl.where(lost, length, 0).to(tl.int64))
+    return tl.where(changes, slot, -1), born & finite
+
+
+@jit(do_not_specialize=["firsts", "seed", "now"])
+def _step(
+    ids: tl.tensor,
+    slots: tl.tensor,
+    order: tl.tensor,
+    starts: tl.tensor,
+    runs: tl.tensor,
+    grads: tl.tensor,
+    sums: tl.tensor,
+    placed: tl.tensor | None,
+    index: tl.tensor,
+    values: tl.tensor,
+    counts: tl.tensor,
+    numbers: tl.tensor,
+    splits: tl.tensor | None,
+    draws: tl.tensor | None,
+    firsts: tl.tensor,
+    now: tl.tensor,
+    rate: tl.tensor,
+    seed: tl.tensor,
+    a: tl.tensor,
+    scale: tl.tensor,
+    RULE: tl.constexpr,
+    KIND: tl.constexpr,
+    K: tl.constexpr,
+    ROOM: tl.constexpr,
+    START: tl.constexpr,
+    DIM: tl.constexpr,
+    STATE: tl.constexpr,
+    WIDTH: tl.constexpr,
+    STRIDE: tl.constexpr,
+    LINES: tl.constexpr,
+    ROWS: tl.constexpr,
+    COLUMNS: tl.constexpr,
+    ALL_COLUMNS: tl.constexpr,
+) -> None:
+    total_runs = tl.load(runs)
+    batch = (order, grads, sums, firsts)
+    block = tl.program_id(0) * ROWS
+    while block < total_runs:
+        run = block + tl.arange(0, ROWS)
+        inside = run < total_runs
+        begin = tl.load(starts + run, mask=inside, other=0)
+        length = tl.load(starts + run + 1, mask=inside, other=0) - begin
+        slot = tl.load(slots + begin, mask=inside, other=-1).to(tl.int64)
+        source = tl.load(order + begin, mask=inside, other=0)
+        total = _summed(batch, begin, length, START, DIM, WIDTH, COLUMNS)
+        if START == 0:
+            finite = _finite(total)
+            if DIM < WIDTH:
+                finite = _finite(_summed(batch, begin, length, 0, WIDTH, WIDTH, ALL_COLUMNS))
+            key = tl.load(ids + source, mask=inside & ~finite, other=0)
+            slot, born = _settled((index, counts), slot, key, length, finite, now, LINES)
+            if DIM < WIDTH:
+                tl.store(placed + run, tl.where(born, slot + BORN, slot), mask=inside)
+        else:
+            told = tl.load(placed + run, mask=inside, other=-1)
+            slot, born = tl.where(told >= BORN, told - BORN, told), told >= BORN
+        there = slot >= 0
+        w = rows_at(values + START, tl.where(born, -1, slot), DIM, STRIDE, COLUMNS)
+        if tl.max(born.to(tl.int32), axis=0) > 0:
+            key = tl.load(ids + source, mask=born, other=0)
+            draw = (seed, a, scale)
+            if draws is not None:
+                draw = draw_of(draws, table_of(splits, source, K, ROOM))
+            first = start_rows(key, draw[0], draw[1], draw[2], KIND, START, ROWS, COLUMNS)
+            w = tl.where(born[:, None], first, w)
+        total = tl.where(there[:, None], total, 0.0)  # what is left out may not be finite
+        rows = (values, slot * STRIDE + STATE, there, born, numbers)
+        w = stepped(rows, w, total, rate, RULE, DIM, COLUMNS)
+        column = tl.arange(0, COLUMNS)[None, :]
+        at = slot[:, None] * STRIDE + START + column
+        tl.store(values + at, w, mask=there[:, None] & (column < DIM))
+        block += tl.num_programs(0) * ROWS
+
+
+def step(
+    table: Arrays,
+    ids: Int64[Tensor, "n"],
+    grads: Float32[Tensor, "n dim"],
+    counts: Int64[Tensor, "3"],
+    parts: Sequence[Part],
+    rates: Sequence[float],
+    now: int,
+    slots: Int64[Tensor, "n"] | None = None,
+    used: Int64[Tensor, "K"] | None = None,
+    splits: Int64[Tensor, "K+1"] | None = None,
+) -> None:
+    """One step for each id with its summed gradient; adds to `counts` as `Applied` has them.
+
+    An absent id is born first. `slots` are those of a lookup at the same ids, so that what it found
+    is not looked for again. Sums that are not finite leave the table as it is.
+    """
+    if len(ids):
+        batch = runs(table, seat(table, ids, slots, used, splits), ids, counts, splits)
+        update(table, ids, batch, grads, counts, parts, rates, now, splits)
+
+
+def update(
+    table: Arrays,
+    ids: Int64[Tensor, "n"],
+    batch: Runs,
+    grads: Float32[Tensor, "n dim"],
+    counts: Int64[Tensor, "3"],
+    parts: Sequence[Part],
+    rates: Sequence[float],
+    now: int,
+    splits: Int64[Tensor, "K+1"] | None = None,
+) -> None:
+    """`step` for ids whose occurrences are in runs; rows whose time is `NEWBORN` start anew."""
+    n = len(ids)
+    sums, firsts = sum_long_runs(batch, grads)
+    placed = torch.empty_like(ids) if len(parts) > 1 else None
+    for part, rate in zip(parts, rates, strict=True):
+        tile, programs = step_tile(part.dim if part.start else table.dim, ids.device)
+        _step[(min(blocks(n, tile["ROWS"])[0], programs),)](
+            *(ids, batch.slots, batch.order, batch.starts, batch.counts, grads, sums, placed),
+            *(table.index, table.values, counts, part.numbers, splits, part.draws),
+            *(firsts, now, rate, signed64(part.first.seed), part.first.a, part.first.scale),
+            RULE=part.rule,
+            KIND=part.first.kind,
+            **several(table.tables),
+            START=part.start,
+            DIM=part.dim,
+            STATE=part.state,
+            WIDTH=table.dim,
+            STRIDE=table.stride,
+            LINES=table.lines,
+            ALL_COLUMNS=columns_of(table.dim),
+            **{**tile, "COLUMNS": columns_of(part.dim)},
+            enable_fp_fusion=False,
+        )

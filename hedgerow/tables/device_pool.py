@@ -1,0 +1,40 @@
+"""Reads of a table on a device that need no row of their own: where rows are, and bags of them."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from ..core.shapes import Float32, Int64
+from ..kernels import pool
+from .device import DeviceTable
+from .store import Lookup, Missing, TableKeys
+
+
+def find(table: DeviceTable, keys: TableKeys) -> Lookup:
+    """Where the rows of `keys` are: a lookup without rows, for `pool_bags` and an update."""
+    slots = table._find(keys)
+    nothing = torch.empty(0, device=table.device)
+    return Lookup(keys, nothing, (table.config.dim,), slots, table._epoch)
+
+
+def pool_bags(
+    table: DeviceTable,
+    ids: Int64[Tensor, "n"],
+    slots: Int64[Tensor, "n"],
+    splits: Int64[Tensor, "bags+1"],
+    pooling: str,
+    *,
+    weights: Float32[Tensor, "n"] | None = None,
+    missing: Missing = "zeros",
+) -> Float32[Tensor, "bags dim"]:
+    """Bags of found ids, pooled straight from the rows: "sum", "mean" or "sqrtn".
+
+    Absent ids count as `DeviceTable.lookup` would give them.
+    """
+    born = missing == "initializer" or (missing == "training" and table.config.admit is None)
+    with table._here():
+        return pool.pool(
+            *(table._table, ids, slots, splits, pooling, weights),
+            table._parts if born else (),
+        )

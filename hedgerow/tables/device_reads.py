@@ -1,0 +1,126 @@
+"""What a table on a device can tell: rows by key, all rows, sizes, statistics."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, nullcontext
+from typing import Self
+
+import torch
+from torch import Tensor
+
+from ..core.counters import Counters
+from ..core.shapes import Bool, Int64
+from ..kernels import find, lookup
+from ..kernels.layout import LANES, TIMES, Arrays
+from . import arguments
+from .config import TableConfig
+from .host_reads import MemoryUse, slice_rows
+from .layout import RowLayout
+from .store import Entries, TableKeys
+
+MAX_IDS = 2**31 - 1  # of one call, and slots of a table: kernels count in 32 bits
+
+
+class DeviceReads:
+    """The reading part of `DeviceTable`; size, scan and stats wait for the device."""
+
+    config: TableConfig
+    layout: RowLayout
+    device: torch.device
+    _table: Arrays
+    _totals: Int64[Tensor, "4"]  # inserted, refused, dropped, erased
+    _events: Counters
+    _max_ts: int
+
+    @property
+    def capacity_rows(self) -> int:
+        """Slots."""
+        return self._table.buckets * LANES
+
+    def contains(self, keys: TableKeys | Int64[Tensor, "n"]) -> Bool[Tensor, "n"]:
+        """Whether each key has a row."""
+        return self._find(self._keys(keys)) >= 0
+
+    def entries(self, keys: TableKeys | Int64[Tensor, "n"]) -> Entries:
+        """Whole rows."""
+        keys = self._keys(keys)
+        return self._entries(self._table, keys.ids, self._find(keys))
+
+    def scan(self, rows: int | None = None) -> Iterator[Entries]:
+        """All rows, in slices of `rows` (about 16 MiB if None), in no particular order.
+
+        Do not write meanwhile.
+        """
+        for slots in self._slot_slices(rows):
+            yield self._entries(self._table, self._table.ids(slots), slots)
+
+    def size(self) -> int:
+        """Rows."""
+        return int(self._table.taken().sum())
+
+    def __len__(self) -> int:
+        return self.size()
+
+    def max_ts(self) -> int:
+        """The largest `ts` that a write gave."""
+        return self._max_ts
+
+    def memory(self) -> MemoryUse:
+        """Bytes by purpose; slots without a row are slack."""
+        held, live = self._table.nbytes, self.size() * 4 * self._table.stride
+        return MemoryUse(held[0], live, held[1] - live)
+
+    def stats(self) -> dict[str, float]:
+        """Rows, bytes, load and everything counted since the table was made."""
+        use, rows = self.memory(), self.size()
+        counted = ("inserted", "refused", "dropped", "erased")
+        return {
+            "rows": rows,
+            "uncompressed_bytes": rows * 4 * self.layout.dim,
+            "index_bytes": use.index_bytes,
+            "row_bytes": use.row_bytes,
+            "slack_bytes": use.slack_bytes,
+            "output_bytes": 0,
+            "load_factor": rows / self.capacity_rows,
+            "longest_search": 2,
+            **dict(zip(counted, self._totals.tolist(), strict=True)),
+            **{name: self._events.read(name) for name in ("evicted", "clamped_ts")},
+        }
+
+    def table(self, k: int = 0) -> Self:
+        """The store of table `k` alone: there is only one."""
+        arguments.table_number(k, 1)
+        return self
+
+    # ---- inside
+
+    def _here(self) -> AbstractContextManager[object]:
+        """Kernels start on the current device, which may be another one."""
+        return torch.cuda.device(self.device) if self.device.type == "cuda" else nullcontext()
+
+    def _find(self, keys: TableKeys) -> Int64[Tensor, "n"]:
+        with self._here():
+            return find.find(self._table, keys.ids, keys.used)
+
+    def _slot_slices(self, rows: int | None) -> tuple[Tensor, ...]:
+        """The slots that have rows, as many at once as a scan gives."""
+        taken = self._table.taken().nonzero()[:, 0]
+        return taken.split(slice_rows(self.layout, rows)) if len(taken) else ()
+
+    def _entries(self, table: Arrays, ids: Tensor, slots: Tensor) -> Entries:
+        with self._here():
+            rows = lookup.gather(table, slots)
+        found = slots >= 0
+        at = slots.clamp(min=0)
+        times = torch.where(found, table.read(TIMES, at), 0)
+        dim = self.config.dim
+        states = table.values[at, dim : dim + self.layout.state_floats]
+        states = torch.where(found[:, None], states, 0.0)
+        return Entries(ids, found, rows, self.layout.named(states), times)
+
+    def _keys(self, keys: TableKeys | Tensor) -> TableKeys:
+        return arguments.keys_of_one_table(keys, MAX_IDS, self.device, room=True)
+
+    def _rows(self, name: str, rows: Tensor, n: int) -> Tensor:
+        return arguments.rows_of_batch(name, rows, n, self.config.dim, self.device)

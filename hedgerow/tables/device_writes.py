@@ -1,0 +1,250 @@
+"""The verbs of a table on a device that set, add, restore, reinitialize or erase rows."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from threading import Lock
+
+import torch
+from torch import Tensor
+
+from ..core import checks
+from ..core.errors import InputError, NotFiniteError, ServingTableError
+from ..core.shapes import Bool, Float32, Int8, Int64
+from ..kernels import assign, assign_add, erase, find, lookup
+from ..kernels.first_values import first_values
+from ..kernels.layout import Grouped, Part, group
+from .device_admission import DeviceAdmission, Sightings
+from .device_watch import DeviceWatch
+from .stamps import Stamps
+from .store import Applied, Entries, TableKeys
+
+_LEAST_SQUARE = 2.0**-126  # of a row that skip_zero_embedding keeps
+
+
+class DeviceWrites(DeviceWatch, Stamps):
+    """The writing part of `DeviceTable`, without its step."""
+
+    _parts: tuple[Part, ...]
+    _starts: Float32[Tensor, "states"]
+    _admission: DeviceAdmission | None
+    _restoring: Lock
+
+    def assign(
+        self,
+        keys: TableKeys | Int64[Tensor, "n"],
+        rows: Float32[Tensor, "n dim"],
+        *,
+        ts: int = 0,
+    ) -> Applied:
+        """Sets rows. The last of equals wins. Waits for the device if `not_finite` is "reject"."""
+        keys = self._keys(keys)
+        rows = self._rows("rows", rows, len(keys.ids))
+        usable = self._usable(rows, keys.used)
+        now, done = self._write(ts, len(keys.ids))
+        with self._here():
+            grouped = self._admitted(group(keys.ids), keys.used, done, now)
+            if self.config.skip_zero_embedding:
+                grouped = self._skip_zeros(grouped, keys.used, rows, usable, done)
+            placed = self._placed(grouped, learned=False)
+            assign.assign(
+                *(self._table, grouped, rows, usable, self._starts, done, now, keys.used),
+                placed=placed,
+            )
+            self._note(grouped, placed)
+        return self._done(done)
+
+    def assign_add(
+        self,
+        keys: TableKeys | Int64[Tensor, "n"],
+        rows: Float32[Tensor, "n dim"],
+        *,
+        ts: int = 0,
+    ) -> Applied:
+        """Adds to rows; an absent one starts from its first value (serving tables: zeros).
+
+        Waits for the device if `not_finite` is "reject".
+        """
+        keys = self._keys(keys)
+        rows = self._rows("rows", rows, len(keys.ids))
+        usable = self._usable(rows, keys.used)
+        now, done = self._write(ts, len(keys.ids))
+        with self._here():
+            grouped = self._admitted(group(keys.ids), keys.used, done, now)
+            begun = torch.empty_like(rows)
+            lookup.lookup(self._table, grouped.ids, begun, self._parts)
+            placed = self._placed(grouped, learned=False)
+            assign_add.assign_add(
+                *(self._table, grouped, rows, usable, begun, self._starts),
+                *(done, now, keys.used, placed),
+            )
+            self._note(grouped, placed)
+        return self._done(done)
+
+    def restore(self, entries: Entries) -> Applied:
+        """Puts whole rows back: embedding, states and times as `entries` or `scan` gave them.
+
+        The entries may lie anywhere. Threads may restore together, which a load does.
+        """
+        given = entries.to("cpu")
+        n = len(given.ids)
+        checks.tensor("ids", given.ids, torch.int64, (None,))
+        checks.tensor("found", given.found, torch.bool, (n,))
+        checks.tensor("ts", given.ts, torch.int64, (n,))
+        checks.tensor("rows", given.rows, torch.float32, (n, self.config.dim))
+        if not given.found.numpy().all():
+            raise InputError("entries holds ids that were not found; select those with found True.")
+        if n and int(given.ts.min()) < 0:
+            raise InputError(f"ts holds {int(given.ts.min())}; a time is at least 0.")
+        states: Sequence[Mapping[str, Tensor]] = given.states
+        if self.config.serving:
+            states = [{} for _ in self.config.segments]
+        raw, ts = self.layout.join(states, n), self._times(given.ts)
+        newest = int(ts.max()) if n else 0
+        with self._restoring, self._here():
+            ids, rows, raw, ts = (x.to(self.device) for x in (given.ids, given.rows, raw, ts))
+            return self._restore(ids, rows, raw, ts, newest)
+
+    def _restore(self, ids: Tensor, rows: Tensor, raw: Tensor, ts: Tensor, newest: int) -> Applied:
+        usable = self._usable(rows, None)
+        _, done = self._write(newest, len(ids))
+        grouped = group(ids)
+        if self.config.skip_zero_embedding:
+            grouped = self._skip_zeros(grouped, None, rows, usable, done)
+        placed = self._placed(grouped, learned=False)
+        assign.assign(
+            *(self._table, grouped, rows, usable, self._starts, done, 0, None, raw, ts),
+            placed=placed,
+        )
+        self._note(grouped, placed, is_use=False)
+        return self._done(done)
+
+    def reinitialize(self, keys: TableKeys | Int64[Tensor, "n"]) -> Int8[Tensor, "n"]:
+        """Makes rows as new, at the clock's time; 0 = was absent, 1 = was there.
+
+        An id that finds no room stays absent: 0.
+        """
+        self._refuse_serving("reinitialize")
+        keys = self._keys(keys)
+        n = len(keys.ids)
+        _, done = self._write(0, n)
+        with self._here():
+            before = find.find(self._table, keys.ids, keys.used) >= 0
+            grouped = group(keys.ids)
+            new = [first_values(keys.ids, p.dim, p.first, p.start) for p in self._parts]
+            states = self._starts.expand(n, -1).contiguous()
+            usable = torch.ones_like(before)
+            placed = torch.empty_like(grouped.ids)
+            assign.assign(
+                *(self._table, grouped, torch.cat(new, dim=1), usable, self._starts, done),
+                *(self._clock.now_s(), keys.used, states, None, placed),
+            )
+            self._note(grouped, placed, learned=True, is_use=False)
+            seen = Sightings.of(grouped, keys.used, None)
+            again = torch.empty_like(before).scatter_(0, _order(grouped), seen.number > 0)
+            there = find.find(self._table, keys.ids, keys.used) >= 0
+        self._done(done)
+        return (there & (before | again)).to(torch.int8)
+
+    def erase(self, keys: TableKeys | Int64[Tensor, "n"]) -> Bool[Tensor, "n"]:
+        """Removes rows and says which were there. Their places serve the next new ids."""
+        keys = self._keys(keys)
+        with self._here():
+            erased = self._erase(keys.ids, group(keys.ids), keys.used)
+        self._totals[3] += erased.sum()
+        return erased
+
+    def clear(self) -> None:
+        """Removes all rows; their memory stays the table's."""
+        self._before_change()
+        self._epoch = object()
+        self._table.clear()
+        self._mark_all()
+
+    # ---- inside
+
+    def _erase(self, ids: Tensor, grouped: Grouped, used: Tensor | None) -> Bool[Tensor, "n"]:
+        self._before_change()
+        self._epoch = object()  # a slot that a lookup told may be another id's by the next update
+        erased = erase.erase(self._table, grouped, used)
+        self._mark(ids, erased)
+        return erased
+
+    def _write(self, ts: int, n: int) -> tuple[int, Int64[Tensor, "3"]]:
+        """The time of a call that may bring `n` ids, and room for what it counts."""
+        now = self._time(ts)
+        self._before_change()
+        self._make_room(n)
+        self._max_ts = max(self._max_ts, now)
+        return now, torch.zeros(3, dtype=torch.int64, device=self.device)
+
+    def _done(self, done: Int64[Tensor, "3"]) -> Applied:
+        self._totals[:3] += done
+        return Applied(done)
+
+    def _usable(self, rows: Tensor, used: Tensor | None) -> Bool[Tensor, "n"]:
+        """Which rows are finite; raises for those that are not where the table says so."""
+        usable = rows.isfinite().all(dim=1)
+        if self.config.not_finite != "reject":
+            return usable
+        wrong = ~usable
+        if used is not None:
+            wrong &= torch.arange(len(usable), device=self.device) < used
+        if bool(wrong.any()):
+            raise NotFiniteError(
+                f"rows[{int(wrong.nonzero()[0])}] is not finite; table {self.config.name!r} "
+                f"rejects that, and nothing was changed. Find its source, or make the table with "
+                f"not_finite='drop'."
+            )
+        return usable
+
+    def _admitted(
+        self,
+        grouped: Grouped,
+        used: Tensor | None,
+        done: Int64[Tensor, "3"],
+        step: int,
+        counts: Tensor | None = None,
+    ) -> Grouped:
+        """The groups that have a row or may have one; the others become room."""
+        if self._admission is None:
+            return grouped
+        seen = Sightings.of(grouped, used, counts)
+        absent = find.find(self._table, grouped.ids) < 0
+        refused = self._admission.refused(seen, absent, step, each=False)
+        done[1] += refused.sum()
+        return _without(grouped, refused)
+
+    def _skip_zeros(
+        self, grouped: Grouped, used: Tensor | None, rows: Tensor, usable: Tensor, done: Tensor
+    ) -> Grouped:
+        """Takes rows of zeros out of the table instead of setting them; gives the other groups."""
+        seen, order = Sightings.of(grouped, used, None), _order(grouped)
+        source = torch.where(seen.live & usable[order], order, -1)
+        winner = torch.full_like(source, -1).scatter_reduce_(0, seen.start, source, "amax")
+        winner = winner[seen.start]
+        small = (rows * rows).sum(dim=1) < _LEAST_SQUARE
+        skipped = seen.live & (winner >= 0) & small[winner.clamp(min=0)]
+        done[2] += (skipped & ~usable[order]).sum()
+        ids = torch.empty_like(grouped.ids).scatter_(0, order, grouped.ids)
+        erased = self._erase(ids, _without(grouped, ~skipped), used)
+        self._totals[3] += erased.sum()
+        return _without(grouped, skipped)
+
+    def _refuse_serving(self, verb: str) -> None:
+        if self.config.serving:
+            raise ServingTableError(
+                f"{verb} on the serving table {self.config.name!r}; only training tables learn. "
+                f"Use assign, or make the table with serving=False."
+            )
+
+
+def _order(grouped: Grouped) -> Int64[Tensor, "n"]:
+    if grouped.order is None:
+        return torch.arange(len(grouped.ids), device=grouped.ids.device)
+    return grouped.order
+
+
+def _without(grouped: Grouped, which: Bool[Tensor, "n"]) -> Grouped:
+    """Grouped ids, some of which count as room: those come from behind the end of the input."""
+    return Grouped(grouped.ids, torch.where(which, len(grouped.ids), _order(grouped)))

@@ -1,0 +1,312 @@
+"""K tables of one process as one store whose keys and rows are on a device."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from itertools import pairwise
+from typing import Any, cast
+
+import torch
+from torch import Tensor
+
+from ...core.clock import Clock
+from ...core.errors import InputError
+from ...core.shapes import Bool, Float32, Int8, Int64
+from .. import arguments, device_pool
+from ..config import TableConfig
+from ..device import DeviceTable
+from ..host import HostTable
+from ..schedules import Rate
+from ..store import Applied, Entries, Lookup, Missing, TableKeys, as_keys
+from . import parts
+from .multi_config import MultiConfig
+
+_LEAST_ROWS = 1 << 16  # room of a table that does not say how many rows it will have
+_FULLEST = 0.8  # share of its slots up to which every id finds one
+
+
+class DeviceTables:
+    """The RowStore of K tables on one device, in byte order of their names; single-owner.
+
+    Keys, rows and gradients are on the device, as those of `HostTables` are in host memory. A step
+    waits for nothing, unless a table is `on_host`: its rows stay in host memory, ids go there and
+    rows come back. `capacity_rows` says by name how many rows a table has room for; the others have
+    the room that their config asks for.
+    """
+
+    def __init__(
+        self,
+        configs: Mapping[str, TableConfig],
+        *,
+        device: torch.device | str = "cuda",
+        capacity_rows: Mapping[str, int] | None = None,
+        on_host: Collection[str] = (),
+        clock: Clock | None = None,
+    ) -> None:
+        self.config = MultiConfig.of(configs)
+        self.device = torch.empty(0, device=device).device  # with its number
+        room = capacity_rows or {}
+        self._tables: list[DeviceTable | HostTable] = []
+        for config in self.config.configs:
+            if config.name in on_host:
+                self._tables.append(HostTable(config, clock=clock))
+                continue
+            rows = room.get(config.name, max(_LEAST_ROWS, config.initial_capacity))
+            slots = int(rows / _FULLEST) + 1
+            self._tables.append(
+                DeviceTable(config, capacity_rows=slots, device=self.device, clock=clock)
+            )
+
+    def __repr__(self) -> str:
+        return f"DeviceTables({', '.join(map(repr, self._tables))})"
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """The tables, in order."""
+        return self.config.names
+
+    @property
+    def dims(self) -> tuple[int, ...]:
+        """Columns of each table, in order."""
+        return self.config.dims
+
+    @property
+    def tables(self) -> tuple[HostTable, ...]:
+        """The tables themselves, in order."""
+        return tuple(self.table(k) for k in range(len(self._tables)))
+
+    def table(self, k: int = 0) -> HostTable:
+        """Table `k` alone, which has the verbs of a `HostTable` wherever it is."""
+        return cast("HostTable", self._tables[arguments.table_number(k, len(self._tables))])
+
+    # ---- the step
+
+    def lookup(
+        self,
+        keys: TableKeys | Int64[Tensor, "n"],
+        *,
+        missing: Missing = "zeros",
+        step: int | None = None,
+        out: Float32[Tensor, "floats"] | None = None,
+    ) -> Lookup:
+        """Rows of `keys`, flat, into `out` if given, and their slots. Nothing is inserted."""
+        keys = self._keys(keys)
+        arguments.missing_rule(missing)
+        at = parts.float_offsets(keys.splits, self.dims)
+        flat = torch.empty(at[-1], device=self.device) if out is None else out.view(-1)
+        slots = torch.full_like(keys.ids, -1)
+        epochs: list[object] = []
+        for k, (table, own) in enumerate(zip(self._tables, self._split(keys), strict=True)):
+            rows = flat[at[k] : at[k + 1]].view(-1, self.dims[k])
+            epochs.append(None)
+            if isinstance(table, HostTable):
+                found = table.lookup(own.exact().ids.cpu(), missing=missing, step=step)
+                rows.zero_()[: len(found.keys.ids)] = found.rows_of().to(self.device)
+            elif len(own.ids):
+                found = table.lookup(own, missing=missing, step=step, out=rows)
+                slots[keys.splits[k] : keys.splits[k + 1]] = _there(found.slots)
+                epochs[k] = found.epoch
+        return Lookup(keys, flat, self.dims, slots, tuple(epochs))
+
+    def apply_gradients(
+        self,
+        at: TableKeys | Lookup | Int64[Tensor, "n"],
+        grads: Float32[Tensor, "floats"],
+        *,
+        rates: Sequence[Rate] | None = None,
+        step: int | None = None,
+        ts: int = 0,
+        counts: Int64[Tensor, "n"] | None = None,
+        per_occurrence: bool = False,
+    ) -> Applied:
+        """One optimizer step per table and distinct id, with its summed gradient."""
+        keys = self._keys(at.keys if isinstance(at, Lookup) else at)
+        by_table = self.config.rates_of(rates)
+        done = []
+        for k, (table, own, part) in enumerate(self._shares("grads", keys, grads)):
+            mine = None if counts is None else counts[keys.splits[k] : keys.splits[k + 1]]
+            settings: dict[str, Any] = {
+                "rates": None if by_table is None else by_table[k],
+                "step": step,
+                "ts": ts,
+                "per_occurrence": per_occurrence,
+            }
+            if not len(own.ids):
+                continue
+            if isinstance(table, HostTable):
+                done.append(_on_host(table.apply_gradients, own, part, mine, **settings))
+            else:
+                place = _found_there(at, k, own, self.dims[k])
+                done.append(table.apply_gradients(place, part, counts=mine, **settings))
+        return self._total(done)
+
+    def is_on_device(self, k: int) -> bool:
+        """Whether the rows of table `k` are on the device."""
+        return isinstance(self._tables[k], DeviceTable)
+
+    def find(self, keys: TableKeys | Int64[Tensor, "n"]) -> Lookup:
+        """Where the rows of `keys` are, without the rows; only of tables on the device."""
+        keys = self._keys(keys)
+        slots, epochs = torch.full_like(keys.ids, -1), []
+        for k, own in enumerate(self._split(keys)):
+            found = device_pool.find(self._on_device(k), own)
+            slots[keys.splits[k] : keys.splits[k + 1]] = _there(found.slots)
+            epochs.append(found.epoch)
+        return Lookup(keys, torch.empty(0, device=self.device), self.dims, slots, tuple(epochs))
+
+    def pool(
+        self,
+        found: Lookup,
+        k: int,
+        borders: tuple[int, int],
+        splits: Int64[Tensor, "bags+1"],
+        pooling: str,
+        *,
+        weights: Float32[Tensor, "n"] | None = None,
+        missing: Missing = "zeros",
+    ) -> Float32[Tensor, "bags dim"]:
+        """Bags of the ids of table `k` between `borders`, pooled straight from its rows."""
+        ids, slots = (x[borders[0] : borders[1]] for x in (found.keys.ids, _there(found.slots)))
+        return device_pool.pool_bags(
+            self._on_device(k), ids, slots, splits, pooling, weights=weights, missing=missing
+        )
+
+    # ---- other verbs
+
+    def assign(
+        self,
+        keys: TableKeys | Int64[Tensor, "n"],
+        rows: Float32[Tensor, "floats"],
+        *,
+        ts: int = 0,
+    ) -> Applied:
+        """Sets rows and keeps optimizer state. The last of equals wins."""
+        return self._write("assign", self._keys(keys), rows, ts)
+
+    def assign_add(
+        self,
+        keys: TableKeys | Int64[Tensor, "n"],
+        rows: Float32[Tensor, "floats"],
+        *,
+        ts: int = 0,
+    ) -> Applied:
+        """Adds to rows; an absent one starts from its first value."""
+        return self._write("assign_add", self._keys(keys), rows, ts)
+
+    def reinitialize(self, keys: TableKeys | Int64[Tensor, "n"]) -> Int8[Tensor, "n"]:
+        """Makes rows as new; 0 = was absent, 1 = was there."""
+        return self._each(keys, "reinitialize", torch.int8)
+
+    def contains(self, keys: TableKeys | Int64[Tensor, "n"]) -> Bool[Tensor, "n"]:
+        """Whether each key has a row."""
+        return self._each(keys, "contains", torch.bool)
+
+    def erase(self, keys: TableKeys | Int64[Tensor, "n"]) -> Bool[Tensor, "n"]:
+        """Removes rows and says which were there."""
+        return self._each(keys, "erase", torch.bool)
+
+    def entries(self, keys: TableKeys | Int64[Tensor, "n"]) -> Entries:
+        """Whole rows; of several tables, ask `table(k)`."""
+        return self._only("entries").entries(keys)
+
+    def scan(self, rows: int | None = None) -> Iterator[Entries]:
+        """All rows in slices; of several tables, ask `table(k)`."""
+        return self._only("scan").scan(rows)
+
+    def size(self) -> int:
+        """Rows of all tables; waits for the device."""
+        return sum(table.size() for table in self._tables)
+
+    def __len__(self) -> int:
+        return self.size()
+
+    def max_ts(self) -> int:
+        """The largest `ts` that a write gave to any table."""
+        return max(table.max_ts() for table in self._tables)
+
+    # ---- helpers
+
+    def _keys(self, keys: TableKeys | Tensor) -> TableKeys:
+        return as_keys(keys, len(self._tables), self.device, room=True)
+
+    def _split(self, keys: TableKeys) -> Iterator[TableKeys]:
+        """The keys of each table for itself."""
+        for k, (start, stop) in enumerate(pairwise(keys.splits)):
+            used = None if keys.used is None else keys.used[k : k + 1]
+            yield TableKeys(keys.ids[start:stop], (0, stop - start), used)
+
+    def _shares(
+        self, name: str, keys: TableKeys, flat: Tensor
+    ) -> Iterator[tuple[DeviceTable | HostTable, TableKeys, Tensor]]:
+        at = parts.float_offsets(keys.splits, self.dims)
+        if flat.numel() != at[-1]:
+            raise InputError(f"{name} has {flat.numel()} values; the keys need {at[-1]}.")
+        flat = flat.reshape(-1)
+        for k, (table, own) in enumerate(zip(self._tables, self._split(keys), strict=True)):
+            yield table, own, flat[at[k] : at[k + 1]].view(-1, self.dims[k])
+
+    def _write(self, verb: str, keys: TableKeys, rows: Tensor, ts: int) -> Applied:
+        done = []
+        for table, own, part in self._shares("rows", keys, rows):
+            call: Callable[..., Applied] = getattr(table, verb)
+            if isinstance(table, HostTable):
+                done.append(_on_host(call, own, part, None, ts=ts))
+            elif len(own.ids):
+                done.append(call(own, part, ts=ts))
+        return self._total(done)
+
+    def _each(self, keys: TableKeys | Tensor, verb: str, dtype: torch.dtype) -> Tensor:
+        keys = self._keys(keys)
+        answers = torch.empty(len(keys.ids), dtype=dtype, device=self.device)
+        for k, (table, own) in enumerate(zip(self._tables, self._split(keys), strict=True)):
+            call: Callable[[Any], Tensor] = getattr(table, verb)
+            asked = own.exact().ids.cpu() if isinstance(table, HostTable) else own
+            found = call(asked).to(self.device)
+            answers[keys.splits[k] : keys.splits[k] + len(found)] = found
+        return answers
+
+    def _total(self, done: Sequence[Applied]) -> Applied:
+        return parts.total([Applied(one.counts.to(self.device)) for one in done])
+
+    def _on_device(self, k: int) -> DeviceTable:
+        table = self._tables[k]
+        if not isinstance(table, DeviceTable):
+            raise InputError(f"table {self.names[k]!r} is in host memory; use lookup.")
+        return table
+
+    def _only(self, verb: str) -> HostTable:
+        if len(self._tables) != 1:
+            raise InputError(
+                f"{verb} on a store of {len(self._tables)} tables, whose rows differ in width; "
+                f"ask one of them: store.table(k).{verb}(...)."
+            )
+        return self.table()
+
+
+def _there(slots: Tensor | None) -> Tensor:
+    assert slots is not None  # device tables tell them
+    return slots
+
+
+def _found_there(
+    at: TableKeys | Lookup | Tensor, k: int, own: TableKeys, dim: int
+) -> Lookup | TableKeys:
+    """A table's own part of a lookup, so that it need not look for the rows again."""
+    if not isinstance(at, Lookup) or at.slots is None or not isinstance(at.epoch, tuple):
+        return own
+    slots = at.slots[at.keys.splits[k] : at.keys.splits[k + 1]]
+    return Lookup(own, at.rows[:0], (dim,), slots, at.epoch[k])
+
+
+def _on_host(
+    call: Callable[..., Applied],
+    keys: TableKeys,
+    rows: Tensor,
+    counts: Tensor | None,
+    **settings: Any,
+) -> Applied:
+    """A write to a table in host memory; waits for the device."""
+    ids = keys.exact().ids.cpu()
+    if counts is not None:
+        settings["counts"] = counts[: len(ids)].cpu()
+    return call(ids, rows[: len(ids)].cpu(), **settings)

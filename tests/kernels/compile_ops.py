@@ -1,0 +1,51 @@
+"""Compiles the kernels of ops for a Hopper GPU, as `compile_for_hopper` does those of tables."""
+
+from __future__ import annotations
+
+import torch
+import triton
+from triton.runtime.jit import JITFunction
+
+from .compile_for_hopper import Hopper, compile_only
+
+
+def start_all() -> None:
+    from hedgerow.kernels import layout_call, pool, route, segments, to_layout, windows
+    from hedgerow.kernels.layout import Arrays, FirstValues, Part
+    from hedgerow.ops.layout import Feature, FeatureConfigs, OutConfig, Slice
+    from hedgerow.ops.layout.by_kernel import _work
+    from hedgerow.ops.layout.config import text_of
+    from hedgerow.ops.layout.plan import plan_of
+    from hedgerow.routing.bucketize import _rules
+    from hedgerow.routing.router import Router
+
+    ids, splits = torch.arange(100), torch.tensor([0, 50, 100])
+    for dtype in (torch.float32, torch.float64, torch.bfloat16):
+        flat, one = torch.ones(6400, dtype=dtype), torch.ones(())
+        rows = windows.copy_windows(ids, flat, 64)
+        windows.add_windows(ids, rows, one, torch.zeros(6400))
+        segments.sum_segments(splits, rows)
+    table = Arrays.make(8, 64, torch.device("cpu"))
+    numbers = torch.zeros(12, dtype=torch.float64)
+    part = Part(0, 64, 64, FirstValues("uniform", -0.1, 0.1, 7), "sgd", numbers)
+    for pooling in pool.POOLINGS:
+        pool.pool(table, ids, ids, splits, pooling, torch.ones(100), [part])
+    rules, bounds = _rules([Router("continuous", 2, bounds=[0, 7])])
+    found = route.route(ids, splits, torch.tensor([0, 2]), rules, bounds, 2, 2)
+    route.move(ids, ids, found.positions, torch.ones(100))
+    config = FeatureConfigs(
+        {"f": Feature("t", "MEAN", (8,))}, {"out": OutConfig("NONE", (Slice("f", 0, 8),))}
+    )
+    work = _work(plan_of(text_of(config)), torch.device("cpu"))
+    call = layout_call.Call.of((ids, ids, ids), [[0, 0, 1, 0, 1, 0, 1]], [(0, 0)], [0])
+    for dtype in (torch.float32, torch.float64, torch.float16):
+        values = torch.ones(8, dtype=dtype)
+        to_layout.to_layout(work, call, values, values)
+        sums = torch.zeros(8, dtype=torch.float64 if dtype == torch.float64 else torch.float32)
+        to_layout.to_layout_backward(work, call, values, sums, sums[0])
+
+
+if __name__ == "__main__":
+    triton.runtime.driver.set_active(Hopper())  # pyright: ignore[reportArgumentType]
+    JITFunction.__getitem__ = compile_only
+    start_all()
