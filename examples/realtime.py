@@ -118,7 +118,7 @@ def run(seconds: int, window: int, samples: int, warm_up: int) -> dict[str, list
                 metrics[name].update(served_logits(client, ids), clicked)
             learn(model, dense, batch_of(ids), clicked)
             for name, publisher in publishers.items():
-                if second % PERIODS[name] == 0 and not publisher.flush():
+                if second % PERIODS[name] == 0 and not publisher.flush(120):
                     raise RuntimeError(f"a replica is away: {publisher.status()}")
             if second % window == 0:
                 for name, own in metrics.items():

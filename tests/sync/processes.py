@@ -98,7 +98,10 @@ def asker(pipe: Connection, address: str, probe: int, rate: float) -> None:
 def _ask(
     client: PredictionClient, probe: int, rate: float, seconds: float, draw: torch.Generator
 ) -> tuple[list[float], list[float]]:
-    """Seconds of each prediction, and the ages of the row; asked at a rate, answered or not."""
+    """Seconds of each prediction, and the ages of the row; asked at a rate, answered or not.
+
+    Without deadlines: where all processes are stopped for a while, that is one late answer.
+    """
     latencies, ages = [], []
     start_s = time.monotonic()
     for number in range(int(rate * seconds)):
@@ -106,11 +109,11 @@ def _ask(
         ids = {name: torch.randint(0, 200_000, (64,), generator=draw) for name in DIMS}
         lengths = {f"{name}_lengths": torch.ones(64, dtype=torch.int64) for name in DIMS}
         began_s = time.monotonic()
-        client.predict("entry", "serving_default", {**ids, **lengths})
+        client.predict("entry", "serving_default", {**ids, **lengths}, timeout=None)
         latencies.append(time.monotonic() - began_s)
         if number % 4 == 0:
             one = {name: torch.tensor([probe]) for name in DIMS}
-            row = client.predict("entry", "lookup", one)["user"]
+            row = client.predict("entry", "lookup", one, timeout=None)["user"]
             ages.append(time.monotonic() - float(row[0, 0]) - 100.0 * float(row[0, 1]))
     return latencies, ages
 

@@ -8,7 +8,9 @@ import threading
 import time
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -16,6 +18,7 @@ import torch
 
 import hedgerow as hr
 from hedgerow.nn.collection import servers_of
+from hedgerow.sync.publisher import Publisher
 from hedgerow.tables.store import TableKeys
 
 from ..ps.servers import ServerProcess
@@ -57,20 +60,69 @@ class Writer(threading.Thread):
         self._model.store.assign(keys, rows)
 
 
+@dataclass
+class Here:
+    """A trainer on two servers, two replicas, a publisher between them, and who asks a replica."""
+
+    model: hr.EmbeddingBags
+    publisher: Publisher
+    replicas: list[Child]
+    asker: Child
+
+
 @contextmanager
-def replicas_of(folder: Path) -> Iterator[list[Child]]:
+def served_and_trained(folder: Path) -> Iterator[Here]:
+    example = hr.IdBatch.from_lists({name: [[1], [2]] for name in DIMS})
+    hr.serving.export(fresh_bags(), folder, example=example, version=1)
     with ExitStack() as stack:
-        made = []
-        for _ in range(2):
-            made.append(Child(bundle_replica, str(folder)))
-            stack.callback(made[-1].reap)
-        yield made
+        servers = [ServerProcess(i, 2) for i in range(2)]
+        for server in servers:
+            stack.callback(server.reap)
+        model = hr.distribute(fresh_bags(), servers=[one.address for one in servers])
+        group = servers_of(model)
+        assert group is not None
+        stack.callback(group.close)
+        children = [Child(bundle_replica, str(folder)) for _ in range(2)]
+        children.append(Child(asker, children[0].told, PROBE, ASKS_A_SECOND))
+        for child in children:
+            stack.callback(child.reap)
+        *replicas, client = children
+        publisher = hr.publish(model, [one.told for one in replicas], every="200ms")
+        with publisher:
+            yield Here(model, publisher, replicas, client)  # type: ignore[arg-type]
+
+
+def measured(here: Here, seconds: float) -> dict[str, Any]:
+    """Rows changed in a second, how old answers were, and how long they took: without, and with."""
+    writer = Writer(here.model)
+    writer.stamp()
+    assert here.publisher.flush()
+    alone, _ = here.asker.ask("ask", seconds / 2)
+    writer.start()
+    here.asker.ask("ask", 0.5)
+    before = writer.rows
+    during, ages = here.asker.ask("ask", seconds)
+    changed = writer.rows - before
+    told = [one.ask("status")["models"][0]["shards"] for one in here.replicas]
+    writer.ending.set()
+    writer.join()
+    assert here.publisher.flush()
+    p50, p99 = ([float(np.percentile(x, p)) for x in (alone, during)] for p in (50, 99))
+    return {
+        "rows a second": round(changed / seconds),
+        "age p99 s": round(float(np.percentile(ages, 99)), 3),
+        "age told s": round(max(shard["age_s"] for shards in told for shard in shards), 3),
+        "predict p50 ms": [round(1e3 * x, 2) for x in p50],
+        "predict p99 ms": [round(1e3 * x, 2) for x in p99],
+        "p50 ratio": round(p50[1] / p50[0], 2),
+        "p99 ratio": round(p99[1] / p99[0], 2),
+    }
 
 
 @pytest.mark.parametrize(
     "seconds",
     [
-        4.0,
+        2.0,
         pytest.param(20.0, marks=pytest.mark.long),
         pytest.param(60.0, marks=[pytest.mark.long, pytest.mark.timeout(400)]),
     ],
@@ -80,49 +132,12 @@ def test_replicas_are_fresh_and_readers_hardly_notice(seconds: float, tmp_path: 
 
     Where others use the processors as well, a quick run says little of the tails.
     """
-    example = hr.IdBatch.from_lists({name: [[1], [2]] for name in DIMS})
-    hr.serving.export(fresh_bags(), tmp_path, example=example, version=1)
-    with ExitStack() as stack:
-        servers = [ServerProcess(i, 2) for i in range(2)]
-        for server in servers:
-            stack.callback(server.reap)
-        model = hr.distribute(fresh_bags(), servers=[one.address for one in servers])
-        group = servers_of(model)
-        assert group is not None
-        stack.callback(group.close)
-        replicas = stack.enter_context(replicas_of(tmp_path))
-        client = Child(asker, replicas[0].told, PROBE, ASKS_A_SECOND)
-        stack.callback(client.reap)
-        writer = Writer(model)  # type: ignore[arg-type]
-        writer.stamp()
-        with hr.publish(model, [one.told for one in replicas], every="200ms") as publisher:
-            assert publisher.flush()
-            alone, _ = client.ask("ask", seconds / 2)
-            writer.start()
-            client.ask("ask", 0.5)
-            before = writer.rows
-            during, ages = client.ask("ask", seconds)
-            changed = writer.rows - before
-            told = [
-                shard["age_s"]
-                for one in replicas
-                for shard in one.ask("status")["models"][0]["shards"]
-            ]
-            writer.ending.set()
-            writer.join()
-            assert publisher.flush()
-    p50, p99 = (np.percentile(during, p) / np.percentile(alone, p) for p in (50, 99))
-    found = {
-        "rows a second": round(changed / seconds),
-        "age p99 s": round(float(np.percentile(ages, 99)), 3),
-        "ages told s": [round(age, 3) for age in told],
-        "predict p50 ms": [round(float(np.median(x)) * 1e3, 2) for x in (alone, during)],
-        "predict p99 ms": [round(float(np.percentile(x, 99)) * 1e3, 2) for x in (alone, during)],
-    }
+    with served_and_trained(tmp_path) as here:
+        found = measured(here, seconds)
     logging.getLogger(__name__).info(json.dumps(found))
     quick = seconds < 10
-    assert changed > ROWS_A_SECOND * seconds * (0.3 if quick else 0.9), found
-    assert np.percentile(ages, 99) < (5.0 if quick else 1.0), found
-    assert max(told) < (5.0 if quick else 1.0), found
-    assert p50 < (6.0 if quick else 1.5), found
-    assert p99 < (20.0 if quick else 4.0), found
+    assert found["rows a second"] > ROWS_A_SECOND * (0.3 if quick else 0.9), found
+    assert found["age p99 s"] <= (5.0 if quick else 1.0), found
+    assert found["age told s"] <= (5.0 if quick else 1.0), found
+    assert found["p50 ratio"] <= (6.0 if quick else 1.5), found
+    assert found["p99 ratio"] <= (20.0 if quick else 4.0), found

@@ -303,6 +303,6 @@ def test_a_model_of_others_at_the_same_address_is_left_alone() -> None:
             assert rows_of(one.store.tables) == rows_of(tables)
             (target,) = publisher.status().targets
             assert [stream.model for stream in target.streams] == ["ps_0"]
-        with Publisher([HostSource(tables)], address, model="theirs", every="20ms") as publisher:
-            wait_for(lambda: "the trainer has" in publisher.status().targets[0].error)
-            assert not publisher.flush(0.1)
+        publisher = Publisher([HostSource(tables)], address, model="theirs", every="20ms").start()
+        wait_for(lambda: "the trainer has" in publisher.status().targets[0].error)
+        assert not publisher.stop(timeout_s=0.1)
