@@ -217,7 +217,10 @@ def test_touched_keys_are_those_of_the_host_table(device: torch.device) -> None:
     pair = Pair(_config(admit=admission.Within(1000, 2)), 128, device)
     names = {"learned": False, "all": True}
     tables = (pair.device, pair.host)
-    both = [[t.touched(name, all_changes=wide, capacity=100) for t in tables] for name, wide in names.items()]
+    both = [
+        [t.touched(name, all_changes=wide, capacity=100) for t in tables]
+        for name, wide in names.items()
+    ]
     for ts in range(1, 4):
         pair.apply(_ids(random, 12), _rows(random, 12), ts, per_occurrence=ts == 2)
         pair.assign(_ids(random, 5), _rows(random, 5), ts, add=ts == 3)
