@@ -30,7 +30,7 @@ class DeviceTables:
     Keys, rows and gradients are on the device, as those of `HostTables` are in host memory. A step
     waits for nothing, unless a table is `on_host`: its rows stay in host memory, ids go there and
     rows come back. `capacity_rows` says by name how many rows a table has room for; the others have
-    the room that their config asks for.
+    the room that their config asks for, and grow.
     """
 
     def __init__(
@@ -51,8 +51,9 @@ class DeviceTables:
                 self._tables.append(HostTable(config, clock=clock))
                 continue
             rows = room.get(config.name, max(_LEAST_ROWS, config.initial_capacity))
+            full = "refuse" if config.name in room else "grow"
             self._tables.append(
-                DeviceTable(config, capacity_rows=rows, device=self.device, clock=clock)
+                DeviceTable(config, capacity_rows=rows, device=self.device, clock=clock, full=full)
             )
 
     def __repr__(self) -> str:
