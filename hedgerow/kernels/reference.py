@@ -223,7 +223,7 @@ def groups_of(grouped: Grouped, used: Tensor | None) -> list[tuple[int, int, lis
     return list(groups.values())
 
 
-def _in_order(parts: list[Tensor]) -> Tensor:
+def in_order(parts: list[Tensor]) -> Tensor:
     total = parts[0].clone()
     for part in parts[1:]:
         total += part
@@ -232,11 +232,11 @@ def _in_order(parts: list[Tensor]) -> Tensor:
 
 def _pieces(grads: Tensor, sources: list[int]) -> list[Tensor]:
     cuts = [sources[at : at + PIECE] for at in range(0, len(sources), PIECE)]
-    return [_in_order([grads[source] for source in cut]) for cut in cuts]
+    return [in_order([grads[source] for source in cut]) for cut in cuts]
 
 
 def _summed(grads: Tensor, sources: list[int]) -> Tensor:
-    return _in_order(_pieces(grads, sources))
+    return in_order(_pieces(grads, sources))
 
 
 def sum_pieces(

@@ -117,7 +117,7 @@ def _route(
     row = _part(splits, rows, i)
     rule = rules + _part(feature_rows, features, row) * FIELDS
     shard, name = _owner(key, rule, bounds, most_bounds, live)
-    tl.store(owners + i, shard.to(owners.dtype.element_ty), mask=live)
+    tl.store(owners + i, shard, mask=live)
     tl.store(local + i, name, mask=live)
     tl.store(positions + i, i - tl.load(splits + row, mask=live, other=0), mask=live)
     tl.atomic_add(lengths + shard * rows + row, 1, mask=live, sem="relaxed")

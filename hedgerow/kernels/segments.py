@@ -40,7 +40,7 @@ def _sum_segments(
             total = tl.where(there, total + row.to(SUM), total)
             done += 1
     here = (i < segments)[:, None] & (column < DIM)
-    tl.store(out + i[:, None] * DIM + column, total.to(out.dtype.element_ty), mask=here)
+    tl.store(out + i[:, None] * DIM + column, total, mask=here)
 
 
 def sum_segments(

@@ -150,7 +150,7 @@ def _forward(
         t = begin
         while t < end:
             task = tasks + t * TASK
-            first, stop, count, shared = _entries(numbers, task, offsets, nfl, row, position)
+            first, stop, count, _shared = _entries(numbers, task, offsets, nfl, row, position)
             start = tl.load(task + 4)
             pooled = tl.zeros((ROWS, COLUMNS), SUM)
             longest = tl.max(stop - first, axis=0)
@@ -171,7 +171,7 @@ def _forward(
             t += 1
         place = _output(numbers, tasks + begin * TASK, row, position, requests, lists)
         target = out + _at(place, column, FOURS)
-        tl.store(target, total.to(out.dtype.element_ty), mask=here[:, None] & (column < width))
+        tl.store(target, total, mask=here[:, None] & (column < width))
         left += COLUMNS
 
 

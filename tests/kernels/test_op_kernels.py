@@ -102,5 +102,6 @@ def test_owners_and_lengths_of_every_rule(device: torch.device) -> None:
     for one, wanted in zip(
         route.move(*(x.to(device) for x in moved)), reference_ops.move(*moved), strict=True
     ):
-        assert one is not None and wanted is not None
+        assert one is not None
+        assert wanted is not None
         assert torch.equal(one.cpu(), wanted)

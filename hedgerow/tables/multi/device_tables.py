@@ -15,6 +15,7 @@ from ...core.shapes import Bool, Float32, Int8, Int64
 from .. import arguments, device_pool
 from ..config import TableConfig
 from ..device import DeviceTable
+from ..device_growth import FILL
 from ..host import HostTable
 from ..schedules import Rate
 from ..store import Applied, Entries, Lookup, Missing, TableKeys, as_keys
@@ -22,7 +23,6 @@ from . import parts
 from .multi_config import MultiConfig
 
 _LEAST_ROWS = 1 << 16  # room of a table that does not say how many rows it will have
-_FULLEST = 0.8  # share of its slots up to which every id finds one
 
 
 class DeviceTables:
@@ -30,8 +30,9 @@ class DeviceTables:
 
     Keys, rows and gradients are on the device, as those of `HostTables` are in host memory. A step
     waits for nothing, unless a table is `on_host`: its rows stay in host memory, ids go there and
-    rows come back. `capacity_rows` says by name how many rows a table has room for; the others have
-    the room that their config asks for.
+    rows come back. `capacity_rows` says by name how many rows a table has room for, once and for
+    all. The others start with the room that their config asks for and grow: now and then they must
+    count their rows, which waits.
     """
 
     def __init__(
@@ -52,9 +53,15 @@ class DeviceTables:
                 self._tables.append(HostTable(config, clock=clock))
                 continue
             rows = room.get(config.name, max(_LEAST_ROWS, config.initial_capacity))
-            slots = int(rows / _FULLEST) + 1
+            full = "refuse" if config.name in room else "grow"
             self._tables.append(
-                DeviceTable(config, capacity_rows=slots, device=self.device, clock=clock)
+                DeviceTable(
+                    config,
+                    capacity_rows=int(rows / FILL) + 1,
+                    device=self.device,
+                    clock=clock,
+                    full=full,
+                )
             )
 
     def __repr__(self) -> str:
