@@ -40,7 +40,8 @@ def run(
 ) -> dict[str, Any]:
     """Measures the cases that match one of the patterns `cases`, or all; one report.
 
-    Times are medians, of CUDA events with the L2 cache flushed before, and of the wall clock around
+    A pattern may name a group: `ops/*`, `table/find*`, `step/*`; groups that none names are not
+    made. Times are medians, of CUDA events with the L2 cache flushed before, and of the wall clock around
     a call that is waited for. `floor_frac` is the time that `bytes` need at 4.3 TB/s, the rate of a
     large copy, over the time by events.
     """
@@ -68,10 +69,11 @@ def run(
 
 
 def _chosen(device: torch.device, quick: bool, wanted: Sequence[str]) -> Iterator[Case]:
+    patterns = [p if "/" in p else f"*/{p}" for p in wanted] or ["*/*"]
     for group, make in makers().items():
-        for case in make(device, quick):
-            names = (case.name, f"{group} {case.name}", group)
-            if not wanted or any(fnmatchcase(n, p) for n in names for p in wanted):
+        mine = [p for p in patterns if fnmatchcase(group, p.split("/", 1)[0])]
+        for case in make(device, quick) if mine else ():
+            if any(fnmatchcase(f"{group}/{case.name.strip()}", p) for p in mine):
                 yield case
 
 

@@ -40,6 +40,7 @@ def train(
     seed: Annotated[int | None, typer.Option(help="Of first values and weights.")] = None,
     steps: Annotated[int | None, typer.Option(help="At most so many steps.")] = None,
     plan: Annotated[str | None, typer.Option(help="Follow a `hedgerow plan` file.")] = None,
+    device: Annotated[str | None, typer.Option(help="cpu, or cuda for the GPU.")] = None,
     out: Annotated[
         Path | None, typer.Option(help="Folder of the run; one below runs/ if not given.")
     ] = None,
@@ -72,7 +73,8 @@ def train(
     Try: `hedgerow train --data clicks --steps 500`
     """
     sizes = {"dim": dim, "epochs": epochs, "batch_size": batch_size, "lr": lr, "steps": steps}
-    options = _given(data=data, model=model, seed=seed, plan=_located(plan), **sizes)
+    choices = {"seed": seed, "plan": _located(plan), "device": device}
+    options = _given(data=data, model=model, **choices, **sizes)
     job = _job(config, options, out, resume=resume)
     if print_plan:
         show_plan(job, as_json=as_json)

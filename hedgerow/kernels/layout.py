@@ -155,10 +155,9 @@ class Arrays:
 
     def clear(self, when: Bool[Tensor, ""] | None = None) -> None:
         """Takes all ids out, or does so if the device says `when`."""
-        if when is None:
-            self.index[:, KEYS] = EMPTY
-        else:
-            self.index[:, KEYS].masked_fill_(when, EMPTY)
+        always = torch.ones((), dtype=torch.bool, device=self.index.device)
+        self.index.masked_fill_(always if when is None else when, NEWBORN)
+        self.index[:, KEYS].masked_fill_(always if when is None else when, EMPTY)
 
     def taken(self) -> Bool[Tensor, "slots"]:
         """Which slots have a row."""

@@ -12,9 +12,10 @@ from ..core.shapes import Float32, Int64
 from .first_values import start_rows
 from .layout import Arrays, FirstValues, Part
 from .lookup import rows_at
-from .toolchain import blocks, jit, reader_tile, tl
+from .toolchain import blocks, columns_of, jit, tl
 
 POOLINGS = ("sum", "mean", "sqrtn")
+_TILE = 512  # as `segments` measured
 
 
 @jit(do_not_specialize=["bags", "seed"])
@@ -89,8 +90,9 @@ def pool(
     zeros = FirstValues("zeros", 0.0, 0.0, 0)
     columns = [(part.start, part.dim, part.first) for part in parts] or [(0, table.dim, zeros)]
     for start, dim, draw in columns if bags else ():
-        tile = reader_tile(dim)
-        _pool[blocks(bags, tile["ROWS"])](
+        columns = columns_of(dim)  # a whole row: first values are drawn so
+        rows = max(1, min(32, _TILE // columns))
+        _pool[blocks(bags, rows)](
             *(ids, slots, splits, weights, table.values, out, bags),
             *(signed64(draw.seed), draw.a, draw.scale),
             KIND=draw.kind,
@@ -99,7 +101,8 @@ def pool(
             DIM=dim,
             WIDTH=table.dim,
             STRIDE=table.stride,
-            **tile,
+            ROWS=rows,
+            COLUMNS=columns,
             enable_fp_fusion=False,
         )
     return out

@@ -15,7 +15,7 @@ from ..core.shapes import Float, Float32, Int64
 from .layout import Arrays, Part
 from .reference import first_values
 
-__all__ = ["add_windows", "copy_windows", "pool", "route", "sum_segments"]
+__all__ = ["add_windows", "copy_windows", "move", "pool", "route", "sum_segments"]
 
 
 def copy_windows(offsets: Tensor, values: Float[Tensor, "e"], dim: int) -> Float[Tensor, "n dim"]:
@@ -91,21 +91,33 @@ def _place(key: int, rule: Sequence[int], bounds: Sequence[int]) -> tuple[int, i
 
 def route(
     keys: Int64[Tensor, "n"],
-    key_rows: Int64[Tensor, "n"],
-    row_features: Int64[Tensor, "rows"],
+    splits: Int64[Tensor, "rows+1"],
+    feature_rows: Int64[Tensor, "features+1"],
     rules: Int64[Tensor, "features 6"],
     bounds: Int64[Tensor, "b"],
     shards: int,
     most_bounds: int,
-) -> tuple[Int64[Tensor, "n"], Int64[Tensor, "n"], Int64[Tensor, "shards * rows"]]:
-    """Owners, names at their owners, and lengths by owner and row."""
+) -> tuple[Tensor, Int64[Tensor, "n"], Int64[Tensor, "n"], Int64[Tensor, "shards * rows"]]:
+    """Owners, names at their owners, places in their rows, and lengths by owner and row."""
     assert most_bounds == max(rules[:, 5].tolist())
-    owners, local = torch.empty_like(keys), torch.empty_like(keys)
-    lengths = torch.zeros(shards * len(row_features), dtype=torch.int64)
+    rows = len(splits) - 1
+    owners, local, places = (torch.empty_like(keys) for _ in range(3))
+    lengths = torch.zeros(shards * rows, dtype=torch.int64)
     for i, key in enumerate(keys.tolist()):
-        row = int(key_rows[i])
-        rule = rules[row_features[row]].tolist()
+        row = int((splits <= i).sum()) - 1
+        rule = rules[int((feature_rows <= row).sum()) - 1].tolist()
         owner, name = _place(key % 2**64, rule, bounds.tolist())
-        owners[i], local[i] = owner, signed64(name)
-        lengths[owner * len(row_features) + row] += 1
-    return owners, local, lengths
+        owners[i], local[i], places[i] = owner, signed64(name), i - int(splits[row])
+        lengths[owner * rows + row] += 1
+    return owners, local, places, lengths
+
+
+def move(
+    order: Int64[Tensor, "n"],
+    keys: Int64[Tensor, "n"],
+    positions: Int64[Tensor, "n"],
+    weights: Float32[Tensor, "n"] | None = None,
+) -> tuple[Int64[Tensor, "n"], Int64[Tensor, "n"], Float32[Tensor, "n"] | None, Int64[Tensor, "n"]]:
+    """Keys, positions and weights in an order, and the way back."""
+    moved = None if weights is None else weights[order]
+    return keys[order], positions[order], moved, order.argsort()

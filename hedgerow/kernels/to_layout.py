@@ -6,85 +6,20 @@ numbers of a call (requests, where lists of vectors and outputs lie) are one sma
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from ..core.shapes import Int64
-from .toolchain import columns_of, jit, tl
+from .layout_call import Call, Work
+from .toolchain import jit, tl
 
 TASK = tl.constexpr(10)  # numbers of a task, in the order of `ops.layout.plan.Task`
 REQUEST = tl.constexpr(7)  # of a request, in the order of `ops.layout.inputs.Request`
 UNIT = tl.constexpr(3)  # first task, end, position
 MEAN, FIRSTN = tl.constexpr(1), tl.constexpr(3)
 SHARED_BIT = tl.constexpr(31)
-_TASK_WIDTH = 5  # where a task has its width
-_MOST_COLUMNS = 128
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class Work:
-    """The tasks of a configuration on a device: tasks that add to one output side by side."""
-
-    tasks: Int64[Tensor, "tasks 10"]
-    units: Int64[Tensor, "units 3"]
-    columns: int  # of a block
-
-    @staticmethod
-    def of(cells: Sequence[Sequence[Sequence[int]]], device: torch.device) -> Work:
-        """From tasks by cell: those of a cell write the same values, in order."""
-        tasks, units = [], []
-        for cell in cells:
-            first, length = len(tasks), cell[0][3]
-            tasks += [list(task) for task in cell]
-            units += [[first, len(tasks), position] for position in range(length)]
-        widest = max((task[_TASK_WIDTH] for task in tasks), default=1)
-        return Work(
-            torch.tensor(tasks, dtype=torch.int64).view(-1, 10).to(device),
-            torch.tensor(units, dtype=torch.int64).view(-1, 3).to(device),
-            min(_MOST_COLUMNS, columns_of(widest)),
-        )
-
-    @property
-    def rows(self) -> int:
-        """Rows of a block."""
-        return max(4, min(64, 2048 // self.columns))
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class Call:
-    """The index tensors of a call, and its numbers: requests, then lists, then outputs."""
-
-    fids: Int64[Tensor, "ids"]
-    offsets: Tensor  # int32 or int64 [entries + 1]
-    nfl: Int64[Tensor, "features + 1"]
-    numbers: Int64[Tensor, "any"]
-    requests: int
-    lists: int  # of a request
-    most_rows: int  # of a request
-
-    @staticmethod
-    def of(
-        index: tuple[Tensor, Tensor, Tensor],
-        requests: Sequence[Sequence[int]],
-        lists: Sequence[tuple[int, int]],
-        outputs: Sequence[int],
-    ) -> Call:
-        """`lists` are addresses and lengths, request by request; `outputs` are addresses.
-
-        The copy of the numbers is not waited for.
-        """
-        flat = [n for one in requests for n in one] + [n for one in lists for n in one]
-        numbers = torch.tensor([*flat, *outputs], dtype=torch.int64)
-        return Call(
-            *index,
-            numbers.to(index[0].device, non_blocking=True),
-            len(requests),
-            len(lists) // max(1, len(requests)),
-            max((one[6] for one in requests), default=0),
-        )
+AHEAD = 2  # ids of an entry whose loads are under way together
 
 
 @jit
@@ -127,9 +62,8 @@ def _vectors(
     width: tl.tensor,
     requests: tl.tensor,
     lists: tl.tensor,
-    BYTES: tl.constexpr,
 ) -> tuple[tl.tensor, tl.tensor]:
-    """Addresses of the slices of the ids at these places, and which of them lead somewhere."""
+    """Where the slices of the ids at these places begin, and which of them lead somewhere."""
     request = numbers + tl.program_id(2) * REQUEST
     inside = more & (at < tl.load(request + 4))
     word = tl.load(fids + tl.load(request + 3) + at, mask=inside, other=-1)
@@ -139,7 +73,7 @@ def _vectors(
     base = tl.load(place, mask=known, other=0)
     length = tl.load(place + 1, mask=known, other=0)
     value = (word & 0xFFFFFFFF) + start
-    return base + value * BYTES, known & (value + width <= length)
+    return base + value, known & (value + width <= length)
 
 
 @jit
@@ -150,14 +84,13 @@ def _output(
     position: tl.tensor,
     requests: tl.tensor,
     lists: tl.tensor,
-    BYTES: tl.constexpr,
 ) -> tl.tensor:
-    """Addresses of the first values of a unit's rows in its output."""
+    """Where a unit's rows begin in its output."""
     begin = tl.load(numbers + tl.program_id(2) * REQUEST + 5)
     outputs = numbers + requests * REQUEST + requests * lists * 2
     base = tl.load(outputs + tl.load(task + 1))
     column = tl.load(task + 7) + position * tl.load(task + 8)
-    return base + ((begin + row) * tl.load(task + 6) + column) * BYTES
+    return base + (begin + row) * tl.load(task + 6) + column
 
 
 @jit
@@ -170,8 +103,27 @@ def _shared_out(values: tl.tensor, count: tl.tensor, SUM: tl.constexpr) -> tl.te
         return tl.div_rn(values, shares)
 
 
-@jit(do_not_specialize=["requests", "lists"])
-def _to_layout(
+@jit
+def _at(begin: tl.tensor, column: tl.tensor, FOURS: tl.constexpr) -> tl.tensor:
+    """Places of the columns behind each begin; multiples of 4 are written as such."""
+    if FOURS:
+        return ((begin >> 2) * 4)[:, None] + column
+    else:  # noqa: RET505 (Triton wants both arms)
+        return begin[:, None] + column
+
+
+@jit
+def _width(task: tl.tensor, FOURS: tl.constexpr) -> tl.tensor:
+    width = tl.load(task + 5)
+    if FOURS:
+        width = (width >> 2) * 4
+    return width
+
+
+@jit
+def _forward(
+    values: tl.tensor,
+    out: tl.tensor,
     numbers: tl.tensor,
     tasks: tl.tensor,
     units: tl.tensor,
@@ -180,9 +132,9 @@ def _to_layout(
     nfl: tl.tensor,
     requests: tl.tensor,
     lists: tl.tensor,
-    VALUE: tl.constexpr,
     SUM: tl.constexpr,
-    BYTES: tl.constexpr,
+    FOURS: tl.constexpr,
+    AHEAD: tl.constexpr,
     ROWS: tl.constexpr,
     COLUMNS: tl.constexpr,
 ) -> None:
@@ -190,40 +142,75 @@ def _to_layout(
     begin, end, position = tl.load(unit), tl.load(unit + 1), tl.load(unit + 2)
     row = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)
     here = row < tl.load(numbers + tl.program_id(2) * REQUEST + 6)
-    width = tl.load(tasks + begin * TASK + 5)
+    width = _width(tasks + begin * TASK, FOURS)
     left = tl.full((), 0, tl.int64)
     while left < width:
-        column = left + tl.arange(0, COLUMNS).to(tl.int64)[None, :]
+        column = left + tl.arange(0, COLUMNS)[None, :]
         total = tl.zeros((ROWS, COLUMNS), SUM)
         t = begin
         while t < end:
             task = tasks + t * TASK
-            first, stop, count, _ = _entries(numbers, task, offsets, nfl, row, position)
+            first, stop, count, _shared = _entries(numbers, task, offsets, nfl, row, position)
             start = tl.load(task + 4)
             pooled = tl.zeros((ROWS, COLUMNS), SUM)
             longest = tl.max(stop - first, axis=0)
             j = tl.full((), 0, tl.int64)
             while j < longest:
-                place, known = _vectors(
-                    numbers, fids, first + j, first + j < stop, start, width, requests, lists, BYTES
-                )
-                source = (place[:, None] + column * BYTES).to(tl.pointer_type(VALUE))
-                there = known[:, None] & (column < width)
-                value = tl.load(source, mask=there, other=0.0)
-                pooled = tl.where(there, pooled + value.to(SUM), pooled)
-                j += 1
+                for _ in tl.static_range(AHEAD):
+                    more = first + j < stop
+                    place, known = _vectors(
+                        numbers, fids, first + j, more, start, width, requests, lists
+                    )
+                    there = known[:, None] & (column < width)
+                    value = tl.load(values + _at(place, column, FOURS), mask=there, other=0.0)
+                    pooled = tl.where(there, pooled + value.to(SUM), pooled)
+                    j += 1
             if tl.load(task + 2) == MEAN:
                 pooled = _shared_out(pooled, count, SUM)
             total += pooled
             t += 1
-        place = _output(numbers, tasks + begin * TASK, row, position, requests, lists, BYTES)
-        target = (place[:, None] + column * BYTES).to(tl.pointer_type(VALUE))
-        tl.store(target, total.to(VALUE), mask=here[:, None] & (column < width))
+        place = _output(numbers, tasks + begin * TASK, row, position, requests, lists)
+        target = out + _at(place, column, FOURS)
+        tl.store(target, total, mask=here[:, None] & (column < width))
         left += COLUMNS
 
 
 @jit(do_not_specialize=["requests", "lists"])
-def _to_layout_backward(
+def _to_layout(
+    values: tl.tensor,
+    out: tl.tensor,
+    odd: tl.tensor,
+    numbers: tl.tensor,
+    tasks: tl.tensor,
+    units: tl.tensor,
+    fids: tl.tensor,
+    offsets: tl.tensor,
+    nfl: tl.tensor,
+    requests: tl.tensor,
+    lists: tl.tensor,
+    SUM: tl.constexpr,
+    FOURS: tl.constexpr,
+    AHEAD: tl.constexpr,
+    ROWS: tl.constexpr,
+    COLUMNS: tl.constexpr,
+) -> None:
+    fours = tl.load(odd) == 0 if FOURS else False
+    if fours:
+        _forward(
+            *(values, out, numbers, tasks, units, fids, offsets, nfl, requests, lists),
+            *(SUM, FOURS, AHEAD, ROWS, COLUMNS),
+        )
+    else:
+        _forward(
+            *(values, out, numbers, tasks, units, fids, offsets, nfl, requests, lists),
+            *(SUM, False, AHEAD, ROWS, COLUMNS),
+        )
+
+
+@jit
+def _backward(
+    grads: tl.tensor,
+    sums: tl.tensor,
     numbers: tl.tensor,
     tasks: tl.tensor,
     units: tl.tensor,
@@ -233,10 +220,8 @@ def _to_layout_backward(
     scale: tl.tensor,
     requests: tl.tensor,
     lists: tl.tensor,
-    VALUE: tl.constexpr,
     SUM: tl.constexpr,
-    BYTES: tl.constexpr,
-    SUM_BYTES: tl.constexpr,
+    FOURS: tl.constexpr,
     ROWS: tl.constexpr,
     COLUMNS: tl.constexpr,
 ) -> None:
@@ -245,20 +230,22 @@ def _to_layout_backward(
     lane = tl.arange(0, ROWS)
     row = tl.program_id(0).to(tl.int64) * ROWS + lane
     here = row < tl.load(numbers + tl.program_id(2) * REQUEST + 6)
-    width = tl.load(tasks + begin * TASK + 5)
+    width = _width(tasks + begin * TASK, FOURS)
     factor = tl.load(scale)
     left = tl.full((), 0, tl.int64)
     while left < width:
-        column = left + tl.arange(0, COLUMNS).to(tl.int64)[None, :]
-        place = _output(numbers, tasks + begin * TASK, row, position, requests, lists, BYTES)
-        source = (place[:, None] + column * BYTES).to(tl.pointer_type(VALUE))
-        given = tl.load(source, mask=here[:, None] & (column < width), other=0.0).to(SUM) * factor
+        column = left + tl.arange(0, COLUMNS)[None, :]
+        place = _output(numbers, tasks + begin * TASK, row, position, requests, lists)
+        mask = here[:, None] & (column < width)
+        given = tl.load(grads + _at(place, column, FOURS), mask=mask, other=0.0).to(SUM) * factor
         t = begin
         while t < end:
             task = tasks + t * TASK
             first, stop, count, shared = _entries(numbers, task, offsets, nfl, row, position)
             # Rows that share an entry are added up here: one of them brings the sum to its ids.
-            grad = tl.where(shared > 0, tl.sum(given, axis=0)[None, :], given)
+            grad = given
+            if shared > 0:
+                grad = tl.zeros_like(given) + tl.sum(given, axis=0)[None, :]
             brings = (shared == 0) | (lane == 0)
             if tl.load(task + 2) == MEAN:
                 grad = _shared_out(grad, count, SUM)
@@ -266,61 +253,93 @@ def _to_layout_backward(
             longest = tl.max(stop - first, axis=0)
             j = tl.full((), 0, tl.int64)
             while j < longest:
-                at, known = _vectors(
-                    *(numbers, fids, first + j, brings & (first + j < stop), start, width),
-                    *(requests, lists, SUM_BYTES),
-                )
-                target = (at[:, None] + column * SUM_BYTES).to(tl.pointer_type(SUM))
+                more = brings & (first + j < stop)
+                at, known = _vectors(numbers, fids, first + j, more, start, width, requests, lists)
                 there = known[:, None] & (column < width)
-                tl.atomic_add(target, grad, mask=there, sem="relaxed")
+                tl.atomic_add(sums + _at(at, column, FOURS), grad, mask=there, sem="relaxed")
                 j += 1
             t += 1
         left += COLUMNS
 
 
-def _types(dtype: torch.dtype) -> dict[str, object]:
-    value = {
-        torch.float32: tl.float32,
-        torch.float64: tl.float64,
-        torch.bfloat16: tl.bfloat16,
-        torch.float16: tl.float16,
-    }[dtype]
-    return {"VALUE": value, "SUM": tl.float64 if value is tl.float64 else tl.float32}
+@jit(do_not_specialize=["requests", "lists"])
+def _to_layout_backward(
+    grads: tl.tensor,
+    sums: tl.tensor,
+    odd: tl.tensor,
+    numbers: tl.tensor,
+    tasks: tl.tensor,
+    units: tl.tensor,
+    fids: tl.tensor,
+    offsets: tl.tensor,
+    nfl: tl.tensor,
+    scale: tl.tensor,
+    requests: tl.tensor,
+    lists: tl.tensor,
+    SUM: tl.constexpr,
+    FOURS: tl.constexpr,
+    ROWS: tl.constexpr,
+    COLUMNS: tl.constexpr,
+) -> None:
+    fours = tl.load(odd) == 0 if FOURS else False
+    if fours:
+        _backward(
+            *(grads, sums, numbers, tasks, units, fids, offsets, nfl, scale, requests, lists),
+            *(SUM, FOURS, ROWS, COLUMNS),
+        )
+    else:
+        _backward(
+            *(grads, sums, numbers, tasks, units, fids, offsets, nfl, scale, requests, lists),
+            *(SUM, False, ROWS, COLUMNS),
+        )
+
+
+def _settings(work: Work, call: Call, dtype: torch.dtype) -> dict[str, Any]:
+    return {
+        "SUM": tl.float64 if dtype == torch.float64 else tl.float32,
+        "FOURS": work.fours and call.fours,
+        "ROWS": work.rows,
+        "COLUMNS": work.columns,
+        "enable_fp_fusion": False,
+    }
 
 
 def _grid(work: Work, call: Call) -> tuple[int, int, int]:
     return -(-call.most_rows // work.rows), len(work.units), call.requests
 
 
-def to_layout(work: Work, call: Call, dtype: torch.dtype) -> None:
-    """Fills all outputs; halves are summed in float32. Words that lead nowhere count as zeros."""
-    grid = _grid(work, call)
-    if min(grid) > 0:
-        _to_layout[grid](
-            *(call.numbers, work.tasks, work.units, call.fids, call.offsets, call.nfl),
-            *(call.requests, call.lists),
-            **_types(dtype),
-            BYTES=dtype.itemsize,
-            ROWS=work.rows,
-            COLUMNS=work.columns,
-            enable_fp_fusion=False,
-        )
+def _odd(call: Call, settings: dict[str, Any]) -> Tensor:
+    """Whether a word is no multiple of 4: then vectors cannot be moved 16 bytes at a time."""
+    return (call.fids & 3).any().view(1).int() if settings["FOURS"] else call.numbers
 
 
-def to_layout_backward(work: Work, call: Call, dtype: torch.dtype, scale: Tensor) -> None:
-    """Adds gradients of outputs (of `dtype`) to those of the lists, in no fixed order.
+def to_layout(work: Work, call: Call, values: Tensor, out: Tensor) -> None:
+    """Fills all outputs; halves are summed in float32. Words that lead nowhere count as zeros.
 
-    The lists hold zeros, of float32 or float64; `scale` is on the device and of their type.
+    Lists and outputs of the call are counted from the begin of `values` and of `out`.
     """
     grid = _grid(work, call)
     if min(grid) > 0:
+        settings = _settings(work, call, values.dtype)
+        _to_layout[grid](
+            *(values, out, _odd(call, settings), call.numbers, work.tasks, work.units),
+            *(call.fids, call.offsets, call.nfl, call.requests, call.lists),
+            **settings,
+            AHEAD=AHEAD,
+        )
+
+
+def to_layout_backward(work: Work, call: Call, grads: Tensor, sums: Tensor, scale: Tensor) -> None:
+    """Adds gradients of outputs, counted from `grads`, to those of the lists, in no fixed order.
+
+    The lists, counted from `sums`, hold zeros of float32 or float64; `scale` is on the device and
+    of their type.
+    """
+    grid = _grid(work, call)
+    if min(grid) > 0:
+        settings = _settings(work, call, sums.dtype)
         _to_layout_backward[grid](
-            *(call.numbers, work.tasks, work.units, call.fids, call.offsets, call.nfl),
-            *(scale, call.requests, call.lists),
-            **_types(dtype),
-            BYTES=dtype.itemsize,
-            SUM_BYTES=scale.element_size(),
-            ROWS=work.rows,
-            COLUMNS=work.columns,
-            enable_fp_fusion=False,
+            *(grads, sums, _odd(call, settings), call.numbers, work.tasks, work.units),
+            *(call.fids, call.offsets, call.nfl, scale, call.requests, call.lists),
+            **settings,
         )

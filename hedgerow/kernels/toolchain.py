@@ -61,10 +61,10 @@ def reader_tile(dim: int) -> dict[str, int]:
     return {"ROWS": max(1, min(32, 2048 // columns)), "COLUMNS": columns}
 
 
-def wide_tile(n: int, dim: int) -> tuple[dict[str, int], tuple[int, int]]:
-    """Blocks of n rows of any width, and their grid: rows by columns."""
+def wide_tile(n: int, dim: int, values: int = 2048) -> tuple[dict[str, int], tuple[int, int]]:
+    """Blocks of n rows of any width, of about so many values, and their grid: rows by columns."""
     columns = min(256, columns_of(dim))
-    rows = max(1, min(64, 2048 // columns))
+    rows = max(1, min(64, values // columns))
     return {"ROWS": rows, "COLUMNS": columns}, (-(-n // rows), -(-dim // columns))
 
 

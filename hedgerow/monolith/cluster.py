@@ -11,6 +11,7 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 
+from ..core import checks
 from ..core.errors import InputError
 from ..launch.process_group import start_process_group
 from ..launch.rank_info import rank_info
@@ -81,8 +82,11 @@ def connector(
     return over
 
 
-def exchanges() -> tuple[Exchange, Exchange]:
-    """The exchanges of reads and of updates: the cluster's, or new groups of all ranks."""
+def exchanges(device: torch.device = checks.CPU) -> tuple[Exchange, Exchange]:
+    """The exchanges of reads and of updates: the cluster's, or new groups of all ranks.
+
+    What they move lies in host memory, or on `device`.
+    """
     now = _current.get()
     if now.exchange is not None:
         return now.exchange, now.updates or now.exchange
@@ -90,4 +94,4 @@ def exchanges() -> tuple[Exchange, Exchange]:
         alone = Exchange()
         return alone, alone
     start_process_group()
-    return Exchange(own_group()), Exchange(own_group())
+    return Exchange(own_group(device)), Exchange(own_group(device))

@@ -8,8 +8,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
+import torch
+
 from ..core import checks
 from ..core.errors import InputError
+from ..launch.device import get_device
+from ..launch.rank_info import rank_info
 from ..nn.assemble import Here, OverRanks, OverServers, Where, assemble, assemble_partitioned
 from ..nn.partitioned_table import PartitionedTable
 from ..ops.combiners import Combiner
@@ -146,6 +150,9 @@ def create_partitioned_hash_table(
 ) -> PartitionedTable:
     """The partitioned flow, here, on servers, or with `enable_gpu_emb` over ranks.
 
+    With `enable_gpu_emb` rows are in the memory of each rank's GPU, where layouts and gradients are
+    then, too; on a machine without one they are in host memory.
+
     The keyword arguments are what the original reads from its parser: configs of features, layouts,
     how ids are pooled, the dims of slices before they were merged into segments.
     """
@@ -155,8 +162,11 @@ def create_partitioned_hash_table(
     filters, clients = _lists(num_ps, hash_filters, sync_clients)
     half = checks.flag("transfer_float16", transfer_float16)
     where: Where
+    device = None
     if checks.flag("enable_gpu_emb", enable_gpu_emb):
-        where = _over_ranks(num_ps, filters, queue_configs)
+        found = get_device(rank_info())
+        device = found if found.type == "cuda" else None
+        where = _over_ranks(num_ps, filters, queue_configs, found)
         filter = filters[where.exchange.rank]
     else:
         where = _here_or_servers(num_ps, filters, True, max_rpc_deadline_millis)
@@ -176,6 +186,7 @@ def create_partitioned_hash_table(
         unique=unique,
         transfer_float16=half,
         queue_configs=queue_configs,
+        device=device,
     )
     return attach_clients(built, clients)
 
@@ -216,11 +227,14 @@ def _here_or_servers(
 
 
 def _over_ranks(
-    shard_num: int, filters: Sequence[Filter] | Filter, queue_configs: Queues
+    shard_num: int,
+    filters: Sequence[Filter] | Filter,
+    queue_configs: Queues,
+    device: torch.device = checks.CPU,
 ) -> OverRanks:
     """One filter for all ranks, or one for each."""
     QueueDepths.of(queue_configs)  # before a group is made
-    reads, updates = exchanges()
+    reads, updates = exchanges(device)
     if checks.count("shard_num", shard_num) != reads.ranks:
         raise InputError(
             f"shard_num is {shard_num}, and the world has {reads.ranks} ranks; every rank holds "

@@ -6,13 +6,17 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 
+import torch
+
 from ..core import checks
+from ..core.errors import NotSupportedError
 from ..ops.layout import FeatureConfigs
 from ..ps.distributed import DEADLINE_MS, DistributedMultiTypeTable, DistributedTable
 from ..ps.half import HalfShard
 from ..ps.shard import LocalShard, Shard
 from ..ps.some_tables import TablesOfShard
 from ..sharding.all_to_all_front import AllToAllMultiTypeTable
+from ..sharding.all_to_all_tables import ShardStore
 from ..sharding.exchange import Exchange
 from ..sharding.shards import LocalShards, RankShards, Shards
 from ..tables.config import TableConfig
@@ -151,24 +155,21 @@ def assemble_partitioned(
     unique: bool = False,
     transfer_float16: bool = False,
     queue_configs: Mapping[str, int | None] | None = None,
-    front: Callable[[Configs, SlidingFilter | None], NativeMultiTable | MultiTypeTable]
-    | None = None,
+    device: torch.device | None = None,
 ) -> PartitionedTable:
     """The partitioned flow over tables of `configs`, which are those that `features` name.
 
-    With `transfer_float16` rows and gradients travel to servers and back as half.
+    With `transfer_float16` rows and gradients travel to servers and back as half. With a `device`
+    rows of this process are in its memory, and so are layouts and their gradients.
     """
     holds: Front = NativeMultiTable if native else MultiTypeTable
-    make = front or (lambda own, filter: holds(own, filter=filter))
     shards: Shards
     serving: Callable[[], Shards] | None = None
     if isinstance(where, Here):
-        shards = LocalShards([make(configs, where.filter).store])
+        shards = LocalShards([_store(configs, holds, where.filter, device)])
     elif isinstance(where, OverRanks):
-        local = make(configs, where.filter)
-        shards = RankShards(
-            local.store, where.exchange, merge_across_ranks=False, updates=where.updates
-        )
+        local = _store(configs, holds, where.filter, device)
+        shards = RankShards(local, where.exchange, merge_across_ranks=False, updates=where.updates)
     else:
         shards = ServerShards(where.connect(configs, None, transfer_float16), configs)
         serving = partial(_serving_shards, configs, where, transfer_float16)
@@ -181,6 +182,22 @@ def assemble_partitioned(
         queue_configs=queue_configs,
         serving=serving,
     )
+
+
+def _store(
+    configs: Configs, holds: Front, filter: SlidingFilter | None, device: torch.device | None
+) -> ShardStore:
+    """What holds the rows of this process."""
+    if device is None:
+        return holds(configs, filter=filter).store
+    from ..tables.multi.device_tables import DeviceTables
+
+    if filter is not None:
+        raise NotSupportedError(
+            "tables on a device with a hash filter in host memory; give the tables' configs an "
+            "admission rule instead, which counts on the device."
+        )
+    return DeviceTables(configs, device=device)
 
 
 def _serving_shards(configs: Configs, where: OverServers, half: bool) -> ServerShards:

@@ -51,7 +51,9 @@ class EmbeddingBags(Collection):
         With `features`, of these alone and in their order; the batch need not have the others.
         """
         names = wanted(features, self.declared)
-        reading, rows = self.rows(batch, names)
-        vectors = pool_features(batch, reading, rows)
+        reading = self.reading(batch, names)
+        vectors = self.pooled(batch, reading)
+        if vectors is None:
+            vectors = pool_features(batch, reading, self.rows(batch, reading))
         pooled = {f.name: v for f, v in zip(reading.features, vectors, strict=True)}
         return {name: pooled[name] for name in names}

@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import partial
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol, Self
 
 import torch
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
+from ..core import checks
 from ..core.checks import unknown
 from ..core.clock import Clock, SystemClock
-from ..core.errors import ConfigError, InputError, NotSupportedError
+from ..core.errors import ConfigError, InputError, NotSupportedError, StateError
 from ..core.id_batch import IdBatch
 from ..ps.server_tables import ServerTables
 from ..sharding.agreement import Ranks
@@ -26,10 +27,14 @@ from ..tables.optimizer_base import Optimizer
 from ..tables.store import Lookup
 from ..tables.table import Table
 from .clip import ClipRow
+from .pooled import Bags, PooledRows, pools_from_rows
 from .read_only import ReadOnlyRows, refuse
 from .reading import Feature, Reading, RowsOf
 from .server_group import ServerGroup
 from .updates import RowUpdates, without_rows
+
+if TYPE_CHECKING:  # it needs Triton
+    from ..tables.multi.device_tables import DeviceTables
 
 
 class ReadsAhead(Protocol):
@@ -46,6 +51,9 @@ class Collection(nn.Module):
     Rows are no Parameters: `parameters()` and `state_dict()` hold nothing of them. In training an
     id without a row gives its first value, zeros while an admission rule has not let it in; in eval
     it gives zeros. Rows are born and change at the end of `backward()`.
+
+    `module.to("cuda")` brings the tables to the device while they have no rows yet: batches are
+    then there, too, and a step waits for nothing.
 
     An `evict` rule runs by itself after updates: one of room when a table holds an eighth more rows
     than it should (it is then cut to them), one of age once in an eighth of that age. Times are
@@ -65,13 +73,13 @@ class Collection(nn.Module):
         clock: Clock | None = None,
     ) -> None:
         super().__init__()
-        clock = clock or SystemClock()
+        self._clock = clock = clock or SystemClock()
         defaults = {"init": init, "optimizer": optimizer, "admit": admit, "evict": evict}
         self.tables = tuple(table.with_defaults(**defaults) for table in tables)
         self._check_names()
         configs = {table.name: table.resolve(seed) for table in self.tables}
         own = HostTables(configs, clock=clock)
-        self.store: HostTables | AllToAllTables | ServerTables = own
+        self.store: HostTables | DeviceTables | AllToAllTables | ServerTables = own
         self.servers: ServerGroup | None = None  # where rows are, if not in processes like this
         self.ranks = Ranks()  # this process alone
         self.ahead: ReadsAhead | None = None
@@ -96,19 +104,40 @@ class Collection(nn.Module):
             if twice:
                 raise ConfigError(f"two {what} are named {twice[0]!r}; names must differ.")
 
-    def rows(self, batch: IdBatch, wanted: Sequence[str]) -> tuple[Reading, tuple[Tensor, ...]]:
-        """The rows of the ids of these features, in the order of `Reading.features`."""
+    def reading(self, batch: IdBatch, wanted: Sequence[str]) -> Reading:
+        """The ids of these features as keys of the tables."""
         chosen = [feature for feature in self.features if feature.name in wanted]
-        reading = Reading.of(batch, chosen, len(self.store.names))
+        return Reading.of(batch, chosen, len(self.store.names))
+
+    def rows(self, batch: IdBatch, reading: Reading) -> tuple[Tensor, ...]:
+        """The rows of the ids of a reading, in the order of its features."""
         if self.ahead is None:
             found = self.look_up(reading, training=self.training, step=self.updates.step)
         else:
             found = self.ahead.found(self, batch, reading)
-        if not (self.training and torch.is_grad_enabled()):
-            return reading, reading.rows(found)
+        if not self.learns:
+            return reading.rows(found)
         collect = partial(self.updates.collect, without_rows(found))
         outputs: Any = RowsOf.apply(self._anchor, reading, found, collect)
-        return reading, outputs
+        return outputs
+
+    def pooled(self, batch: IdBatch, reading: Reading) -> tuple[Tensor, ...] | None:
+        """Vectors pooled straight from the rows of device tables; None where rows are needed."""
+        store: Any = self.store
+        if self.ahead is not None or not pools_from_rows(store, batch, reading):
+            return None
+        bags = Bags.of(store, batch, reading)
+        missing = "training" if self.training else "zeros"
+        if not self.learns:
+            return bags.pooled(missing)
+        collect = partial(self.updates.collect, bags.found)
+        outputs: Any = PooledRows.apply(self._anchor, bags, missing, collect)
+        return outputs
+
+    @property
+    def learns(self) -> bool:
+        """Whether a call is one of training, which a backward will follow."""
+        return self.training and torch.is_grad_enabled()
 
     def look_up(self, reading: Reading, *, training: bool, step: int) -> Lookup:
         """Reads as training or eval does."""
@@ -135,6 +164,51 @@ class Collection(nn.Module):
         """Reads and updates go to the rows of all ranks from now on; `model`: all its updates."""
         self.store, self.ranks = over, ranks
         self.updates.spread(over, model)
+
+    def place(
+        self,
+        device: torch.device | str,
+        *,
+        capacity_rows: Mapping[str, int] | None = None,
+        on_host: Sequence[str] = (),
+    ) -> None:
+        """Tables go to a device, but for those `on_host`; before rows are there.
+
+        `capacity_rows` says by name how many rows a table has room for.
+        """
+        from ..tables.multi.device_tables import DeviceTables
+
+        if isinstance(self.store, AllToAllTables | ServerTables):
+            raise StateError("the model is distributed already; bring it to a device before.")
+        if self.store.size():
+            raise StateError(
+                f"tables with {self.store.size()} rows do not move: bring the model to {device} "
+                f"first, then train or hr.load."
+            )
+        configs = {table.config.name: table.config for table in self.store.tables}
+        own = DeviceTables(
+            configs,
+            device=device,
+            capacity_rows=capacity_rows,
+            on_host=on_host,
+            clock=self._clock,
+        )
+        self.store = own
+        self.updates.place(own)
+
+    def _apply(self, fn: Any, recurse: bool = True) -> Self:
+        """What `module.to(...)` calls: tables of this process go where the weights go."""
+        found = super()._apply(fn, recurse)
+        here: torch.device = getattr(self.store, "device", checks.CPU)
+        target = fn(torch.empty(0, device=here)).device
+        if isinstance(self.store, HostTables) and target.type == "cuda":
+            self.place(target)
+        elif here != checks.CPU and target != here:
+            raise StateError(
+                f"tables on {here} do not move to {target}: hr.save the model, and hr.load it into "
+                f"one that was made there."
+            )
+        return found
 
     def move(self, store: ServerTables, servers: ServerGroup) -> None:
         """Reads and updates go to the rows of servers from now on."""

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from datetime import timedelta
 from pathlib import Path
 
+import torch
 import torch.distributed as dist
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
@@ -16,15 +17,16 @@ from ..launch.process_group import group_settings, start_process_group
 from ..launch.rank_info import rank_info
 from ..launch.server_list import server_list
 from ..ps.curve import ClientKeys
+from ..ps.server_tables import ServerTables
 from ..routing.router import Router
 from ..sharding.agreement import Ranks
 from ..sharding.all_to_all_tables import AllToAllTables
 from ..sharding.exchange import WIRES, Exchange
-from ..tables.multi.host_tables import HostTables
 from .alike import about
 from .collection import Collection, collections_of
 from .follow_plan import PlanLike, follow_plan
 from .on_servers import put_on_servers
+from .placing import place_as_planned
 from .routers import routers_of
 from .summary import tables_of
 
@@ -57,7 +59,8 @@ def distribute(
     are taken (`hedgerow launch --servers`, HEDGEROW_SERVERS), and its keys unless `keys` is given.
 
     A `plan` is one of `hr.plan`, the path of its file, or "auto". All ranks must have the same one,
-    made for these tables and so many ranks; each logs what it holds.
+    made for these tables and so many ranks; each logs what it holds. Its HBM_ONLY tables go to the
+    device of the process, and the weights with them, as after `model.to("cuda")`: docs/gpu.md.
 
     >>> import hedgerow as hr
     >>> model = hr.EmbeddingBags([hr.Table("user", 2)])
@@ -72,17 +75,16 @@ def distribute(
         put_on_servers(model, collections, found.addresses, wire=wire, dedup=dedup, keys=keys)
         return _dense_over_ranks(model)
     if _is_alone():
-        if plan is not None:
-            follow_plan(model, plan, Ranks())
+        _follow(model, plan, Ranks())
         return model
     start_process_group()
     ranks = Ranks(own_group())
     _check(model, collections, ranks, {"reduce": reduce, "wire": wire, "plan": _kind(plan)})
-    if plan is not None:
-        follow_plan(model, plan, ranks)
+    _follow(model, plan, ranks)
     # Updates run when a backward ends, reads perhaps ahead in another thread: a group for each, and
     # none of them DDP's. All groups are made in the same order on every rank.
-    reads, updates = (Exchange(own_group(), wire=wire) for _ in range(2))
+    where = _where(collections)
+    reads, updates = (Exchange(own_group(where), wire=wire) for _ in range(2))
     routers = routers_of(model, reads.ranks)
     every = [one.updates for one in collections]
     for one in collections:
@@ -102,6 +104,11 @@ def _checked(model: nn.Module, reduce: str, wire: str, dedup: bool) -> list[Coll
     if not collections:
         raise InputError("distribute of a model without EmbeddingBags or Embeddings.")
     return collections
+
+
+def _follow(model: nn.Module, plan: PlanLike | None, ranks: Ranks) -> None:
+    if plan is not None:
+        place_as_planned(model, follow_plan(model, plan, ranks))
 
 
 def _no_plan(plan: PlanLike | None) -> None:
@@ -130,10 +137,23 @@ def _dense_over_ranks(model: nn.Module) -> nn.Module:
     return DistributedDataParallel(model, find_unused_parameters=True)
 
 
-def own_group() -> dist.ProcessGroup:
-    """All ranks in a group of host memory, whose calls mix with no other's."""
-    patience = timedelta(seconds=group_settings().timeout_s)
-    group = dist.new_group(backend="gloo", timeout=patience)
+def _where(collections: Sequence[Collection]) -> torch.device:
+    """Where the rows of all collections are."""
+    found = {getattr(one.store, "device", checks.CPU) for one in collections}
+    if len(found) > 1:
+        raise StateError(
+            f"the model has tables on {', '.join(sorted(map(str, found)))}; bring all of them to "
+            f"one device with model.to(...)."
+        )
+    return found.pop()
+
+
+def own_group(device: torch.device = checks.CPU) -> dist.ProcessGroup:
+    """All ranks in a group whose calls mix with no other's: of host memory, or of a device, too."""
+    settings = group_settings()
+    patience = timedelta(seconds=settings.timeout_s)
+    backend = "gloo" if device == checks.CPU else settings.backend
+    group = dist.new_group(backend=backend, timeout=patience)
     if not isinstance(group, dist.ProcessGroup):
         raise StateError("this process is no member of the job's group; start it with the others.")
     return group
@@ -148,7 +168,7 @@ def _over(
     reduce: str,
     dedup: bool,
 ) -> AllToAllTables:
-    if not isinstance(one.store, HostTables):
+    if isinstance(one.store, AllToAllTables | ServerTables):
         raise StateError("the model is distributed already; call hr.distribute once.")
     own = [routers[name] for name in one.store.names]
     return AllToAllTables(one.store, own, reads, reduce=reduce, dedup=dedup, updates=updates)

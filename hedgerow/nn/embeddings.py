@@ -30,7 +30,8 @@ class Embeddings(Collection):
         With `features`, of these alone and in their order; the batch need not have the others.
         """
         names = wanted(features, self.declared)
-        reading, rows = self.rows(batch, names)
+        reading = self.reading(batch, names)
+        rows = self.rows(batch, reading)
         found: dict[str, Float[Tensor, "n dim"]] = {
             feature.name: part for feature, part in zip(reading.features, rows, strict=True)
         }

@@ -122,11 +122,11 @@ def _check_world(plan: Plan, ranks: Ranks) -> None:
 
 def _check_buildable(table: Placed) -> None:
     """Tables of tiers and of single ranks are still to come."""
-    if table.mode is not Mode.HOST_ONLY:
+    if table.mode not in (Mode.HOST_ONLY, Mode.HBM_ONLY):
         raise NotSupportedError(
-            f"table {table.name!r} is {table.variant.label} in the plan, but rows live in host "
-            f"memory only so far: there are no tables in HBM to hand it to yet. Plan without cards "
-            f"(--hbm 0, device='cpu'), or pin it to HOST_ONLY."
+            f"table {table.name!r} is {table.variant.label} in the plan, but a table lives in HBM "
+            f"or in host memory so far, not in both. Pin it to HBM_ONLY or HOST_ONLY, or plan "
+            f"without cards (--hbm 0, device='cpu')."
         )
     if table.sharding != "row_wise":
         raise NotSupportedError(

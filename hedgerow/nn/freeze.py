@@ -10,6 +10,9 @@ from torch import nn
 
 from ..core import registry
 from ..core.errors import DtypeError, NotSupportedError
+from ..ps.server_tables import ServerTables
+from ..sharding.all_to_all_tables import AllToAllTables
+from ..tables.multi.host_tables import HostTables
 from .bags import EmbeddingBags
 from .collection import Collection, collections_of, undressed
 from .embeddings import Embeddings
@@ -56,8 +59,18 @@ def freeze(model: nn.Module, *, name: str | None = None) -> nn.Module:
         if isinstance(module, Collection):
             parts = [part for part in path.split(".") if part not in ("", _COMPILED)]
             wanted = ".".join([base, *parts])
-            places[id(module)] = _claim(wanted, module.store, exactly=name is not None)
+            places[id(module)] = _claim(wanted, _readable(module), exactly=name is not None)
     return _view(model, places, {})
+
+
+def _readable(module: Collection) -> Store:
+    """The store of a module, if an exported program can read it."""
+    if not isinstance(module.store, HostTables | AllToAllTables | ServerTables):
+        raise NotSupportedError(
+            "freeze of tables on a device: programs are exported over rows in host memory. hr.save "
+            "the model, hr.load it into one on the CPU, and freeze that."
+        )
+    return module.store
 
 
 def _claim(wanted: str, store: Store, *, exactly: bool) -> str:

@@ -12,6 +12,7 @@ from ..ps.connect import connect
 from ..ps.curve import ClientKeys
 from ..ps.server_tables import ServerTables
 from ..ps.some_tables import TablesOfShard
+from ..sharding.all_to_all_tables import AllToAllTables
 from ..sharding.exchange import WIRES
 from ..tables.multi.host_tables import HostTables
 from ..tables.multi.multi_config import MultiConfig
@@ -48,8 +49,13 @@ def put_on_servers(
 
 def _check(model: nn.Module, collections: Sequence[Collection]) -> None:
     for one in collections:
-        if not isinstance(one.store, HostTables):
+        if isinstance(one.store, AllToAllTables | ServerTables):
             raise StateError("the model is distributed already; call hr.distribute once.")
+        if not isinstance(one.store, HostTables):
+            raise StateError(
+                "the model has tables on a device, and servers hold rows in host memory; "
+                "distribute it before model.to('cuda')."
+            )
     for name, table in tables_of(model).items():
         if table.size():
             raise StateError(

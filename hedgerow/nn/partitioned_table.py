@@ -115,7 +115,8 @@ class PartitionedTable(PartitionedTables):
         if self._serving is None and self._connect is not None:
             self._serving = self._connect()  # the first time, over connections of their own
         shards, sizes = self._serving or self.shards, self._slot_sizes(sharded)
-        at, rows = shards.pull(sharded.flat_fids, sizes, missing=missing, step=step)
+        ids = sharded.flat_fids.to(shards.device, non_blocking=True)
+        at, rows = shards.pull(ids, sizes, missing=missing, step=step)
         return self.layout(Pulled(sharded, at, rows))
 
     def assign(self, keys: Sequence[TableKeys], rows: Sequence[Tensor], *, ts: int = 0) -> Applied:

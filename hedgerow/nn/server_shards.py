@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 import torch
 from torch import Tensor
 
+from ..core import checks
 from ..core.errors import InputError
 from ..core.shapes import Float32, Int64
 from ..ps.server_tables import ServerTables
@@ -55,6 +56,11 @@ class ServerShards:
     def dims(self) -> tuple[int, ...]:
         """Columns of each table."""
         return self.store.dims
+
+    @property
+    def device(self) -> torch.device:
+        """Servers are spoken to from host memory."""
+        return checks.CPU
 
     def pull(
         self,

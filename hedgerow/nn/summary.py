@@ -6,11 +6,12 @@ from torch import nn
 
 from ..core.errors import DtypeError, InputError
 from ..tables.host import HostTable
+from ..tables.own_rows import OwnRows
 from ..tables.stats import TableStats, table_stats
 from .collection import collections_of, ranks_of
 
 
-def stats(thing: HostTable | nn.Module) -> TableStats | dict[str, TableStats]:
+def stats(thing: OwnRows | nn.Module) -> TableStats | dict[str, TableStats]:
     """Rows, bytes, load and counts of a table, or of every table of a model by name.
 
     Of a distributed model they are those of this rank's shard.
@@ -26,9 +27,9 @@ def stats(thing: HostTable | nn.Module) -> TableStats | dict[str, TableStats]:
     """
     if isinstance(thing, nn.Module):
         return {table.config.name: table_stats(table) for table in tables_of(thing).values()}
-    if isinstance(thing, HostTable):
+    if isinstance(thing, OwnRows):
         return table_stats(thing)
-    raise DtypeError(f"stats of a {type(thing).__name__}; pass a HostTable or a model.")
+    raise DtypeError(f"stats of a {type(thing).__name__}; pass a table or a model.")
 
 
 def summary(model: nn.Module) -> str:

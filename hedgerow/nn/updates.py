@@ -6,11 +6,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import accumulate, pairwise
+from typing import TYPE_CHECKING
 from weakref import WeakValueDictionary
 
 import torch
 from torch import Tensor
 
+from ..core import checks
 from ..core.clock import Clock
 from ..core.errors import NotFiniteError
 from ..core.recycle import Recycler
@@ -22,6 +24,9 @@ from ..tables.store import Lookup, TableKeys
 from .clip import ClipRow
 from .evictions import Evictions
 from .reading import Reading
+
+if TYPE_CHECKING:  # it needs Triton
+    from ..tables.multi.device_tables import DeviceTables
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -99,7 +104,8 @@ class RowUpdates:
     def __init__(self, store: HostTables, clip: ClipRow | None, clock: Clock) -> None:
         self.held = 0
         self.step = 0
-        self._store: HostTables | ServerTables = store
+        self._store: HostTables | DeviceTables | ServerTables = store
+        self._device = checks.CPU
         self._clip, self._clock = clip, clock
         self._over: AllToAllTables | None = None
         self._model: Sequence[RowUpdates] = (self,)
@@ -114,6 +120,10 @@ class RowUpdates:
         """Rows are those of all ranks from now on; `model` are the updates of all its modules."""
         self._over, self._model = over, model
         self._evict = Evictions(over.tables, over.exchange.rank, over.exchange.ranks)
+
+    def place(self, store: DeviceTables) -> None:
+        """Rows are on a device from now on."""
+        self._store, self._device, self._evict = store, store.device, Evictions(store.tables)
 
     def move(self, store: ServerTables) -> None:
         """Rows are on servers from now on, which make a step of every update of this process."""
@@ -154,6 +164,8 @@ class RowUpdates:
 
     def apply(self) -> None:
         """One optimizer step for every row that has a gradient."""
+        if self._apply_at_once():
+            return
         by_table, some = self._of_tables(refuse=True)
         self.drop()
         if not some:  # on all ranks
@@ -163,6 +175,11 @@ class RowUpdates:
             by_table = [self._clip(one) for one in summed]
         before_s = self._store.max_ts() if self._evict else 0
         now_s = self._clock.now_s()
+        self._write(by_table, now_s)
+        self.step += 1
+        self._evict(before_s, now_s)
+
+    def _write(self, by_table: Sequence[RowGradients], now_s: int) -> None:
         splits = tuple(accumulate((len(one.ids) for one in by_table), initial=0))
         counted = [one.counts for one in by_table if one.counts is not None]
         if splits[-1]:
@@ -173,8 +190,21 @@ class RowUpdates:
                 ts=now_s,
                 counts=_joined(counted) if counted else None,
             )
+
+    def _apply_at_once(self) -> bool:
+        """One whole lookup of device tables: its slots are known, so no row is looked for again."""
+        whole = self._waiting[0] if len(self._waiting) == 1 else None
+        plain = self._over is None and self._merged is None and self._clip is None
+        if not plain or whole is None or whole.at.slots is None:
+            return False
+        grads = [grad for grad in whole.grads if grad is not None]
+        if len(grads) < len(whole.grads) or self._evict:
+            return False
+        flat = self._flat(grads)
+        self.drop()
+        self._store.apply_gradients(whole.at, flat, step=self.step, ts=self._clock.now_s())
         self.step += 1
-        self._evict(before_s, now_s)
+        return True
 
     def _flat(self, grads: Sequence[Tensor]) -> Float32[Tensor, "floats"]:
         """Gradients of all tables as a store takes them; each is copied once, whatever its strides.
@@ -182,7 +212,10 @@ class RowUpdates:
         In the memory of the update before: what the system gives anew costs more than the copy.
         """
         sizes = [grad.numel() for grad in grads]
-        flat = self._memory.take(sum(sizes))[0]
+        if self._device != checks.CPU:  # torch keeps the memory of a device by itself
+            flat = torch.empty(sum(sizes), device=self._device)
+        else:
+            flat = self._memory.take(sum(sizes))[0]
         for part, grad in zip(flat.split(sizes), grads, strict=True):
             part.view(grad.shape).copy_(grad)
         return flat
@@ -213,7 +246,8 @@ class RowUpdates:
                     ids.append(one.reading.ids_of(i))
                     grads.append(grad.float())
         if not ids:
-            return RowGradients(torch.empty(0, dtype=torch.int64), torch.empty(0, dim))
+            nothing = torch.empty(0, dim, device=self._device)
+            return RowGradients(nothing.new_empty(0, dtype=torch.int64), nothing)
         return RowGradients(_joined(ids), _joined(grads))
 
     def _from_ranks(self, over: AllToAllTables, refuse: bool) -> tuple[list[RowGradients], bool]:

@@ -147,6 +147,21 @@ def _mean(row_splits: Tensor, embedding: Tensor, dim: int, values: int) -> Tenso
     return (ragged_sum(row_splits, vectors) / _lengths(row_splits, vectors)).to(embedding.dtype)
 
 
+def combine_sum_by_kernel(row_splits: Tensor, embedding: Tensor, dim: int, values: int) -> Tensor:
+    """`ReduceSum` on a device."""
+    from ..kernels.segments import sum_segments
+
+    _check(row_splits, embedding, dim, values)
+    return sum_segments(row_splits.contiguous(), embedding.contiguous())
+
+
+def combine_mean_by_kernel(row_splits: Tensor, embedding: Tensor, dim: int, values: int) -> Tensor:
+    """`ReduceMean` on a device."""
+    vectors = wide(embedding)
+    sums = combine_sum_by_kernel(row_splits, vectors, dim, values)
+    return (sums / _lengths(row_splits, vectors)).to(embedding.dtype)
+
+
 def _pooled_shape(row_splits: Tensor, embedding: Tensor, dim: int, values: int) -> Tensor:
     return embedding.new_empty((row_splits.shape[0] - 1, dim))
 
@@ -194,19 +209,25 @@ def _first_backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
     return None, taken.masked_fill((place >= ctx.kept).unsqueeze(1), 0), None, None, None
 
 
-def _pooling(name: str, forward: Callable[..., Any], backward: Callable[..., Any]) -> Any:
+def _pooling(
+    name: str,
+    forward: Callable[..., Any],
+    device: Callable[..., Any],
+    backward: Callable[..., Any],
+) -> Any:
     return register(
         f"{name}(Tensor row_splits, Tensor embedding, int dim, SymInt values) -> Tensor",
         cpu=forward,
         plain=forward,
+        device=device,
         shapes=_pooled_shape,
         backward=backward,
         keep=_keep,
     )
 
 
-_SUM = _pooling("combine_sum", _sum, _sum_backward)
-_MEAN = _pooling("combine_mean", _mean, _mean_backward)
+_SUM = _pooling("combine_sum", _sum, combine_sum_by_kernel, _sum_backward)
+_MEAN = _pooling("combine_mean", _mean, combine_mean_by_kernel, _mean_backward)
 _FIRST = register(
     "combine_first(Tensor row_splits, Tensor embedding, int dim, SymInt values, int seq_length) "
     "-> Tensor",

@@ -11,10 +11,10 @@ from torch import Tensor
 from .. import native
 from ..core import checks
 from ..core.errors import InputError
+from ..core.ids import narrowest
 from ..core.shapes import Int64
 from ..routing.router import Router
 from .arguments import FLOATS, WHOLE, in_range, tensor, tensors, together, typed
-from .ids import shard_of
 from .library import register, unknown_size
 
 _LIMIT = 2**31  # offsets and positions are 32-bit
@@ -219,7 +219,8 @@ def fused_reorder_by_indices_plain(
     total = sum(len(ids) for ids, _, _ in found)
     dims = zip(found, dim_sizes, strict=True)
     _check_values(total, sum(len(ids) * dim for (ids, _, _), dim in dims))
-    owners = [shard_of(ids, num_of_shards, rank0_empty) for ids, _, _ in found]
+    rule = Router("roundrobin", num_of_shards, rank0_empty=rank0_empty)
+    owners = [rule.places_by_torch(ids)[0] for ids, _, _ in found]
     sizes = torch.stack([torch.bincount(own, minlength=num_of_shards) for own in owners], 1)
     id_starts = _starts(sizes)
     value_starts = _starts(sizes * torch.tensor(dim_sizes, device=device))
@@ -239,6 +240,51 @@ def fused_reorder_by_indices_plain(
         sizes.flatten().to(torch.int32),
         torch.tensor([len(ids) for ids in slots], dtype=torch.int32, device=device),
         torch.cat(offsets).to(torch.int32),
+    )
+
+
+def fused_reorder_on_device(
+    inputs: Sequence[Tensor], num_of_shards: int, dim_sizes: Sequence[int], rank0_empty: bool
+) -> tuple[Tensor, ...]:
+    """`fused_reorder_by_indices` for all slots at once, by torch's sorts: it waits once."""
+    slots = _slots(inputs, num_of_shards, dim_sizes, rank0_empty)
+    lengths, device = [len(ids) for ids in slots], slots[0].device
+    if sum(lengths) * max(dim_sizes) >= _LIMIT or not sum(lengths):
+        return fused_reorder_by_indices_plain(inputs, num_of_shards, dim_sizes, rank0_empty)
+    told = torch.tensor([lengths, dim_sizes]).to(device, non_blocking=True)
+    ids = torch.cat(slots)
+    numbers = torch.arange(len(slots), dtype=narrowest(len(slots)), device=device)
+    slot = torch.repeat_interleave(numbers, told[0], output_size=len(ids))
+    order = ids.argsort(stable=True)
+    order = order[slot[order].argsort(stable=True)]  # by slot, then id, as they came
+    ordered, new = ids[order], torch.ones_like(ids, dtype=torch.bool)
+    new[1:] = (ordered[1:] != ordered[:-1]) | (slot[order][1:] != slot[order][:-1])
+    group = torch.empty_like(order)
+    group[order] = new.cumsum(0) - 1
+    first = torch.zeros_like(new).index_put_((order,), new)  # where an id is seen first
+    places = first.nonzero().flatten()  # waits: how many there are is the size of a result
+    rule = Router("roundrobin", num_of_shards, rank0_empty=rank0_empty)
+    owners, own_slot = rule.places_by_torch(ids[places])[0], slot[places].long()
+    cells = owners * len(slots) + own_slot
+    sizes = torch.zeros(num_of_shards * len(slots), dtype=torch.int64, device=device)
+    sizes.index_add_(0, cells, torch.ones_like(cells))
+    # Slots lie one behind the other: what comes first in a shard is of the first slot.
+    by_shard = owners.to(narrowest(num_of_shards)).argsort(stable=True)
+    cell, width = cells[by_shard], told[1][own_slot[by_shard]]
+    in_cell = torch.arange(len(cell), device=device) - _starts(sizes)[cell]
+    start = torch.empty_like(cell)
+    start[by_shard] = _starts(sizes * told[1].repeat(num_of_shards))[cell] + in_cell * width
+    # From an id to its group, to the place where the group is seen first, to the start there.
+    group_place = torch.empty_like(places)
+    group_place[group[places]] = torch.arange(len(places), device=device)
+    by_shard_sizes = sizes.view(num_of_shards, -1).sum(1, dtype=torch.int32)
+    offsets = start[group_place[group]].to(torch.int32)
+    return (
+        ids[places][by_shard],
+        by_shard_sizes,
+        sizes.to(torch.int32),
+        told[0].to(torch.int32),
+        offsets,
     )
 
 
@@ -268,5 +314,6 @@ _fused_reorder = register(
     "bool rank0_empty) -> (Tensor, Tensor, Tensor, Tensor, Tensor)",
     cpu=_fused_reorder_cpu,
     plain=fused_reorder_by_indices_plain,
+    device=fused_reorder_on_device,
     shapes=_fused_reorder_shapes,
 )

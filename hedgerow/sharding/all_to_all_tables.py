@@ -169,6 +169,11 @@ class AllToAllTables:
         return self.local.dims
 
     @property
+    def device(self) -> torch.device:
+        """Where keys and rows are: where the own shard is."""
+        return getattr(self.local, "device", checks.CPU)
+
+    @property
     def tables(self) -> tuple[HostTable, ...]:
         """The own shard of each table, in order."""
         return tuple(self.local.table(k) for k in range(len(self.names)))
@@ -202,7 +207,12 @@ class AllToAllTables:
         arguments.missing_rule(missing)
         keys = self._keys(keys)
         floats = parts.float_offsets(keys.splits, self.dims)[-1]
-        rows = self._outputs.take(floats)[0] if out is None else parts.flat_output(out, floats)
+        if out is not None:
+            rows = parts.flat_output(out, floats, self.device)
+        elif self.device == checks.CPU:
+            rows = self._outputs.take(floats)[0]
+        else:  # torch keeps the memory of a device by itself
+            rows = torch.empty(floats, device=self.device)
         self._lookups += 1
         journey = self._journey(self.exchange, keys, dedup=self._dedup, number=self._lookups)
         found = start_fetch(
@@ -262,7 +272,7 @@ class AllToAllTables:
         `ts`. All ranks make them in the order in which they sent."""
         keys = self._keys(at.keys if isinstance(at, Lookup) else at)
         flat = self._flat("grads", grads, keys)
-        arguments.occurrences(counts, len(keys.ids))
+        arguments.occurrences(counts, len(keys.ids), self.device)
         known = at.epoch if isinstance(at, Lookup) else None
         dedup = self._dedup and not per_occurrence
         if isinstance(known, _Journey) and known.of is self and dedup == self._dedup:
@@ -290,7 +300,7 @@ class AllToAllTables:
         """
         keys = self._keys(at.keys if isinstance(at, Lookup) else at)
         flat = self._flat("grads", grads, keys)
-        arguments.occurrences(counts, len(keys.ids))
+        arguments.occurrences(counts, len(keys.ids), self.device)
         epoch = at.epoch if isinstance(at, Lookup) else None
         known = epoch if isinstance(epoch, _Journey) and epoch.of is self else None
         packed = known.packed if known else pack(keys, self.dims, self.routers, dedup=self._dedup)
@@ -332,12 +342,13 @@ class AllToAllTables:
     # ---- helpers
 
     def _keys(self, keys: TableKeys | Tensor) -> TableKeys:
-        return as_keys(keys, len(self.names))
+        return as_keys(keys, len(self.names), self.device)
 
     def _flat(self, name: str, rows: Tensor, keys: TableKeys) -> Float32[Tensor, "floats"]:
+        n, where = len(keys.ids), self.device
         if len(self.names) == 1:  # as every store of one table: flat or [n, dim]
-            return arguments.rows_of_batch(name, rows, len(keys.ids), self.dims[0]).view(-1)
-        return parts.flat_rows(name, rows, parts.float_offsets(keys.splits, self.dims)[-1])
+            return arguments.rows_of_batch(name, rows, n, self.dims[0], where).view(-1)
+        return parts.flat_rows(name, rows, parts.float_offsets(keys.splits, self.dims)[-1], where)
 
     def _journey(
         self, exchange: Exchange, keys: TableKeys, *, dedup: bool, number: int = 0

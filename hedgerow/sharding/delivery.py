@@ -104,7 +104,7 @@ def start_fetch(
 ) -> Pending:
     """The owners look up what they were asked for; the rows of what was sent from here set out."""
     leaving = floats_of(at.received, dims)
-    rows = torch.empty(sum(leaving))
+    rows = torch.empty(sum(leaving), device=at.ids.device)
     for rank, out in enumerate(rows.split(leaving)):
         store.lookup(at.keys_of(rank), missing=missing, step=step, out=out)
     return exchange.start_floats(rows, leaving, floats_of(at.sent, dims))

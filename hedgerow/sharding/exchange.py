@@ -36,9 +36,11 @@ class Exchange:
     """One rank's side of the exchanges of a group. Single-owner: one thread at a time.
 
     Every rank makes the same calls in the same order, also one that has nothing to send: its counts
-    are 0. Threads that exchange side by side need a group each. Without a group the process is
-    alone, and what it sends arrives as it is, without a copy. With `wire` bf16 or fp16 floats are
-    rounded for the journey, those a rank keeps for itself too: a row reads the same on every rank.
+    are 0. What is sent lies in host memory or on a device, and arrives where it came from; a gloo
+    group moves tensors of a device through host memory. Threads that exchange side by side need a
+    group each. Without a group the process is alone, and what it sends arrives as it is, without a
+    copy. With `wire` bf16 or fp16 floats are rounded for the journey, those a rank keeps for itself
+    too: a row reads the same on every rank.
     fp16 ends at 65504; what is larger arrives as infinity.
 
     `counters` holds, for counts, ids and floats, the bytes sent to and received from other ranks.
@@ -158,6 +160,8 @@ class Exchange:
         """Starts the journey itself: where things will arrive, and what waits for them."""
         if self._group is None:
             return values, nothing_to_wait_for
+        if self._goes_through_host(values):
+            return self._through_host(what, values, receive, send)
         arriving = values.new_empty(sum(receive))
         try:
             work = dist.all_to_all_single(
@@ -174,6 +178,25 @@ class Exchange:
                 raise self._failed(what, error) from error
 
         return arriving, finish
+
+    def _goes_through_host(self, values: Tensor) -> bool:
+        """Whether a tensor of a device meets a group that moves host memory alone."""
+        if values.device.type == "cpu" or self._group is None:
+            return False
+        return isinstance(self._group._get_backend(values.device), dist.ProcessGroupGloo)
+
+    def _through_host(
+        self, what: str, values: Tensor, receive: list[int], send: list[int]
+    ) -> tuple[Tensor, Finish]:
+        """Leaves the device, travels, and is brought back when it has arrived."""
+        arriving = values.new_empty(sum(receive))
+        landed, finish = self._transfer(what, values.cpu(), receive, send)
+
+        def bring_back() -> None:
+            finish()
+            arriving.copy_(landed)
+
+        return arriving, bring_back
 
     def _failed(self, what: str, error: Exception) -> ExchangeError:
         return ExchangeError(

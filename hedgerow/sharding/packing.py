@@ -31,7 +31,7 @@ class Packed:
     """
 
     ids: Int64[Tensor, "u"]
-    slot_sizes: Int64[Tensor, "R * K"]  # ids of each table for each owner
+    slot_sizes: Int64[Tensor, "R * K"]  # ids of each table for each owner, in host memory
     places: Tensor  # int32 or int64 [n]
     splits: tuple[int, ...]  # of what was packed, by table
     dims: tuple[int, ...]
@@ -51,13 +51,14 @@ class Packed:
         """Where the row of each id that was packed starts among the rows of `ids`."""
         if len(set(self.dims)) == 1:
             return self.places * self.dims[0]
-        ranks = len(self.slot_sizes) // len(self.dims)
+        ranks, device = len(self.slot_sizes) // len(self.dims), self.ids.device
         widths = torch.tensor(self.dims * ranks)
         # Inside a cell rows lie one behind the other; a cell starts where those before it end.
-        cells = torch.arange(len(widths)).repeat_interleave(self.slot_sizes)
         ids, floats = self.slot_sizes, self.slot_sizes * widths
         first = (floats.cumsum(0) - floats) - (ids.cumsum(0) - ids) * widths
-        starts = first[cells] + torch.arange(len(self.ids)) * widths[cells]
+        cells = torch.arange(len(widths)).repeat_interleave(self.slot_sizes).to(device)
+        places = torch.arange(len(self.ids), device=device)
+        starts = first.to(device)[cells] + places * widths.to(device)[cells]
         return starts[self.places]
 
     @property
@@ -126,15 +127,16 @@ def pack(
         sizes, ids, place = found.row_splits.diff(), found.values, None
     else:
         sizes, ids, place = _by_owner(found, routers)
+    sizes = sizes.cpu()
     if place is None:
-        place = torch.arange(len(ids)) if number is None else number
+        place = torch.arange(len(ids), device=ids.device) if number is None else number
     elif number is not None:
         place = place[number]
     return Packed(ids, sizes, place, keys.splits, tuple(dims))
 
 
 def _all(keys: TableKeys) -> Ragged:
-    return Ragged.trusted(keys.ids, torch.tensor(keys.splits))
+    return Ragged.trusted(keys.ids, torch.tensor(keys.splits, device=keys.ids.device))
 
 
 def _distinct(keys: TableKeys) -> tuple[Ragged, Tensor]:
@@ -142,7 +144,8 @@ def _distinct(keys: TableKeys) -> tuple[Ragged, Tensor]:
     tables = [keys.ids_of(k) for k in range(keys.tables)]
     ones = [1] * keys.tables  # then the offsets of a single shard are places
     found = fused_reorder_by_indices(tables, 1, ones)
-    splits = torch.tensor(splits_of(found.sharded_slot_sizes.tolist()))
+    sizes = splits_of(found.sharded_slot_sizes.tolist())
+    splits = torch.tensor(sizes, device=keys.ids.device)
     return Ragged.trusted(found.output, splits), found.fused_embedding_offsets
 
 
@@ -155,7 +158,9 @@ def _by_owner(found: Ragged, routers: Sequence[Router]) -> tuple[Tensor, Tensor,
     ]
     parts, order = ragged_split_by_indices(torch.cat(owners), found, routers[0].shards)
     place = torch.empty_like(found.values)
-    place[torch.cat([part.values for part in order])] = torch.arange(len(place))
+    place[torch.cat([part.values for part in order])] = torch.arange(
+        len(place), device=place.device
+    )
     sizes = torch.stack([part.row_splits.diff() for part in parts]).view(-1)
     return sizes, torch.cat([part.values for part in parts]), place
 

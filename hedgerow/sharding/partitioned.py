@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import TypedDict
 
 import torch
 from torch import Tensor
@@ -33,6 +34,14 @@ Layouts = dict[str, Tensor | list[Tensor]]
 Given = Mapping[str, Tensor | Sequence[Tensor | None] | None]
 
 
+class Index(TypedDict):
+    """The index tensors of a layout."""
+
+    fid_offset: Int64[Tensor, "ids"]
+    feature_offset: Tensor
+    nfl_offset: Int64[Tensor, "features+1"]
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class Pulled:
     """The rows of a batch, and all that a layout and its backward need. Values between stages."""
@@ -40,6 +49,15 @@ class Pulled:
     sharded: ShardedFids
     at: Delivery
     rows: Float32[Tensor, "floats"]  # by shard, then table, as the ids
+
+    def index(self) -> Index:
+        """Where the vector of each id is, beside the rows; without waiting for their device."""
+        sharded, device = self.sharded, self.rows.device
+        return {
+            "fid_offset": sharded.fid_offset.to(device, non_blocking=True),
+            "feature_offset": sharded.feature_offset.to(device, non_blocking=True),
+            "nfl_offset": sharded.nfl_offset.to(device, non_blocking=True),
+        }
 
     def lists(self) -> list[Float32[Tensor, "values"]]:
         """The rows of each table and shard: by table, then shard."""
@@ -103,7 +121,8 @@ class PartitionedTables:
     ) -> Pulled:
         """The rows of sharded ids, from all shards."""
         sizes = self._slot_sizes(sharded)
-        at, rows = self.shards.pull(sharded.flat_fids, sizes, missing=missing, step=step)
+        ids = sharded.flat_fids.to(self.shards.device, non_blocking=True)
+        at, rows = self.shards.pull(ids, sizes, missing=missing, step=step)
         return Pulled(sharded, at, rows)
 
     def layout(self, pulled: Pulled) -> Layouts:
@@ -111,9 +130,7 @@ class PartitionedTables:
         found = fused_embedding_to_layout(
             pulled.rows,
             self.config,
-            fid_offset=pulled.sharded.fid_offset,
-            feature_offset=pulled.sharded.feature_offset,
-            nfl_offset=pulled.sharded.nfl_offset,
+            **pulled.index(),
             batch_size=pulled.sharded.batch_size,
             num_shards=self.shards.count,
             emb_lengths=pulled.sharded.emb_lengths,
@@ -141,13 +158,11 @@ class PartitionedTables:
         (grads,) = fused_embedding_to_layout_grad(
             pulled.rows,
             self.config,
-            fid_offset=sharded.fid_offset,
-            feature_offset=sharded.feature_offset,
-            nfl_offset=sharded.nfl_offset,
+            **pulled.index(),
             batch_size=sharded.batch_size,
             num_shards=self.shards.count,
             emb_lengths=sharded.emb_lengths,
-            layout_tensors_grad=self._all_gradients(layouts, sharded.batch_size),
+            layout_tensors_grad=self._all_gradients(layouts, pulled),
             layout_tensors_grad_scale=scale,
         )
         return grads
@@ -164,7 +179,7 @@ class PartitionedTables:
     ) -> Applied:
         """One optimizer step per table and distinct id, from the gradients of layouts."""
         grads = self.gradients(pulled, layouts, scale=scale)
-        counts = self._occurrences(pulled.sharded)
+        counts = self._occurrences(pulled.sharded).to(grads.device, non_blocking=True)
         return self.shards.push(pulled.at, grads, counts, rates=rates, step=step, ts=ts)
 
     def assign(self, keys: Sequence[TableKeys], rows: Sequence[Tensor], *, ts: int = 0) -> Applied:
@@ -199,7 +214,8 @@ class PartitionedTables:
         number = torch.searchsorted(ends, firsts, right=True)
         return torch.bincount(number, minlength=len(ends))
 
-    def _all_gradients(self, layouts: Given, batch_size: int) -> list[Tensor]:
+    def _all_gradients(self, layouts: Given, pulled: Pulled) -> list[Tensor]:
+        batch_size, device = pulled.sharded.batch_size, pulled.rows.device
         for name in layouts:
             if name not in self.config.outs:
                 unknown("layout", name, self.config.outs)
@@ -215,7 +231,8 @@ class PartitionedTables:
                     f"{len(mine)} gradients of layout {name!r}; it has {len(sizes)} tensors."
                 )
             for grad, size in zip(mine, sizes, strict=True):
-                found.append(torch.zeros(batch_size, *size) if grad is None else grad)
+                none = grad is None
+                found.append(torch.zeros(batch_size, *size, device=device) if none else grad)
         return found
 
 

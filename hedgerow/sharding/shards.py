@@ -8,6 +8,7 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
+from ..core import checks
 from ..core.errors import ConfigError, InputError, NotSupportedError
 from ..core.shapes import Float32, Int64
 from ..tables.multi import parts
@@ -36,6 +37,11 @@ class Shards(Protocol):
         """Columns of each table."""
         ...
 
+    @property
+    def device(self) -> torch.device:
+        """Where ids and rows are."""
+        ...
+
     def pull(
         self,
         ids: Int64[Tensor, "n"],
@@ -44,7 +50,7 @@ class Shards(Protocol):
         missing: Missing,
         step: int | None,
     ) -> tuple[Delivery, Float32[Tensor, "floats"]]:
-        """Rows in the order of the ids, and where the ids went."""
+        """Rows in the order of the ids, and where the ids went; slot sizes are in host memory."""
         ...
 
     def push(
@@ -96,6 +102,11 @@ class LocalShards:
         """Columns of each table."""
         return self.stores[0].dims
 
+    @property
+    def device(self) -> torch.device:
+        """Where ids and rows are."""
+        return getattr(self.stores[0], "device", checks.CPU)
+
     def pull(
         self,
         ids: Int64[Tensor, "n"],
@@ -108,7 +119,7 @@ class LocalShards:
         sizes = sizes_of(slot_sizes, self.count)
         at = Delivery(sizes, sizes, ids)
         floats = floats_of(sizes, self.dims)
-        rows = torch.empty(sum(floats))
+        rows = torch.empty(sum(floats), device=ids.device)
         for shard, out in enumerate(rows.split(floats)):
             self.stores[shard].lookup(at.keys_of(shard), missing=missing, step=step, out=out)
         return at, rows
@@ -182,6 +193,11 @@ class RankShards:
     def dims(self) -> tuple[int, ...]:
         """Columns of each table."""
         return self.local.dims
+
+    @property
+    def device(self) -> torch.device:
+        """Where ids and rows are."""
+        return getattr(self.local, "device", checks.CPU)
 
     def pull(
         self,

@@ -52,12 +52,12 @@ def rows_of_batch(
     return rows
 
 
-def occurrences(counts: Tensor | None, n: int) -> None:
-    """How often each of `n` ids occurred, where the caller says so."""
+def occurrences(counts: Tensor | None, n: int, device: torch.device = checks.CPU) -> None:
+    """How often each of `n` ids occurred, where the caller says so; a device is not waited for."""
     if counts is None:
         return
-    checks.tensor("counts", counts, torch.int64, (n,))
-    if n and int(counts.min()) < 1:
+    checks.tensor("counts", counts, torch.int64, (n,), device)
+    if device == checks.CPU and n and int(counts.min()) < 1:
         raise InputError(f"counts has {int(counts.min())}; an id occurs at least once.")
 
 

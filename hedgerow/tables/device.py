@@ -14,8 +14,9 @@ from ..core.clock import Clock, SystemClock
 from ..core.counters import Counters
 from ..core.errors import ConfigError, DtypeError, InputError, ServingTableError
 from ..core.shapes import Bool, Float32, Int64
-from ..kernels import apply, apply_each, find, find_or_insert, lookup, step as steps
-from ..kernels.layout import LANES, Arrays, group
+from ..kernels import apply, apply_each, find, find_or_insert, lookup
+from ..kernels import step as steps
+from ..kernels.layout import LANES, group
 from ..kernels.toolchain import interpreted
 from . import arguments
 from .config import TableConfig
@@ -23,12 +24,10 @@ from .device_admission import DeviceAdmission, Sightings
 from .device_config import check_config, parts_of
 from .device_evict import DeviceEvictions
 from .device_filter import DeviceFilter
-from .device_reads import MAX_IDS
+from .device_growth import FILL
 from .layout import RowLayout
 from .schedules import Rate, check_rates, rate_at
 from .store import Applied, Lookup, Missing, TableKeys
-
-_FILL = 0.8  # up to which every id finds room
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -72,6 +71,7 @@ class DeviceTable(DeviceEvictions):
         rates: Sequence[Rate] | None = None,
         clock: Clock | None = None,
         filter: DeviceFilter | None = None,
+        grow: bool = False,
     ) -> None:
         self.config = config
         check_config(config)
@@ -86,14 +86,14 @@ class DeviceTable(DeviceEvictions):
             raise ConfigError(
                 "device is 'cpu', where kernels run only under TRITON_INTERPRET=1; use HostTable."
             )
-        buckets = -(-checks.count("capacity_rows", capacity_rows, least=1) // LANES)
-        if buckets * LANES >= MAX_IDS:
-            raise ConfigError(f"capacity_rows is {capacity_rows}; at most {MAX_IDS - LANES}.")
         self._parts = tuple(parts_of(config, self.layout, self.device))
         self._starts = torch.tensor(self.layout.starts(), device=self.device)
         self._filter = filter
         self._admission = self._make_admission()
-        self._table = Arrays.make(buckets, config.dim, self.device, len(self._starts))
+        self.grows = checks.flag("grow", grow)
+        self._known = self._since = 0
+        slots = checks.count("capacity_rows", capacity_rows, least=1)
+        self._table = self._new_arrays(-(-slots // LANES))
         self._totals = torch.zeros(4, dtype=torch.int64, device=self.device)
         self._epoch = object()  # replaced whenever rows move
         self._max_ts = 0
@@ -177,10 +177,10 @@ class DeviceTable(DeviceEvictions):
         often each id occurred where the caller has removed duplicates; admission rules read it.
         With `per_occurrence` every occurrence is a step of its own, in order.
         """
-        slots = at.slots if isinstance(at, Lookup) and at.epoch is self._epoch else None
         each = checks.flag("per_occurrence", per_occurrence)
         call = self._call(at, grads, rates, step, counts)
-        now, done = self._write(ts)
+        now, done = self._write(ts, len(call.keys.ids))
+        slots = at.slots if isinstance(at, Lookup) and at.epoch is self._epoch else None
         with self._here():
             if each:
                 self._step_each(call, now, done)
@@ -210,7 +210,7 @@ class DeviceTable(DeviceEvictions):
 
     def _step(self, call: _Step, slots: Tensor | None, now: int, done: Int64[Tensor, "3"]) -> None:
         used = call.keys.used
-        if self._admission is None and not self._wants(learned=True):
+        if self._admission is None and not self._is_watched(learned=True):
             steps.step(
                 *(self._table, call.keys.ids, call.grads, done, self._parts, call.rates, now),
                 slots=slots,
@@ -225,7 +225,7 @@ class DeviceTable(DeviceEvictions):
             used=used,
             placed=placed,
         )
-        self._mark_placed(grouped, placed, learned=True)
+        self._note(grouped, placed, learned=True)
 
     def _step_each(self, call: _Step, now: int, done: Int64[Tensor, "3"]) -> None:
         """A row is needed where an occurrence is let in and usable; then each takes its step."""
@@ -248,7 +248,7 @@ class DeviceTable(DeviceEvictions):
             *(self._table, grouped, taken, call.grads, slots, born, self._parts),
             *(call.rates, now),
         )
-        self._mark(grouped.ids, slots >= 0, learned=True)
+        self._note(grouped, slots, learned=True)
 
     # ---- all rows at once
 
@@ -257,7 +257,7 @@ class DeviceTable(DeviceEvictions):
 
         It has as many slots, or more if `rows` need them.
         """
-        needed = int(checks.count("rows", rows) / _FILL) + 1
+        needed = int(checks.count("rows", rows) / FILL) + 1
         return DeviceTable(
             self.config,
             capacity_rows=max(self.capacity_rows, needed),
@@ -265,6 +265,7 @@ class DeviceTable(DeviceEvictions):
             rates=self._rates,
             clock=self._clock,
             filter=self._filter,
+            grow=self.grows,
         )
 
     def exchange_rows(self, other: DeviceTable) -> None:
@@ -277,8 +278,12 @@ class DeviceTable(DeviceEvictions):
                 f"table {self.config.name!r} on {self.device} and {other.config.name!r} on "
                 f"{other.device} differ; only tables of one config and device exchange rows."
             )
+        for table in (self, other):
+            table._before_change()
         self._table, other._table = other._table, self._table
         self._max_ts, other._max_ts = other._max_ts, self._max_ts
+        self._faded, other._faded = other._faded, self._faded
         for table in (self, other):
             table._epoch = object()
+            table._known = table.capacity_rows  # counted anew before the next growth
             table._mark_all()

@@ -6,11 +6,10 @@ from torch import Tensor
 
 from ..core import checks
 from ..core.errors import ConfigError
-from ..core.fids import slot_of
 from ..core.shapes import Int64
-from ..kernels.layout import TIMES, Grouped
+from ..kernels.layout import LANES, SCORE, SCORES, TIMES, Grouped
 from .device_writes import DeviceWrites
-from .expiry import Lru, Ttl
+from .expiry import Lfu, Lru, Ttl, expired
 from .host_evict import Evicted
 
 
@@ -31,9 +30,13 @@ class DeviceEvictions(DeviceWrites):
         ids, ts = self._table.ids(slots), self._table.read(TIMES, slots)
         if isinstance(rule, Ttl):
             leaving = self._older(rule, given, ids, ts)
-        elif isinstance(rule, Lru):
+        elif isinstance(rule, Lru | Lfu):
             budget = rule.rows if rows is None else checks.count("rows", rows, least=1)
-            leaving = _oldest(ids, ts, len(ids) - budget)
+            order = _oldest(ids, ts)
+            if isinstance(rule, Lfu):
+                order = order[self._used(slots)[order].argsort(stable=True)]
+            leaving = order[: max(0, len(ids) - budget)]
+            self._faded += len(leaving) > 0
         else:
             raise ConfigError(
                 f"table {self.config.name!r} has no eviction rule; make its TableConfig with "
@@ -51,11 +54,15 @@ class DeviceEvictions(DeviceWrites):
     ) -> Tensor:
         if now_s is None:
             now_s = self._max_ts if rule.reference == "newest" else self._clock.now_s()
-        return now_s - ts >= rule.ages_s().to(self.device)[slot_of(ids)]
+        return expired(ids, ts, now_s, rule)
+
+    def _used(self, slots: Int64[Tensor, "n"]) -> Int64[Tensor, "n"]:
+        """How often each row was used: half as much with every eviction since its last use."""
+        words = self._table.index[slots // LANES, SCORES, slots % LANES].clamp(min=0) & SCORE
+        return (words & (2**32 - 1)) >> (self._faded - (words >> 32)).clamp(0, 32)
 
 
-def _oldest(ids: Int64[Tensor, "n"], ts: Int64[Tensor, "n"], excess: int) -> Tensor:
-    """Where the rows stand that leave first: the oldest, of equal times the smallest ids."""
+def _oldest(ids: Int64[Tensor, "n"], ts: Int64[Tensor, "n"]) -> Int64[Tensor, "n"]:
+    """Where the rows stand in the order in which they leave: by time, of equal ones by id."""
     order = ids.argsort()
-    order = order[ts[order].argsort(stable=True)]
-    return order[: max(0, excess)]
+    return order[ts[order].argsort(stable=True)]

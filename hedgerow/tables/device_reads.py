@@ -45,17 +45,15 @@ class DeviceReads:
     def entries(self, keys: TableKeys | Int64[Tensor, "n"]) -> Entries:
         """Whole rows."""
         keys = self._keys(keys)
-        return self._entries(keys.ids, self._find(keys))
+        return self._entries(self._table, keys.ids, self._find(keys))
 
     def scan(self, rows: int | None = None) -> Iterator[Entries]:
         """All rows, in slices of `rows` (about 16 MiB if None), in no particular order.
 
         Do not write meanwhile.
         """
-        room = slice_rows(self.layout, rows)
-        taken = self._table.taken().nonzero()[:, 0]
-        for slots in taken.split(room) if len(taken) else ():
-            yield self._entries(self._table.ids(slots), slots)
+        for slots in self._slot_slices(rows):
+            yield self._entries(self._table, self._table.ids(slots), slots)
 
     def size(self) -> int:
         """Rows."""
@@ -105,14 +103,19 @@ class DeviceReads:
         with self._here():
             return find.find(self._table, keys.ids, keys.used)
 
-    def _entries(self, ids: Tensor, slots: Tensor) -> Entries:
+    def _slot_slices(self, rows: int | None) -> tuple[Tensor, ...]:
+        """The slots that have rows, as many at once as a scan gives."""
+        taken = self._table.taken().nonzero()[:, 0]
+        return taken.split(slice_rows(self.layout, rows)) if len(taken) else ()
+
+    def _entries(self, table: Arrays, ids: Tensor, slots: Tensor) -> Entries:
         with self._here():
-            rows = lookup.gather(self._table, slots)
+            rows = lookup.gather(table, slots)
         found = slots >= 0
         at = slots.clamp(min=0)
-        times = torch.where(found, self._table.read(TIMES, at), 0)
+        times = torch.where(found, table.read(TIMES, at), 0)
         dim = self.config.dim
-        states = self._table.values[at, dim : dim + self.layout.state_floats]
+        states = table.values[at, dim : dim + self.layout.state_floats]
         states = torch.where(found[:, None], states, 0.0)
         return Entries(ids, found, rows, self.layout.named(states), times)
 

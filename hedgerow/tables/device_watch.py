@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
+from weakref import WeakSet
 
 import torch
 from torch import Tensor
@@ -10,29 +11,24 @@ from torch import Tensor
 from ..core.errors import InputError, NameTakenError
 from ..core.shapes import Bool, Int64
 from ..kernels.layout import Grouped
-from .config import TableConfig
+from ..kernels.pins import touch
+from .device_growth import DeviceGrowth
 from .device_snapshot import DeviceSnapshot
 from .device_touched import DeviceTouched
-from .store import Entries
+from .expiry import Lfu
 from .touched import DEFAULT_CAPACITY, Overflow, TouchedSettings
 
+_BORN = 2**40  # what `apply` adds to the slots of new rows
 
-class DeviceWatch:
+
+class DeviceWatch(DeviceGrowth):
     """The watched part of `DeviceTable`."""
-
-    config: TableConfig
-    device: torch.device
 
     def _start_watch(self) -> None:
         self._consumers: dict[str, DeviceTouched] = {}
-
-    def scan(self, rows: int | None = None) -> Iterator[Entries]:
-        """All rows, in slices."""
-        raise NotImplementedError
-
-    def max_ts(self) -> int:
-        """The newest time."""
-        raise NotImplementedError
+        self._snapshots: WeakSet[DeviceSnapshot] = WeakSet()
+        self._uses = isinstance(self.config.evict, Lfu)
+        self._faded = 0  # how often uses were halved
 
     def touched(
         self,
@@ -67,28 +63,52 @@ class DeviceWatch:
     def snapshot(
         self, *, at_start: Callable[[], object] | None = None, paused: bool = False
     ) -> DeviceSnapshot:
-        """All rows as they are when this returns, copied to host memory.
+        """All rows as they are when this returns, to be read while writers go on.
 
         Nobody writes meanwhile, since a device table has one thread; so `paused` changes nothing.
         """
         if at_start is not None:
             at_start()
-        return DeviceSnapshot(self.config.name, self.scan(), self.max_ts())
+        table, slots = self._table, self._slot_slices(None)
+        parts = (self._entries(table, table.ids(part), part) for part in slots)
+        size = sum(map(len, slots))
+        opened = DeviceSnapshot(self.config.name, parts, size, self.max_ts())
+        self._snapshots.add(opened)
+        return opened
 
     # ---- what writes tell
+
+    def _before_change(self) -> None:
+        """Open snapshots keep what is about to change; once, since then they have all of it."""
+        while self._snapshots:
+            self._snapshots.pop().keep()
 
     def _wants(self, *, learned: bool) -> list[DeviceTouched]:
         return [c for c in self._consumers.values() if learned or c.settings.all_changes]
 
+    def _is_watched(self, *, learned: bool) -> bool:
+        """Whether anybody wants to know which rows a write changed."""
+        return self._uses or bool(self._wants(learned=learned))
+
     def _placed(self, grouped: Grouped, *, learned: bool) -> Int64[Tensor, "n"] | None:
         """Room for a kernel to say which rows it wrote, if anybody wants to know."""
-        return torch.empty_like(grouped.ids) if self._wants(learned=learned) else None
+        return torch.empty_like(grouped.ids) if self._is_watched(learned=learned) else None
 
-    def _mark_placed(
-        self, grouped: Grouped, placed: Int64[Tensor, "n"] | None, *, learned: bool
+    def _note(
+        self,
+        grouped: Grouped,
+        placed: Int64[Tensor, "n"] | None,
+        *,
+        learned: bool = False,
+        is_use: bool = True,
     ) -> None:
-        if placed is not None:
-            self._mark(grouped.ids, placed >= 0, learned=learned)
+        """Rows were written where `placed` is not below 0, one for each id."""
+        if placed is None:
+            return
+        self._mark(grouped.ids, placed >= 0, learned=learned)
+        if is_use and self._uses:
+            slots = torch.where(placed >= 0, placed % _BORN, -1)
+            touch(self._table, slots, torch.ones_like(slots), "count", self._faded)
 
     def _mark(
         self, ids: Int64[Tensor, "n"], touched: Bool[Tensor, "n"], *, learned: bool = False

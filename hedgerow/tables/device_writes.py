@@ -15,7 +15,6 @@ from ..kernels import assign, assign_add, erase, find, lookup
 from ..kernels.first_values import first_values
 from ..kernels.layout import Grouped, Part, group
 from .device_admission import DeviceAdmission, Sightings
-from .device_reads import DeviceReads
 from .device_watch import DeviceWatch
 from .stamps import Stamps
 from .store import Applied, Entries, TableKeys
@@ -23,13 +22,12 @@ from .store import Applied, Entries, TableKeys
 _LEAST_SQUARE = 2.0**-126  # of a row that skip_zero_embedding keeps
 
 
-class DeviceWrites(DeviceReads, DeviceWatch, Stamps):
+class DeviceWrites(DeviceWatch, Stamps):
     """The writing part of `DeviceTable`, without its step."""
 
     _parts: tuple[Part, ...]
     _starts: Float32[Tensor, "states"]
     _admission: DeviceAdmission | None
-    _epoch: object
     _restoring: Lock
 
     def assign(
@@ -43,7 +41,7 @@ class DeviceWrites(DeviceReads, DeviceWatch, Stamps):
         keys = self._keys(keys)
         rows = self._rows("rows", rows, len(keys.ids))
         usable = self._usable(rows, keys.used)
-        now, done = self._write(ts)
+        now, done = self._write(ts, len(keys.ids))
         with self._here():
             grouped = self._admitted(group(keys.ids), keys.used, done, now)
             if self.config.skip_zero_embedding:
@@ -53,7 +51,7 @@ class DeviceWrites(DeviceReads, DeviceWatch, Stamps):
                 *(self._table, grouped, rows, usable, self._starts, done, now, keys.used),
                 placed=placed,
             )
-            self._mark_placed(grouped, placed, learned=False)
+            self._note(grouped, placed)
         return self._done(done)
 
     def assign_add(
@@ -70,7 +68,7 @@ class DeviceWrites(DeviceReads, DeviceWatch, Stamps):
         keys = self._keys(keys)
         rows = self._rows("rows", rows, len(keys.ids))
         usable = self._usable(rows, keys.used)
-        now, done = self._write(ts)
+        now, done = self._write(ts, len(keys.ids))
         with self._here():
             grouped = self._admitted(group(keys.ids), keys.used, done, now)
             begun = torch.empty_like(rows)
@@ -80,7 +78,7 @@ class DeviceWrites(DeviceReads, DeviceWatch, Stamps):
                 *(self._table, grouped, rows, usable, begun, self._starts),
                 *(done, now, keys.used, placed),
             )
-            self._mark_placed(grouped, placed, learned=False)
+            self._note(grouped, placed)
         return self._done(done)
 
     def restore(self, entries: Entries) -> Applied:
@@ -109,7 +107,7 @@ class DeviceWrites(DeviceReads, DeviceWatch, Stamps):
 
     def _restore(self, ids: Tensor, rows: Tensor, raw: Tensor, ts: Tensor, newest: int) -> Applied:
         usable = self._usable(rows, None)
-        _, done = self._write(newest)
+        _, done = self._write(newest, len(ids))
         grouped = group(ids)
         if self.config.skip_zero_embedding:
             grouped = self._skip_zeros(grouped, None, rows, usable, done)
@@ -118,7 +116,7 @@ class DeviceWrites(DeviceReads, DeviceWatch, Stamps):
             *(self._table, grouped, rows, usable, self._starts, done, 0, None, raw, ts),
             placed=placed,
         )
-        self._mark_placed(grouped, placed, learned=False)
+        self._note(grouped, placed, is_use=False)
         return self._done(done)
 
     def reinitialize(self, keys: TableKeys | Int64[Tensor, "n"]) -> Int8[Tensor, "n"]:
@@ -128,7 +126,8 @@ class DeviceWrites(DeviceReads, DeviceWatch, Stamps):
         """
         self._refuse_serving("reinitialize")
         keys = self._keys(keys)
-        n, done = len(keys.ids), torch.zeros(3, dtype=torch.int64, device=self.device)
+        n = len(keys.ids)
+        _, done = self._write(0, n)
         with self._here():
             before = find.find(self._table, keys.ids, keys.used) >= 0
             grouped = group(keys.ids)
@@ -140,7 +139,7 @@ class DeviceWrites(DeviceReads, DeviceWatch, Stamps):
                 *(self._table, grouped, torch.cat(new, dim=1), usable, self._starts, done),
                 *(self._clock.now_s(), keys.used, states, None, placed),
             )
-            self._mark_placed(grouped, placed, learned=True)
+            self._note(grouped, placed, learned=True, is_use=False)
             seen = Sightings.of(grouped, keys.used, None)
             again = torch.empty_like(before).scatter_(0, _order(grouped), seen.number > 0)
             there = find.find(self._table, keys.ids, keys.used) >= 0
@@ -157,6 +156,7 @@ class DeviceWrites(DeviceReads, DeviceWatch, Stamps):
 
     def clear(self) -> None:
         """Removes all rows; their memory stays the table's."""
+        self._before_change()
         self._epoch = object()
         self._table.clear()
         self._mark_all()
@@ -164,13 +164,17 @@ class DeviceWrites(DeviceReads, DeviceWatch, Stamps):
     # ---- inside
 
     def _erase(self, ids: Tensor, grouped: Grouped, used: Tensor | None) -> Bool[Tensor, "n"]:
+        self._before_change()
         self._epoch = object()  # a slot that a lookup told may be another id's by the next update
         erased = erase.erase(self._table, grouped, used)
         self._mark(ids, erased)
         return erased
 
-    def _write(self, ts: int) -> tuple[int, Int64[Tensor, "3"]]:
+    def _write(self, ts: int, n: int) -> tuple[int, Int64[Tensor, "3"]]:
+        """The time of a call that may bring `n` ids, and room for what it counts."""
         now = self._time(ts)
+        self._before_change()
+        self._make_room(n)
         self._max_ts = max(self._max_ts, now)
         return now, torch.zeros(3, dtype=torch.int64, device=self.device)
 

@@ -78,7 +78,7 @@ class Ttl(Eviction):
 
     def ages_s(self) -> Int64[Tensor, "slots"]:
         """`age_s` of every slot."""
-        ages = torch.full((SLOTS,), _age_s("age", self.age))
+        ages = torch.full((SLOTS,), _age_s("age", self.age), device="cpu")
         for slot, age in dict(self.slots).items():
             ages[slot] = _age_s("slots", age)
         return ages
@@ -128,11 +128,12 @@ def expired(
     >>> expired(torch.tensor([1, 2]), torch.tensor([0, 1]), 86400, Ttl("1d")).tolist()
     [True, False]
     """
-    checks.tensor("ids", ids, torch.int64, (None,))
-    checks.tensor("ts", ts, torch.int64, (len(ids),))
+    checks.tensor("ids", ids, torch.int64, (None,), device=None)
+    checks.tensor("ts", ts, torch.int64, (len(ids),), ids.device)
     if not isinstance(rule, Ttl):
-        return torch.zeros(len(ids), dtype=torch.bool)
-    return checks.count("reference_s", reference_s) - ts >= rule.ages_s()[slot_of(ids)]
+        return torch.zeros_like(ids, dtype=torch.bool)
+    ages_s = rule.ages_s().to(ids.device)
+    return checks.count("reference_s", reference_s) - ts >= ages_s[slot_of(ids)]
 
 
 def _age_s(name: str, age: object) -> int:

@@ -114,6 +114,11 @@ class HostTable(HostEvictions, HostReads, HostWatch):
         )
 
     @property
+    def device(self) -> torch.device:
+        """Where its rows lie."""
+        return checks.CPU
+
+    @property
     def filter(self) -> SlidingFilter | None:
         """What counts absent ids for the admission rule; None if nothing does."""
         return self._filter

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from ..core.errors import DtypeError
-from .host import HostTable
+from .own_rows import OwnRows
 
 TableStats = dict[str, str | int | float]
 
 
-def table_stats(table: HostTable) -> TableStats:
+def table_stats(table: OwnRows) -> TableStats:
     """Name, rows, bytes, load and counts of a table, ready for a log or for JSON.
 
     Bytes are those of the index, of live rows with their time stamps, of slack (room kept for new
@@ -17,8 +17,8 @@ def table_stats(table: HostTable) -> TableStats:
     is the filled part of the index, `longest_search` the most buckets a search visits. Counts are
     since the table was made.
     """
-    if not isinstance(table, HostTable):
-        raise DtypeError(f"stats of a {type(table).__name__}; pass a HostTable.")
+    if not isinstance(table, OwnRows):
+        raise DtypeError(f"stats of a {type(table).__name__}; pass a HostTable or a DeviceTable.")
     counted = table.stats()
     parts = (int(counted[f"{part}_bytes"]) for part in ("index", "row", "slack", "output"))
     return {"name": table.config.name, **counted, "total_bytes": sum(parts)}

@@ -7,7 +7,9 @@ from collections.abc import Iterable, Iterator
 import torch
 from torch import Tensor, nn
 
+from ..core import checks
 from ..data.batch import Batch
+from ..nn.collection import Collection
 from .metrics import Metrics
 from .run_ranks import RunRanks
 
@@ -18,10 +20,19 @@ def predictions(model: nn.Module, source: Iterable[Batch]) -> Iterator[tuple[Ten
     model.eval()
     try:
         with torch.no_grad():
-            for batch in source:
+            for given in source:
+                batch = given.to(device_of(model), non_blocking=True)
                 yield model(batch.dense, batch.ids), batch
     finally:
         model.train(was_training)
+
+
+def device_of(model: nn.Module) -> torch.device:
+    """Where a model takes its batches: where its tables are, or its weights if it has none."""
+    tables = [one for one in model.modules() if isinstance(one, Collection)]
+    if tables:
+        return getattr(tables[0].store, "device", checks.CPU)
+    return next((weight.device for weight in model.parameters()), checks.CPU)
 
 
 def evaluate(model: nn.Module, source: Iterable[Batch]) -> dict[str, float]:

@@ -27,7 +27,8 @@ class DenseJob:
 @dataclass(frozen=True, kw_only=True)
 class TrainJob:
     """`[train]`: how long and how often; None for `eval_every` is once an epoch, and for `threads`
-    as many as torch takes by itself. `plan` is a file of `hedgerow plan`, or "auto".
+    as many as torch takes by itself. `plan` is a file of `hedgerow plan`, or "auto". `device` is
+    where tables and weights are: "cuda" is the GPU of each process; a plan says more exactly.
     """
 
     epochs: Size = 1
@@ -38,6 +39,7 @@ class TrainJob:
     early_stop: Count = 0
     threads: Size | None = None
     plan: str | None = None
+    device: Literal["cpu", "cuda"] = "cpu"
 
     def located(self, folder: Path) -> TrainJob:
         """Itself, with a plan whose path does not depend on where the program runs."""
@@ -117,6 +119,7 @@ OPTIONS = {
     "--steps": ("train", "steps"),
     "--seed": ("train", "seed"),
     "--plan": ("train", "plan"),
+    "--device": ("train", "device"),
 }
 
 

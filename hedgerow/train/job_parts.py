@@ -9,6 +9,7 @@ from torch import nn
 
 from ..data.batch import Source
 from ..nn.distribute import distribute
+from ..nn.placing import job_device
 from .job import DenseJob, Job
 from .job_data import batches_of, best_auc
 from .loop import Schedule
@@ -46,7 +47,10 @@ def build(job: Job) -> Parts:
     fields = job.model.fields(job.data)
     train, test = job.data.train(fields), job.data.test(fields)
     schedule(job).check_test(test is not None)
-    model = distribute(build_model(job), plan=job.train.plan)
+    model = build_model(job)
+    if job.train.device == "cuda" and job.train.plan is None:
+        model.to(job_device())
+    model = distribute(model, plan=job.train.plan)
     optimizer = _optimizer(job.dense, model)
     return Parts(model, optimizer, train, test, _total_steps(job, train), best_auc(train))
 

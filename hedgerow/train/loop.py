@@ -16,7 +16,8 @@ from ..data.batch import Batch, Source
 from ..nn.saving import Stateful
 from ..nn.summary import tables_of
 from .checkpoints import Checkpoints, step_name
-from .evaluate import evaluate
+from .evaluate import device_of, evaluate
+from .late_metrics import LateMetrics
 from .metrics import Metrics
 from .progress import Progress, RandomState
 from .run_ranks import RunRanks
@@ -105,7 +106,9 @@ class Trainer:
         self.sinks = list(sinks)
         self.progress = Progress()
         self._ranks = RunRanks(model)
+        self._device = device_of(model)
         self._metrics = Metrics()  # of this rank, since the last line of the log
+        self._late = LateMetrics(self._metrics)
         self._tables = list(tables_of(model).values())
         self._tested: dict[str, float] = {}
         self._saved: Path | None = None
@@ -175,10 +178,10 @@ class Trainer:
         return None
 
     def _step(self, batch: Batch) -> None:
-        share = self._ranks.share(batch)
+        share = self._ranks.share(batch).to(self._device, non_blocking=True)
         logits = self.model(share.dense, share.ids)
-        self._metrics.update(logits, share.labels, share.weights)  # refuses what is not finite
-        loss = self._ranks.loss(logits, share, batch)
+        self._late.update(logits, share.labels, share.weights)  # refuses what is not finite
+        loss = self._ranks.loss(logits, share, share if self._ranks.count == 1 else batch)
         self.optimizer.zero_grad()
         loss.backward()  # rows update here
         self.optimizer.step()
@@ -191,6 +194,7 @@ class Trainer:
 
     def _measured(self) -> dict[str, float]:
         """Since the last line of the log, on all ranks."""
+        self._late.settle()
         return self._ranks.metrics(self._metrics).result()
 
     def _evaluate(self) -> None:
@@ -205,6 +209,7 @@ class Trainer:
     def _save(self, test_loss: float | None = None) -> None:
         if self.checkpoints is None:
             return
+        self._late.settle()
         self._ranks.hand_over(self._metrics)
         self._saved = self.checkpoints.save(
             self.model,

@@ -8,7 +8,7 @@ from contextlib import contextmanager
 
 import torch
 
-from hedgerow.ops import fused_gather, segment
+from hedgerow.ops import combiners, fused_gather, reorder, segment
 from hedgerow.ops.layout import registered
 from hedgerow.routing import bucketize
 
@@ -17,11 +17,16 @@ _FORMS = {
     "fused_gather_embeddings_by_input_gradient": fused_gather.fused_gather_gradient_by_kernel,
     "fused_sorted_segment_sum": segment.segment_sum_by_kernel,
     "fused_reduce_and_split": segment.reduce_and_split_by_kernel,
+    "combine_sum": combiners.combine_sum_by_kernel,
+    "combine_mean": combiners.combine_mean_by_kernel,
+    "fused_reorder_by_indices": reorder.fused_reorder_on_device,
     "embedding_to_layout": registered.layout_by_kernel,
     "embedding_to_layout_backward": registered.layout_backward_by_kernel,
 }
 FILES = {  # of vectors whose ops have a kernel
+    "embedding_combiners",
     "fused_gather_embeddings_by_input",
+    "fused_reorder_by_indices",
     "fused_sorted_segment_sum",
     "fused_reduce_and_split",
     "fused_embedding_to_layout",

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -54,8 +56,25 @@ def original(name: str, config: dict[str, Any]) -> Optimizer:
     return Optimizer.from_dict({"kind": name, **config})
 
 
-def one_segment(optimizer: Optimizer, dim: int, init: float = 0.0) -> HostTable:
-    return HostTable(TableConfig("golden", (Segment(dim, Constant(init), optimizer),)))
+_maker: list[Callable[..., Any]] = [HostTable]
+
+
+@contextmanager
+def tables_of_kind(make: Callable[..., Any]) -> Iterator[None]:
+    """Handlers make their tables by `make(config, **settings)`; HostTable otherwise."""
+    _maker.append(make)
+    try:
+        yield
+    finally:
+        _maker.pop()
+
+
+def make_table(config: TableConfig, **settings: Any) -> Any:
+    return _maker[-1](config, **settings)
+
+
+def one_segment(optimizer: Optimizer, dim: int, init: float = 0.0) -> Any:
+    return make_table(TableConfig("golden", (Segment(dim, Constant(init), optimizer),)))
 
 
 def row_and_state(table: HostTable, key: int = 0) -> tuple[Tensor, dict[str, Tensor]]:

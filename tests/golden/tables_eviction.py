@@ -20,14 +20,14 @@ from hedgerow.tables.initializers import Zeros
 from hedgerow.tables.optimizers import Sgd
 
 from .runner import Case, take
-from .tables_area import AREA, close
+from .tables_area import AREA, close, make_table
 
 DAY_S = 86400
 
 
 def _table(rule: Ttl | Lru, dim: int = 1, clock: ManualClock | None = None) -> HostTable:
     config = TableConfig("golden", (Segment(dim, Zeros(), Sgd(lr=1.0)),), evict=rule)
-    return HostTable(config, clock=clock)
+    return make_table(config, clock=clock)
 
 
 @AREA.handles("eviction", "cases")

@@ -15,7 +15,7 @@ from hedgerow.tables.initializers import Zeros
 from hedgerow.tables.original_admission import OccurrenceThreshold, ProbabilisticThreshold
 
 from .runner import Case, take
-from .tables_area import AREA, close, original
+from .tables_area import AREA, close, make_table, original
 
 CAPACITY = 10_000  # more than any vector has ids
 
@@ -27,7 +27,7 @@ def _rule(default: int, slots: tuple[tuple[int, int], ...] = ()) -> OccurrenceTh
 
 def _table(threshold: int, optimizer: str = "sgd") -> HostTable:
     segment = Segment(1, Zeros(), original(optimizer, {}))
-    return HostTable(TableConfig("golden", (segment,), admit=_rule(threshold)))
+    return make_table(TableConfig("golden", (segment,), admit=_rule(threshold)))
 
 
 def gradients(c: dict[str, Any], *, dedup: bool) -> None:
@@ -62,8 +62,9 @@ def per_slot(c: dict[str, Any]) -> None:
     c = take(c, ("id", "default", "slots", "ids", "dropped"))
     rule = _rule(c["default"], tuple((int(slot), t) for slot, t in c["slots"].items()))
     mask = GradientMask(rule, name="golden")
-    assert (~mask.admitted(torch.tensor(c["ids"]))).tolist() == c["dropped"]
-    table = HostTable(
+    asked = torch.tensor(c["ids"], device="cpu")  # a mask counts on the host
+    assert (~mask.admitted(asked)).tolist() == c["dropped"]
+    table = make_table(
         TableConfig("golden", (Segment(1, Zeros(), original("sgd", {})),), admit=rule)
     )
     for key, dropped in zip(c["ids"], c["dropped"], strict=True):
@@ -86,7 +87,7 @@ def never_admits(c: dict[str, Any]) -> None:
     table, mask = _table(c["threshold"]), GradientMask(_rule(c["threshold"]), name="golden")
     key, admitted = torch.tensor([1]), 0
     for _ in range(c["calls"]):
-        admitted += int(mask.admitted(key))
+        admitted += int(mask.admitted(key.cpu()))
         table.apply_gradients(key, torch.ones(1, 1))
     assert admitted == c["admitted"]
     assert table.size() == (admitted > 0)

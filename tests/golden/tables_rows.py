@@ -20,6 +20,7 @@ from .runner import Case, take
 from .tables_area import (
     AREA,
     close,
+    make_table,
     one_segment,
     original,
     row_and_state,
@@ -58,7 +59,7 @@ class _Trace:
             serving=c.get("serving", False),
             skip_zero_embedding=c.get("skip_zero_embedding", False),
         )
-        self.table = HostTable(config, clock=self.clock)
+        self.table = make_table(config, clock=self.clock)
         self.changed = self.table.touched("golden")
         self.states_at_end: list[tuple[int, list[dict[str, Any]]]] = []
 
@@ -151,11 +152,11 @@ def operation_trace(case: Case) -> None:
 
 
 def _table(**settings: Any) -> HostTable:
-    return HostTable(TableConfig("golden", (Segment(2, Zeros(), Sgd()),)), **settings)
+    return make_table(TableConfig("golden", (Segment(2, Zeros(), Sgd()),)), **settings)
 
 
 def _serving(compressor: Fp32 | None) -> HostTable:
-    return HostTable(TableConfig("golden", (Segment(2, compressor=compressor),), serving=True))
+    return make_table(TableConfig("golden", (Segment(2, compressor=compressor),), serving=True))
 
 
 def _skip_zero_in_training() -> None:

@@ -28,7 +28,7 @@ from hedgerow.tables.original import Adagrad
 from hedgerow.tables.schedules import Polynomial, rate_at
 
 from .runner import Case, take
-from .tables_area import AREA, close, one_segment, original
+from .tables_area import AREA, close, make_table, one_segment, original
 
 INITIALIZERS: dict[str, type[Initializer]] = {
     "zeros": Zeros,
@@ -65,15 +65,15 @@ def first_values(case: Case) -> None:
     for isa in native.isas():
         native.set_isa(isa)
         try:
-            table = HostTable(config)
-            seen = [init.rows(ids, dim=c["dim"], seed=seed)]
+            table = make_table(config)
+            seen = [init.rows(ids.cpu(), dim=c["dim"], seed=seed)]
             seen.append(table.lookup(ids, missing="initializer").rows_of())
             table.apply_gradients(ids, torch.zeros(len(ids), c["dim"]))
             seen.append(table.lookup(ids).rows_of())
         finally:
             native.set_isa("fastest")
         for rows in seen:
-            assert torch.equal(rows.view(torch.int32), expected), isa
+            assert torch.equal(rows.to(expected.device).view(torch.int32), expected), isa
 
 
 @AREA.handles("string_ids", "cases")

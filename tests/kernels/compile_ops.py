@@ -10,7 +10,7 @@ from .compile_for_hopper import Hopper, compile_only
 
 
 def start_all() -> None:
-    from hedgerow.kernels import pool, route, segments, to_layout, windows
+    from hedgerow.kernels import layout_call, pool, route, segments, to_layout, windows
     from hedgerow.kernels.layout import Arrays, FirstValues, Part
     from hedgerow.ops.layout import Feature, FeatureConfigs, OutConfig, Slice
     from hedgerow.ops.layout.by_kernel import _work
@@ -31,16 +31,18 @@ def start_all() -> None:
     for pooling in pool.POOLINGS:
         pool.pool(table, ids, ids, splits, pooling, torch.ones(100), [part])
     rules, bounds = _rules([Router("continuous", 2, bounds=[0, 7])])
-    route.route(ids, ids * 0, ids[:1], rules, bounds, 2, 2)
+    found = route.route(ids, splits, torch.tensor([0, 2]), rules, bounds, 2, 2)
+    route.move(ids, ids, found.positions, torch.ones(100))
     config = FeatureConfigs(
         {"f": Feature("t", "MEAN", (8,))}, {"out": OutConfig("NONE", (Slice("f", 0, 8),))}
     )
     work = _work(plan_of(text_of(config)), torch.device("cpu"))
-    call = to_layout.Call.of((ids, ids, ids), [[0, 0, 1, 0, 1, 0, 1]], [(0, 0)], [0])
+    call = layout_call.Call.of((ids, ids, ids), [[0, 0, 1, 0, 1, 0, 1]], [(0, 0)], [0])
     for dtype in (torch.float32, torch.float64, torch.float16):
-        to_layout.to_layout(work, call, dtype)
-        wide = torch.float64 if dtype == torch.float64 else torch.float32
-        to_layout.to_layout_backward(work, call, dtype, torch.ones((), dtype=wide))
+        values = torch.ones(8, dtype=dtype)
+        to_layout.to_layout(work, call, values, values)
+        sums = torch.zeros(8, dtype=torch.float64 if dtype == torch.float64 else torch.float32)
+        to_layout.to_layout_backward(work, call, values, sums, sums[0])
 
 
 if __name__ == "__main__":

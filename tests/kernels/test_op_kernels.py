@@ -90,10 +90,18 @@ def test_owners_and_lengths_of_every_rule(device: torch.device) -> None:
     ids = torch.cat([torch.tensor([*EXTREME_IDS, 9, 10, 49, 99, 102, 103]), some_ids(20, 3)])
     keys = ids.repeat(len(routers))
     rules, bounds = _rules(routers)
-    key_rows = torch.arange(2 * len(routers)).repeat_interleave(len(ids) // 2)[: len(keys)]
-    key_rows = torch.cat([key_rows, key_rows.new_zeros(len(keys) - len(key_rows))])
-    features = torch.arange(len(routers)).repeat_interleave(2)
-    given = (keys, key_rows, features, rules, bounds)
-    model = reference_ops.route(*given, 6, 7)
-    for ours, wanted in zip(route.route(*(x.to(device) for x in given), 6, 7), model, strict=True):
-        assert torch.equal(ours.cpu(), wanted)
+    lengths = torch.tensor([0, len(ids), 3, len(ids) - 3] * 2)
+    splits = torch.nn.functional.pad(lengths.cumsum(0), (1, 0))
+    given = (keys, splits, torch.tensor([0, 2, 4, 6, 8]), rules, bounds)
+    found = route.route(*(x.to(device) for x in given), 6, 7)
+    ours = (found.owners, found.local, found.positions, found.lengths)
+    for one, wanted in zip(ours, reference_ops.route(*given, 6, 7), strict=True):
+        assert torch.equal(one.cpu().long(), wanted)
+    order, weights = torch.randperm(len(keys)), torch.rand(len(keys))
+    moved = (order, keys, found.positions.cpu(), weights)
+    for one, wanted in zip(
+        route.move(*(x.to(device) for x in moved)), reference_ops.move(*moved), strict=True
+    ):
+        assert one is not None
+        assert wanted is not None
+        assert torch.equal(one.cpu(), wanted)

@@ -109,8 +109,16 @@ def test_a_plan_of_another_world_is_refused() -> None:
         hr.distribute(_model(), plan=found)
 
 
-@pytest.mark.parametrize("label", ["HBM_ONLY@1.0", "HYBRID@0.5", "CACHING@0.1"])
-def test_modes_of_cards_are_refused_until_there_are_tables_for_them(label: str) -> None:
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
+def test_tables_in_hbm_need_a_gpu() -> None:
+    found = hr.plan(_model(), MACHINE)
+    lines = tuple(replace(t, variant=Variant(Mode.HBM_ONLY, "1.0")) for t in found.tables)
+    with pytest.raises(NotSupportedError, match="torch sees no GPU here"):
+        hr.distribute(_model(), plan=replace(found, tables=lines))
+
+
+@pytest.mark.parametrize("label", ["HYBRID@0.5", "CACHING@0.1"])
+def test_tiers_are_refused_until_there_are_tables_for_them(label: str) -> None:
     found = hr.plan(_model(), MACHINE)
     mode, factor = label.split("@")
     user, item = found.tables

@@ -14,7 +14,7 @@ from hedgerow.tables.admission import Admission
 from hedgerow.tables.config import Segment, TableConfig
 from hedgerow.tables.device import DeviceTable
 from hedgerow.tables.device_filter import DeviceFilter
-from hedgerow.tables.expiry import Lru, Ttl
+from hedgerow.tables.expiry import Lfu, Lru, Ttl
 from hedgerow.tables.store import Entries, TableKeys
 
 from ..support import EXTREME_IDS, everything, host_table, table_config
@@ -160,7 +160,7 @@ def test_the_window_of_a_filter_moves_on(device: torch.device) -> None:
 def test_rows_leave_as_they_leave_the_host_table(device: torch.device, rule: Any) -> None:
     random = np.random.default_rng(6)
     pair = Pair(_config(evict=rule), 128, device)
-    changed = pair.device.touched("all", all_changes=True)
+    changed = pair.device.touched("all", all_changes=True, capacity=100)
     for ts in (998_000, 999_000, 10**6):
         pair.assign(_ids(random, 9), torch.ones(9, 3), ts)
     changed.take()
@@ -173,12 +173,54 @@ def test_rows_leave_as_they_leave_the_host_table(device: torch.device, rule: Any
     pair.same()
 
 
+def test_the_least_used_rows_leave_first(device: torch.device) -> None:
+    random = np.random.default_rng(8)
+    pair = Pair(_config(evict=Lfu(9)), 128, device)
+    for ts in range(1, 5):
+        pair.apply(_ids(random, 14), torch.ones(14, 3), ts, per_occurrence=ts == 2)
+        pair.assign(_ids(random, 6), torch.ones(6, 3), ts, add=ts == 3)
+        if ts == 1:
+            pair.device.reserve(300)
+        if ts % 2 == 0:
+            assert pair.evict() > 0
+        pair.erase(_ids(random, 2))
+    pair.evict(rows=3)
+    pair.same()
+
+
+def test_a_table_that_grows_refuses_nobody(device: torch.device) -> None:
+    config, random = _config(), np.random.default_rng(9)
+    ours = DeviceTable(config, capacity_rows=16, device=device, grow=True)
+    model = host_table(config)
+    for ts in range(1, 4):
+        ids = torch.from_numpy(random.integers(0, 90, 40))
+        ids[:5] = torch.tensor(EXTREME_IDS)
+        there = ids.to(device)
+        found = ours.lookup(there, missing="training")
+        grads = _rows(random, 40)
+        done = ours.apply_gradients(found, grads.to(device), ts=ts)
+        assert repr(done) == repr(model.apply_gradients(ids, grads, ts=ts))
+    assert everything(ours) == everything(model)
+    assert ours.size() / 0.6 <= ours.capacity_rows + 40 / 0.6
+    slots, found = ours.capacity_rows, ours.lookup(there)
+    ours.reserve(10)
+    assert ours.capacity_rows == slots
+    ours.reserve(1000)
+    assert ours.capacity_rows >= 1250
+    ours.apply_gradients(found, torch.zeros(40, 3, device=device), ts=9)  # not at the old slots
+    model.apply_gradients(ids, torch.zeros(40, 3), ts=9)
+    assert everything(ours) == everything(model)
+
+
 def test_touched_keys_are_those_of_the_host_table(device: torch.device) -> None:
     random = np.random.default_rng(7)
     pair = Pair(_config(admit=admission.Within(1000, 2)), 128, device)
     names = {"learned": False, "all": True}
     tables = (pair.device, pair.host)
-    both = [[t.touched(name, all_changes=wide) for t in tables] for name, wide in names.items()]
+    both = [
+        [t.touched(name, all_changes=wide, capacity=100) for t in tables]
+        for name, wide in names.items()
+    ]
     for ts in range(1, 4):
         pair.apply(_ids(random, 12), _rows(random, 12), ts, per_occurrence=ts == 2)
         pair.assign(_ids(random, 5), _rows(random, 5), ts, add=ts == 3)
@@ -233,7 +275,7 @@ def test_a_snapshot_keeps_its_rows(device: torch.device) -> None:
 
 def test_tables_exchange_rows(device: torch.device) -> None:
     live = DeviceTable(_config(), capacity_rows=16, device=device)
-    changed = live.touched("all", all_changes=True)
+    changed = live.touched("all", all_changes=True, capacity=100)
     ids = torch.arange(40, device=device)
     live.assign(ids[:3], torch.ones(3, 3, device=device), ts=9)
     found = live.lookup(ids[:3])
@@ -284,7 +326,7 @@ def test_what_is_not_finite_is_rejected_where_the_table_says_so(device: torch.de
 def test_admission_and_touched_keys_do_not_wait(device: torch.device) -> None:
     config = _config(admit=admission.Within(1000, 2))
     table = DeviceTable(config, capacity_rows=64, device=device)
-    table.touched("all", all_changes=True)
+    table.touched("all", all_changes=True, capacity=100)
     ids = torch.tensor([5, 6, 5, -1], device=device)
     keys = TableKeys(ids, (0, 4), torch.tensor([3], device=device))
     grads = torch.ones(4, 3, device=device)

@@ -14,7 +14,7 @@ from .inputs import Indices
 from .plan import Plan, Task
 
 if TYPE_CHECKING:
-    from ...kernels.to_layout import Call, Work
+    from ...kernels.layout_call import Call, Work
 
 _MOST = 65535  # what a grid may have in its later dimensions
 
@@ -27,7 +27,7 @@ def forward_by_kernel(indices: Indices, embeddings: Sequence[Tensor]) -> list[Te
         return []
     outputs = [embeddings[0].new_empty(shape) for shape in indices.plan.shapes(indices.rows)]
     work, call = _ready(indices, embeddings, outputs)
-    to_layout(work, call, embeddings[0].dtype)
+    to_layout(work, call, embeddings[0], outputs[0])
     return outputs
 
 
@@ -41,19 +41,21 @@ def backward_by_kernel(
     lists = [like.new_zeros(size) for size in sizes]
     work, call = _ready(indices, lists, received)
     factor = on_device(1.0 if scale is None else scale, like)
-    to_layout_backward(work, call, received[0].dtype, factor)
+    to_layout_backward(work, call, received[0], lists[0], factor)
     return [one.to(received[0].dtype) for one in lists]
 
 
 def _ready(
     indices: Indices, lists: Sequence[Tensor], outputs: Sequence[Tensor]
 ) -> tuple[Work, Call]:
-    from ...kernels.to_layout import Call
+    from ...kernels.layout_call import Call
 
     index = (indices.fid_offset, indices.feature_offset, indices.nfl_offset)
     requests = [list(vars(request).values()) for request in indices.requests]
-    places = zip(indices.addresses(lists), indices.lengths, strict=True)
-    call = Call.of(index, requests, list(places), [one.data_ptr() for one in outputs])
+    begins = _begins(lists)
+    places = [(begins[number] + first) for number, first in indices.places]
+    cut = list(zip(places, indices.lengths, strict=True))
+    call = Call.of(index, requests, cut, _begins(outputs))
     work = _work(indices.plan, indices.fid_offset.device)
     if max(len(work.units), len(requests)) > _MOST:
         raise InputError(
@@ -63,8 +65,14 @@ def _ready(
     return work, call
 
 
+def _begins(tensors: Sequence[Tensor]) -> list[int]:
+    """Where each begins, counted in values from the begin of the first: they are of one type."""
+    first, size = tensors[0].data_ptr(), tensors[0].element_size()
+    return [(one.data_ptr() - first) // size if one.numel() else 0 for one in tensors]
+
+
 def _work(plan: Plan, device: torch.device) -> Work:
-    from ...kernels.to_layout import Work
+    from ...kernels.layout_call import Work
 
     if device not in plan.kept:
         cells = [[task.numbers() for task in cell] for cell in _cells(plan)]

@@ -9,8 +9,8 @@ from torch import Tensor
 
 from ...core.errors import CheckpointError, DtypeError, InputError
 from ...core.shapes import Int64
-from ..host import HostTable
-from ..touched import Touched, TouchedKeys
+from ..own_rows import Consumer, OwnRows
+from ..touched import Touched
 
 
 class Changes:
@@ -18,19 +18,19 @@ class Changes:
 
     def __init__(self, tables: Mapping[str, object], consumer: str) -> None:
         self._consumer = consumer
-        self._sources: dict[str, TouchedKeys] = {}
-        self._opened: list[TouchedKeys] = []
+        self._sources: dict[str, Consumer] = {}
+        self._opened: list[Consumer] = []
         self._taken: dict[str, Touched] = {}
         self._since: dict[str, str | None] = {}
         for name, table in tables.items():
-            if not isinstance(table, HostTable):
+            if not isinstance(table, OwnRows):
                 raise DtypeError(
-                    f"table {name!r} is a {type(table).__name__}; only a HostTable knows its "
-                    f"changed keys. Pass them yourself, as changed=."
+                    f"table {name!r} is a {type(table).__name__}; only a HostTable or a "
+                    f"DeviceTable knows its changed keys. Pass them yourself, as changed=."
                 )
             self._sources[name] = self._source(table)
 
-    def _source(self, table: HostTable) -> TouchedKeys:
+    def _source(self, table: OwnRows) -> Consumer:
         known = table.consumer(self._consumer)
         if known is None:
             self._opened.append(table.touched(self._consumer, all_changes=True))
@@ -68,7 +68,7 @@ class Changes:
                     f"keeps, or all rows were replaced; save a new base with "
                     f"save_tables(..., consumer={self._consumer!r})."
                 )
-        return {name: taken.ids for name, taken in self._taken.items()}
+        return {name: taken.ids.cpu() for name, taken in self._taken.items()}
 
     def settle(self, checksum: str) -> None:
         """The keys were saved: what changes from now on belongs behind this checkpoint."""

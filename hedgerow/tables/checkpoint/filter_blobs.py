@@ -11,8 +11,8 @@ import torch
 from torch import Tensor
 
 from ...core.errors import CheckpointError, ConfigError, InputError
-from ..filters import FilterMeta, FilterState, SlidingFilter
-from ..host import HostTable
+from ..filters import FilterMeta, FilterState
+from ..own_rows import Counting, OwnRows
 
 _PREFIX = "hedgerow filter "
 _LENGTH_BYTES = 8
@@ -24,9 +24,9 @@ Dumped = list[tuple[FilterState, list[str]]]
 
 def dump_filters(tables: Iterable[object]) -> Dumped:
     """The state of every filter of the tables, once."""
-    sharers: dict[int, tuple[SlidingFilter, list[str]]] = {}
+    sharers: dict[int, tuple[Counting, list[str]]] = {}
     for table in tables:
-        if isinstance(table, HostTable) and table.filter is not None:
+        if isinstance(table, OwnRows) and table.filter is not None:
             sharers.setdefault(id(table.filter), (table.filter, []))[1].append(table.config.name)
     return [(filter_.dump(), names) for filter_, names in sharers.values()]
 
@@ -59,20 +59,21 @@ def is_filter_blob(name: str) -> bool:
 
 def filters_to_restore(
     blobs: Mapping[str, bytes],
-    tables: Mapping[str, HostTable],
+    tables: Mapping[str, OwnRows],
     place: Place,
     *,
     moved: Collection[str] = (),
     ignore_others: bool,
-) -> list[tuple[SlidingFilter, FilterState]]:
+) -> list[tuple[Counting, FilterState]]:
     """The saved state of each live filter, checked; a filter that differs is an error or left out.
 
     A table that has no filter now needs none, and one whose filter was not saved counts afresh.
     What a single process counted serves every shard. What one of several counted serves the same
     shard of as many, unless rows have `moved`: a filter does not know its ids, so nobody can tell
-    whose they are now, and it counts afresh.
+    whose they are now, and it counts afresh. So does one that moved between host and device, where
+    ids are hashed otherwise.
     """
-    found: dict[int, tuple[SlidingFilter, FilterState]] = {}
+    found: dict[int, tuple[Counting, FilterState]] = {}
     for name, data in blobs.items():
         if not is_filter_blob(name):
             continue
@@ -81,6 +82,8 @@ def filters_to_restore(
             continue
         live = {id(f): f for t in sharers if t in tables and (f := tables[t].filter) is not None}
         for filter_ in live.values():
+            if filter_.meta().kind != state.meta.kind:
+                continue
             now, then = filter_.meta().settings(), state.meta.settings()
             if id(filter_) in found:
                 raise CheckpointError(

@@ -12,8 +12,7 @@ from torch import Tensor
 from ...core.shapes import Bool, Int64
 from ..config import TableConfig
 from ..expiry import Ttl, expired
-from ..host import HostTable
-from ..snapshot import Snapshot
+from ..own_rows import Held, OwnRows
 from ..store import Entries
 from .filter_blobs import ALONE, Place, dump_filters, filter_blobs
 
@@ -40,7 +39,7 @@ class Saveable(Protocol):
 class FrozenTable:
     """The rows of a table as they were, those left out that had expired by its rule."""
 
-    rows: Snapshot | Saveable
+    rows: Held | Saveable
     size: int
     newest_s: int
     rule: Ttl | None
@@ -70,12 +69,13 @@ def freeze(
     runs, so that all are of one instant. Tables that give no snapshots are read as they will be.
     """
     found: dict[str, FrozenTable] = {}
-    snapshots: list[Snapshot] = []
+    snapshots: list[Held] = []
     try:
         for name, table in tables.items():
             rule = table.config.evict if isinstance(table.config.evict, Ttl) else None
-            if isinstance(table, HostTable):
-                snapshot = held.enter_context(table.snapshot(paused=True))
+            if isinstance(table, OwnRows):
+                snapshot = table.snapshot(paused=True)
+                held.enter_context(snapshot)
                 snapshots.append(snapshot)
                 found[name] = FrozenTable(snapshot, snapshot.size, snapshot.max_ts, rule)
             else:

@@ -17,6 +17,7 @@ from ...core import checks
 from ...core.errors import CheckpointError, InputError
 from ...core.shapes import Int64
 from ...routing.router import Router
+from ..own_rows import OwnRows
 from ..store import Entries
 from .chain import Chain, increments_folder
 from .changes import Changes
@@ -231,10 +232,11 @@ def _changes(table: Readable, ids: Tensor, chain: Chain, keep: Keep | None) -> S
         raise InputError(
             f"table {name!r} has another schema than in {chain.folder}; save a new base."
         )
+    where = table.device if isinstance(table, OwnRows) else "cpu"
     slices: list[Rows] = []
     gone: list[np.ndarray] = [np.empty(0, np.int64)]
     for part in ids.unique().split(_SLICE_ROWS):
-        entries = table.entries(part)
+        entries = table.entries(part.to(where)).to("cpu")
         there = entries.found.numpy()
         if keep is not None:
             there = there & kept(keep, entries)

@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from os import PathLike
 
 from ...core import checks
-from ..host import HostTable
+from ..own_rows import OwnRows
 from .fit import OnStateMismatch
 from .load_job import Loaded, LoadJob
 from .meter import Report
@@ -15,7 +15,7 @@ from .routers import Routers
 
 def load_tables(
     path: str | PathLike[str],
-    tables: Iterable[HostTable],
+    tables: Iterable[OwnRows],
     *,
     router: Routers | None = None,
     shard: int = 0,

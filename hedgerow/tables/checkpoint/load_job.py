@@ -14,7 +14,7 @@ import torch
 
 from ...core import checks
 from ...core.errors import CheckpointError, DtypeError, InputError
-from ..host import HostTable
+from ..own_rows import OwnRows
 from .chain import Chain, Part
 from .filter_blobs import Place, filters_to_restore, is_filter_blob
 from .fit import Fit, OnStateMismatch
@@ -55,7 +55,7 @@ class LoadJob:
     def __init__(
         self,
         path: str | PathLike[str],
-        tables: Iterable[HostTable],
+        tables: Iterable[OwnRows],
         *,
         router: Routers | None = None,
         shard: int = 0,
@@ -67,7 +67,7 @@ class LoadJob:
     ) -> None:
         if on_state_mismatch not in ("error", "reset"):
             raise InputError(f"on_state_mismatch is {on_state_mismatch!r}; use 'error' or 'reset'.")
-        self._live = _host_tables(tables)
+        self._live = _own_tables(tables)
         names = {name: table.config.also for name, table in self._live.items()}
         self._chain = Chain.read(Path(path), increments).as_live(names)
         self._common = [name for name in self._live if name in self._chain.tables]
@@ -79,7 +79,7 @@ class LoadJob:
         }
         self._among, self._reset = among, on_state_mismatch == "reset"
         self._meter = Meter(sum(m.rows for m in self._chain.manifests), report)
-        self._staged: dict[str, HostTable] = {}
+        self._staged: dict[str, OwnRows] = {}
         self._rows: dict[str, int] = {}
         self._in_files: dict[str, int] = {}
 
@@ -183,9 +183,7 @@ class _Owner:
         return rows.take(owners == self._shard)
 
 
-def _fill(
-    staged: HostTable, chain: Chain, fit: Fit, owner: _Owner, meter: Meter
-) -> tuple[int, int]:
+def _fill(staged: OwnRows, chain: Chain, fit: Fit, owner: _Owner, meter: Meter) -> tuple[int, int]:
     """Brings our rows into an empty table, each exactly once; how many, and how many files have."""
     name = staged.config.name
 
@@ -228,16 +226,18 @@ def _sums(pairs: Sequence[tuple[int, int]]) -> tuple[int, int]:
     return sum(first for first, _ in pairs), sum(second for _, second in pairs)
 
 
-def _host_tables(tables: Iterable[HostTable]) -> dict[str, HostTable]:
+def _own_tables(tables: Iterable[OwnRows]) -> dict[str, OwnRows]:
     live = {}
     for name, table in by_name(tables).items():
-        if not isinstance(table, HostTable):
-            raise DtypeError(f"table {name!r} is a {type(table).__name__}; load into HostTables.")
+        if not isinstance(table, OwnRows):
+            raise DtypeError(
+                f"table {name!r} is a {type(table).__name__}; load into HostTables or DeviceTables."
+            )
         live[name] = table
     return live
 
 
-def _merge(live: dict[str, HostTable], staged: dict[str, HostTable]) -> None:
+def _merge(live: dict[str, OwnRows], staged: dict[str, OwnRows]) -> None:
     for name, table in staged.items():
         for entries in table.scan():
             live[name].restore(entries)

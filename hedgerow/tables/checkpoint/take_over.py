@@ -6,13 +6,13 @@ from collections.abc import Callable, Sequence
 from functools import partial
 
 from ...core.errors import CheckpointError, InputError
-from ..filters import FilterState, SlidingFilter
-from ..host import HostTable
+from ..filters import FilterState
+from ..own_rows import Counting, OwnRows
 
 
 def take_over(
-    tables: Sequence[tuple[HostTable, HostTable]],
-    filters: Sequence[tuple[SlidingFilter, FilterState]],
+    tables: Sequence[tuple[OwnRows, OwnRows]],
+    filters: Sequence[tuple[Counting, FilterState]],
 ) -> None:
     """Live tables exchange rows with staged ones; filters get their states. Errors undo it all."""
     undo: list[Callable[[], None]] = []
@@ -30,7 +30,7 @@ def take_over(
         raise
 
 
-def _restore(filter_: SlidingFilter, state: FilterState) -> None:
+def _restore(filter_: Counting, state: FilterState) -> None:
     try:
         filter_.restore(state)
     except InputError as error:

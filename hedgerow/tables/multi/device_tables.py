@@ -15,6 +15,7 @@ from ...core.shapes import Bool, Float32, Int8, Int64
 from .. import arguments, device_pool
 from ..config import TableConfig
 from ..device import DeviceTable
+from ..device_growth import FILL
 from ..host import HostTable
 from ..schedules import Rate
 from ..store import Applied, Entries, Lookup, Missing, TableKeys, as_keys
@@ -29,8 +30,9 @@ class DeviceTables:
 
     Keys, rows and gradients are on the device, as those of `HostTables` are in host memory. A step
     waits for nothing, unless a table is `on_host`: its rows stay in host memory, ids go there and
-    rows come back. `capacity_rows` says by name how many rows a table has room for; the others have
-    the room that their config asks for.
+    rows come back. `capacity_rows` says by name how many rows a table has room for, once and for
+    all. The others start with the room that their config asks for and grow: now and then they must
+    count their rows, which waits.
     """
 
     def __init__(
@@ -52,7 +54,13 @@ class DeviceTables:
                 continue
             rows = room.get(config.name, max(_LEAST_ROWS, config.initial_capacity))
             self._tables.append(
-                DeviceTable(config, capacity_rows=rows, device=self.device, clock=clock)
+                DeviceTable(
+                    config,
+                    capacity_rows=int(rows / FILL) + 1,
+                    device=self.device,
+                    clock=clock,
+                    grow=config.name not in room,
+                )
             )
 
     def __repr__(self) -> str:

@@ -130,19 +130,23 @@ def first_not_finite(flat: Float32[Tensor, "floats"]) -> int:
     return native.first_not_finite(flat.data_ptr(), flat.numel())
 
 
-def flat_rows(name: str, rows: Tensor, floats: int) -> Float32[Tensor, "floats"]:
+def flat_rows(
+    name: str, rows: Tensor, floats: int, device: torch.device = checks.CPU
+) -> Float32[Tensor, "floats"]:
     """Rows, gradients or output of several tables: flat, as long as all rows together."""
     if isinstance(rows, Tensor) and rows.dim() != 1:
         raise InputError(
             f"{name} has shape {tuple(rows.shape)}; rows of several tables are flat, ({floats},): "
             f"their widths differ."
         )
-    checks.tensor(name, rows, torch.float32, (floats,))
+    checks.tensor(name, rows, torch.float32, (floats,), device)
     return rows
 
 
-def flat_output(out: Tensor, floats: int) -> Float32[Tensor, "floats"]:
+def flat_output(
+    out: Tensor, floats: int, device: torch.device = checks.CPU
+) -> Float32[Tensor, "floats"]:
     """The caller's output for several tables; each table's lookup marks its share as changed."""
     if isinstance(out, Tensor) and out.requires_grad:
         raise InputError("out requires grad; autograd could not see it change. Detach it.")
-    return flat_rows("out", out, floats)
+    return flat_rows("out", out, floats, device)

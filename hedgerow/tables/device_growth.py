@@ -1,0 +1,76 @@
+"""How a table on a device gets more slots."""
+
+from __future__ import annotations
+
+import torch
+
+from ..core import checks
+from ..core.errors import ConfigError
+from ..kernels.layout import LANES, Arrays
+from ..kernels.rehash import rehash
+from .device_reads import MAX_IDS, DeviceReads
+from .expiry import Lfu
+
+FILL = 0.8  # of the slots: up to there every id finds room
+_ROOMY = 0.6  # after growth at most so much is taken, so that the next count is far away
+
+
+class DeviceGrowth(DeviceReads):
+    """The part of `DeviceTable` that owns its slots."""
+
+    grows: bool
+    _epoch: object
+    _known: int  # rows when they were last counted
+    _since: int  # ids that were written since then
+
+    def reserve(self, rows: int) -> None:
+        """Makes room for so many rows. Those that are there move with states, times and uses.
+
+        Needs memory for the old slots and the new ones together, and ends CUDA graphs that were
+        captured with this table.
+
+        >>> DeviceGrowth.reserve.__name__
+        'reserve'
+        """
+        needed = _buckets(checks.count("rows", rows) / FILL)
+        if needed > self._table.buckets:
+            self._move_to(needed)
+
+    def _make_room(self, n: int) -> None:
+        """Slots for a call that may bring `n` new ids, if the table grows by itself.
+
+        Rows are counted, which waits for the device, only when the ids written since the last
+        count could fill the table; and then it grows, or it was far from full.
+        """
+        if not self.grows or self._capturing():
+            return
+        self._since += n
+        if self._known + self._since <= FILL * self.capacity_rows:
+            return
+        self._known, self._since = self.size(), n
+        if self._known + n > _ROOMY * self.capacity_rows:
+            wanted = max(2 * self._table.buckets, _buckets((self._known + n) / _ROOMY))
+            self._move_to(wanted)
+
+    def _capturing(self) -> bool:
+        return self.device.type == "cuda" and torch.cuda.is_current_stream_capturing()
+
+    def _new_arrays(self, buckets: int) -> Arrays:
+        if buckets * LANES >= MAX_IDS:
+            raise ConfigError(
+                f"table {self.config.name!r} of {buckets * LANES} slots; at most {MAX_IDS - LANES}."
+            )
+        return Arrays.make(
+            *(buckets, self.config.dim, self.device, self.layout.state_floats),
+            scored=isinstance(self.config.evict, Lfu),
+        )
+
+    def _move_to(self, buckets: int) -> None:
+        larger = self._new_arrays(buckets)
+        with self._here():
+            rehash(self._table, larger)
+        self._table, self._epoch = larger, object()
+
+
+def _buckets(slots: float) -> int:
+    return -(-int(slots + 1) // LANES)
