@@ -51,7 +51,7 @@ class GradientMask:
     def admitted(self, ids: Int64[Tensor, "n"]) -> Tensor:
         """Counts every id once, in order, and says which are admitted."""
         checks.tensor("ids", ids, torch.int64, (None,))  # what counts reads memory unchecked
-        out = torch.ones(len(ids), dtype=torch.bool)
+        out = torch.ones_like(ids, dtype=torch.bool)
         if self._rule is not None:
             self._rule.ask(ids.data_ptr(), 0, len(ids), 0, out.data_ptr())
         return out

@@ -18,17 +18,19 @@ from hedgerow.tables.store import Entries
 from .runner import Case, take
 from .tables_area import AREA, close, one_segment, original, row_and_state, same_state
 
-KEY = torch.tensor([0])
+
+def _key() -> torch.Tensor:
+    return torch.tensor([0])  # where torch puts new tensors at the time
 
 
 def _started(optimizer: user_level.Optimizer, row: list[float]) -> HostTable:
     table = one_segment(optimizer, len(row))
-    table.assign(KEY, torch.tensor([row]))
+    table.assign(_key(), torch.tensor([row]))
     return table
 
 
 def _step(table: HostTable, grad: list[float], lr: float, step: int = 0) -> None:
-    table.apply_gradients(KEY, torch.tensor([grad]), rates=[lr], step=step)
+    table.apply_gradients(_key(), torch.tensor([grad]), rates=[lr], step=step)
 
 
 @AREA.handles("optimizers", "cases")
@@ -97,7 +99,7 @@ def compensated(case: Case) -> None:
     table = _started(original(c["base"], c["config"]), [0.0] * dim)
     for step in c["steps"]:
         s = take(step, ("grad", "latest", "compensated", "row", "state"))
-        w = table.lookup(KEY).rows_of()[0]
+        w = table.lookup(_key()).rows_of()[0]
         g = delay_compensation(torch.tensor(s["grad"]), w, torch.tensor(s["latest"]), c["lam"])
         close(g, s["compensated"])
         _step(table, g.tolist(), c["lr"])
@@ -137,7 +139,7 @@ def torch_trace(case: Case) -> None:
     table = _started(getattr(user_level, c["optimizer"])(**settings), c["initial_row"])
     assert len(c["grads"]) == len(c["rows"])
     for grad, expected in zip(c["grads"], c["rows"], strict=True):
-        table.apply_gradients(KEY, torch.tensor([grad]))
+        table.apply_gradients(_key(), torch.tensor([grad]))
         close(row_and_state(table)[0], expected, atol=1e-6, rtol=1e-5)
     if "state_after" in c:
         (state,) = row_and_state(table)[1].values()
@@ -166,6 +168,6 @@ def adam_resumes_both_powers(case: Case) -> None:
     state = {name: torch.tensor([value]) for name, value in saved["state"].items()}
     table = one_segment(original("adam", {}), len(saved["row"]))
     rows = torch.tensor([saved["row"]])
-    table.restore(Entries(KEY, torch.tensor([True]), rows, [state], torch.tensor([0])))
+    table.restore(Entries(_key(), torch.tensor([True]), rows, [state], torch.tensor([0])))
     _step(table, c["grad"], c["lr"])
     close(row_and_state(table)[0], c["correct_next_row"])
