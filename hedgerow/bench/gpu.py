@@ -41,9 +41,9 @@ def run(
     """Measures the cases that match one of the patterns `cases`, or all; one report.
 
     A pattern may name a group: `ops/*`, `table/find*`, `step/*`; groups that none names are not
-    made. Times are medians, of CUDA events with the L2 cache flushed before, and of the wall clock around
-    a call that is waited for. `floor_frac` is the time that `bytes` need at 4.3 TB/s, the rate of a
-    large copy, over the time by events.
+    made. Times are medians, of CUDA events with the L2 cache flushed before, and of the wall clock
+    around a call that is waited for. `floor_frac` is the time that `bytes` need at 4.3 TB/s, the
+    rate of a large copy, over the time by events.
     """
     where = torch.device(device)
     if where.type == "cuda" and not torch.cuda.is_available():

@@ -25,6 +25,7 @@ from .device_config import check_config, parts_of
 from .device_evict import DeviceEvictions
 from .device_filter import DeviceFilter
 from .device_growth import FILL
+from .device_room import Full
 from .layout import RowLayout
 from .schedules import Rate, check_rates, rate_at
 from .store import Applied, Lookup, Missing, TableKeys
@@ -42,12 +43,15 @@ class _Step:
 
 
 class DeviceTable(DeviceEvictions):
-    """Rows for any 64-bit id in a fixed number of slots; one thread and one stream at a time.
+    """Rows for any 64-bit id in `capacity_rows` slots; one thread and one stream at a time.
 
     `lookup` and `apply_gradients` never wait for the device, so they take part in CUDA graphs (a
-    captured step keeps its rate and `ts`). What they count stays there until asked for. Ids that
-    find no room are refused and counted; the first are about when 0.85 of `capacity_rows` are
-    taken.
+    captured step keeps its rate and `ts`). What they count stays there until asked for.
+
+    From about 0.85 of the slots taken, some ids find no room. `full` says what then happens: they
+    are refused and counted ("refuse"); rows leave for them ("evict": of those in reach the one with
+    the oldest `ts`, or under `Lfu` the least used); or the table moves to more slots ("grow"), for
+    which it counts its rows, and waits, whenever as many ids were written as might fill it.
 
     It has all verbs of `HostTable`, with its numbers: to the bit, but for ids with more than 256
     occurrences in one call, whose gradients are added in another fixed order, and for sums of
@@ -71,7 +75,7 @@ class DeviceTable(DeviceEvictions):
         rates: Sequence[Rate] | None = None,
         clock: Clock | None = None,
         filter: DeviceFilter | None = None,
-        grow: bool = False,
+        full: Full = "refuse",
     ) -> None:
         self.config = config
         check_config(config)
@@ -90,11 +94,13 @@ class DeviceTable(DeviceEvictions):
         self._starts = torch.tensor(self.layout.starts(), device=self.device)
         self._filter = filter
         self._admission = self._make_admission()
-        self.grows = checks.flag("grow", grow)
+        if full not in ("refuse", "evict", "grow"):
+            raise InputError(f"full is {full!r}; it must be 'refuse', 'evict' or 'grow'.")
+        self.full, self._calls = full, 0
         self._known = self._since = 0
         slots = checks.count("capacity_rows", capacity_rows, least=1)
         self._table = self._new_arrays(-(-slots // LANES))
-        self._totals = torch.zeros(4, dtype=torch.int64, device=self.device)
+        self._totals = torch.zeros(5, dtype=torch.int64, device=self.device)
         self._epoch = object()  # replaced whenever rows move
         self._max_ts = 0
         self._start_watch()
@@ -210,7 +216,7 @@ class DeviceTable(DeviceEvictions):
 
     def _step(self, call: _Step, slots: Tensor | None, now: int, done: Int64[Tensor, "3"]) -> None:
         used = call.keys.used
-        if self._admission is None and not self._is_watched(learned=True):
+        if self._admission is None and not self._is_watched(learned=True) and self.full != "evict":
             steps.step(
                 *(self._table, call.keys.ids, call.grads, done, self._parts, call.rates, now),
                 slots=slots,
@@ -218,6 +224,9 @@ class DeviceTable(DeviceEvictions):
             )
             return
         grouped = self._admitted(group(call.keys.ids), used, done, call.number, call.counts)
+        if self.full == "evict":
+            slots = None  # they may be others' now
+            self._make_way(grouped, used, call.grads.isfinite().all(dim=1), now, done)
         placed = self._placed(grouped, learned=True)
         apply.apply(
             *(self._table, grouped, call.grads, done, self._parts, call.rates, now),
@@ -241,6 +250,7 @@ class DeviceTable(DeviceEvictions):
         done[2] += (taken & ~usable).sum()
         taken = taken & usable
         wanted = seen.total(taken.long()) > 0  # where a group begins
+        self._give_way(grouped, wanted, now, done)
         slots, born = find_or_insert.find_or_insert(self._table, grouped.ids, wanted=wanted)
         done[0] += born.sum()
         done[1] += (wanted & (slots < 0)).sum()
@@ -265,7 +275,7 @@ class DeviceTable(DeviceEvictions):
             rates=self._rates,
             clock=self._clock,
             filter=self._filter,
-            grow=self.grows,
+            full=self.full,
         )
 
     def exchange_rows(self, other: DeviceTable) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 
 from ..core import checks
@@ -18,7 +20,7 @@ _ROOMY = 0.6  # after growth at most so much is taken, so that the next count is
 class DeviceGrowth(DeviceReads):
     """The part of `DeviceTable` that owns its slots."""
 
-    grows: bool
+    full: Any
     _epoch: object
     _known: int  # rows when they were last counted
     _since: int  # ids that were written since then
@@ -28,9 +30,6 @@ class DeviceGrowth(DeviceReads):
 
         Needs memory for the old slots and the new ones together, and ends CUDA graphs that were
         captured with this table.
-
-        >>> DeviceGrowth.reserve.__name__
-        'reserve'
         """
         needed = _buckets(checks.count("rows", rows) / FILL)
         if needed > self._table.buckets:
@@ -42,7 +41,7 @@ class DeviceGrowth(DeviceReads):
         Rows are counted, which waits for the device, only when the ids written since the last
         count could fill the table; and then it grows, or it was far from full.
         """
-        if not self.grows or self._capturing():
+        if self.full != "grow" or self._capturing():
             return
         self._since += n
         if self._known + self._since <= FILL * self.capacity_rows:

@@ -29,7 +29,7 @@ class DeviceReads:
     layout: RowLayout
     device: torch.device
     _table: Arrays
-    _totals: Int64[Tensor, "4"]  # inserted, refused, dropped, erased
+    _totals: Int64[Tensor, "5"]  # inserted, refused, dropped, erased, evicted for others
     _events: Counters
     _max_ts: int
 
@@ -74,6 +74,7 @@ class DeviceReads:
     def stats(self) -> dict[str, float]:
         """Rows, bytes, load and everything counted since the table was made."""
         use, rows = self.memory(), self.size()
+        *counts, evicted = self._totals.tolist()
         counted = ("inserted", "refused", "dropped", "erased")
         return {
             "rows": rows,
@@ -84,8 +85,9 @@ class DeviceReads:
             "output_bytes": 0,
             "load_factor": rows / self.capacity_rows,
             "longest_search": 2,
-            **dict(zip(counted, self._totals.tolist(), strict=True)),
-            **{name: self._events.read(name) for name in ("evicted", "clamped_ts")},
+            **dict(zip(counted, counts, strict=True)),
+            "evicted": self._events.read("evicted") + evicted,
+            "clamped_ts": self._events.read("clamped_ts"),
         }
 
     def table(self, k: int = 0) -> Self:

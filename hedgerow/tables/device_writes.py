@@ -13,20 +13,18 @@ from ..core.errors import InputError, NotFiniteError, ServingTableError
 from ..core.shapes import Bool, Float32, Int8, Int64
 from ..kernels import assign, assign_add, erase, find, lookup
 from ..kernels.first_values import first_values
-from ..kernels.layout import Grouped, Part, group
+from ..kernels.layout import Grouped, group
 from .device_admission import DeviceAdmission, Sightings
-from .device_watch import DeviceWatch
+from .device_room import DeviceRoom
 from .stamps import Stamps
 from .store import Applied, Entries, TableKeys
 
 _LEAST_SQUARE = 2.0**-126  # of a row that skip_zero_embedding keeps
 
 
-class DeviceWrites(DeviceWatch, Stamps):
+class DeviceWrites(DeviceRoom, Stamps):
     """The writing part of `DeviceTable`, without its step."""
 
-    _parts: tuple[Part, ...]
-    _starts: Float32[Tensor, "states"]
     _admission: DeviceAdmission | None
     _restoring: Lock
 
@@ -46,6 +44,7 @@ class DeviceWrites(DeviceWatch, Stamps):
             grouped = self._admitted(group(keys.ids), keys.used, done, now)
             if self.config.skip_zero_embedding:
                 grouped = self._skip_zeros(grouped, keys.used, rows, usable, done)
+            self._make_way(grouped, keys.used, usable, now, done)
             placed = self._placed(grouped, learned=False)
             assign.assign(
                 *(self._table, grouped, rows, usable, self._starts, done, now, keys.used),
@@ -71,6 +70,7 @@ class DeviceWrites(DeviceWatch, Stamps):
         now, done = self._write(ts, len(keys.ids))
         with self._here():
             grouped = self._admitted(group(keys.ids), keys.used, done, now)
+            self._make_way(grouped, keys.used, usable, now, done)
             begun = torch.empty_like(rows)
             lookup.lookup(self._table, grouped.ids, begun, self._parts)
             placed = self._placed(grouped, learned=False)
@@ -214,6 +214,16 @@ class DeviceWrites(DeviceWatch, Stamps):
         refused = self._admission.refused(seen, absent, step, each=False)
         done[1] += refused.sum()
         return _without(grouped, refused)
+
+    def _make_way(
+        self, grouped: Grouped, used: Tensor | None, usable: Tensor, now: int, done: Tensor
+    ) -> None:
+        """Rows leave for the ids of a call that have something to write, if the table is full."""
+        if self.full != "evict":
+            return
+        seen = Sightings.of(grouped, used, None)
+        good = seen.live & usable[_order(grouped).clamp(max=len(usable) - 1)]
+        self._give_way(grouped, seen.total(good.long()) > 0, now, done)
 
     def _skip_zeros(
         self, grouped: Grouped, used: Tensor | None, rows: Tensor, usable: Tensor, done: Tensor

@@ -71,7 +71,7 @@ def run_on(device: torch.device, case: Case) -> None:
     """Runs a case with tables on a device, where the handlers then put what they make."""
 
     def make(config: TableConfig, **settings: Any) -> DeviceTable:
-        return DeviceTable(config, capacity_rows=128, device=device, grow=True, **settings)
+        return DeviceTable(config, capacity_rows=128, device=device, full="grow", **settings)
 
     with tables_of_kind(make), device:
         case.run()

@@ -190,7 +190,7 @@ def test_the_least_used_rows_leave_first(device: torch.device) -> None:
 
 def test_a_table_that_grows_refuses_nobody(device: torch.device) -> None:
     config, random = _config(), np.random.default_rng(9)
-    ours = DeviceTable(config, capacity_rows=16, device=device, grow=True)
+    ours = DeviceTable(config, capacity_rows=16, device=device, full="grow")
     model = host_table(config)
     for ts in range(1, 4):
         ids = torch.from_numpy(random.integers(0, 90, 40))
@@ -210,6 +210,38 @@ def test_a_table_that_grows_refuses_nobody(device: torch.device) -> None:
     ours.apply_gradients(found, torch.zeros(40, 3, device=device), ts=9)  # not at the old slots
     model.apply_gradients(ids, torch.zeros(40, 3), ts=9)
     assert everything(ours) == everything(model)
+
+
+@pytest.mark.parametrize("rule", [None, Lfu(99)], ids=repr)
+def test_rows_of_a_full_table_leave_for_new_ids(device: torch.device, rule: Any) -> None:
+    """One bucket's worth of places: whoever was not written for longest, or least, goes."""
+    table = DeviceTable(_config(evict=rule), capacity_rows=16, device=device, full="evict")
+    changed = table.touched("all", all_changes=True, capacity=100)
+    ids = torch.arange(30, device=device)
+    for ts in (1, 2, 3):  # the first ten last: the oldest of 16 are 10 to 15
+        for part in (ids[10:16], ids[:10], *([ids[:10]] if rule else ())):
+            done = table.apply_gradients(part, torch.ones(len(part), 3, device=device), ts=ts)
+            ts += 1
+    assert (table.size(), done.refused) == (16, 0)
+    changed.take()
+    model = host_table(_config())
+    verbs = ("apply_gradients", "assign_add", "assign")
+    for verb in verbs[:1] if rule else verbs:  # what was used once would leave before them
+        new, ids = ids[20:22], ids + 2
+        rows = torch.full((2, 3), 0.5, device=device)
+        done = getattr(table, verb)(new, rows, ts=9)
+        assert repr(done) == "Applied(inserted=2, refused=0, dropped=0)"
+        getattr(model, verb)(new.cpu(), rows.cpu(), ts=9)
+    got, wanted = everything(table), everything(model)
+    assert {key: got[key] for key in wanted} == wanted
+    gone = set(range(16)) - set(got)
+    assert gone <= set(range(10, 16))
+    assert len(gone) == len(wanted)
+    assert set(changed.take().ids.tolist()) == gone | set(wanted)
+    assert table.stats()["evicted"] == len(gone)
+    nan = torch.full((1, 3), NAN, device=device)
+    assert table.apply_gradients(ids[-1:], nan, ts=10).dropped == 1
+    assert len(everything(table).keys() - got.keys()) == 0
 
 
 def test_touched_keys_are_those_of_the_host_table(device: torch.device) -> None:

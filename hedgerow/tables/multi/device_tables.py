@@ -53,13 +53,14 @@ class DeviceTables:
                 self._tables.append(HostTable(config, clock=clock))
                 continue
             rows = room.get(config.name, max(_LEAST_ROWS, config.initial_capacity))
+            full = "refuse" if config.name in room else "grow"
             self._tables.append(
                 DeviceTable(
                     config,
                     capacity_rows=int(rows / FILL) + 1,
                     device=self.device,
                     clock=clock,
-                    grow=config.name not in room,
+                    full=full,
                 )
             )
 

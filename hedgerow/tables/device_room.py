@@ -1,0 +1,68 @@
+"""What a full table on a device does for new ids: rows leave by their scores, if it says so."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from ..core.shapes import Bool, Float32, Int64
+from ..kernels.assign import assign
+from ..kernels.evict import insert_and_evict
+from ..kernels.first_values import first_values
+from ..kernels.layout import EVICTED, INSERTED, RECLAIMED, Grouped, Part, group
+from .device_watch import DeviceWatch
+
+Full = Literal["refuse", "evict", "grow"]
+"""What happens to ids that find no room: they are refused and counted; or the row with the smallest
+score in reach leaves; or the table gets more slots."""
+
+_CALLS = 2**15 - 1  # numbers of calls that scores tell apart
+
+
+class DeviceRoom(DeviceWatch):
+    """The part of `DeviceTable` that lets rows of a full table go. It never waits."""
+
+    full: Full
+    _parts: tuple[Part, ...]
+    _starts: Float32[Tensor, "states"]
+    _totals: Int64[Tensor, "5"]
+    _calls: int
+
+    def _give_way(
+        self, grouped: Grouped, wanted: Bool[Tensor, "n"], now: int, done: Int64[Tensor, "3"]
+    ) -> None:
+        """Rows for the `wanted` ids, one of each group, before anything is written to them.
+
+        Those that are there are scored anew, so that they stay; new ones start as they would be
+        born. A row is worth its time, or how often it was used under `Lfu`.
+        """
+        if self.full != "evict" or not len(grouped.ids):
+            return
+        self._epoch = object()
+        self._calls = self._calls % _CALLS + 1
+        order = wanted.logical_not().argsort(stable=True)
+        ids, asked = grouped.ids[order], wanted.sum().view(1)
+        mode = "count" if self._uses else "assign"
+        scores = torch.full_like(ids, 0 if self._uses else now)
+        out = insert_and_evict(
+            *(self._table, ids, scores),
+            call=self._calls,
+            now=now,
+            mode=mode,
+            epoch=self._faded,
+            used=asked,
+        )
+        left = out.codes == EVICTED
+        new = left | (out.codes == INSERTED) | (out.codes == RECLAIMED)
+        rows = [first_values(ids, part.dim, part.first, part.start) for part in self._parts]
+        states = self._starts.expand(len(ids), -1).contiguous()
+        nothing = torch.zeros_like(done)  # the ids that are not new look as if they were dropped
+        assign(
+            *(self._table, group(ids), torch.cat(rows, dim=1), new, self._starts, nothing, now),
+            states=states,
+        )
+        done[0] += new.sum()
+        self._totals[4] += left.sum()
+        self._mark(out.victims, left)
