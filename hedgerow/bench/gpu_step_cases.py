@@ -44,8 +44,8 @@ class _World:
         table = Arrays.make_several([rows * 5 // 3 // LANES] * TABLES, DIM, device, states)
         ids = torch.randint(-(2**63), 2**63 - 1, (TABLES, rows), device=device)
         whole = torch.arange(TABLES + 1, device=device) * rows
-        slots, _ = find_or_insert.find_or_insert(table, ids.view(-1), whole)
-        table.write(1, slots[slots >= 0], 0)
+        find_or_insert.find_or_insert(table, ids.view(-1), whole)
+        table.write(1, table.taken().nonzero()[:, 0], 0)
         edges = _law(rows, device)
         batches = []
         for _ in range(6):
@@ -57,7 +57,7 @@ class _World:
             torch.arange(TABLES + 1, device=device) * n,
             batches,
             torch.randn(TABLES * n, DIM, device=device) * 0.01,
-            torch.zeros(3, dtype=torch.int64, device=device),
+            torch.zeros(TABLES, 3, dtype=torch.int64, device=device),
         )
 
     def distinct(self) -> int:
