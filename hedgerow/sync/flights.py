@@ -11,7 +11,7 @@ from .link import Call, Link, TargetError
 from .protocol import PushMark
 from .requests import Push
 
-_MOST = 2  # one is applied while the next arrives: a third gains nothing, and takes memory
+_MOST = 3  # one is applied while the next is read and a third arrives; each takes a megabyte
 Observe = Callable[[Push, str, float, str], None]
 """Called after each push: what was sent, the model, its seconds, and its code."""
 

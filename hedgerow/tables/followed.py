@@ -133,11 +133,14 @@ def rows_present(
 ) -> tuple[Float32[Tensor, "n dim"], Bool[Tensor, "n"]]:
     """Rows as a model sees them in eval, and which of them are there.
 
-    First which are there: one that goes meanwhile is given as zeros, which is what an absent row
-    reads as, and one that comes meanwhile as absent. Both are touched, so whoever follows the table
-    reads them again.
+    An absent row reads as zeros, so that only rows that begin with one are looked for a second
+    time. One that comes or goes between the two is touched, so whoever follows the table reads it
+    again.
     """
     room = torch.empty(len(ids), table.layout.dim)
-    present = table.contains(ids)
     table.lookup(ids, step=step, out=room)
+    present = room[:, 0] != 0
+    maybe = (~present).nonzero().view(-1)
+    if len(maybe):
+        present[maybe] = table.contains(ids[maybe])
     return room, present
