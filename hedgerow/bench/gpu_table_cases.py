@@ -138,21 +138,21 @@ def _evicting(
 
 
 def _updating(table: Arrays, known: Tensor, n: int) -> Iterator[Case]:
-    """Find and one step at once; ids that differ need no sort. With a new time a call, and not."""
+    """Find and one step at once of ids that differ: no sort. Rows without times, and with them."""
     device = known.device
     first = FirstValues("uniform", -0.1, 0.1, 7)
     part = Part(0, DIM, DIM, first, "adagrad", Part.numbers_of([0.0, 1e-8], [0.1], device))
     batches, grads = _Batches(known, n, 1.0), torch.randn(n, DIM, device=device)
     counts, clock = torch.zeros(3, dtype=torch.int64, device=device), [1]
 
-    def call(tick: int) -> None:
-        clock[0] += tick
+    def call(*, stamp: bool) -> None:
+        clock[0] += 1
         ids = Grouped(batches.next(), None)
-        apply.apply(table, ids, grads, counts, [part], [0.1], clock[0])
+        apply.apply(table, ids, grads, counts, [part], [0.1], clock[0], stamp=stamp)
 
     moved = n * (_ID + _LINE + 5 * _ROW)
-    yield Case("find and Adagrad, same time", moved, lambda: call(0), items=n)
-    yield Case("find and Adagrad, new time", moved + n * 64, lambda: call(1), items=n)
+    yield Case("find and Adagrad", moved, lambda: call(stamp=False), items=n)
+    yield Case("find and Adagrad, with times", moved + n * 64, lambda: call(stamp=True), items=n)
 
 
 def table_cases(device: torch.device, quick: bool) -> Iterator[Case]:

@@ -39,6 +39,7 @@ def _claimed(
     count: tl.tensor,
     now: tl.tensor,
     buckets: tl.tensor,
+    STAMP: tl.constexpr,
     LINES: tl.constexpr,
 ) -> tuple[tl.tensor, tl.tensor]:
     """The slot of each group, -1 where nothing is to be done, and whether it is new."""
@@ -51,7 +52,8 @@ def _claimed(
     found, born = claim(index, key, wanted & (known < 0), 0, buckets, LINES)
     slot = tl.where(known >= 0, known, found)
     there = slot >= 0
-    tl.store(index + word(slot, TIMES, LINES), tl.zeros_like(slot) + now, mask=there)
+    stamped = there if STAMP else born
+    tl.store(index + word(slot, TIMES, LINES), tl.zeros_like(slot) + now, mask=stamped)
     count_up(counts, born, wanted & ~there, tl.where(head & ~finite, count, 0))
     return slot, born
 
@@ -84,6 +86,7 @@ def _apply(
     STATE: tl.constexpr,
     WIDTH: tl.constexpr,
     STRIDE: tl.constexpr,
+    STAMP: tl.constexpr,
     LINES: tl.constexpr,
     ROWS: tl.constexpr,
     COLUMNS: tl.constexpr,
@@ -100,7 +103,7 @@ def _apply(
             row, _ = summed(batch, i, key, source, head, n, live, 0, WIDTH, WIDTH, ALL_COLUMNS)
             finite = all_finite(row)
         table = (slots, index, counts)
-        slot, born = _claimed(table, head, key, source, finite, count, now, buckets, LINES)
+        slot, born = _claimed(table, head, key, source, finite, count, now, buckets, STAMP, LINES)
         if placed is not None:
             tl.store(placed + i, tl.where(born, slot + BORN, slot), mask=i < n)
     else:
@@ -130,12 +133,15 @@ def apply(
     slots: Int64[Tensor, "n"] | None = None,
     used: Int64[Tensor, "1"] | None = None,
     placed: Int64[Tensor, "n"] | None = None,
+    *,
+    stamp: bool = True,
 ) -> None:
     """One step for each id with its summed gradient; adds to `counts` as `Applied` has them.
 
     An absent id is born first. `slots` are those of a lookup at the same ids, so that what it found
     is not looked for again. Sums that are not finite leave the table as it is. `placed`, if given,
-    is told where each group begins whether its row was written: not below 0.
+    is told where each group begins whether its row was written: not below 0. Without `stamp` only
+    new rows get a time: for tables whose rows all have it. To write it costs a fifth of the step.
     """
     n = len(grouped.ids)
     if n == 0:
@@ -157,6 +163,7 @@ def apply(
             STATE=part.state,
             WIDTH=table.dim,
             STRIDE=table.stride,
+            STAMP=stamp,
             LINES=table.lines,
             ALL_COLUMNS=columns_of(table.dim),
             **{**tile, "COLUMNS": columns_of(part.dim)},

@@ -273,6 +273,8 @@ def apply(
     slots: Int64[Tensor, "n"] | None = None,
     used: Int64[Tensor, "1"] | None = None,
     placed: Int64[Tensor, "n"] | None = None,
+    *,
+    stamp: bool = True,
 ) -> None:
     """One step for each id with its summed gradient; adds to `counts` as `Applied` has them."""
     told = torch.empty_like(grouped.ids) if placed is None else placed
@@ -293,7 +295,8 @@ def apply(
             row[: table.dim] = born_rows(torch.tensor([id_]), parts)[0]
         for part, rate in zip(parts, rates, strict=True):
             step(row, total[part.start : part.start + part.dim], part, rate, new=new)
-        put_word(table, TIMES, slot, now)
+        if stamp or new:
+            put_word(table, TIMES, slot, now)
 
 
 def assign(

@@ -9,10 +9,21 @@ from torch import Tensor
 
 from ..core.shapes import Bool, Float32, Int64
 from .layout import TIMES, Arrays, Grouped, Part
-from .reference import born_rows, groups_of, insert_one, put_word
+from .reference import born_rows, find_or_insert, groups_of, insert_one, put_word
 from .reference_rules import step
 
-__all__ = ["apply_each", "assign_add"]
+__all__ = ["apply_each", "assign_add", "exchange"]
+
+
+def exchange(
+    table: Arrays, ids: Int64[Tensor, "n"], rows: Float32[Tensor, "n width"]
+) -> tuple[Int64[Tensor, "n"], Bool[Tensor, "n"]]:
+    """`find_or_insert` of different ids with their rows: new ones get them, others give theirs."""
+    slots, new = find_or_insert(table, ids)
+    held, width = ~new & (slots >= 0), rows.shape[1]
+    table.values[slots[new], :width] = rows[new]
+    rows[held] = table.values[slots[held], :width]
+    return slots, new
 
 
 def assign_add(

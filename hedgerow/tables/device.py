@@ -16,7 +16,7 @@ from ..core.errors import ConfigError, DtypeError, InputError, ServingTableError
 from ..core.shapes import Bool, Float32, Int64
 from ..kernels import apply, apply_each, find, find_or_insert, lookup
 from ..kernels import step as steps
-from ..kernels.layout import LANES, group
+from ..kernels.layout import LANES, Grouped, group
 from ..kernels.toolchain import interpreted
 from . import arguments
 from .config import TableConfig
@@ -103,6 +103,7 @@ class DeviceTable(DeviceEvictions):
         self._totals = torch.zeros(5, dtype=torch.int64, device=self.device)
         self._epoch = object()  # replaced whenever rows move
         self._max_ts = 0
+        self._timed = False  # whether any row may have another time than 0
         self._start_watch()
 
     def __repr__(self) -> str:
@@ -217,11 +218,7 @@ class DeviceTable(DeviceEvictions):
     def _step(self, call: _Step, slots: Tensor | None, now: int, done: Int64[Tensor, "3"]) -> None:
         used = call.keys.used
         if self._admission is None and not self._is_watched(learned=True) and self.full != "evict":
-            steps.step(
-                *(self._table, call.keys.ids, call.grads, done, self._parts, call.rates, now),
-                slots=slots,
-                used=used,
-            )
+            self._plain_step(call, slots, now, done)
             return
         grouped = self._admitted(group(call.keys.ids), used, done, call.number, call.counts)
         if self.full == "evict":
@@ -233,8 +230,27 @@ class DeviceTable(DeviceEvictions):
             slots=slots,
             used=used,
             placed=placed,
+            stamp=self._timed,
         )
         self._note(grouped, placed, learned=True)
+
+    def _plain_step(
+        self, call: _Step, slots: Tensor | None, now: int, done: Int64[Tensor, "3"]
+    ) -> None:
+        """Keys that differ need no sort."""
+        keys = call.keys
+        where = {"slots": slots, "used": keys.used}
+        if keys.distinct:
+            apply.apply(
+                *(self._table, Grouped(keys.ids, None), call.grads, done, self._parts),
+                *(call.rates, now),
+                **where,
+                stamp=self._timed,
+            )
+        else:
+            steps.step(
+                *(self._table, keys.ids, call.grads, done, self._parts, call.rates, now), **where
+            )
 
     def _step_each(self, call: _Step, now: int, done: Int64[Tensor, "3"]) -> None:
         """A row is needed where an occurrence is let in and usable; then each takes its step."""
@@ -292,6 +308,7 @@ class DeviceTable(DeviceEvictions):
             table._before_change()
         self._table, other._table = other._table, self._table
         self._max_ts, other._max_ts = other._max_ts, self._max_ts
+        self._timed, other._timed = other._timed, self._timed
         self._faded, other._faded = other._faded, self._faded
         for table in (self, other):
             table._epoch = object()

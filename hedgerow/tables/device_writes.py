@@ -27,6 +27,7 @@ class DeviceWrites(DeviceRoom, Stamps):
 
     _admission: DeviceAdmission | None
     _restoring: Lock
+    _timed: bool
 
     def assign(
         self,
@@ -128,6 +129,7 @@ class DeviceWrites(DeviceRoom, Stamps):
         keys = self._keys(keys)
         n = len(keys.ids)
         _, done = self._write(0, n)
+        self._timed = True
         with self._here():
             before = find.find(self._table, keys.ids, keys.used) >= 0
             grouped = group(keys.ids)
@@ -180,6 +182,7 @@ class DeviceWrites(DeviceRoom, Stamps):
         self._before_change()
         self._make_room(n)
         self._max_ts = max(self._max_ts, now)
+        self._timed |= now > 0
         return now
 
     def _done(self, done: Int64[Tensor, "3"]) -> Applied:

@@ -27,6 +27,8 @@ class TableKeys:
     `splits` are plain numbers: reading them never waits for a device. Where only the device knows
     how many keys there are (after a dedup there), the splits are upper bounds and `used` says, on
     the device, how many keys of each table count. The rest of each part is room, whatever its ids.
+    `distinct` is the caller's word that no table has a key twice: a store on a device then sorts
+    nothing. With a key that comes twice all the same, only one of its gradients may count.
 
     >>> keys = TableKeys(torch.tensor([5, 6, 7]), (0, 1, 3))
     >>> keys.tables, keys.ids_of(1).tolist()
@@ -36,6 +38,7 @@ class TableKeys:
     ids: Int64[Tensor, "n"]
     splits: tuple[int, ...]  # K + 1
     used: Int64[Tensor, "K"] | None = None  # beside the ids; None = all
+    distinct: bool = False
 
     @staticmethod
     def of_one(ids: Int64[Tensor, "n"]) -> TableKeys:
@@ -63,7 +66,7 @@ class TableKeys:
         rooms = [stop - start for start, stop in pairwise(self.splits)]
         used = [min(max(n, 0), room) for n, room in zip(self.used.tolist(), rooms, strict=True)]
         parts = [self.ids_of(k)[:n] for k, n in enumerate(used)]
-        return TableKeys(torch.cat(parts), (0, *accumulate(used)))
+        return TableKeys(torch.cat(parts), (0, *accumulate(used)), distinct=self.distinct)
 
 
 @dataclass(frozen=True, slots=True, eq=False)

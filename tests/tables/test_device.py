@@ -236,3 +236,21 @@ def test_a_host_table_does_not_take_what_is_on_a_device(device: torch.device) ->
     host: HostTable = host_table(_config())
     with pytest.raises(InputError, match="CPU"):
         host.lookup(torch.tensor([1], device=device))
+
+
+def test_keys_that_differ_and_times_that_begin_late_give_the_rows_of_the_host(
+    device: torch.device,
+) -> None:
+    config = CONFIGS["adagrad"]
+    ours, host = DeviceTable(config, capacity_rows=64, device=device), HostTable(config)
+    random = np.random.default_rng(3)
+    for ts in (0, 0, 7, 0, 3):
+        ids = torch.from_numpy(random.permutation(24)[:16])
+        grads = torch.from_numpy(random.normal(size=(16, 64)).astype(np.float32))
+        keys = TableKeys(ids.to(device), (0, 16), distinct=True)
+        ours.apply_gradients(keys, grads.to(device), ts=ts)
+        host.apply_gradients(TableKeys(ids, (0, 16), distinct=True), grads, ts=ts)
+        mine, theirs = ours.entries(torch.arange(24, device=device)), host.entries(torch.arange(24))
+        assert torch.equal(mine.ts.cpu(), theirs.ts)
+        assert torch.equal(mine.rows.cpu(), theirs.rows)
+    assert set(theirs.ts.tolist()) > {0, 3}
