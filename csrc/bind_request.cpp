@@ -4,6 +4,8 @@
 
 #include <cstring>
 #include <memory>
+#include <stdexcept>
+#include <string>
 #include <vector>
 
 #include "bind.h"
@@ -44,11 +46,28 @@ nb::object plain_request(const nb::bytes& message) {
   return nb::make_tuple(model, version, signature, inputs);
 }
 
+// Whether so many ids stand in a message from byte `start` on; no sum of these can wrap.
+bool stand_in(u64 size, u64 start, const std::vector<u64>& counts) {
+  if (start > size) return false;
+  u64 room = (size - start) / sizeof(i64);
+  for (const u64 count : counts) {
+    if (count > room) return false;
+    room -= count;
+  }
+  return true;
+}
+
 // Rows of ids that stand in a message from byte `start` on, the first counts[0] of them of
 // tables[0] and so on, as bytes between two others.
 nb::object lookup_between(const std::vector<const Table*>& tables, const nb::bytes& message,
                           u64 start, const std::vector<u64>& counts, const nb::bytes& head,
                           const nb::bytes& tail) {
+  if (tables.size() != counts.size())
+    throw std::invalid_argument(std::to_string(counts.size()) + " counts for " +
+                                std::to_string(tables.size()) + " tables; give one for each");
+  if (!stand_in(message.size(), start, counts))
+    throw std::invalid_argument("the ids from byte " + std::to_string(start) +
+                                " on end beyond the message of " + std::to_string(message.size()));
   u64 n = 0, floats = 0;
   for (std::size_t k = 0; k < tables.size(); ++k) {
     n += counts[k];

@@ -8,6 +8,8 @@ namespace {
 
 enum Wire : u32 { kVarint = 0, kBytes = 2 };  // of 0 to 7; the others are not plain
 
+constexpr u64 kLengthBytes = 5;  // of 31 bits: a parser refuses one that is written longer
+
 // A field of a message: its bytes, or its number.
 struct Field {
   u32 number = 0;
@@ -29,9 +31,10 @@ class Fields {
     field.wire = Wire(tag & 7);
     // A longer tag is a field that we do not know.
     if (tag >= 0x80 || (field.wire != kVarint && field.wire != kBytes)) return fail();
+    const u64 before = at_;
     if (!varint(field.value)) return fail();
     if (field.wire == kVarint) return true;
-    if (field.value > end_ - at_) return fail();
+    if (at_ - before > kLengthBytes || field.value > end_ - at_) return fail();
     field.bytes = {at_, field.value};
     at_ += field.value;
     return true;
@@ -144,9 +147,10 @@ bool is_padding(const u8* data, const Field& field) {
 
 std::optional<PlainRequest> read_plain_request(const u8* data, u64 n) {
   PlainRequest request;
+  u64 paddings = 0;
   const bool plain = each(data, {0, n}, [&](const Field& field, bool seen) {
     if (is(field, 1, kBytes)) return !seen && read_spec(data, field.bytes, request);
-    if (is_padding(data, field)) return true;
+    if (is_padding(data, field)) return ++paddings <= PlainRequest::kMostInputs;
     if (!is(field, 2, kBytes) || request.inputs.size() == PlainRequest::kMostInputs) return false;
     return read_input(data, field.bytes, request.inputs.emplace_back());
   });

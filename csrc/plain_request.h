@@ -27,7 +27,7 @@ struct PlainInput {
 };
 
 struct PlainRequest {
-  static constexpr u64 kMostInputs = 256;  // so that the number of fields is bounded, too
+  static constexpr u64 kMostInputs = 256;  // and paddings: the number of fields is bounded, too
 
   Span model;
   std::optional<i64> version;

@@ -13,7 +13,7 @@ from .reference_values import at
 
 PlainInput = tuple[int, tuple[int, ...], int, int]  # dtype, shape, and where its bytes are
 PlainRequest = tuple[str, int | None, str, dict[str, PlainInput]]
-_MOST_INPUTS, _MOST_DIMS = 256, 8
+_MOST_INPUTS, _MOST_DIMS, _LENGTH_BYTES = 256, 8, 5
 _PADDINGS = tuple(bytes(n) for n in range(16))  # a client's name of zeros: values stand aligned
 
 _POLYNOMIAL = 0x82F63B78  # Castagnoli's, with its bits in reverse
@@ -51,7 +51,7 @@ def plain_request(message: bytes) -> PlainRequest | None:
 
 def _plain_request(message: bytes) -> PlainRequest | None:
     spec, inputs = b"", {}
-    seen = False
+    seen, paddings = False, 0
     for number, value, at_byte in _fields(message, 0):
         if number == 1 and isinstance(value, bytes) and not seen:
             spec, seen = value, True
@@ -60,7 +60,9 @@ def _plain_request(message: bytes) -> PlainRequest | None:
             if alias in inputs:
                 return None
             inputs[alias] = tensor
-        elif not (number == 6 and isinstance(value, bytes) and value in _PADDINGS):
+        elif number == 6 and value in _PADDINGS and paddings < _MOST_INPUTS:
+            paddings += 1
+        else:
             return None
     asked = _once(spec, 0, {1: bytes, 2: bytes, 3: bytes})
     version = None
@@ -105,7 +107,10 @@ def _fields(message: bytes, start: int) -> Iterator[tuple[int, int | bytes, int]
             raise WireError("a tag that is not plain")
         reader.varint()
         value = reader.bytes() if tag & 7 == BYTES else reader.varint()
-        yield tag >> 3, value, start + reader.at - (len(value) if isinstance(value, bytes) else 0)
+        begin = reader.at - (len(value) if isinstance(value, bytes) else 0)
+        if isinstance(value, bytes) and begin - before - 1 > _LENGTH_BYTES:
+            raise WireError("a length that a parser refuses")
+        yield tag >> 3, value, start + begin
 
 
 def _signed(value: int) -> int:

@@ -76,8 +76,8 @@ def _predict_plain(registry: Registry, request: PlainRequest, compat: Compat) ->
 
 
 def _plain_inputs(signature: Signature, request: PlainRequest) -> Tensors | None:
-    if len(request.inputs) != len(signature.inputs):
-        return None
+    if not request.inputs or len(request.inputs) != len(signature.inputs):
+        return None  # without inputs none is raw, so the answer is typed
     found = {}
     for alias, spec in signature.inputs.items():
         element = dtypes.of_torch(spec.dtype)

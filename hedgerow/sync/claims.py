@@ -30,3 +30,8 @@ class Claims:
             if owner == address:
                 self._held[incarnation] = (address, now_s + self._hold_s)
             return owner
+
+    def give_up(self, address: str) -> None:
+        """Nothing is sent to this address any more: another may have all that it had."""
+        with self._lock:
+            self._held = {key: one for key, one in self._held.items() if one[0] != address}

@@ -275,5 +275,7 @@ class Publisher:
 
     def _all_have(self, number: int) -> bool:
         with self._lock:
-            targets = [one for one in self._reached.values() if one.unlisted_s is None]
-        return all(target.has(number) for target in targets)
+            listed = [one for one in self._reached.values() if one.unlisted_s is None]
+            # Of one replica under two addresses the one that sends knows, listed or not.
+            senders = [self._reached.get(one.sent_by) for one in listed]
+        return all(one is not None and one.has(number) for one in senders)

@@ -108,10 +108,13 @@ class Target:
         """There may be something to send."""
         self._wake.set()
 
+    @property
+    def sent_by(self) -> str:
+        """The address that is used for this replica: its own, or another."""
+        return self._same_as or self.address
+
     def has(self, number: int) -> bool:
         """Whether the replica has everything that was found up to a pass."""
-        if self._same_as:
-            return True
         with self._lock:
             applied = [stream.applied for stream in self._streams.values()]
         sent = bool(self._models) and min(applied, default=number) >= number
@@ -168,6 +171,7 @@ class Target:
             if not more:
                 self._wake.wait()
                 self._wake.clear()
+        self._settings.claims.give_up(self.address)
 
     def _note(self, error: Exception) -> None:
         if not self._failures and not self._ending.is_set():

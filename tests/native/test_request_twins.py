@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
+import pytest
 import torch
 from google.protobuf.message import DecodeError
 from hypothesis import given
@@ -135,6 +136,16 @@ def test_many_inputs_are_left_to_a_parser() -> None:
     assert len(found[3]) == 256
 
 
+@pytest.mark.parametrize("core", [native, reference])
+def test_only_what_a_parser_takes_is_plain(core: Any) -> None:
+    """A length in more than five bytes is refused by protobuf; many paddings by the screen."""
+    for length, taken in ((b"\x83\x80\x80\x80\x00", True), (b"\x83\x80\x80\x80\x80\x00", False)):
+        data = b"\x0a" + length + b"\x0a\x01m"
+        assert (core.plain_request(data) is not None) == taken
+    for paddings, taken in ((256, True), (257, False)):
+        assert (core.plain_request(b"\x32\x00" * paddings) is not None) == taken
+
+
 def _tables(core: Any) -> list[Any]:
     codec = core.Codec("fp32")
     made = []
@@ -162,3 +173,13 @@ def test_rows_between_bytes_agree(ids: list[int], part: float, around: bytes) ->
     )
     assert ours == twin
     assert len(ours) == len(around) + 4 * (3 * first + len(ids) - first) + len(b"tail")
+
+
+@pytest.mark.parametrize("core", [native, reference])
+@pytest.mark.parametrize(
+    ("start", "counts"),
+    [(0, [2, 2]), (9, [1, 2]), (25, [0, 0]), (0, [2**61, 0]), (0, [2**63, 2**63]), (0, [3])],
+)
+def test_ids_beyond_a_message_are_refused(core: Any, start: int, counts: list[int]) -> None:
+    with pytest.raises((ValueError, OverflowError)):
+        core.lookup_between(_tables(core), bytes(24), start, counts, b"", b"")

@@ -48,6 +48,7 @@ def registry() -> Registry:
             1,
             {
                 "double": Signature({"x": pair}, {"y": pair}, lambda given: {"y": given["x"] * 2}),
+                "one": Signature({}, {"y": flag}, lambda _: {"y": torch.tensor([True])}),
                 "not": Signature({"x": flag}, {"y": flag}, lambda given: {"y": ~given["x"]}),
             },
         )
@@ -89,6 +90,7 @@ REQUESTS = {
     "a matrix": _asked("m", "double", {"x": torch.arange(6.0).reshape(3, 2)}),
     "a large matrix": _asked("m", "double", {"x": torch.arange(20_000.0).reshape(-1, 2)}),
     "a matrix of another width": _asked("m", "double", {"x": torch.ones(2, 3)}),
+    "nothing given": _asked("m", "one", {}),
     "bools": _asked("m", "not", {"x": torch.tensor([True, False])}),
 }
 
@@ -111,7 +113,7 @@ def test_plain_requests_are_answered_alike(case: str, compat: Any, registry: Reg
         expected = _outcome(registry, message, compat)
         assert _outcome(registry, plain, compat) == expected
         fine = ("rows", "rows of one table", "two requests in one", "rows by name", "a matrix")
-        assert isinstance(expected, bytes) == (case in (*fine, "a large matrix", "bools"))
+        assert isinstance(expected, bytes) == (case in (*fine, "a large matrix", "nothing given", "bools"))
 
 
 def test_a_shape_whose_product_wraps_is_refused(registry: Registry) -> None:

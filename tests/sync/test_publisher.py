@@ -17,6 +17,7 @@ from hedgerow.serving.model import Model, ServingError
 from hedgerow.serving.push_marks import marked
 from hedgerow.serving.server import PredictionServer
 from hedgerow.sync import publisher as publisher_module
+from hedgerow.sync import target as target_module
 from hedgerow.sync.protocol import ASSIGN, PushMark
 from hedgerow.sync.publisher import Publisher
 from hedgerow.sync.source import HostSource
@@ -67,6 +68,29 @@ def test_a_replica_under_two_addresses_is_one() -> None:
             told = publisher.status().targets
             assert sorted(bool(target.same_as) for target in told) == [False, True]
             assert sum(stream.full_syncs for one in told for stream in one.streams) == 1
+
+
+def test_the_second_address_takes_over_and_a_flush_waits_for_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(publisher_module, "_FORGET_S", 0.0)
+    monkeypatch.setattr(target_module, "_DESCRIBE_S", 0.2)
+    tables, listed = trainer_tables(), Listed()
+    with (
+        served() as (one, address),
+        Publisher([HostSource(tables)], listed, every="20ms") as publisher,
+    ):
+        listed.addresses = [address]
+        assert publisher.flush()
+        other = address.replace("127.0.0.1", "localhost")
+        listed.addresses = [address, other]
+        wait_for(lambda: any(target.same_as for target in publisher.status().targets))
+        assert publisher.flush()
+        listed.addresses = [other]
+        wait_for(lambda: [to.address for to in publisher.status().targets] == [other])
+        train(tables, torch.arange(20))
+        assert publisher.flush(5.0)  # less than an address that gives no sign is waited for
+        assert rows_of(one.store.tables) == rows_of(tables)
 
 
 def test_a_trainer_without_rows_sweeps_nothing() -> None:
