@@ -9,7 +9,12 @@ import torch
 from torch import Tensor
 
 from ..kernels import find_or_insert, long_runs, lookup, runs, seat, step
-from ..kernels.layout import LANES, Arrays, FirstValues, Part, draws_of
+from ..kernels.layout import LANES, SHORT, Arrays, FirstValues, Part, draws_of
+from ..tables.config import Segment, TableConfig
+from ..tables.initializers import Uniform
+from ..tables.multi.device_tables import DeviceTables
+from ..tables.optimizers import Adam, Sgd
+from ..tables.store import TableKeys
 from .gpu_case import Case
 
 TABLES, DIM, SKEW = 10, 128, 1.05
@@ -18,7 +23,7 @@ _ROW, _ID = 4 * DIM, 8
 
 def _sizes(quick: bool) -> tuple[int, int]:
     """Rows of a table, ids of a table in a batch."""
-    return (400, 60) if quick else (1_677_721, 104_857)
+    return (60, 20) if quick else (1_677_721, 104_857)
 
 
 def _law(rows: int, device: torch.device) -> Tensor:
@@ -44,8 +49,8 @@ class _World:
         table = Arrays.make_several([rows * 5 // 3 // LANES] * TABLES, DIM, device, states)
         ids = torch.randint(-(2**63), 2**63 - 1, (TABLES, rows), device=device)
         whole = torch.arange(TABLES + 1, device=device) * rows
-        slots, _ = find_or_insert.find_or_insert(table, ids.view(-1), whole)
-        table.write(1, slots[slots >= 0], 0)
+        find_or_insert.find_or_insert(table, ids.view(-1), whole)
+        table.write(1, table.taken().nonzero()[:, 0], 0)
         edges = _law(rows, device)
         batches = []
         for _ in range(6):
@@ -57,7 +62,7 @@ class _World:
             torch.arange(TABLES + 1, device=device) * n,
             batches,
             torch.randn(TABLES * n, DIM, device=device) * 0.01,
-            torch.zeros(3, dtype=torch.int64, device=device),
+            torch.zeros(TABLES, 3, dtype=torch.int64, device=device),
         )
 
     def distinct(self) -> int:
@@ -92,8 +97,41 @@ def step_cases(device: torch.device, quick: bool) -> Iterator[Case]:
     for rule in ("sgd", "adam"):
         part, states = _part(rule, device)
         world = _World.make(device, quick, states)
-        yield from _cases(world, rule, part, _floors(world, states))
+        floors = _floors(world, states)
+        yield from _cases(world, rule, part, floors)
+        yield _through_tables(world, rule, sum(floors.values()))
         del world
+
+
+def _long_bytes(grouped: runs.Runs) -> int:
+    """What runs longer than SHORT make one read: their sources and gradients."""
+    lengths = grouped.starts[: int(grouped.counts[0]) + 1].diff()
+    return int(lengths[lengths > SHORT].sum()) * (_ID + _ROW)
+
+
+def _through_tables(world: _World, rule: str, moved_bytes: int) -> Case:
+    """The same step as a model takes it: through a store of ten tables."""
+    device, n = world.splits.device, len(world.batches[0])
+    rows = world.table.values.shape[0] // TABLES * 3 // 5
+    learns = {"sgd": Sgd(lr=0.01), "adam": Adam(lr=0.01)}[rule]
+    segments = (Segment(DIM, Uniform(0.05), learns),)
+    names = [f"table_{k}" for k in range(TABLES)]
+    store = DeviceTables(
+        {name: TableConfig(name, segments, not_finite="drop") for name in names},
+        device=device,
+        capacity_rows=dict.fromkeys(names, rows),
+    )
+    splits, grads, turn = tuple(world.splits.tolist()), world.grads.view(-1), [0]
+    keys = [TableKeys(ids, splits) for ids in world.batches]
+
+    def whole() -> None:
+        turn[0] += 1
+        found = store.lookup(keys[turn[0] % len(keys)], missing="training")
+        store.apply_gradients(found, grads, ts=turn[0])
+
+    for _ in keys:  # their rows are there from then on
+        whole()
+    return Case(f"step through DeviceTables, {rule}, {TABLES} tables", moved_bytes, whole, items=n)
 
 
 def _cases(world: _World, rule: str, part: Part, floors: dict[str, int]) -> Iterator[Case]:
@@ -130,7 +168,11 @@ def _cases(world: _World, rule: str, part: Part, floors: dict[str, int]) -> Iter
         lambda: runs.runs(table, places, batch, world.counts, splits),
     )
     yield Case("  sort alone", n * 16, lambda: torch.sort(places, stable=True))
-    yield Case("  sums of long runs", n * 4, lambda: long_runs.sum_long_runs(grouped, world.grads))
+    yield Case(
+        "  sums of long runs",
+        _long_bytes(grouped),
+        lambda: long_runs.sum_long_runs(grouped, world.grads),
+    )
     yield Case(
         f"  sums and update ({rule})",
         floors["update"],

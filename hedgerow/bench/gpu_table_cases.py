@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from ..kernels import apply, evict, find, find_or_insert, lookup
-from ..kernels.layout import KEYS, LANES, Arrays, FirstValues, Grouped, Part
+from ..kernels.layout import LANES, Arrays, FirstValues, Grouped, Part
 from .gpu_case import Case
 
 DIM = 64
@@ -163,21 +163,13 @@ def table_cases(device: torch.device, quick: bool) -> Iterator[Case]:
         known = filled(table, load)
         yield from _reading(table, known, n, load)
         yield from _inserting(table, known, n, load)
-    full = torch.arange(slots, device=device)
-    have = filled(table, 1.0)
-    del full
-    known = torch.cat([known, have])
+    known = torch.cat([known, filled(table, 1.0)])
     name, snapshot = f"load {len(known) / slots:.3f}", _Snapshot(table)
     rows = torch.randn(n, DIM, device=device)
     for hits in (HITS, 0.0):
         batches = _Batches(known, n, hits)
         yield from _evicting(table, batches, rows, snapshot, f"{name}, {hits:.0%} hits", hits)
     yield from _reading(table, known, n, round(len(known) / slots, 3))
-    del table, snapshot, known, have, batches
+    del table, snapshot, known, batches
     table = Arrays.make(slots // LANES, DIM, device, DIM)
     yield from _updating(table, filled(table, 0.5), n)
-
-
-def taken_share(table: Arrays) -> float:
-    """How full a table is."""
-    return float(table.taken().sum()) / (table.buckets * LANES) if len(table.line(KEYS)) else 0.0

@@ -144,7 +144,7 @@ def apply(
     if placed is None and len(parts) > 1:
         placed = torch.empty_like(grouped.ids)
     for part, rate in zip(parts, rates, strict=True):
-        tile = writer_tile(part.dim if part.start else table.dim)
+        tile = writer_tile(part.dim if part.start else table.dim, 512)
         _apply[blocks(n, tile["ROWS"])](
             *(grouped.ids, grouped.order, slots, used, grads, *pieces, placed),
             *(table.index, table.values, counts, part.numbers),

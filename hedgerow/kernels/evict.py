@@ -95,10 +95,10 @@ def _take(
     tries = todo & ~alone
     lane = best % (2 * LANES)
     slot = tl.where(lane < LANES, first * LANES + lane, (second - 1) * LANES + lane)
-    slot = tl.where(tries, slot, first * LANES)
-    at = index + word(slot, LINES - 1, LINES)
-    # The swap has no mask: those with nothing to do swap a value that no word has for itself.
+    # The swap has no mask: those with nothing to do swap a value for itself, in the line of keys
+    # that they have just read. In one place for all they would queue.
     nothing = tl.full(slot.shape, -2, tl.int64)
+    at = index + tl.where(tries, word(slot, LINES - 1, LINES), first * (LINES * LANES))
     mine = tl.where(tries, (call << 48) | SCORE, nothing)
     expected = tl.where(tries, seen, nothing)
     won = tries & (tl.atomic_cas(at, expected, mine, sem="relaxed") == seen)
@@ -115,6 +115,7 @@ def _assigned(
     index: tl.tensor,
     held: tl.tensor,
     asked: tl.tensor,
+    first: tl.tensor,
     given: tl.tensor,
     call: tl.tensor,
     epoch: tl.tensor,
@@ -127,7 +128,7 @@ def _assigned(
     stays = asked & (old != ((call << 48) | SCORE))
     new = (call << 48) | scored(tl.where(old < 0, 0, old), given, epoch, MODE)
     nothing = tl.full(held.shape, -2, tl.int64)
-    at = tl.where(stays, at, index)
+    at = tl.where(stays, at, index + first * (LINES * LANES))
     expected, new = tl.where(stays, old, nothing), tl.where(stays, new, nothing)
     seen = tl.atomic_cas(at, expected, new, sem="relaxed")
     return stays & (seen == old)
@@ -176,8 +177,7 @@ def place_or_evict(
             todo = todo & ~won
         found = todo & (held >= 0)
         if tl.max(found.to(tl.int32), axis=0) > 0:
-            at = tl.where(found, held, first * LANES)
-            kept = _assigned(index, at, found, given, call, epoch, MODE, LINES)
+            kept = _assigned(index, held, found, first, given, call, epoch, MODE, LINES)
             slot, code = tl.where(kept, held, slot), tl.where(kept, ASSIGNED, code)
             todo = todo & ~kept
         full = todo & (held < 0) & (free < 0)
@@ -276,7 +276,7 @@ def insert_and_evict(
         None if rows is None else torch.empty_like(rows),
     )
     if n:
-        tile = writer_tile(max(width, 1))
+        tile = writer_tile(width or 64)
         _insert_and_evict[blocks(n, tile["ROWS"])](
             *(ids, scores, rows, used, table.index, table.values, table.pins, table.spans, splits),
             *(out.codes, out.slots, out.victims, out.victim_scores, out.victim_rows),

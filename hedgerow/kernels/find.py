@@ -52,6 +52,12 @@ def span_of(
 
 
 @jit
+def own_slot(slot: tl.tensor, base: tl.tensor) -> tl.tensor:
+    """The number that a slot has within its table, whose first bucket is `base`; -1 stays."""
+    return tl.where(slot >= 0, slot - base * LANES, slot)
+
+
+@jit
 def _match(line: tl.tensor, ids: tl.tensor, bucket: tl.tensor, asked: tl.tensor) -> tl.tensor:
     """The slot of each id in its line of keys, or -1."""
     lanes = tl.arange(0, LANES)[None, :]
@@ -107,7 +113,7 @@ def _find(
     i = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)
     base, count, live = span_of((spans, splits), used, i, n, buckets, K, ROOM)
     slot = probe(index, tl.load(ids + i, mask=live, other=0), live, base, count, LINES)
-    tl.store(slots + i, slot, mask=i < n)
+    tl.store(slots + i, own_slot(slot, base), mask=i < n)
 
 
 def find(
@@ -118,7 +124,7 @@ def find(
 ) -> Int64[Tensor, "n"]:
     """The slot of each id; -1 where there is none, and from `used` on.
 
-    Of several tables, `splits` say where the ids of each begin and end.
+    Of several tables, `splits` say where the ids of each begin and end; slots are their own.
     """
     slots = torch.empty_like(ids)
     if len(ids):

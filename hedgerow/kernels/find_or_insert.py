@@ -18,7 +18,7 @@ from torch import Tensor
 
 from ..core.shapes import Bool, Float32, Int64
 from . import layout
-from .find import span_of
+from .find import own_slot, span_of
 from .layout import Arrays
 from .placement import EMPTY, ERASED, HOME_LANES, LANES, candidates, own_place, word
 from .toolchain import blocks, jit, several, tl, writer_tile
@@ -142,7 +142,7 @@ def _find_or_insert(
     if wanted is not None:
         live = live & tl.load(wanted + i, mask=live, other=0).to(tl.int1)
     slot, born = claim(index, tl.load(ids + i, mask=live, other=0), live, base, count, LINES)
-    tl.store(slots + i, slot, mask=i < n)
+    tl.store(slots + i, own_slot(slot, base), mask=i < n)
     tl.store(new + i, born, mask=i < n)
 
 

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from ..core.hashing import signed64
 from ..core.shapes import Float32, Int64
-from .find import probe, span_of, table_of
+from .find import own_slot, probe, span_of, table_of
 from .first_values import draw_of, start_rows
 from .layout import Arrays, FirstValues, Part
 from .toolchain import blocks, jit, reader_tile, several, tl
@@ -89,7 +89,7 @@ def _lookup(
     base, count, live = span_of((spans, splits), used, i, n, buckets, K, ROOM)
     key = tl.load(ids + i, mask=live, other=0)
     slot = probe(index, key, live, base, count, LINES)
-    tl.store(slots + i, slot, mask=i < n)
+    tl.store(slots + i, own_slot(slot, base), mask=i < n)
     rows = rows_at(values + START, slot, DIM, STRIDE, COLUMNS)
     if KIND != "zeros":
         absent = live & (slot < 0)
@@ -114,7 +114,7 @@ def lookup(
 ) -> Int64[Tensor, "n"]:
     """Rows of `ids` into `out`, and their slots, -1 = absent.
 
-    Of several tables, `splits` say where the ids of each begin and end.
+    Of several tables, `splits` say where the ids of each begin and end; slots are their own.
     Absent ids give zeros, or the rows that the `parts` would give them; what follows after `used`,
     zeros.
     """

@@ -38,7 +38,7 @@ def runs(
     table: Arrays,
     places: Int32[Tensor, "n"],
     ids: Int64[Tensor, "n"],
-    counts: Int64[Tensor, "3"],
+    counts: Int64[Tensor, "3"] | Int64[Tensor, "K 3"],
     splits: Int64[Tensor, "K+1"] | None = None,
 ) -> Runs:
     """The runs of `places`; ids that found no room are counted."""
@@ -76,7 +76,7 @@ def step(
     table: Arrays,
     ids: Int64[Tensor, "n"],
     grads: Float32[Tensor, "n dim"],
-    counts: Int64[Tensor, "3"],
+    counts: Int64[Tensor, "3"] | Int64[Tensor, "K 3"],
     parts: Sequence[Part],
     rates: Sequence[float],
     now: int,
@@ -93,7 +93,7 @@ def update(
     ids: Int64[Tensor, "n"],
     batch: Runs,
     grads: Float32[Tensor, "n dim"],
-    counts: Int64[Tensor, "3"],
+    counts: Int64[Tensor, "3"] | Int64[Tensor, "K 3"],
     parts: Sequence[Part],
     rates: Sequence[float],
     now: int,

@@ -106,7 +106,11 @@ def _count_runs(
     if tl.max(kept_out.to(tl.int32), axis=0) > 0:
         batch = (ids, splits, order)
         first = _refused(batch, slots, slot, i, kept_out, K, ROOM)
-        tl.atomic_add(counts + 1, tl.sum(first.to(tl.int64), axis=0), sem="relaxed")
+        if splits is None:
+            tl.atomic_add(counts + 1, tl.sum(first.to(tl.int64), axis=0), sem="relaxed")
+        else:
+            k = table_of(splits, tl.load(order + i, mask=first, other=0), K, ROOM)
+            tl.atomic_add(counts + 3 * k + 1, first.to(tl.int64), mask=first, sem="relaxed")
 
 
 @jit
@@ -169,7 +173,7 @@ def runs(
     table: Arrays,
     places: Int32[Tensor, "n"],
     ids: Int64[Tensor, "n"],
-    counts: Int64[Tensor, "3"],
+    counts: Int64[Tensor, "3"] | Int64[Tensor, "K 3"],
     splits: Int64[Tensor, "K+1"] | None = None,
 ) -> Runs:
     """The runs of `places`: slots, -1 for room, other negative numbers for ids without room.

@@ -9,7 +9,7 @@ from ..core.shapes import Int32, Int64
 from .find import span_of
 from .find_or_insert import claim
 from .layout import Arrays
-from .placement import candidates
+from .placement import LANES, candidates
 from .toolchain import blocks, jit, several, tl
 
 _TILE = {"ROWS": 128, "num_warps": 4}
@@ -35,6 +35,9 @@ def _seat(
     slot = tl.full((ROWS,), -1, tl.int64)
     if known is not None:
         slot = tl.load(known + i, mask=i < n, other=-1)
+        if spans is not None:
+            base, _, _ = span_of((spans, splits), None, i, n, buckets, K, ROOM)
+            slot = tl.where(slot >= 0, slot + base * LANES, slot)
     if tl.min(tl.where(i < n, slot, 0), axis=0) < 0:
         base, count, live = span_of((spans, splits), used, i, n, buckets, K, ROOM)
         todo = live & (slot < 0)
@@ -56,6 +59,7 @@ def seat(
 ) -> Int32[Tensor, "n"]:
     """The slot of each key; -1 for room, and below -1 a number of each id that found no place.
 
+    Slots of several tables are numbered through all of them, `known` ones within their own.
     Slots that are `known` are believed. The rows of new ids are not set, and their time is
     `NEWBORN` until somebody does.
     """

@@ -123,16 +123,19 @@ def _settled(
     table: tl.tuple,
     slot: tl.tensor,
     key: tl.tensor,
+    source: tl.tensor,
     length: tl.tensor,
     finite: tl.tensor,
     now: tl.tensor,
+    K: tl.constexpr,
+    ROOM: tl.constexpr,
     LINES: tl.constexpr,
 ) -> tuple[tl.tensor, tl.tensor]:
     """Slots of the rows that will change, others -1; and which of them are new.
 
     Their times are written. Ids that came with sums that are not finite give their places back.
     """
-    index, counts = table
+    index, counts, splits = table
     there = slot >= 0
     old = tl.load(index + word(slot, TIMES, LINES), mask=there, other=0)
     born, lost = there & (old == NEWBORN), there & ~finite
@@ -142,8 +145,13 @@ def _settled(
     if tl.max(lost.to(tl.int32), axis=0) > 0:
         free = tl.where((key == EMPTY) | (key == ERASED), EMPTY, ERASED)
         tl.store(index + word(slot, 0, LINES), free, mask=born & lost)
-    none = slot != slot
-    count_up(counts, born & finite, none, tl.where(lost, length, 0).to(tl.int64))
+    dropped = tl.where(lost, length, 0).to(tl.int64)
+    if splits is None:
+        count_up(counts, born & finite, slot != slot, dropped)
+    elif tl.max((born | lost).to(tl.int32), axis=0) > 0:
+        k = table_of(splits, source, K, ROOM)
+        tl.atomic_add(counts + 3 * k, (born & finite).to(tl.int64), mask=born, sem="relaxed")
+        tl.atomic_add(counts + 3 * k + 2, dropped, mask=lost, sem="relaxed")
     return tl.where(changes, slot, -1), born & finite
 
 
@@ -199,7 +207,9 @@ def _step(
             if DIM < WIDTH:
                 finite = _finite(_summed(batch, begin, length, 0, WIDTH, WIDTH, ALL_COLUMNS))
             key = tl.load(ids + source, mask=inside & ~finite, other=0)
-            slot, born = _settled((index, counts), slot, key, length, finite, now, LINES)
+            slot, born = _settled(
+                (index, counts, splits), slot, key, source, length, finite, now, K, ROOM, LINES
+            )
             if DIM < WIDTH:
                 tl.store(placed + run, tl.where(born, slot + BORN, slot), mask=inside)
         else:
@@ -227,7 +237,7 @@ def step(
     table: Arrays,
     ids: Int64[Tensor, "n"],
     grads: Float32[Tensor, "n dim"],
-    counts: Int64[Tensor, "3"],
+    counts: Int64[Tensor, "3"] | Int64[Tensor, "K 3"],
     parts: Sequence[Part],
     rates: Sequence[float],
     now: int,
@@ -237,6 +247,7 @@ def step(
 ) -> None:
     """One step for each id with its summed gradient; adds to `counts` as `Applied` has them.
 
+    Of several tables, `splits` say where the ids of each begin and end, and each has its counts.
     An absent id is born first. `slots` are those of a lookup at the same ids, so that what it found
     is not looked for again. Sums that are not finite leave the table as it is.
     """
@@ -250,7 +261,7 @@ def update(
     ids: Int64[Tensor, "n"],
     batch: Runs,
     grads: Float32[Tensor, "n dim"],
-    counts: Int64[Tensor, "3"],
+    counts: Int64[Tensor, "3"] | Int64[Tensor, "K 3"],
     parts: Sequence[Part],
     rates: Sequence[float],
     now: int,

@@ -87,7 +87,7 @@ def programs_of(device: torch.device) -> int:
     return 32 * torch.cuda.get_device_properties(device).multi_processor_count
 
 
-def writer_tile(dim: int) -> dict[str, int]:
+def writer_tile(dim: int, floats: int = 1024) -> dict[str, int]:
     """The block of rows that one program of a writing kernel works on, and its warps.
 
     The buckets of the rows must give every thread a key of its own. Were there more threads than
@@ -95,5 +95,5 @@ def writer_tile(dim: int) -> dict[str, int]:
     and warps that disagree about what they saw wait for each other for ever.
     """
     columns = columns_of(dim)
-    rows = max(2, min(32, 1024 // columns))
+    rows = max(2, min(32, floats // columns))
     return {"ROWS": rows, "COLUMNS": columns, "num_warps": min(2, rows * LANES // 32)}

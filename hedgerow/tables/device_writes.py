@@ -172,11 +172,15 @@ class DeviceWrites(DeviceRoom, Stamps):
 
     def _write(self, ts: int, n: int) -> tuple[int, Int64[Tensor, "3"]]:
         """The time of a call that may bring `n` ids, and room for what it counts."""
+        return self._begin(ts, n), torch.zeros(3, dtype=torch.int64, device=self.device)
+
+    def _begin(self, ts: int, n: int) -> int:
+        """What comes before every write of `n` ids; its time."""
         now = self._time(ts)
         self._before_change()
         self._make_room(n)
         self._max_ts = max(self._max_ts, now)
-        return now, torch.zeros(3, dtype=torch.int64, device=self.device)
+        return now
 
     def _done(self, done: Int64[Tensor, "3"]) -> Applied:
         self._totals[:3] += done

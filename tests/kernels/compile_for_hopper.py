@@ -39,7 +39,6 @@ def compile_only(kernel: Any, grid: tuple[int]) -> Any:
             "kernel": kernel.__name__,
             "later_segment": options.get("START", 0) > 0,  # its rows have been placed
             "cubin_bytes": len(made.asm["cubin"]),
-            "registers": made.metadata.num_warps,
             "fused": len(re.findall(r"\bfma\.", ptx)),
             "flushed": ptx.count(".ftz"),
             "keys_a_thread": sum(int(width or 1) for width in _VOLATILE.findall(ptx)),
@@ -99,6 +98,23 @@ def main() -> None:
     usable = torch.ones(100, dtype=torch.bool)
     assign.assign(wide, grouped, rows, usable, torch.ones(dim), counts, 5)
     rare_verbs(wide, grouped, rows, usable, counts, part)
+    all_slots(table, ids, rows)
+
+
+def all_slots(table: Any, ids: torch.Tensor, rows: torch.Tensor) -> None:
+    from hedgerow.kernels import evict, find_or_insert, pins, rehash, select
+    from hedgerow.kernels.layout import Arrays
+
+    find_or_insert.exchange(table, ids, rows)
+    for mode in ("assign", "count"):
+        held = Arrays.make(8, 64, torch.device("cpu"), scored=mode == "count", pinned=True)
+        evict.insert_and_evict(held, ids, ids, rows, call=1, mode=mode)
+        pins.touch(held, ids, ids, mode)
+    evict.insert_and_evict(table, ids, ids, call=1)
+    pins.pin(held, ids)
+    select.select(held)
+    select.erase_if(held)
+    rehash.rehash(held, held)
 
 
 def rare_verbs(

@@ -118,14 +118,14 @@ def test_several_tables_are_served_at_once(device: torch.device) -> None:
     ids = torch.cat([some_ids(30, 1, 20), some_ids(40, 1, 20)])
     splits, used = torch.tensor([0, 30, 70, 70]), torch.tensor([28, 40, 0])
     at = {"used": used.to(device), "splits": splits.to(device)}
-    grads, done = values(70, 4, seed=3), torch.zeros(3, dtype=torch.int64, device=device)
+    grads, done = values(70, 4, seed=3), torch.zeros(3, 3, dtype=torch.int64, device=device)
     out, kept = torch.empty(70, 4, device=device), []
     for now in range(2):
         slots = lookup.lookup(several, ids.to(device), out, [part], **at)
         kept.append(out.clone())
         found = None if now else slots
         step.step(several, ids.to(device), grads.to(device), done, [part], [0.1], now, found, **at)
-    counts = torch.zeros(3, dtype=torch.int64)
+    counts = torch.zeros(3, 3, dtype=torch.int64)
     for k, (begin, end) in enumerate(((0, 30), (30, 70), (70, 70))):
         model = Arrays.make([3, 5, 2][k], 4, CPU, 4)
         own = replace(part, first=firsts[k], draws=None, numbers=numbers.cpu())
@@ -135,7 +135,7 @@ def test_several_tables_are_served_at_once(device: torch.device) -> None:
             same_bits(kept[now][begin:end], rows)
             grouped = group(ids[begin:end])
             reference.apply(
-                *(model, grouped, grads[begin:end], counts, [own], [0.1], now, None, limit)
+                *(model, grouped, grads[begin:end], counts[k], [own], [0.1], now, None, limit)
             )
         assert content(_alone(several, k)) == content(model)
     assert done.tolist() == counts.tolist()

@@ -107,9 +107,9 @@ _TIER = replace(_TABLE, bucket=1024)
 STRICT = Layout(name="strict", whole=_TABLE, front=_TIER, cache=_TIER, host=_TABLE, counter=_TIER)
 """What the published run time allocates: two hash tables where a table lies in both memories."""
 
-# A device table: 16 ids and 16 time stamps a bucket; behind them two slots in a bucket of their own,
-# of which 14 are not there. Ids
-# are refused from about 0.85 full on; a cache replaces rows instead, so it may be full.
+# A device table: 16 ids and 16 time stamps a bucket; two slots more are in a bucket of their own,
+# of which 14 are not there. Ids are refused from about 0.85 full on; a cache replaces rows instead,
+# so it may be full.
 _CARD = Slots(slot_bytes=16, bucket=16, fullest=Fraction(17, 20), extra=2, fixed_bytes=14 * 16)
 # A host table: a time stamp a row, and an index of 64-byte buckets for 4 ids. Its 64 shards grow by
 # halves at different times: 16 * 0.5 / ln 1.5 = 19.73 bytes a row on average. Shards fill unevenly:

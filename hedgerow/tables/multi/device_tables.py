@@ -12,6 +12,7 @@ from torch import Tensor
 from ...core.clock import Clock
 from ...core.errors import InputError
 from ...core.shapes import Bool, Float32, Int8, Int64
+from ...kernels.layout import LANES
 from .. import arguments, device_pool
 from ..config import TableConfig
 from ..device import DeviceTable
@@ -20,6 +21,7 @@ from ..host import HostTable
 from ..schedules import Rate
 from ..store import Applied, Entries, Lookup, Missing, TableKeys, as_keys
 from . import parts
+from .device_group import DeviceGroup
 from .multi_config import MultiConfig
 
 _LEAST_ROWS = 1 << 16  # room of a table that does not say how many rows it will have
@@ -47,7 +49,18 @@ class DeviceTables:
         self.config = MultiConfig.of(configs)
         self.device = torch.empty(0, device=device).device  # with its number
         room = capacity_rows or {}
-        self._tables: list[DeviceTable | HostTable] = []
+        self._group: DeviceGroup | None = None
+        if all(name in room and name not in on_host for name in self.names):
+            tables = [
+                DeviceTable(config, capacity_rows=1, device=self.device, clock=clock)
+                for config in self.config.configs
+            ]
+            if DeviceGroup.alike(tables):
+                buckets = [-(-_slots(room[name]) // LANES) for name in self.names]
+                self._group = DeviceGroup(tables, buckets)
+                self._tables: list[DeviceTable | HostTable] = [*tables]
+                return
+        self._tables = []
         for config in self.config.configs:
             if config.name in on_host:
                 self._tables.append(HostTable(config, clock=clock))
@@ -57,7 +70,7 @@ class DeviceTables:
             self._tables.append(
                 DeviceTable(
                     config,
-                    capacity_rows=int(rows / FILL) + 1,
+                    capacity_rows=_slots(rows),
                     device=self.device,
                     clock=clock,
                     full=full,
@@ -101,6 +114,10 @@ class DeviceTables:
         arguments.missing_rule(missing)
         at = parts.float_offsets(keys.splits, self.dims)
         flat = torch.empty(at[-1], device=self.device) if out is None else out.view(-1)
+        if self._group is not None and len(keys.ids) and self._group.whole():
+            rows = flat.view(-1, self.dims[0])
+            slots = self._group.lookup(keys, rows, born=missing != "zeros")
+            return Lookup(keys, flat, self.dims, slots, self._epochs())
         slots = torch.full_like(keys.ids, -1)
         epochs: list[object] = []
         for k, (table, own) in enumerate(zip(self._tables, self._split(keys), strict=True)):
@@ -129,6 +146,10 @@ class DeviceTables:
         """One optimizer step per table and distinct id, with its summed gradient."""
         keys = self._keys(at.keys if isinstance(at, Lookup) else at)
         by_table = self.config.rates_of(rates)
+        if self._group is not None and not per_occurrence:
+            together = self._step_together(self._group, at, keys, grads, by_table, step, ts, counts)
+            if together is not None:
+                return together
         done = []
         for k, (table, own, part) in enumerate(self._shares("grads", keys, grads)):
             mine = None if counts is None else counts[keys.splits[k] : keys.splits[k + 1]]
@@ -146,6 +167,41 @@ class DeviceTables:
                 place = _found_there(at, k, own, self.dims[k])
                 done.append(table.apply_gradients(place, part, counts=mine, **settings))
         return self._total(done)
+
+    def _step_together(
+        self,
+        group: DeviceGroup,
+        at: TableKeys | Lookup | Tensor,
+        keys: TableKeys,
+        grads: Tensor,
+        rates: Sequence[Sequence[Rate] | None] | None,
+        step: int | None,
+        ts: int,
+        counts: Tensor | None,
+    ) -> Applied | None:
+        """The step of all tables in one, if they can take it together; else None."""
+        calls = [
+            cast("DeviceTable", table)._call(
+                *(own, part, None if rates is None else rates[k], step),
+                None if counts is None else counts[keys.splits[k] : keys.splits[k + 1]],
+            )
+            for k, (table, own, part) in enumerate(self._shares("grads", keys, grads))
+        ]
+        if not group.whole() or any(call.rates != calls[0].rates for call in calls):
+            return None
+        if len(keys.ids) == 0:
+            return Applied.of()
+        times = [
+            cast("DeviceTable", table)._begin(ts, len(call.keys.ids))
+            for table, call in zip(self._tables, calls, strict=True)
+            if len(call.keys.ids)
+        ]
+        known = at.slots if isinstance(at, Lookup) and at.epoch == self._epochs() else None
+        rows = grads.reshape(-1, self.dims[0])
+        return Applied(group.step(keys, rows, calls[0].rates, max(times), known).sum(dim=0))
+
+    def _epochs(self) -> tuple[object, ...]:
+        return tuple(cast("DeviceTable", table)._epoch for table in self._tables)
 
     def is_on_device(self, k: int) -> bool:
         """Whether the rows of table `k` are on the device."""
@@ -288,6 +344,11 @@ class DeviceTables:
                 f"ask one of them: store.table(k).{verb}(...)."
             )
         return self.table()
+
+
+def _slots(rows: float) -> int:
+    """Slots of a table that has room for so many rows."""
+    return int(rows / FILL) + 1
 
 
 def _there(slots: Tensor | None) -> Tensor:

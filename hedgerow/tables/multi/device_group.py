@@ -1,0 +1,108 @@
+"""Tables on a device whose rows are alike, so that one launch serves all of them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+import torch
+from torch import Tensor
+
+from ...core.shapes import Float32, Int64
+from ...kernels import lookup, step
+from ...kernels.layout import LANES, Arrays, Part, draws_of
+from ..device import DeviceTable
+from ..store import TableKeys
+
+
+class DeviceGroup:
+    """The arrays of K alike tables in one piece; each table has its part of them.
+
+    A table whose arrays are replaced (it was loaded, or room was reserved) leaves the group: from
+    then on `whole` is False and every table is asked for itself.
+    """
+
+    def __init__(self, tables: Sequence[DeviceTable], buckets: Sequence[int]) -> None:
+        self._tables = tables
+        first = tables[0]
+        states = first.layout.state_floats
+        self._arrays = Arrays.make_several(buckets, first.config.dim, first.device, states)
+        at = 0
+        for table, count in zip(tables, buckets, strict=True):
+            rows = self._arrays.values[at * LANES : (at + count) * LANES + 2]
+            table._table = Arrays(self._arrays.index[at : at + count + 1], rows, first.config.dim)
+            at += count + 1
+        self._own = [table._table for table in tables]
+        self._totals = torch.zeros(
+            len(tables), len(first._totals), dtype=torch.int64, device=first.device
+        )
+        for table, own in zip(tables, self._totals, strict=True):
+            table._totals = own
+        self._parts = _common_parts(tables)
+
+    @staticmethod
+    def alike(tables: Sequence[object]) -> bool:
+        """Whether tables can be a group: rows, rules and kinds of first values are the same."""
+        kinds = {_kind(table) for table in tables}
+        return len(tables) > 1 and len(kinds) == 1 and None not in kinds
+
+    def whole(self) -> bool:
+        """Whether every table still has its part of the arrays, and none wants to be told more."""
+        return all(
+            table._table is own and not table._is_watched(learned=True)
+            for table, own in zip(self._tables, self._own, strict=True)
+        )
+
+    def lookup(self, keys: TableKeys, out: Float32[Tensor, "n dim"], *, born: bool) -> Tensor:
+        """Rows into `out`; the slots, each within its table."""
+        parts = self._parts if born else ()
+        with self._tables[0]._here():
+            return lookup.lookup(self._arrays, keys.ids, out, parts, keys.used, self._cuts(keys))
+
+    def step(
+        self,
+        keys: TableKeys,
+        grads: Float32[Tensor, "n dim"],
+        rates: Sequence[float],
+        now: int,
+        slots: Int64[Tensor, "n"] | None,
+    ) -> Int64[Tensor, "K 3"]:
+        """One step on all tables; what each counted, which is added to what it has counted."""
+        done = torch.zeros(len(self._tables), 3, dtype=torch.int64, device=keys.ids.device)
+        with self._tables[0]._here():
+            step.step(
+                *(self._arrays, keys.ids, grads, done, self._parts, rates, now),
+                slots=slots,
+                used=keys.used,
+                splits=self._cuts(keys),
+            )
+            self._totals[:, :3] += done
+        return done
+
+    def _cuts(self, keys: TableKeys) -> Int64[Tensor, "K+1"]:
+        cuts = torch.tensor(keys.splits)
+        if keys.ids.device.type == "cuda":
+            return cuts.pin_memory().to(keys.ids.device, non_blocking=True)
+        return cuts
+
+
+def _kind(table: object) -> object:
+    """What must be the same; None for a table that is for itself."""
+    if not isinstance(table, DeviceTable) or table.full != "refuse" or table.config.serving:
+        return None
+    if table.config.admit is not None or table._table.lines != 2:
+        return None
+    parts = (
+        (part.start, part.dim, part.state, part.rule, part.first.kind, *part.numbers.tolist())
+        for part in table._parts
+    )
+    return table.config.dim, table.layout.state_floats, *parts
+
+
+def _common_parts(tables: Sequence[DeviceTable]) -> tuple[Part, ...]:
+    """The parts of the first table, with the first values of all."""
+    columns = zip(*(table._parts for table in tables), strict=True)
+    return tuple(
+        replace(own[0], draws=draws_of([part.first for part in own], tables[0].device))
+        for own in columns
+    )
