@@ -137,7 +137,7 @@ def rows_present(
     reads as, and one that comes meanwhile as absent. Both are touched, so whoever follows the table
     reads them again.
     """
-    room = torch.empty(len(ids), table.layout.dim)
+    room = torch.empty(len(ids), table.layout.dim, dtype=torch.float32)
     present = table.contains(ids)
     table.lookup(ids, step=step, out=room)
     return room, present
