@@ -45,11 +45,11 @@ class Recycler:
     def take(self, floats: int) -> tuple[Tensor, bool]:
         """A tensor of so many values, none of them set, and whether its memory was used before."""
         if 4 * floats < _LEAST_BYTES:
-            return torch.empty(floats), False
+            return torch.empty(floats, dtype=torch.float32), False
         block = self._fitting(floats)
         used = block is not None
         if block is None:
-            block = _Block(torch.empty(floats))
+            block = _Block(torch.empty(floats, dtype=torch.float32))
         loan = (ctypes.c_float * floats).from_address(block.memory.data_ptr())
         weakref.finalize(loan, _give_back, self._free, block).atexit = False
         return torch.from_numpy(np.ctypeslib.as_array(loan)), used

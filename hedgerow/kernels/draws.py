@@ -35,7 +35,7 @@ def draws(
     ids: Int64[Tensor, "n"], numbers: Int64[Tensor, "n"], seed: int, step: int
 ) -> Float32[Tensor, "n"]:
     """A number in [0, 1) for every id and its `numbers`-th question at this step."""
-    out = torch.empty(len(ids), device=ids.device)
+    out = torch.empty(len(ids), dtype=torch.float32, device=ids.device)
     if len(ids):
         tag = (_CHANCE | step << 8) & 0xFFFFFFFF
         _draws[blocks(len(ids), 128)](ids, numbers, out, len(ids), signed64(seed), tag, ROWS=128)

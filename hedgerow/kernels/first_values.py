@@ -136,7 +136,7 @@ def first_values(
     ids: Int64[Tensor, "n"], dim: int, first: FirstValues, start: int = 0
 ) -> Float32[Tensor, "n dim"]:
     """The rows that `ids` are born with, from column `start` on."""
-    out = torch.empty(len(ids), dim, device=ids.device)
+    out = torch.empty(len(ids), dim, dtype=torch.float32, device=ids.device)
     if len(ids):
         tile = reader_tile(dim)
         _first_values[blocks(len(ids), tile["ROWS"])](

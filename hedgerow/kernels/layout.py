@@ -34,6 +34,7 @@ NEWBORN = -1  # time and score of a place without a row, or whose row is not set
 PIECE = 256
 SHORT = 32  # up to so many occurrences are added where the row is updated, more before
 SCORE = 2**48 - 1  # what a word of scores may hold, see `scores`
+EPOCH = 2**16 - 1  # of them for the epoch of a score that counts uses
 # What became of an id that `insert_and_evict` was given.
 INSERTED, RECLAIMED, ASSIGNED, EVICTED, BUSY, NOT_ASKED = 0, 1, 2, 3, 5, 7
 # The numbers of an update rule, see `rules`: room for settings, then for the starts of states.
@@ -95,7 +96,7 @@ class Arrays:
         index[:, KEYS] = EMPTY
         return Arrays(
             index,
-            torch.zeros(slots, padded(dim + states), device=device),
+            torch.zeros(slots, padded(dim + states), dtype=torch.float32, device=device),
             dim,
             torch.zeros(slots, dtype=torch.int32, device=device) if pinned else None,
         )

@@ -48,7 +48,7 @@ def _gather(
 
 def gather(table: Arrays, slots: Int64[Tensor, "n"]) -> Float32[Tensor, "n dim"]:
     """The rows in `slots`; zeros for -1."""
-    out = torch.empty(len(slots), table.dim, device=slots.device)
+    out = torch.empty(len(slots), table.dim, dtype=torch.float32, device=slots.device)
     if len(slots):
         tile = reader_tile(table.dim)
         grid = blocks(len(slots), tile["ROWS"])

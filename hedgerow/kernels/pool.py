@@ -86,7 +86,7 @@ def pool(
     Absent ids (slot -1) count as zeros, or as the rows that the `parts` would give them.
     """
     bags = len(splits) - 1
-    out = torch.empty(bags, table.dim, device=ids.device)
+    out = torch.empty(bags, table.dim, dtype=torch.float32, device=ids.device)
     zeros = FirstValues("zeros", 0.0, 0.0, 0)
     columns = [(part.start, part.dim, part.first) for part in parts] or [(0, table.dim, zeros)]
     for start, dim, draw in columns if bags else ():

@@ -11,6 +11,7 @@ from .layout import (
     ASSIGNED,
     BUSY,
     EMPTY,
+    EPOCH,
     ERASED,
     EVICTED,
     INSERTED,
@@ -36,14 +37,14 @@ def _word(table: Arrays, slot: int) -> int:
 def _worth(word: int, epoch: int, mode: str) -> int:
     score = word & SCORE
     if mode == "count":
-        return (score & 0xFFFFFFFF) >> min(max(epoch - (score >> 32), 0), 32)
+        return (score & 0xFFFFFFFF) >> min((epoch - (score >> 32)) & EPOCH, 32)
     return score
 
 
 def _scored(word: int, given: int, epoch: int, mode: str) -> int:
     if mode == "count":
         count = _worth(max(word, 0), epoch, mode) + given
-        return min(count, 0xFFFFFFFF) | (epoch << 32)
+        return min(count, 0xFFFFFFFF) | ((epoch & EPOCH) << 32)
     return given & SCORE
 
 

@@ -74,7 +74,7 @@ class ServerShards:
         sizes = sizes_of(slot_sizes, self.count)
         at = Delivery(sizes, sizes, ids)
         floats = floats_of(sizes, self.dims)
-        rows = torch.empty(sum(floats))
+        rows = torch.empty(sum(floats), dtype=torch.float32)
         places = rows.split(floats)
         self.store.ask(
             [i for i, n in enumerate(totals(sizes)) if n],

@@ -213,7 +213,7 @@ class RowUpdates:
         """
         sizes = [grad.numel() for grad in grads]
         if self._device != checks.CPU:  # torch keeps the memory of a device by itself
-            flat = torch.empty(sum(sizes), device=self._device)
+            flat = torch.empty(sum(sizes), dtype=torch.float32, device=self._device)
         else:
             flat = self._memory.take(sum(sizes))[0]
         for part, grad in zip(flat.split(sizes), grads, strict=True):
@@ -246,7 +246,7 @@ class RowUpdates:
                     ids.append(one.reading.ids_of(i))
                     grads.append(grad.float())
         if not ids:
-            nothing = torch.empty(0, dim, device=self._device)
+            nothing = torch.empty(0, dim, dtype=torch.float32, device=self._device)
             return RowGradients(nothing.new_empty(0, dtype=torch.int64), nothing)
         return RowGradients(_joined(ids), _joined(grads))
 

@@ -141,7 +141,7 @@ class _Rows:
         check_answer(floats)
         if len(splits) != len(self._dims) + 1:
             return {"flat_emb": self._store.lookup_cells(ids, splits)}
-        flat = torch.empty(floats)
+        flat = torch.empty(floats, dtype=torch.float32)
         self._store.lookup_at(ids.data_ptr(), splits, "zeros", None, flat.data_ptr())
         return {"flat_emb": flat}
 

@@ -35,7 +35,10 @@ class RemoteRows(RowsElsewhere):
         requests = {f"ps_{s}": _request(tables, s) for s in range(self._servers)}
         requests = {name: inputs for name, inputs in requests.items() if len(inputs["id"])}
         answers = self._ask(requests) if requests else {}
-        found = [torch.empty(len(t.ids), dim) for t, dim in zip(tables, self.dims, strict=True)]
+        found = [
+            torch.empty(len(t.ids), dim, dtype=torch.float32)
+            for t, dim in zip(tables, self.dims, strict=True)
+        ]
         for name, inputs in requests.items():
             self._fill(found, tables, name, inputs, answers)
         rows = [part[table.inverse].view(-1) for part, table in zip(found, tables, strict=True)]

@@ -48,7 +48,7 @@ class ServedTable:
 
     def shown(self, ids: Tensor) -> Tensor:
         """Rows as the model sees them in eval."""
-        room = torch.empty(len(ids), self.config.dim)
+        room = torch.empty(len(ids), self.config.dim, dtype=torch.float32)
         return self.live.lookup(ids, step=self.step, out=room).rows_of(0)
 
 

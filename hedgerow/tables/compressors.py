@@ -50,7 +50,7 @@ class Compressor(Record):
         if codes.dtype != self.stored_dtype:
             raise ConfigError(f"codes are {codes.dtype}; {self.kind} stores {self.stored_dtype}.")
         codes = codes.contiguous()
-        out = torch.empty(codes.shape)
+        out = torch.empty(codes.shape, dtype=torch.float32)
         self.codec().decode(codes.data_ptr(), codes.numel(), out.data_ptr())
         return out
 

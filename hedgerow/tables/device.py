@@ -17,6 +17,7 @@ from ..core.shapes import Bool, Float32, Int64
 from ..kernels import apply, apply_each, find, find_or_insert, lookup
 from ..kernels import step as steps
 from ..kernels.layout import LANES, Grouped, group
+from ..kernels.sum_gradients import sum_gradients
 from ..kernels.toolchain import interpreted
 from . import arguments
 from .config import TableConfig
@@ -91,7 +92,9 @@ class DeviceTable(DeviceEvictions):
                 "device is 'cpu', where kernels run only under TRITON_INTERPRET=1; use HostTable."
             )
         self._parts = tuple(parts_of(config, self.layout, self.device))
-        self._starts = torch.tensor(self.layout.starts(), device=self.device)
+        self._starts = torch.tensor(
+            self.layout.starts(), dtype=torch.float32, device=self.device
+        )
         self._filter = filter
         self._admission = self._make_admission()
         if full not in ("refuse", "evict", "grow"):
@@ -159,7 +162,7 @@ class DeviceTable(DeviceEvictions):
                 f"use missing='zeros'."
             )
         if out is None:
-            out = torch.empty(n, self.config.dim, device=self.device)
+            out = torch.empty(n, self.config.dim, dtype=torch.float32, device=self.device)
         else:
             out = arguments.output(out, n, self.config.dim, self.device)
         parts = () if missing == "zeros" else self._parts
@@ -223,7 +226,9 @@ class DeviceTable(DeviceEvictions):
         grouped = self._admitted(group(call.keys.ids), used, done, call.number, call.counts)
         if self.full == "evict":
             slots = None  # they may be others' now
-            self._make_way(grouped, used, call.grads.isfinite().all(dim=1), now, done)
+            sums, number = sum_gradients(grouped, call.grads, used)
+            wanted = (number > 0) & sums.isfinite().all(dim=1)  # nobody leaves for what is dropped
+            self._give_way(grouped, wanted, now, done)
         placed = self._placed(grouped, learned=True)
         apply.apply(
             *(self._table, grouped, call.grads, done, self._parts, call.rates, now),

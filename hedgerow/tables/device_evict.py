@@ -7,7 +7,7 @@ from torch import Tensor
 from ..core import checks
 from ..core.errors import ConfigError
 from ..core.shapes import Int64
-from ..kernels.layout import LANES, SCORE, SCORES, TIMES, Grouped
+from ..kernels.layout import EPOCH, LANES, SCORE, SCORES, TIMES, Grouped
 from .device_writes import DeviceWrites
 from .expiry import Lfu, Lru, Ttl, expired
 from .host_evict import Evicted
@@ -59,7 +59,7 @@ class DeviceEvictions(DeviceWrites):
     def _used(self, slots: Int64[Tensor, "n"]) -> Int64[Tensor, "n"]:
         """How often each row was used: half as much with every eviction since its last use."""
         words = self._table.index[slots // LANES, SCORES, slots % LANES].clamp(min=0) & SCORE
-        return (words & (2**32 - 1)) >> (self._faded - (words >> 32)).clamp(0, 32)
+        return (words & (2**32 - 1)) >> ((self._faded - (words >> 32)) & EPOCH).clamp(max=32)
 
 
 def _oldest(ids: Int64[Tensor, "n"], ts: Int64[Tensor, "n"]) -> Int64[Tensor, "n"]:

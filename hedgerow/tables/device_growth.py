@@ -31,7 +31,8 @@ class DeviceGrowth(DeviceReads):
         """
         needed = _buckets(checks.count("rows", rows) / FILL)
         if needed > self._table.buckets:
-            self._move_to(needed)
+            # Rows may stand closer than FILL, and would not all find room in few more slots.
+            self._move_to(max(needed, _buckets(self.size() / FILL)))
 
     def _make_room(self, n: int) -> None:
         """Slots for a call that may bring `n` new ids, if the table grows by itself.
@@ -64,9 +65,15 @@ class DeviceGrowth(DeviceReads):
         )
 
     def _move_to(self, buckets: int) -> None:
+        """All rows in so many buckets, or in more if one of them finds no room."""
+        rows = self.size()
         larger = self._new_arrays(buckets)
         with self._here():
-            rehash(self._table, larger)
+            moved = rehash(self._table, larger)
+        if int((moved >= 0).sum()) < rows:
+            del larger, moved
+            self._move_to(2 * buckets)
+            return
         self._table, self._epoch = larger, object()
 
 

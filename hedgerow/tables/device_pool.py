@@ -14,7 +14,7 @@ from .store import Lookup, Missing, TableKeys
 def find(table: DeviceTable, keys: TableKeys) -> Lookup:
     """Where the rows of `keys` are: a lookup without rows, for `pool_bags` and an update."""
     slots = table._find(keys)
-    nothing = torch.empty(0, device=table.device)
+    nothing = torch.empty(0, dtype=torch.float32, device=table.device)
     return Lookup(keys, nothing, (table.config.dim,), slots, table._epoch)
 
 

@@ -106,9 +106,9 @@ class DeviceWatch(DeviceGrowth):
         if placed is None:
             return
         self._mark(grouped.ids, placed >= 0, learned=learned)
-        if is_use and self._uses:
+        if self._uses:  # also where this was none: without a score a row could never leave
             slots = torch.where(placed >= 0, placed % _BORN, -1)
-            touch(self._table, slots, torch.ones_like(slots), "count", self._faded)
+            touch(self._table, slots, torch.full_like(slots, is_use), "count", self._faded)
 
     def _mark(
         self, ids: Int64[Tensor, "n"], touched: Bool[Tensor, "n"], *, learned: bool = False

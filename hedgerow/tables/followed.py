@@ -137,7 +137,7 @@ def rows_present(
     time. One that comes or goes between the two is touched, so whoever follows the table reads it
     again.
     """
-    room = torch.empty(len(ids), table.layout.dim)
+    room = torch.empty(len(ids), table.layout.dim, dtype=torch.float32)
     table.lookup(ids, step=step, out=room)
     present = room[:, 0] != 0
     maybe = (~present).nonzero().view(-1)

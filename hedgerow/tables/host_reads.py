@@ -216,7 +216,7 @@ def all_found(n: int) -> Bool[Tensor, "n"]:
 def entry_room(layout: RowLayout, n: int) -> tuple[Tensor, Tensor, Tensor]:
     """Room for raw rows, states and times."""
     return (
-        torch.empty(n, layout.dim),
-        torch.empty(n, layout.state_floats),
+        torch.empty(n, layout.dim, dtype=torch.float32),
+        torch.empty(n, layout.state_floats, dtype=torch.float32),
         torch.empty(n, dtype=torch.int64),
     )

@@ -38,7 +38,7 @@ class Initializer(Record):
             raise InputError(f"columns end at {column + dim}; a row has at most {checks.MAX_DIM}.")
         if not 0 <= seed < 2**64:
             raise InputError(f"seed is {seed}; it must lie in 0..2**64-1.")
-        out = torch.empty(len(ids), dim, device="cpu")
+        out = torch.empty(len(ids), dim, dtype=torch.float32, device="cpu")
         a, b = self.parameters()
         native.first_values(
             self.native_kind, a, b, seed, ids.data_ptr(), len(ids), column, dim, out.data_ptr()

@@ -60,7 +60,9 @@ class RowLayout:
             # numpy: a saver's copies must not wake a team of torch's threads beside training.
             part = raw
             if place.stop - place.start != self.state_floats or not raw.is_contiguous():
-                part = torch.empty(len(raw), place.stop - place.start, device="cpu")
+                part = torch.empty(
+                    len(raw), place.stop - place.start, dtype=torch.float32, device="cpu"
+                )
                 part.numpy()[:] = raw.numpy()[:, place.start : place.stop]
             if place.state.dtype == "int64":
                 part = part.view(torch.int64)
@@ -98,7 +100,7 @@ class RowLayout:
             raise InputError(
                 f"states of {len(named)} segments given for a table of {len(self._segments)}."
             )
-        raw = torch.empty(rows, self.state_floats, device="cpu")
+        raw = torch.empty(rows, self.state_floats, dtype=torch.float32, device="cpu")
         known = [set() for _ in self._segments]
         for place in self.places:
             known[place.segment].add(place.state.name)

@@ -113,7 +113,9 @@ class DeviceTables:
         keys = self._keys(keys)
         arguments.missing_rule(missing)
         at = parts.float_offsets(keys.splits, self.dims)
-        flat = torch.empty(at[-1], device=self.device) if out is None else out.view(-1)
+        if out is None:
+            out = torch.empty(at[-1], dtype=torch.float32, device=self.device)
+        flat = arguments.output(out.view(-1), at[-1], 1, self.device).view(-1)
         if self._group is not None and len(keys.ids) and self._group.whole():
             rows = flat.view(-1, self.dims[0])
             slots = self._group.lookup(keys, rows, born=missing != "zeros")
@@ -215,7 +217,7 @@ class DeviceTables:
             found = device_pool.find(self._on_device(k), own)
             slots[keys.splits[k] : keys.splits[k + 1]] = _there(found.slots)
             epochs.append(found.epoch)
-        return Lookup(keys, torch.empty(0, device=self.device), self.dims, slots, tuple(epochs))
+        return Lookup(keys, torch.empty(0, dtype=torch.float32, device=self.device), self.dims, slots, tuple(epochs))
 
     def pool(
         self,
@@ -320,7 +322,7 @@ class DeviceTables:
 
     def _each(self, keys: TableKeys | Tensor, verb: str, dtype: torch.dtype) -> Tensor:
         keys = self._keys(keys)
-        answers = torch.empty(len(keys.ids), dtype=dtype, device=self.device)
+        answers = torch.zeros(len(keys.ids), dtype=dtype, device=self.device)
         for k, (table, own) in enumerate(zip(self._tables, self._split(keys), strict=True)):
             call: Callable[[Any], Tensor] = getattr(table, verb)
             asked = own.exact().ids.cpu() if isinstance(table, HostTable) else own

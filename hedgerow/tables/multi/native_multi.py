@@ -103,7 +103,7 @@ class NativeMultiTable(SlotFront):
         """Ids and rows of one request."""
         pairs = dict(slot_pairs("rows", batch))
         ragged = self.dict_to_ragged({slot: ids for slot, (ids, _) in pairs.items()})
-        found = [torch.empty(0)]
+        found = [torch.empty(0, dtype=torch.float32)]
         for name, dim in zip(self.names, self.dims, strict=True):
             if name in pairs:
                 ids, rows = pairs[name]

@@ -124,7 +124,7 @@ class StoreFront:
             rows[slot] = arguments.rows_of_batch(f"{name} of {slot!r}", own, len(ids), dim)
         keys = self.keys({slot: ids for slot, (ids, _) in pairs.items()})
         flat = [rows[slot].view(-1) for slot in self.names if slot in rows]
-        return keys, torch.cat([torch.empty(0), *flat])
+        return keys, torch.cat([torch.empty(0, dtype=torch.float32), *flat])
 
     def _rates(self, rates: SlotRates) -> list[Rate]:
         given = dict(slot_items("rates", rates))
