@@ -102,8 +102,9 @@ def _apply(
         if DIM < WIDTH:
             row, _ = summed(batch, i, key, source, head, n, live, 0, WIDTH, WIDTH, ALL_COLUMNS)
             finite = all_finite(row)
-        table = (slots, index, counts)
-        slot, born = _claimed(table, head, key, source, finite, count, now, buckets, STAMP, LINES)
+        slot, born = _claimed(
+            (slots, index, counts), head, key, source, finite, count, now, buckets, STAMP, LINES
+        )
         if placed is not None:
             tl.store(placed + i, tl.where(born, slot + BORN, slot), mask=i < n)
     else:

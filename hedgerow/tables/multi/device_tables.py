@@ -217,7 +217,13 @@ class DeviceTables:
             found = device_pool.find(self._on_device(k), own)
             slots[keys.splits[k] : keys.splits[k + 1]] = _there(found.slots)
             epochs.append(found.epoch)
-        return Lookup(keys, torch.empty(0, dtype=torch.float32, device=self.device), self.dims, slots, tuple(epochs))
+        return Lookup(
+            keys,
+            torch.empty(0, dtype=torch.float32, device=self.device),
+            self.dims,
+            slots,
+            tuple(epochs),
+        )
 
     def pool(
         self,
