@@ -38,7 +38,7 @@ def _theirs(added: list[Added]) -> CollectorRegistry:
     name, about = "hedgerow_serving_request", "Requests by what they asked for and how they ended."
     requests = Counter(f"{name}s", about, labels, registry=registry)
     about = "From a request's last byte to its answer."
-    bounds = request_counts._LATENCIES_S  # noqa: SLF001
+    bounds = request_counts._LATENCIES_S
     seconds = Histogram(f"{name}_seconds", about, labels[:2], registry=registry, buckets=bounds)
     about = "Rows of a request: its samples, or the first size of the signature's first input."
     rows = Histogram(
@@ -46,7 +46,7 @@ def _theirs(added: list[Added]) -> CollectorRegistry:
         about,
         labels[1:2],
         registry=registry,
-        buckets=request_counts._ROWS,  # noqa: SLF001
+        buckets=request_counts._ROWS,
     )
     for (method, model, version, signature, code), took_s, count in added:
         told = "" if version is None else str(version)
@@ -74,7 +74,7 @@ def test_the_text_is_that_of_prometheus_client() -> None:
     added: list[Added] = []
     for _ in range(400):
         model, version = draw.choice([("", None), ("ctr", 1), ("ctr", 2), ('"a\\b\n', 1)])
-        kind = (draw.choice("/a /b".split()), model, version, draw.choice(["", "x"]), "OK")
+        kind = (draw.choice(["/a", "/b"]), model, version, draw.choice(["", "x"]), "OK")
         took_s = draw.choice([0.0, 0.0005, 0.001, 10.0, 11.0, 0.25, 0.75])  # bounds: sums are exact
         added.append((kind, took_s, draw.choice([None, 0, 1, 4, 5, 4**9, 4**9 + 1])))
     counts = RequestCounts()
