@@ -2,6 +2,7 @@
 // bytes, not addresses: to find out an address takes longer than the work.
 #include <nanobind/stl/vector.h>
 
+#include <algorithm>
 #include <cstring>
 #include <memory>
 #include <stdexcept>
@@ -65,6 +66,8 @@ nb::object lookup_between(const std::vector<const Table*>& tables, const nb::byt
   if (tables.size() != counts.size())
     throw std::invalid_argument(std::to_string(counts.size()) + " counts for " +
                                 std::to_string(tables.size()) + " tables; give one for each");
+  if (std::find(tables.begin(), tables.end(), nullptr) != tables.end())
+    throw std::invalid_argument("one of the tables is None; give tables");
   if (!stand_in(message.size(), start, counts))
     throw std::invalid_argument("the ids from byte " + std::to_string(start) +
                                 " on end beyond the message of " + std::to_string(message.size()));

@@ -183,3 +183,9 @@ def test_rows_between_bytes_agree(ids: list[int], part: float, around: bytes) ->
 def test_ids_beyond_a_message_are_refused(core: Any, start: int, counts: list[int]) -> None:
     with pytest.raises((ValueError, OverflowError)):
         core.lookup_between(_tables(core), bytes(24), start, counts, b"", b"")
+
+
+@pytest.mark.parametrize("core", [native, reference])
+def test_rows_of_no_table_are_refused(core: Any) -> None:
+    with pytest.raises((ValueError, AttributeError)):
+        core.lookup_between([None], bytes(8), 0, [1], b"", b"")
