@@ -79,7 +79,10 @@ def pushes_of(
     if rows:
         given: dict[str, Tensor] = {}
         for table in tables:
-            ids, values = there.get(table) or (none, torch.empty(0, dims[table], dtype=torch.float32))
+            ids, values = there.get(table) or (
+                none,
+                torch.empty(0, dims[table], dtype=torch.float32),
+            )
             given[f"{table}_id"], given[f"{table}_value"] = ids, values
         yield Push(ASSIGN, rows, _request(model, ASSIGN, given))
     removed = sum(len(ids) for ids in gone.values())

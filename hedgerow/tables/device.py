@@ -92,9 +92,7 @@ class DeviceTable(DeviceEvictions):
                 "device is 'cpu', where kernels run only under TRITON_INTERPRET=1; use HostTable."
             )
         self._parts = tuple(parts_of(config, self.layout, self.device))
-        self._starts = torch.tensor(
-            self.layout.starts(), dtype=torch.float32, device=self.device
-        )
+        self._starts = torch.tensor(self.layout.starts(), dtype=torch.float32, device=self.device)
         self._filter = filter
         self._admission = self._make_admission()
         if full not in ("refuse", "evict", "grow"):

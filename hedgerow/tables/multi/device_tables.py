@@ -55,8 +55,8 @@ class DeviceTables:
                 DeviceTable(config, capacity_rows=1, device=self.device, clock=clock)
                 for config in self.config.configs
             ]
-            if DeviceGroup.alike(tables):
-                buckets = [-(-_slots(room[name]) // LANES) for name in self.names]
+            buckets = [-(-_slots(room[name]) // LANES) for name in self.names]
+            if DeviceGroup.alike(tables) and DeviceGroup.fits(buckets):
                 self._group = DeviceGroup(tables, buckets)
                 self._tables: list[DeviceTable | HostTable] = [*tables]
                 return
@@ -217,7 +217,13 @@ class DeviceTables:
             found = device_pool.find(self._on_device(k), own)
             slots[keys.splits[k] : keys.splits[k + 1]] = _there(found.slots)
             epochs.append(found.epoch)
-        return Lookup(keys, torch.empty(0, dtype=torch.float32, device=self.device), self.dims, slots, tuple(epochs))
+        return Lookup(
+            keys,
+            torch.empty(0, dtype=torch.float32, device=self.device),
+            self.dims,
+            slots,
+            tuple(epochs),
+        )
 
     def pool(
         self,
