@@ -12,6 +12,7 @@ from ...core.shapes import Float32, Int64
 from ...kernels import lookup, step
 from ...kernels.layout import LANES, Arrays, Part, draws_of
 from ..device import DeviceTable
+from ..device_reads import MAX_IDS
 from ..store import TableKeys
 
 
@@ -45,6 +46,11 @@ class DeviceGroup:
         """Whether tables can be a group: rows, rules and kinds of first values are the same."""
         kinds = {_kind(table) for table in tables}
         return len(tables) > 1 and len(kinds) == 1 and None not in kinds
+
+    @staticmethod
+    def fits(buckets: Sequence[int]) -> bool:
+        """Whether all slots together can be numbered in 32 bits, as those of one table are."""
+        return (sum(buckets) + len(buckets)) * LANES < MAX_IDS
 
     def whole(self) -> bool:
         """Whether every table still has its part of the arrays, and none wants to be told more."""

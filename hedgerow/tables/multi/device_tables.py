@@ -55,8 +55,8 @@ class DeviceTables:
                 DeviceTable(config, capacity_rows=1, device=self.device, clock=clock)
                 for config in self.config.configs
             ]
-            if DeviceGroup.alike(tables):
-                buckets = [-(-_slots(room[name]) // LANES) for name in self.names]
+            buckets = [-(-_slots(room[name]) // LANES) for name in self.names]
+            if DeviceGroup.alike(tables) and DeviceGroup.fits(buckets):
                 self._group = DeviceGroup(tables, buckets)
                 self._tables: list[DeviceTable | HostTable] = [*tables]
                 return
