@@ -158,6 +158,7 @@ def _updating(table: Arrays, known: Tensor, n: int) -> Iterator[Case]:
 def table_cases(device: torch.device, quick: bool) -> Iterator[Case]:
     """All cases, table after table."""
     slots, n = _sizes(quick)
+    table, known = Arrays.make(1, DIM, device), torch.empty(0, dtype=torch.int64, device=device)
     for load in LOADS:
         table = Arrays.make(slots // LANES, DIM, device)
         known = filled(table, load)

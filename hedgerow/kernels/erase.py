@@ -35,7 +35,7 @@ def _erase(
     special, _ = own_place(key, 0, buckets)
     gone = tl.where(special, EMPTY, ERASED)
     tl.store(index + word(slot, 0, LINES), gone, mask=there)
-    for line in tl.static_range(1, LINES):
+    for line in tl.static_range(1, LINES):  # pyright: ignore[reportGeneralTypeIssues]
         tl.store(index + word(slot, line, LINES), tl.zeros_like(slot) + NEWBORN, mask=there)
     tl.store(erased + source, there, mask=there)
 

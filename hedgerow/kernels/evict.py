@@ -272,7 +272,9 @@ def insert_and_evict(
     width = 0 if rows is None else rows.shape[1]
     out = Placed(
         torch.empty_like(ids, dtype=torch.int8),
-        *(torch.empty_like(ids) for _ in range(3)),
+        torch.empty_like(ids),
+        torch.empty_like(ids),
+        torch.empty_like(ids),
         None if rows is None else torch.empty_like(rows),
     )
     if n:

@@ -31,7 +31,7 @@ def _piece(
     total = tl.load(grads + tl.load(order + begin) * DIM + column, mask=there, other=0.0)
     at = begin + 1
     while at < end:
-        for _ in tl.static_range(AHEAD):
+        for _ in tl.static_range(AHEAD):  # pyright: ignore[reportGeneralTypeIssues]
             more = at < end
             source = tl.load(order + at, mask=more, other=0)
             grad = tl.load(grads + source * DIM + column, mask=there & more, other=0.0)

@@ -91,7 +91,9 @@ def insert_and_evict(
     live = n if used is None else int(used)
     out = Placed(
         torch.full((n,), NOT_ASKED, dtype=torch.int8),
-        *(torch.full((n,), fill, dtype=torch.int64) for fill in (-1, 0, 0)),
+        torch.full((n,), -1),
+        torch.zeros(n, dtype=torch.int64),
+        torch.zeros(n, dtype=torch.int64),
         None if rows is None else torch.zeros_like(rows),
     )
     for i, (id_, given) in enumerate(zip(ids[:live].tolist(), scores.tolist(), strict=False)):

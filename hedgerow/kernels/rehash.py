@@ -37,13 +37,13 @@ def _rehash(
     slot, _ = claim(index, key, taken, 0, buckets, LINES)
     there = slot >= 0
     tl.store(moved + old, slot, mask=old < slots)
-    for line in tl.static_range(1, LINES):
+    for line in tl.static_range(1, LINES):  # pyright: ignore[reportGeneralTypeIssues]
         stamp = tl.load(old_index + word(old, line, LINES), mask=there, other=0)
         tl.store(index + word(slot, line, LINES), stamp, mask=there)
     if pins is not None:
         held = tl.load(old_pins + old, mask=there, other=0)
         tl.store(pins + slot, held, mask=there)
-    for part in tl.static_range((STRIDE + COLUMNS - 1) // COLUMNS):
+    for part in tl.static_range((STRIDE + COLUMNS - 1) // COLUMNS):  # pyright: ignore[reportGeneralTypeIssues]
         column = part * COLUMNS + tl.arange(0, COLUMNS)[None, :]
         here = there[:, None] & (column < STRIDE)
         row = tl.load(old_values + old[:, None] * STRIDE + column, mask=here, other=0.0)

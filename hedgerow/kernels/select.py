@@ -102,7 +102,7 @@ def _erase_chosen(
         chosen = chosen & (tl.load(pins + slot, mask=chosen, other=0) == 0)
     free = tl.where(slot // LANES == own, EMPTY, ERASED)
     tl.store(index + word(slot, 0, LINES), free, mask=chosen)
-    for line in tl.static_range(1, LINES):
+    for line in tl.static_range(1, LINES):  # pyright: ignore[reportGeneralTypeIssues]
         tl.store(index + word(slot, line, LINES), tl.zeros_like(slot) + NEWBORN, mask=chosen)
     tl.atomic_add(count, tl.sum(chosen.to(tl.int64), axis=0), sem="relaxed")
 

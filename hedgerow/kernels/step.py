@@ -17,6 +17,7 @@ from ..core.shapes import Float32, Int64
 from . import layout
 from .counting import count_up
 from .find import table_of
+from .finite import all_finite
 from .first_values import draw_of, start_rows
 from .layout import Arrays, Part
 from .long_runs import SHORT, sum_long_runs
@@ -113,12 +114,6 @@ def _summed(
 
 
 @jit
-def _finite(rows: tl.tensor) -> tl.tensor:
-    """Whether each row is."""
-    return tl.min((tl.abs(rows) < float("inf")).to(tl.int32), axis=1) > 0
-
-
-@jit
 def _settled(
     table: tl.tuple,
     slot: tl.tensor,
@@ -153,6 +148,72 @@ def _settled(
         tl.atomic_add(counts + 3 * k, (born & finite).to(tl.int64), mask=born, sem="relaxed")
         tl.atomic_add(counts + 3 * k + 2, dropped, mask=lost, sem="relaxed")
     return tl.where(changes, slot, -1), born & finite
+
+
+@jit
+def _looked_at(
+    batch: tl.tuple,
+    table: tl.tuple,
+    run: tl.tensor,
+    now: tl.tensor,
+    START: tl.constexpr,
+    DIM: tl.constexpr,
+    WIDTH: tl.constexpr,
+    K: tl.constexpr,
+    ROOM: tl.constexpr,
+    LINES: tl.constexpr,
+    COLUMNS: tl.constexpr,
+    ALL_COLUMNS: tl.constexpr,
+) -> tuple[tl.tensor, tl.tensor, tl.tensor, tl.tensor]:
+    """Sums of runs; slots of the rows that will change, others -1; which are new; a source of each.
+
+    The kernel of the first segment finds out what will change, and tells those of the others.
+    """
+    slots, order, starts, runs, grads, sums, firsts = batch
+    index, counts, splits, ids, placed = table
+    inside = run < runs
+    begin = tl.load(starts + run, mask=inside, other=0)
+    length = tl.load(starts + run + 1, mask=inside, other=0) - begin
+    slot = tl.load(slots + begin, mask=inside, other=-1).to(tl.int64)
+    source = tl.load(order + begin, mask=inside, other=0)
+    parts = (order, grads, sums, firsts)
+    total = _summed(parts, begin, length, START, DIM, WIDTH, COLUMNS)
+    if START == 0:
+        finite = all_finite(total)
+        if DIM < WIDTH:
+            finite = all_finite(_summed(parts, begin, length, 0, WIDTH, WIDTH, ALL_COLUMNS))
+        key = tl.load(ids + source, mask=inside & ~finite, other=0)
+        where = (index, counts, splits)
+        slot, born = _settled(where, slot, key, source, length, finite, now, K, ROOM, LINES)
+        if DIM < WIDTH:
+            tl.store(placed + run, tl.where(born, slot + BORN, slot), mask=inside)
+    else:
+        told = tl.load(placed + run, mask=inside, other=-1)
+        slot, born = tl.where(told >= BORN, told - BORN, told), told >= BORN
+    total = tl.where((slot >= 0)[:, None], total, 0.0)  # what is left out may not be finite
+    return total, slot, born, source
+
+
+@jit
+def _first_rows(
+    draw: tl.tuple,
+    source: tl.tensor,
+    born: tl.tensor,
+    KIND: tl.constexpr,
+    K: tl.constexpr,
+    ROOM: tl.constexpr,
+    START: tl.constexpr,
+    ROWS: tl.constexpr,
+    COLUMNS: tl.constexpr,
+) -> tl.tensor:
+    """What new rows start from, each by the draw of its table."""
+    ids, splits, draws, seed, a, scale = draw
+    key = tl.load(ids + source, mask=born, other=0)
+    if draws is None:
+        return start_rows(key, seed, a, scale, KIND, START, ROWS, COLUMNS)
+    else:  # noqa: RET505 (Triton wants both arms)
+        seeds, lows, scales = draw_of(draws, table_of(splits, source, K, ROOM))
+        return start_rows(key, seeds, lows, scales, KIND, START, ROWS, COLUMNS)
 
 
 @jit(do_not_specialize=["firsts", "seed", "now"])
@@ -191,40 +252,21 @@ def _step(
     COLUMNS: tl.constexpr,
     ALL_COLUMNS: tl.constexpr,
 ) -> None:
-    total_runs = tl.load(runs)
-    batch = (order, grads, sums, firsts)
+    many = tl.load(runs)
+    batch = (slots, order, starts, many, grads, sums, firsts)
+    table = (index, counts, splits, ids, placed)
+    draw = (ids, splits, draws, seed, a, scale)
     block = tl.program_id(0) * ROWS
-    while block < total_runs:
+    while block < many:
         run = block + tl.arange(0, ROWS)
-        inside = run < total_runs
-        begin = tl.load(starts + run, mask=inside, other=0)
-        length = tl.load(starts + run + 1, mask=inside, other=0) - begin
-        slot = tl.load(slots + begin, mask=inside, other=-1).to(tl.int64)
-        source = tl.load(order + begin, mask=inside, other=0)
-        total = _summed(batch, begin, length, START, DIM, WIDTH, COLUMNS)
-        if START == 0:
-            finite = _finite(total)
-            if DIM < WIDTH:
-                finite = _finite(_summed(batch, begin, length, 0, WIDTH, WIDTH, ALL_COLUMNS))
-            key = tl.load(ids + source, mask=inside & ~finite, other=0)
-            slot, born = _settled(
-                (index, counts, splits), slot, key, source, length, finite, now, K, ROOM, LINES
-            )
-            if DIM < WIDTH:
-                tl.store(placed + run, tl.where(born, slot + BORN, slot), mask=inside)
-        else:
-            told = tl.load(placed + run, mask=inside, other=-1)
-            slot, born = tl.where(told >= BORN, told - BORN, told), told >= BORN
+        total, slot, born, source = _looked_at(
+            batch, table, run, now, START, DIM, WIDTH, K, ROOM, LINES, COLUMNS, ALL_COLUMNS
+        )
         there = slot >= 0
         w = rows_at(values + START, tl.where(born, -1, slot), DIM, STRIDE, COLUMNS)
         if tl.max(born.to(tl.int32), axis=0) > 0:
-            key = tl.load(ids + source, mask=born, other=0)
-            draw = (seed, a, scale)
-            if draws is not None:
-                draw = draw_of(draws, table_of(splits, source, K, ROOM))
-            first = start_rows(key, draw[0], draw[1], draw[2], KIND, START, ROWS, COLUMNS)
+            first = _first_rows(draw, source, born, KIND, K, ROOM, START, ROWS, COLUMNS)
             w = tl.where(born[:, None], first, w)
-        total = tl.where(there[:, None], total, 0.0)  # what is left out may not be finite
         rows = (values, slot * STRIDE + STATE, there, born, numbers)
         w = stepped(rows, w, total, rate, RULE, DIM, COLUMNS)
         column = tl.arange(0, COLUMNS)[None, :]

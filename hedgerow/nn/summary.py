@@ -29,7 +29,9 @@ def stats(thing: OwnRows | nn.Module) -> TableStats | dict[str, TableStats]:
         return {table.config.name: table_stats(table) for table in tables_of(thing).values()}
     if isinstance(thing, OwnRows):
         return table_stats(thing)
-    raise DtypeError(f"stats of a {type(thing).__name__}; pass a table or a model.")
+    raise DtypeError(
+        f"stats of a {type(thing).__name__}; pass a HostTable, a DeviceTable or a model."
+    )
 
 
 def summary(model: nn.Module) -> str:

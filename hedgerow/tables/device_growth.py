@@ -22,8 +22,6 @@ class DeviceGrowth(DeviceReads):
 
     full: Any
     _epoch: object
-    _known: int  # rows when they were last counted
-    _since: int  # ids that were written since then
 
     def reserve(self, rows: int) -> None:
         """Makes room for so many rows. Those that are there move with states, times and uses.
@@ -42,12 +40,13 @@ class DeviceGrowth(DeviceReads):
         Rows are counted, which waits for the device, only when the ids written since the last
         count could fill the table; and then it grows, or it was far from full.
         """
+        self._since += n
         if self.full != "grow" or self._capturing():
             return
-        self._since += n
-        if self._known + self._since <= FILL * self.capacity_rows:
+        if self.size_at_most() <= FILL * self.capacity_rows:
             return
-        self._known, self._since = self.size(), n
+        self.size()
+        self._since = n
         if self._known + n > _ROOMY * self.capacity_rows:
             wanted = max(2 * self._table.buckets, _buckets((self._known + n) / _ROOMY))
             self._move_to(wanted)

@@ -32,6 +32,8 @@ class DeviceReads:
     _totals: Int64[Tensor, "5"]  # inserted, refused, dropped, erased, evicted for others
     _events: Counters
     _max_ts: int
+    _known: int  # rows when they were last counted
+    _since: int  # ids that were written since then
 
     @property
     def capacity_rows(self) -> int:
@@ -57,7 +59,15 @@ class DeviceReads:
 
     def size(self) -> int:
         """Rows."""
-        return int(self._table.taken().sum())
+        self._known, self._since = int(self._table.taken().sum()), 0
+        return self._known
+
+    def size_at_most(self) -> int:
+        """As many rows as there may be, without waiting: every id since they were counted is new.
+
+        Replays of CUDA graphs are not known here.
+        """
+        return self._known + self._since
 
     def __len__(self) -> int:
         return self.size()

@@ -24,6 +24,7 @@ def _marked(cases: list[Case]) -> list[Any]:
     found = []
     for case in cases:
         slow = case.file in _SLOW and (case.file in seen or "mixed" in str(case))
+        slow = slow or str(case).endswith("published_sum")  # many rows
         seen.add(case.file if not slow else "")
         found.append(pytest.param(case, marks=pytest.mark.long) if slow else case)
     return found

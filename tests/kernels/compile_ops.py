@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import sys
+
 import torch
 import triton
 from triton.runtime.jit import JITFunction
@@ -9,7 +11,7 @@ from triton.runtime.jit import JITFunction
 from .compile_for_hopper import Hopper, compile_only
 
 
-def start_all() -> None:
+def start_all(dtypes: list[torch.dtype]) -> None:
     from hedgerow.kernels import layout_call, pool, route, segments, to_layout, windows
     from hedgerow.kernels.layout import Arrays, FirstValues, Part
     from hedgerow.ops.layout import Feature, FeatureConfigs, OutConfig, Slice
@@ -20,7 +22,7 @@ def start_all() -> None:
     from hedgerow.routing.router import Router
 
     ids, splits = torch.arange(100), torch.tensor([0, 50, 100])
-    for dtype in (torch.float32, torch.float64, torch.bfloat16):
+    for dtype in dtypes:
         flat, one = torch.ones(6400, dtype=dtype), torch.ones(())
         rows = windows.copy_windows(ids, flat, 64)
         windows.add_windows(ids, rows, one, torch.zeros(6400))
@@ -28,7 +30,7 @@ def start_all() -> None:
     table = Arrays.make(8, 64, torch.device("cpu"))
     numbers = torch.zeros(12, dtype=torch.float64)
     part = Part(0, 64, 64, FirstValues("uniform", -0.1, 0.1, 7), "sgd", numbers)
-    for pooling in pool.POOLINGS:
+    for pooling in pool.POOLINGS if len(dtypes) > 1 else ("sqrtn",):
         pool.pool(table, ids, ids, splits, pooling, torch.ones(100), [part])
     rules, bounds = _rules([Router("continuous", 2, bounds=[0, 7])])
     found = route.route(ids, splits, torch.tensor([0, 2]), rules, bounds, 2, 2)
@@ -38,7 +40,7 @@ def start_all() -> None:
     )
     work = _work(plan_of(text_of(config)), torch.device("cpu"))
     call = layout_call.Call.of((ids, ids, ids), [[0, 0, 1, 0, 1, 0, 1]], [(0, 0)], [0])
-    for dtype in (torch.float32, torch.float64, torch.float16):
+    for dtype in dtypes:
         values = torch.ones(8, dtype=dtype)
         to_layout.to_layout(work, call, values, values)
         sums = torch.zeros(8, dtype=torch.float64 if dtype == torch.float64 else torch.float32)
@@ -48,4 +50,4 @@ def start_all() -> None:
 if __name__ == "__main__":
     triton.runtime.driver.set_active(Hopper())  # pyright: ignore[reportArgumentType]
     JITFunction.__getitem__ = compile_only
-    start_all()
+    start_all([getattr(torch, name) for name in sys.argv[1:]])

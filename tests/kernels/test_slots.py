@@ -37,6 +37,7 @@ def test_rows_of_a_time_are_found_in_order_and_taken_out(
         same_bits(got, wanted)
     same_bits(select.erase_if(ours, low, high), reference_slots.erase_if(model, low, high))
     same_bits(ours.index, model.index)
+    assert ours.pins is not None
     held = ours.pins > 0
     assert bool(ours.taken()[held].all())
 
@@ -52,6 +53,8 @@ def test_growth_keeps_rows_times_scores_and_pins(device: torch.device, buckets: 
     assert content(moved(larger, CPU)) == content(moved(table, CPU))
     same_bits(larger.ids(new), table.ids(old).cpu())
     same_bits(larger.read(SCORES, new), table.read(SCORES, old).cpu())
+    assert larger.pins is not None
+    assert table.pins is not None
     same_bits(larger.pins[new], table.pins[old].cpu())
     assert int(larger.pins.sum()) == int(table.pins.sum()) > 0
     twin = Arrays.make(buckets, 3, CPU, 2, scored=True, pinned=True)

@@ -104,6 +104,7 @@ def test_runs_and_their_pieces_are_those_of_the_twin(device: torch.device) -> No
 
 def _alone(several: Arrays, k: int) -> Arrays:
     """A copy of table k of several, with its keys."""
+    assert several.spans is not None
     first, count = several.spans[k].tolist()
     rows = several.values[first * 16 : first * 16 + count * 16 + 2]
     return moved(Arrays(several.index[first : first + count + 1], rows, several.dim), CPU)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 import pytest
 import torch
 
@@ -74,7 +76,15 @@ def test_whole_rows_are_put_with_states_and_times(device: torch.device) -> None:
     assert set(ours.line(TIMES).tolist()) > {39}
 
 
-@pytest.mark.parametrize("rule", sorted(set(RULES) - {"row_adagrad"}))
+def _sampled(names: Iterable[str], always: set[str]) -> list[object]:
+    """All of them, but in a short run the chosen ones alone."""
+    marks = {name: () if name in always else (pytest.mark.long,) for name in names}
+    return [pytest.param(name, marks=marks[name]) for name in marks]
+
+
+@pytest.mark.parametrize(
+    "rule", _sampled(sorted(set(RULES) - {"row_adagrad"}), {"ftrl", "torch_adam"})
+)
 def test_every_occurrence_is_a_step(device: torch.device, rule: str) -> None:
     dim, n = 5, 30
     ids, grads = some_ids(n, seed=2, distinct=14), values(n, dim, seed=2)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -59,7 +60,13 @@ def _loss(vectors: dict[str, torch.Tensor]) -> torch.Tensor:
     return torch.stack(parts).sum()
 
 
-@pytest.mark.parametrize("on_host", [(), ("item",)], ids=["all there", "one in host memory"])
+@pytest.mark.parametrize(
+    "on_host",
+    [
+        pytest.param((), marks=pytest.mark.long, id="all there"),
+        pytest.param(("item",), id="one in host memory"),
+    ],
+)
 def test_training_gives_the_rows_of_host_tables(
     device: torch.device, on_host: tuple[str, ...]
 ) -> None:
@@ -82,7 +89,9 @@ def test_training_gives_the_rows_of_host_tables(
 
 
 def test_a_step_waits_for_nothing(device: torch.device) -> None:
-    bags, batch = _placed(device), _there(_batch(1), device)
+    bags = hr.EmbeddingBags([hr.Table("item", 3, optimizer=hr.Sgd(0.1))])
+    bags.place(device, capacity_rows={"item": 64})
+    batch = _there(_batch(1).select(["item"]), device)
     _loss(bags(batch)).backward()  # compiles
     with without_waiting(device):
         _loss(bags(batch)).backward()
@@ -103,3 +112,33 @@ def test_a_batch_keeps_what_the_host_knows_of_it() -> None:
     assert moved.cut == Cut(tuple(batch.borders()), False)
     assert torch.equal(moved.feature("item").values, batch.feature("item").values)
     assert batch.to("cpu").cut is None
+
+
+def test_a_model_is_saved_on_a_device_and_loaded_on_the_host_and_back(
+    device: torch.device, tmp_path: Path
+) -> None:
+    """One table: several are loaded by several threads, and the interpreter takes one."""
+    pytest.importorskip("pyarrow")
+
+    def made(on: torch.device | None) -> hr.EmbeddingBags:
+        bags = hr.EmbeddingBags([hr.Table("item", 3, optimizer=hr.Adagrad(0.1))], seed=3)
+        if on is not None:
+            bags.place(on, capacity_rows={"item": 64})
+        return bags
+
+    there, here, again = made(device), made(None), made(device)
+    batch = _there(_batch(1).select(["item"]), device)
+    _loss(there(batch)).backward()
+    hr.save(there, tmp_path / "there", step=3)
+    assert hr.load(here, tmp_path / "there").step == 3
+    hr.save(here, tmp_path / "here")
+    hr.load(again, tmp_path / "here")
+    wanted = _rows(there)
+    assert wanted
+    assert _rows(here) == _rows(again) == wanted
+    assert again.updates.step == 1
+
+
+def _rows(bags: hr.EmbeddingBags) -> dict[int, list[float]]:
+    parts = bags.table("item").scan()
+    return {i: row for p in parts for i, row in zip(p.ids.tolist(), p.rows.tolist(), strict=True)}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any
 
 import numpy as np
@@ -53,7 +54,9 @@ SEGMENTS = TableConfig(
 )
 
 
-@pytest.mark.parametrize("config", [_config(), SEGMENTS], ids=["adagrad", "two segments"])
+@pytest.mark.parametrize(
+    "config", [pytest.param(_config(), marks=pytest.mark.long), SEGMENTS], ids=["one", "two"]
+)
 def test_the_rarer_verbs_give_the_rows_of_the_host_table(
     device: torch.device, config: TableConfig
 ) -> None:
@@ -104,7 +107,13 @@ RULES: dict[str, Admission] = {
 }
 
 
-@pytest.mark.parametrize("name", RULES)
+def _sampled(names: Iterable[str], always: set[str]) -> list[object]:
+    """All of them, but in a short run the chosen ones alone."""
+    marks = {name: () if name in always else (pytest.mark.long,) for name in names}
+    return [pytest.param(name, marks=marks[name]) for name in marks]
+
+
+@pytest.mark.parametrize("name", _sampled(RULES, {"per slot", "equal"}))
 def test_ids_are_admitted_as_the_host_table_admits_them(device: torch.device, name: str) -> None:
     random = np.random.default_rng(len(name))
     pair = Pair(_config(admit=RULES[name]), 128, device)
@@ -152,12 +161,18 @@ def test_the_window_of_a_filter_moves_on(device: torch.device) -> None:
     assert seen.failures == 0
 
 
-@pytest.mark.parametrize(
-    "rule",
-    [Ttl("900s"), Ttl("30m", slots={1: "2h", 3: 0}), Ttl("15m", reference="wall"), Lru(5), Lru(99)],
-    ids=repr,
-)
-def test_rows_leave_as_they_leave_the_host_table(device: torch.device, rule: Any) -> None:
+EVICTIONS: dict[str, Ttl | Lru] = {
+    "age": Ttl("900s"),
+    "ages of slots": Ttl("30m", slots={1: "2h", 3: 0}),
+    "the clock": Ttl("15m", reference="wall"),
+    "room": Lru(5),
+    "much room": Lru(99),
+}
+
+
+@pytest.mark.parametrize("name", _sampled(EVICTIONS, {"ages of slots", "room"}))
+def test_rows_leave_as_they_leave_the_host_table(device: torch.device, name: str) -> None:
+    rule = EVICTIONS[name]
     random = np.random.default_rng(6)
     pair = Pair(_config(evict=rule), 128, device)
     changed = pair.device.touched("all", all_changes=True, capacity=100)
@@ -173,6 +188,7 @@ def test_rows_leave_as_they_leave_the_host_table(device: torch.device, rule: Any
     pair.same()
 
 
+@pytest.mark.long
 def test_the_least_used_rows_leave_first(device: torch.device) -> None:
     random = np.random.default_rng(8)
     pair = Pair(_config(evict=Lfu(9)), 128, device)
@@ -202,6 +218,7 @@ def test_a_table_that_grows_refuses_nobody(device: torch.device) -> None:
         assert repr(done) == repr(model.apply_gradients(ids, grads, ts=ts))
     assert everything(ours) == everything(model)
     assert ours.size() / 0.6 <= ours.capacity_rows + 40 / 0.6
+    assert ours.size_at_most() == ours.size()
     slots, found = ours.capacity_rows, ours.lookup(there)
     ours.reserve(10)
     assert ours.capacity_rows == slots
@@ -212,7 +229,7 @@ def test_a_table_that_grows_refuses_nobody(device: torch.device) -> None:
     assert everything(ours) == everything(model)
 
 
-@pytest.mark.parametrize("rule", [None, Lfu(99)], ids=repr)
+@pytest.mark.parametrize("rule", [None, pytest.param(Lfu(99), marks=pytest.mark.long)], ids=repr)
 def test_rows_of_a_full_table_leave_for_new_ids(device: torch.device, rule: Any) -> None:
     """One bucket's worth of places: whoever was not written for longest, or least, goes."""
     table = DeviceTable(_config(evict=rule), capacity_rows=16, device=device, full="evict")
@@ -271,6 +288,7 @@ def test_touched_keys_are_those_of_the_host_table(device: torch.device) -> None:
     pair.same()
 
 
+@pytest.mark.long
 def test_more_touched_keys_than_the_capacity_are_told(device: torch.device) -> None:
     table = DeviceTable(_config(), capacity_rows=64, device=device)
     ours = table.touched("few", capacity=4)

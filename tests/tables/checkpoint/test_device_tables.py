@@ -75,6 +75,7 @@ def test_a_load_that_fails_changes_nothing(device: torch.device, tmp_path: Path)
     assert everything(live) == before
 
 
+@pytest.mark.long
 def test_a_save_beside_training_has_the_rows_of_its_instant(
     device: torch.device, tmp_path: Path
 ) -> None:
@@ -90,6 +91,7 @@ def test_a_save_beside_training_has_the_rows_of_its_instant(
     assert everything(host) == wanted
 
 
+@pytest.mark.long
 def test_increments_know_what_changed_on_the_device(device: torch.device, tmp_path: Path) -> None:
     ours = _trained(device)
     ours.touched("disk", all_changes=True, capacity=100)
@@ -104,6 +106,7 @@ def test_increments_know_what_changed_on_the_device(device: torch.device, tmp_pa
     assert everything(copy) == {key: row for key, row in everything(ours).items() if row[2] > 5400}
 
 
+@pytest.mark.long
 def test_filters_count_on_and_start_afresh_elsewhere(device: torch.device, tmp_path: Path) -> None:
     ours = _trained(device)
     ids = torch.tensor([777], device=device)

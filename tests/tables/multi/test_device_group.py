@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from itertools import pairwise
-
 import pytest
 import torch
 
@@ -15,7 +13,7 @@ from hedgerow.tables.store import TableKeys
 
 from ...support import everything, table_config
 
-NAMES = ("a", "b", "c")
+NAMES: list[str] = ["a", "b", "c"]
 
 
 def _configs(**rates: float) -> dict[str, TableConfig]:
@@ -67,8 +65,6 @@ def test_alike_tables_step_together_until_one_leaves(
         assert repr(done) == repr(host.apply_gradients(asked, grads, ts=10 + step))
         assert ours.contains(keys).tolist() == host.contains(asked).tolist()
     _same(ours, host)
-    sizes = [stop - start for start, stop in pairwise(keys.splits)]
-    assert 0 not in sizes
 
 
 def test_tables_that_differ_or_grow_are_for_themselves(device: torch.device) -> None:
