@@ -32,11 +32,7 @@ BORN = tl.constexpr(2**40)  # added to the slot of a new row between two kernels
 @jit
 def _claimed(
     table: tl.tuple,
-    head: tl.tensor,
-    key: tl.tensor,
-    source: tl.tensor,
-    finite: tl.tensor,
-    count: tl.tensor,
+    group: tl.tuple,
     now: tl.tensor,
     buckets: tl.tensor,
     STAMP: tl.constexpr,
@@ -44,6 +40,7 @@ def _claimed(
 ) -> tuple[tl.tensor, tl.tensor]:
     """The slot of each group, -1 where nothing is to be done, and whether it is new."""
     slots, index, counts = table
+    head, key, source, finite, count = group
     wanted = head & finite
     if slots is None:
         known = tl.full(key.shape, -1, tl.int64)
@@ -102,9 +99,8 @@ def _apply(
         if DIM < WIDTH:
             row, _ = summed(batch, i, key, source, head, n, live, 0, WIDTH, WIDTH, ALL_COLUMNS)
             finite = all_finite(row)
-        slot, born = _claimed(
-            (slots, index, counts), head, key, source, finite, count, now, buckets, STAMP, LINES
-        )
+        table, group = (slots, index, counts), (head, key, source, finite, count)
+        slot, born = _claimed(table, group, now, buckets, STAMP, LINES)
         if placed is not None:
             tl.store(placed + i, tl.where(born, slot + BORN, slot), mask=i < n)
     else:
@@ -117,10 +113,9 @@ def _apply(
         w = tl.where(born[:, None], first, w)
     total = tl.where(there[:, None], total, 0.0)  # what is left out may not be finite
     rows = (values, slot * STRIDE + STATE, there, born, numbers)
-    w = stepped(rows, w, total, rate, RULE, DIM, COLUMNS)
-    column = tl.arange(0, COLUMNS)[None, :]
-    at = slot[:, None] * STRIDE + START + column
-    tl.store(values + at, w, mask=there[:, None] & (column < DIM))
+    column, w = tl.arange(0, COLUMNS)[None, :], stepped(rows, w, total, rate, RULE, DIM, COLUMNS)
+    place = values + slot[:, None] * STRIDE + START + column
+    tl.store(place, w, mask=there[:, None] & (column < DIM))
 
 
 def apply(

@@ -104,7 +104,7 @@ def _run(device: torch.device, config: TableConfig, calls: list[Call]) -> None:
 
 @pytest.mark.long
 @settings(
-    max_examples=30,
+    max_examples=8,
     deadline=None,
     suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
 )
