@@ -66,7 +66,7 @@ class DeviceGrowth(DeviceReads):
 
     def _move_to(self, buckets: int) -> None:
         """All rows in so many buckets, or in more if one of them finds no room."""
-        rows = self.size()
+        rows = int(self._table.taken().sum())
         larger = self._new_arrays(buckets)
         with self._here():
             moved = rehash(self._table, larger)
