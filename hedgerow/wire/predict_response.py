@@ -59,7 +59,7 @@ def raw_head(alias: str, dtype: torch.dtype, shape: tuple[int, ...]) -> bytes:
     """What stands before the values of an output, where these follow as one buffer.
 
     >>> raw_head("y", torch.float32, (1,)).hex()
-    '0a140a0179120f08011204120208012204'
+    '0a130a0179120e08011204120208012204'
     """
     element = dtypes.of_torch(dtype)
     value_bytes = math.prod(shape, start=element.width)

@@ -20,7 +20,7 @@ def test_fresher_replicas_answer_better(
     runpy.run_path(str(EXAMPLES / "realtime.py"), run_name="__main__")
     told = capsys.readouterr().out
     head, *lines = told.splitlines()
-    assert head.split("  ")[-1] == "no sync"
+    assert head.split("  ")[-1].strip() == "no sync"
     assert [line.split()[0] for line in lines] == ["30", "60", "90", "mean"]
     every_second, every_minute, never = map(float, lines[2].split()[1:])
     assert every_second > every_minute + 0.01
