@@ -77,7 +77,11 @@ def test_every_kernel_has_a_twin_with_its_arguments() -> None:
     }
     assert set(launchers) == set(TWINS)
     for name, launcher in launchers.items():
-        assert _arguments(launcher) == _arguments(TWINS[name]), name
+        ours, twin = inspect.signature(launcher), inspect.signature(TWINS[name])
+        if "splits" in ours.parameters:
+            assert _arguments(launcher) == _arguments(TWINS[name]), name
+        else:
+            assert ours == twin, name
 
 
 def _arguments(function: Callable[..., object]) -> list[tuple[str, object, object]]:

@@ -20,7 +20,7 @@ from hedgerow.wire.codec import from_bytes, to_bytes
 from hedgerow.wire.messages import kserve, parameter_sync, tensor, tf_serving
 from hedgerow.wire.screen import check_parts
 
-SHORT, LONG = (100_000, 2.0), (100_000_000, 60.0)  # rounds and seconds, whichever is over first
+SHORT, LONG = (100_000, 5.0), (100_000_000, 60.0)  # rounds and seconds, whichever is over first
 
 
 def _read_tensor(data: bytes) -> None:
