@@ -32,6 +32,7 @@ from .tickets import Patience, Reader, Sink, Ticket, error_of
 from .turns import Turns
 
 _LONGEST_GAP = 4  # times `retry_s` between two times of asking
+_MOST_BROKEN_OFF = 3  # greetings in a row, with keys, until they are what is wrong
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.005, 0.5  # before a busy server is asked again
 
 
@@ -57,6 +58,7 @@ class Connection:
         self._unsent = 0
         self._sequence = 0
         self._complaint = ""
+        self._broken_off = 0
         self._turns = Turns()
         self._keys = keys
         self._may_be_near = keys is None  # who has keys wants what they protect
@@ -291,7 +293,7 @@ class Connection:
     def _read_monitor(self) -> None:
         for event in self._line.events():
             if event is Event.CONNECTED:
-                self._complaint = ""
+                self._complaint, self._broken_off = "", 0
                 if (near := self._open_near()) is not None:
                     self._change(near)
                     return
@@ -303,11 +305,17 @@ class Connection:
                 self._may_be_near &= self._line.was_heard  # else it lets nobody in
                 self._change(self._open_near() or self._open_far())
                 return
-            else:
+            elif event is Event.REFUSED or self._keys_do_not_fit():
                 self._complaint = (
                     "it refuses this client: the keys do not fit, or only one side has keys"
                 )
                 self._refuse_all()
+
+    def _keys_do_not_fit(self) -> bool:
+        """A server with other keys says nothing and ends every greeting. One that dies ends one,
+        and may do so while the listening socket of a killed process still takes callers."""
+        self._broken_off += 1
+        return self._keys is not None and self._broken_off >= _MOST_BROKEN_OFF
 
     def _refuse_all(self) -> None:
         for ticket in list(self._tickets.values()):

@@ -23,6 +23,7 @@ class Event(Enum):
 
     CONNECTED = "connected"
     DISCONNECTED = "disconnected"
+    BROKEN_OFF = "broken off"  # while greeting: a server that dies then, or keys that do not fit
     REFUSED = "refused"
     ENDED = "ended"  # for good; another line is needed
 
@@ -83,7 +84,7 @@ class Line:
             zmq.EVENT_HANDSHAKE_SUCCEEDED: Event.CONNECTED,
             zmq.EVENT_DISCONNECTED: Event.DISCONNECTED,
             zmq.EVENT_HANDSHAKE_FAILED_AUTH: Event.REFUSED,
-            zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL: Event.REFUSED,
+            zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL: Event.BROKEN_OFF,
             zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL: Event.REFUSED,
         }
         self._monitor = socket.get_monitor_socket(sum(self._kinds))

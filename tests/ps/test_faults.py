@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import random
+import socket
 import threading
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -171,3 +173,18 @@ def test_a_slow_server_meets_the_deadline(deadline_s: float) -> None:
         assert time.monotonic() - begin < 5
         shard.close()
         proxy.close()
+
+
+def test_greetings_that_are_broken_off_are_no_refusal() -> None:
+    """The listening socket of a killed process takes callers until it is closed."""
+    with socket.create_server(("127.0.0.1", 0)) as dying, ThreadPoolExecutor(1) as beside:
+        address = f"tcp://127.0.0.1:{dying.getsockname()[1]}"
+        opened = beside.submit(RemoteShard, address, counting_table(), deadline_s=60)
+        for _ in range(5):
+            dying.accept()[0].close()
+        dying.close()
+        with server_thread(listen=address) as started:
+            shard = opened.result()
+            shard.start_apply_gradients(TableKeys.of_one(torch.tensor([7])), -torch.ones(1)).wait()
+            assert started.counters.read("writes_applied") == 1
+            shard.close()
