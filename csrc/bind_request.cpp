@@ -1,5 +1,6 @@
-// A plain PredictRequest as Python values, the answer to one that asks for rows, and one that brings
-// them. The first two take bytes, not addresses: to find out an address takes longer than the work.
+// A plain PredictRequest as Python values, the answer to one that asks for rows, and one that
+// brings them. The first two take bytes, not addresses: to find out an address takes longer than
+// the work.
 #include <nanobind/stl/vector.h>
 
 #include <algorithm>

@@ -241,12 +241,12 @@ class Stream:
     def _send(self, link: Link, parts: Iterable[Mapping[str, Tensor]]) -> None:
         """Sends keys; while some are under way, the next are read. All are answered at the end."""
         assert self._flights is not None
-        first, rest = list(islice(parts := iter(parts), 1)), parts
-        for push in self._pushes(first):
+        left = iter(parts)
+        for push in self._pushes(islice(left, 1)):
             self._flights.send(link, push)
-        second = list(islice(rest, 1))
-        if second:  # a thread for the others: gRPC's calls take as long as to read rows
-            with Ahead(self._pushes(chain(second, rest))) as pushes:
+        second = list(islice(left, 1))
+        if second:  # most pushes are of one part, and want no thread
+            with Ahead(self._pushes(chain(second, left))) as pushes:
                 for push in pushes:
                     self._flights.send(link, push)
         self._flights.land_all()

@@ -90,7 +90,7 @@ class HostReads:
         self._table.lookup(ids_at, n, missing, at_step, rows_at, reused)
 
     def reader(self, step: int | None = None) -> native.Table:
-        """The core's table, for lookups at a step: without one refused where rows are shown by it."""
+        """The core's table, for lookups at a step: where rows are shown by it, one is needed."""
         self._step(step, self._table.needs_step(), "shows one_bit segments")
         return self._table
 

@@ -61,12 +61,16 @@ def test_leaving_waits_for_the_item_at_hand_and_makes_no_more() -> None:
             made.append(number)
             yield number
 
-    def leave() -> None:
-        with pytest.raises(ConnectionError), Ahead(numbers()) as items:
+    def use() -> None:
+        with Ahead(numbers()) as items:
             for number in items:
                 if number == 2:
                     assert making.wait(60)
                     raise ConnectionError("a push failed")
+
+    def leave() -> None:
+        with pytest.raises(ConnectionError):
+            use()
 
     leaving = threading.Thread(target=leave)
     leaving.start()

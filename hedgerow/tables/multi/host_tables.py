@@ -201,7 +201,7 @@ class HostTables:
     def assign_in(
         self, message: bytes, places: Sequence[tuple[int, int, int]], *, ts: int = 0
     ) -> bool:
-        """As `assign`, of what stands in a message: where each table's ids begin, how many, its rows.
+        """As `assign`, of what stands in a message: each table's first id, how many, first row.
 
         False, with nothing changed, where numbers could not stand there in memory, or a table
         rejects a value: `assign` does it, or says why not. The caller has measured the places.
