@@ -77,7 +77,7 @@ sanitize: env ## the C++ tests under address+undefined and thread sanitizers
 	  $(BIN)/cmake -S . -B build/sanitize-$${kind%%,*} -G Ninja -DCMAKE_MAKE_PROGRAM=$(CURDIR)/$(BIN)/ninja \
 	    -DHEDGEROW_MODULE=OFF -DHEDGEROW_TESTS=ON -DHEDGEROW_SANITIZE=$$kind && \
 	  $(BIN)/cmake --build build/sanitize-$${kind%%,*} && \
-	  $(BIN)/ctest --test-dir build/sanitize-$${kind%%,*} --output-on-failure || exit 1; \
+	  $(BIN)/ctest --test-dir build/sanitize-$${kind%%,*} --output-on-failure -j2 || exit 1; \
 	done
 
 bench: env ## the host table against its peers; `hedgerow bench table --help` tells more
