@@ -6,6 +6,9 @@ STAMP := .venv/.installed
 SOURCES := pyproject.toml constraints.txt CMakeLists.txt $(wildcard csrc/*.h csrc/*.cpp)
 CPP := $(wildcard csrc/*.h csrc/*.cpp csrc/tests/*.h csrc/tests/*.cpp)
 
+# Hundreds of processes of the tests import the package: compiled once, not in each of them.
+unexport PYTHONDONTWRITEBYTECODE
+
 # mpirun in tests: CI runs as root, and with fewer cores than processes.
 export OMPI_ALLOW_RUN_AS_ROOT := 1
 export OMPI_ALLOW_RUN_AS_ROOT_CONFIRM := 1
