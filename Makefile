@@ -36,10 +36,12 @@ demo-realtime: env ## what freshness is worth: served with a sync each second, e
 	$(BIN)/python examples/realtime.py --out build/realtime
 
 test: env lint sanitize ## checks, C++ tests under sanitizers, all tests but the long ones
-	$(BIN)/python -m pytest -n 2 --dist loadgroup -q -m "not long"
+	$(BIN)/python -m pytest -n 2 --dist loadgroup -q -m "not long and not alone"
+	$(BIN)/python -m pytest -q -m "alone and not long" tests/sync
 
 test-long: env lint sanitize ## everything
-	$(BIN)/python -m pytest -n 2 --dist loadgroup -q
+	$(BIN)/python -m pytest -n 2 --dist loadgroup -q -m "not alone"
+	$(BIN)/python -m pytest -q -m alone tests/sync
 
 test-gpu: ## on a GPU machine with torch, Triton and pytest: kernels and device tables
 	$(PYTHON) -m pytest -c tests/gpu.ini --rootdir . tests/kernels tests/tables/test_device.py tests/tables/test_device_verbs.py tests/gpu

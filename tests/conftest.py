@@ -25,6 +25,14 @@ if not torch.cuda.is_available():
     os.environ["TRITON_INTERPRET"] = "1"
 
 
+def pytest_itemcollected(item: pytest.Item) -> None:
+    """The Makefile looks for what runs alone in one folder: collecting all takes longer."""
+    if item.get_closest_marker("alone") and not item.nodeid.startswith("tests/sync/"):
+        raise pytest.UsageError(
+            f"{item.nodeid} is marked alone, which `make test` runs in tests/sync"
+        )
+
+
 def pytest_collection_finish(session: pytest.Session) -> None:
     """Groups must hold: pytest-xdist marks them in names that some versions of pytest drop."""
     if getattr(session.config.option, "loadgroup", False):  # set in its workers
