@@ -6,6 +6,9 @@ STAMP := .venv/.installed
 SOURCES := pyproject.toml constraints.txt CMakeLists.txt $(wildcard csrc/*.h csrc/*.cpp)
 CPP := $(wildcard csrc/*.h csrc/*.cpp csrc/tests/*.h csrc/tests/*.cpp)
 
+# What does not build on each other runs side by side: lint beside the C++ tests.
+MAKEFLAGS += --jobs=2
+
 # Hundreds of processes of the tests import the package: compiled once, not in each of them.
 unexport PYTHONDONTWRITEBYTECODE
 
