@@ -43,18 +43,14 @@ class Arena {
   u64 beside_bytes() const { return counts_uses_ ? 10 : 8; }  // of a row: time stamp, uses
   u64 taken_bytes() const;  // rows handed out, with what lies beside them
 
-  // At the start of a call: throws UnusableRows. At its end, or in between: gives memory back that
-  // a file's budget has no room for; the caller holds no lock that others wait for.
+  // At the start of a call: throws UnusableRows.
   void check() const {
     if (file_ != nullptr) file_->check();
   }
-  void trim() const {
-    if (file_ != nullptr) file_->trim();
-  }
   bool in_file() const { return file_ != nullptr; }
 
-  // The caller has every shard locked, of both for `swap`. Only arenas of one stride swap, both with
-  // a file or both without.
+  // The caller has every shard locked, of both for `swap`. Only arenas of one stride swap, both
+  // with a file or both without.
   void clear();
   void swap(Arena& other);
 
@@ -90,6 +86,22 @@ class Arena {
   std::vector<Range> spare_;  // given back
   u64 taken_ = 0;
   mutable std::mutex mutex_;
+  friend class TrimAfter;
+};
+
+// At its end, memory that a file's budget has no room for is given back. Made before the locks
+// under which rows are used, so that it waits for the disk without them.
+class TrimAfter {
+ public:
+  explicit TrimAfter(const Arena& arena) : file_(arena.file_.get()) {}
+  ~TrimAfter() {
+    if (file_ != nullptr) file_->trim();
+  }
+  TrimAfter(const TrimAfter&) = delete;
+  TrimAfter& operator=(const TrimAfter&) = delete;
+
+ private:
+  RowFile* const file_;
 };
 
 }  // namespace hedgerow

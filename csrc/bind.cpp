@@ -151,7 +151,8 @@ NB_MODULE(_native, m) {
       std::rethrow_exception(failure);
     } catch (const UnusableRows& e) {
       const nb::object errors = nb::module_::import_("hedgerow.core.errors");
-      PyErr_SetString(nb::getattr(errors, "StateError").ptr(), (e.what() + std::string(".")).c_str());
+      PyErr_SetString(nb::getattr(errors, "StateError").ptr(),
+                      (e.what() + std::string(".")).c_str());
     } catch (const NoRoomInFile& e) {
       const std::string text = "rows wanted " + std::to_string(e.wanted_bytes) +
                                " more bytes of a file in " + e.folder + ": " + e.reason +

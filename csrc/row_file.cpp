@@ -2,7 +2,9 @@
 #include "row_file.h"
 
 #include <fcntl.h>
+#include <linux/magic.h>
 #include <sys/mman.h>
+#include <sys/vfs.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -17,8 +19,15 @@ namespace hedgerow {
 namespace {
 
 constexpr u64 kSpareFrac = 8;  // an eighth of the budget is given back at once: few, large sweeps
+constexpr u64 kRuns = 1024;    // of pages that are written at once
 
 int page_shift() { return std::countr_zero(u64(sysconf(_SC_PAGESIZE))); }
+
+// A file of overlayfs has no pages of its own: to write a part of it is to write nothing.
+bool writes_parts(int fd) {
+  struct statfs system;
+  return fstatfs(fd, &system) != 0 || u64(system.f_type) != OVERLAYFS_SUPER_MAGIC;
+}
 
 }  // namespace
 
@@ -28,6 +37,7 @@ RowFile::RowFile(int fd, std::string folder, u64 resident_bytes)
       budget_bytes_(resident_bytes),
       page_shift_(page_shift()),
       budget_pages_(resident_bytes >> page_shift_),
+      writes_parts_(writes_parts(fd)),
       process_(getpid()) {}
 
 RowFile::~RowFile() {
@@ -116,46 +126,53 @@ void RowFile::give_back() {
   const std::lock_guard hold(mutex_);
   if (resident_pages_ <= budget_pages_) return;  // another thread did it
   const u64 keep = budget_pages_ - budget_pages_ / kSpareFrac;
-  // Twice round, once to find pages that were not used since: what is in use all the time stays.
-  for (u64 left = 2 * chunks_.size() + 1; left != 0 && resident_pages_ > keep; --left) {
-    hand_ = hand_ < chunks_.size() ? hand_ : 0;
-    if (chunks_.empty()) return;
-    sweep(hand_++);
+  // Twice round, the first time to find out what is used: others may use pages all the time.
+  u64 left = 2 * chunks_.size() * chunk_pages_;
+  for (u64 now; left != 0 && failure_ == 0 && (now = resident_pages_) > keep;) {
+    if (hand_ >= chunks_.size() * chunk_pages_) hand_ = 0;
+    const u64 chunk = hand_ / chunk_pages_, from = hand_ % chunk_pages_;
+    const u64 seen = sweep(chunk, from, now - keep);
+    hand_ += seen;
+    left -= std::min(left, seen);
   }
 }
 
-// Pages that leave are written together, then let go run by run. A run goes on over pages that are
-// away: that costs nothing, and one that came back unnoticed leaves, too.
-void RowFile::sweep(u64 chunk) {
+// From page `from` to the end of the chunk, or until `most` pages leave; says how many it saw. They
+// are written together, then let go run by run. A run goes on over pages that are away: that costs
+// nothing, and one that came back unnoticed leaves, too.
+u64 RowFile::sweep(u64 chunk, u64 from, u64 most) {
   std::atomic<u8>* const marks = marks_[chunk];
-  std::vector<std::pair<u64, u64>> runs;  // first page, one past the last that leaves
+  std::pair<u64, u64> runs[kRuns];  // first page, one past the last that leaves
+  u64 run_count = 0, page = from, leaving = 0;
   bool joins = false;
-  for (u64 page = 0; page < chunk_pages_; ++page) {
+  for (; page < chunk_pages_ && leaving < most; ++page) {
     const u8 mark = marks[page].load(std::memory_order_relaxed);
     if (mark == kAway) continue;
     if (mark == kUsed) {
       marks[page].store(kHere, std::memory_order_relaxed);
       joins = false;
-    } else if (joins) {
-      runs.back().second = page + 1;
-    } else {
-      runs.emplace_back(page, page + 1);
-      joins = true;
+      continue;
     }
+    if (!joins && run_count == kRuns) break;
+    if (!joins) runs[run_count++].first = page;
+    runs[run_count - 1].second = page + 1;
+    joins = true;
+    ++leaving;
   }
-  if (runs.empty() || !write_pages(chunk, runs.front().first, runs.back().second)) return;
-  for (const auto& [first, end] : runs) drop_pages(chunk, first, end);
+  if (run_count != 0 && write_pages(chunk, runs[0].first, runs[run_count - 1].second))
+    for (u64 i = 0; i < run_count; ++i) drop_pages(chunk, runs[i].first, runs[i].second);
+  return page - from;
 }
 
 bool RowFile::write_pages(u64 chunk, u64 first, u64 end) {
   constexpr unsigned kWriteAndWait =
       SYNC_FILE_RANGE_WAIT_BEFORE | SYNC_FILE_RANGE_WRITE | SYNC_FILE_RANGE_WAIT_AFTER;
   const u64 bytes = (end - first) << page_shift_;
-  if (getenv("HR_MSYNC")) return msync(chunks_[chunk] + (first << page_shift_), bytes, MS_SYNC) == 0;
-  if (sync_file_range(fd_, off64_t(place(chunk, first)), off64_t(bytes), kWriteAndWait) == 0)
-    return true;
-  failure_ = errno;
-  return false;
+  const int failed = writes_parts_ ? sync_file_range(fd_, off64_t(place(chunk, first)),
+                                                     off64_t(bytes), kWriteAndWait)
+                                   : msync(chunks_[chunk] + (first << page_shift_), bytes, MS_SYNC);
+  if (failed != 0) failure_ = errno;
+  return failed == 0;
 }
 
 void RowFile::drop_pages(u64 chunk, u64 first, u64 end) {

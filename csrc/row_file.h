@@ -1,9 +1,9 @@
 // Rows of one table in a file: mapped chunk by chunk, with at most a budget of them in memory.
 //
 // Every access marks the pages it touches. Once more pages are in memory than the budget has room
-// for, a hand goes round the file, as in the clock algorithm: pages used since it came by last stay,
-// others are written and given back. The system loses nothing by that: a page that is used again is
-// read again.
+// for, a hand goes round the file, as in the clock algorithm: pages used since it came by last
+// stay, others are written and given back. The system loses nothing by that: a page that is used
+// again is read again.
 #pragma once
 
 #include <atomic>
@@ -77,7 +77,7 @@ class RowFile {
 
   void arrive(u64 chunk, u64 page);
   void give_back();
-  void sweep(u64 chunk);
+  u64 sweep(u64 chunk, u64 from, u64 most);
   bool write_pages(u64 chunk, u64 first, u64 end);
   void drop_pages(u64 chunk, u64 first, u64 end);
   bool is_mine() const;
@@ -88,6 +88,7 @@ class RowFile {
   const u64 budget_bytes_;
   const int page_shift_;
   const u64 budget_pages_;
+  const bool writes_parts_;  // by sync_file_range, which leaves out the journal
   const int process_;
   u64 chunk_bytes_ = 0, chunk_pages_ = 0;
   Block directory_;
@@ -97,7 +98,7 @@ class RowFile {
   mutable std::mutex mutex_;     // guards what follows: who gives back, grows or empties
   std::vector<u8*> chunks_;
   std::vector<std::unique_ptr<std::atomic<u8>[]>> chunk_marks_;
-  u64 hand_ = 0;  // chunk to be swept next
+  u64 hand_ = 0;  // page to be looked at next
 };
 
 }  // namespace hedgerow

@@ -203,7 +203,7 @@ void Table::commit(Plan& plan, int number, std::span<Group> groups, std::span<co
   Shard& shard = *shards_[number];
   for (u64 from = 0; from < groups.size(); from += kWriteRows) {
     const u64 end = std::min(groups.size(), from + kWriteRows);
-    arena_.trim();
+    const TrimAfter trim(arena_);
     const WriteLock hold(shard);
     plan.stale[number] = plan.stale[number] || shard.version != plan.version[number];
     if (plan.stale[number])
@@ -259,10 +259,10 @@ Applied Table::write(const i64* ids, u64 n, const Op& op, i64 newest, const Aski
     if (snapshot_.is_open()) before_write();  // without a lock: it may wait
     const CallScope scope;
     arena_.check();
+    const TrimAfter trim(arena_);
     const std::shared_lock uncleared(clearing_);
     if (snapshot_.pauses_me()) continue;  // it was opened in between
     const Applied applied = write_now(ids, n, op, asking);
-    arena_.trim();
     saw_time(newest);
     return applied;
   }

@@ -97,8 +97,7 @@ class Table {
  public:
   Table(const std::vector<SegmentSpec>& segments, bool serving, bool skip_zero, u64 seed,
         u64 initial_capacity, bool counts_uses = false,
-        std::shared_ptr<Admission> admission = nullptr,
-        std::shared_ptr<RowFile> rows_in = nullptr);
+        std::shared_ptr<Admission> admission = nullptr, std::shared_ptr<RowFile> rows_in = nullptr);
   ~Table();
 
   const RowLayout& layout() const { return layout_; }

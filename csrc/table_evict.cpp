@@ -62,7 +62,7 @@ bool Table::walk_slice(Cursor& cursor, u64 limit, const Body& body) {
   found.clear();
   Shard& shard = *shards_[cursor.shard];
   bool shard_done = false;
-  arena_.trim();
+  const TrimAfter trim(arena_);
   const std::lock_guard writing(shard.writing);
   const u64 next = shard.index.scan(cursor.position, limit, found, shard_done);
   for (const KeyRow& entry : found) {

@@ -59,6 +59,7 @@ void Table::visit_piece(const i64* keys, u64 from, u64 count, const Visitor& vis
   const Bucket* homes[kReadIds];
   u32 rows[kReadIds];
   const u8* data[kReadIds];  // of the rows; null: absent
+  const TrimAfter trim(arena_);
   const ReadLocks hold(shards_, shards_of(keys, count));
   const auto group = [&](u64 start) {
     const u64 size = start < count ? std::min(kGroup, count - start) : 0;
@@ -91,10 +92,8 @@ void Table::visit(const i64* ids, u64 n, u64 task_ids, const Visitor& visitor) c
   const RunAlone alone(n < kAloneIds);
   parallel_for(i64(piece_count(n, task_ids)), [&](i64 task) {
     const u64 end = std::min(n, u64(task + 1) * task_ids);
-    for (u64 from = u64(task) * task_ids; from < end; from += kReadIds) {
+    for (u64 from = u64(task) * task_ids; from < end; from += kReadIds)
       visit_piece(ids + from, from, std::min(kReadIds, end - from), visitor);
-      arena_.trim();
-    }
     finish_streaming();
   });
 }
@@ -260,7 +259,7 @@ ScanStep Table::scan(u64 cursor, u64 room, i64* ids, float* rows, float* states,
   ScanStep step{0, cursor, false, 0};
   Cursor at(cursor);
   while (step.rows < room) {
-    arena_.trim();
+    const TrimAfter trim(arena_);
     const ReadLocks hold(shards_, u64(1) << at.shard);
     found.clear();
     bool shard_done = false;

@@ -148,7 +148,7 @@ bool Table::read_live(u64 room, SnapshotStep& step, const auto& emit) {
   static thread_local std::vector<KeyRow> found;
   const int number = snapshot_.shard;
   Shard& shard = *shards_[number];
-  arena_.trim();
+  const TrimAfter trim(arena_);
   const std::lock_guard writing(shard.writing);
   found.clear();
   bool shard_done = false;

@@ -100,7 +100,7 @@ class HostTable(HostEvictions, HostReads, HostWatch):
                 config.initial_capacity,
                 isinstance(config.evict, Lfu),
                 admission,
-                *([] if self._file is None else [self._file]),
+                self._file,
             )
         if shared_name is not None:
             registry.register(shared_name, self)

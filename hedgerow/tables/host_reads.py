@@ -13,7 +13,7 @@ from torch import Tensor
 from .. import native
 from ..core import checks
 from ..core.counters import Counters
-from ..core.errors import InputError, ServingTableError
+from ..core.errors import InputError, ServingTableError, StateError
 from ..core.recycle import Recycler
 from ..core.shapes import Bool, Float32, Int64
 from . import arguments
@@ -166,6 +166,12 @@ class HostReads:
     def memory(self) -> MemoryUse:
         """Bytes by purpose."""
         return MemoryUse(*self._table.memory())
+
+    def measured_bytes(self) -> int:
+        """Bytes of rows that are in memory as the system says; of rows in a file. Looks at all."""
+        if self._file is None:
+            raise StateError(f"table {self.config.name!r} keeps its rows in memory, not in a file.")
+        return self._file.measured_bytes()
 
     def stats(self) -> dict[str, float]:
         """Rows, bytes, load of the index and everything counted since the table was made.
