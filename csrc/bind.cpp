@@ -156,6 +156,7 @@ NB_MODULE(_native, m) {
     } catch (const NoRoomInFile& e) {
       const std::string text = "rows wanted " + std::to_string(e.wanted_bytes) +
                                " more bytes of a file in " + e.folder + ": " + e.reason +
+                               "; make room there" +
                                (e.rows_changed ? ". It came too late to undo: part of the call was "
                                                  "written"
                                                : ". Nothing was changed");

@@ -65,7 +65,8 @@ def _train_4x(rows: int, steps: int, batch_ids: int) -> None:
         assert torch.equal(a.rows.view(torch.int32), b.rows.view(torch.int32))
         (state,), (expected,) = a.states, b.states
         assert state.keys() == expected.keys()
-        assert all(torch.equal(state[k].view(torch.int32), expected[k].view(torch.int32)) for k in state)
+        for name, values in state.items():
+            assert torch.equal(values.view(torch.int32), expected[name].view(torch.int32))
     assert ours.measured_bytes() < 1.25 * budget  # the scan kept to it, too
 
 
@@ -103,13 +104,13 @@ def test_rows_in_a_file_count_against_the_memory_limit_up_to_their_budget() -> N
 @pytest.mark.parametrize("evict", [hr.Ttl("20s"), hr.Lru(500), hr.Lfu(500)], ids=repr)
 def test_rows_leave_by_the_rules_of_a_table_in_memory(evict: hr.Ttl | hr.Lru | hr.Lfu) -> None:
     config = table_config(hr.Adam(lr=0.1), dim=48, evict=evict)
-    tables = (_in_file(2**16, config), hr.HostTable(config))
+    tables = (_in_file(2**18, config), hr.HostTable(config))
     ids, random = _ids(3000), np.random.default_rng(4)
-    for step in range(10):
+    for step in range(5):
         batch = ids[torch.from_numpy(random.zipf(1.3, 800) % len(ids))]
         grads = torch.full((len(batch), 48), 0.5 + step)
         for table in tables:
-            table.apply_gradients(batch, grads, step=step, ts=10 * step)
+            table.apply_gradients(batch, grads, step=step, ts=20 * step)
     left = [table.evict(now_s=100, capture=True) for table in tables]
     assert left[0].rows == left[1].rows > 0
     assert left[0].ids is not None
@@ -171,7 +172,7 @@ def _refused_growth_loses_nothing(ours: hr.HostTable) -> None:
     assert torch.equal(ours.lookup(ids[:first]).rows_of(), rows[:first])
     ours.assign(ids[first : first + 50], rows[:50])  # what is there still serves
     assert ours.size() == first + 50
-    ours.erase(ids[:1000])
+    ours.erase(ids[:10_000])  # of every shard enough for its part of what comes
     ours.assign(ids[-900:], rows[-900:])
     assert torch.equal(ours.lookup(ids[-900:]).rows_of(), rows[-900:])
 
@@ -179,7 +180,7 @@ def _refused_growth_loses_nothing(ours: hr.HostTable) -> None:
 def test_a_limit_on_file_sizes_is_an_error_and_loses_nothing() -> None:
     ours = _in_file(2**21)
     ours.assign(_ids(1, seed=9), torch.ones(1, 64))
-    ours.erase(_ids(1, seed=9))
+    ours.erase(_ids(1, seed=9))  # its chunk stays
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
     limit = int(hr.stats(ours)["file_bytes"]) + 2**20
     resource.setrlimit(resource.RLIMIT_FSIZE, (limit, hard))
