@@ -18,6 +18,7 @@ from ..tables.host import HostTable
 from ..tables.initializers import Uniform
 from ..tables.optimizers import Adagrad
 from ..tables.row_file import RowFile
+from ..tables.store import Entries
 from .checkpoint_cases import OnRound, compared, in_turns
 from .ours import Ours
 from .progress import Progress
@@ -43,7 +44,6 @@ _QUICK = WorkPlan(
     batch_ids=1024,
     batches=4,
 )
-_SCAN_ROWS = 65_536
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,18 +70,21 @@ class _Pair:
 
     def equal(self) -> bool:
         """Every row, state and time, bit for bit."""
-        parts = zip(self.in_file.scan(_SCAN_ROWS), self.in_memory.scan(_SCAN_ROWS), strict=True)
-        return self.in_file.size() == self.plan.rows and all(
-            torch.equal(a.ids, b.ids)
-            and torch.equal(a.ts, b.ts)
-            and torch.equal(a.rows.view(torch.int32), b.rows.view(torch.int32))
-            and all(
-                torch.equal(x[name].view(torch.int32), y[name].view(torch.int32))
-                for x, y in zip(a.states, b.states, strict=True)
-                for name in x
-            )
-            for a, b in parts
+        sizes = {table.size() for table in (self.in_file, self.in_memory)}
+        return sizes == {self.plan.rows} and all(
+            _same(self.in_file.entries(part), self.in_memory.entries(part))
+            for part in self.ids.split(self.plan.call_ids)
         )
+
+
+def _same(a: Entries, b: Entries) -> bool:
+    (state,), (expected,) = a.states, b.states
+    pairs = [(a.rows, b.rows), *((values, expected[name]) for name, values in state.items())]
+    return (
+        bool(a.found.all())
+        and torch.equal(a.ts, b.ts)
+        and all(torch.equal(x.view(torch.int32), y.view(torch.int32)) for x, y in pairs)
+    )
 
 
 def _fill(table: HostTable, ids: Tensor, plan: WorkPlan) -> None:

@@ -176,8 +176,8 @@ class HostReads:
     def stats(self) -> dict[str, float]:
         """Rows, bytes, load of the index and everything counted since the table was made.
 
-        `uncompressed_bytes` is what the rows would take as fp32, without optimizer state. Of rows in
-        a file, `file_bytes` is its size and `resident_bytes` what of it is in memory.
+        `uncompressed_bytes` is what the rows would take as fp32, without optimizer state. Of rows
+        in a file, `file_bytes` is its size and `resident_bytes` what of it is in memory.
         """
         use, rows, counted = self.memory(), self.size(), self._table.counted()
         file = self._file

@@ -40,7 +40,9 @@ class RowFile:
         """A new file, for one table."""
         folder = Path(self.folder)
         if not folder.is_dir():
-            raise FileMissingError(f"rows_in names the folder {folder}, which is none; make it, or name another.")
+            raise FileMissingError(
+                f"rows_in names the folder {folder}, which is none; make it, or name another."
+            )
         try:
             with tempfile.TemporaryFile(dir=folder) as made:
                 fd = os.dup(made.fileno())
