@@ -49,8 +49,9 @@ View snapshot_of(Table& table) {
   CHECK(start.ticket != 0);
   const u64 room = start.rows + 100;
   View view{std::vector<i64>(room), std::vector<i64>(room), std::vector<float>(room * kDim)};
+  float no_state = 0;
   const SnapshotStep step = table.read_snapshot(start.ticket, room, view.ids.data(),
-                                                view.rows.data(), nullptr, view.times.data());
+                                                view.rows.data(), &no_state, view.times.data());
   CHECK(step.done && step.rows == start.rows);
   table.close_snapshot(start.ticket);
   return view;
@@ -67,7 +68,7 @@ void rows_are_those_of_a_table_in_memory() {
   std::mt19937_64 random(3);
   const std::vector<i64> ids = random_ids(20000, 2);
   const float rate = 0.5;
-  for (int step = 0; step < 12; ++step) {
+  for (int step = 0; step < 6; ++step) {
     std::vector<i64> batch(3000);
     for (i64& id : batch) id = ids[random() % ids.size()];
     std::vector<float> grads(batch.size() * kDim);
@@ -164,17 +165,17 @@ void a_forked_child_is_refused_and_harms_nobody() {
 
 void threads_share_a_small_budget() {
   set_thread_count(2);
-  InFile ours(u64(64) << 10);
-  const std::vector<i64> ids = random_ids(12000, 6);
+  InFile ours(u64(256) << 10);
+  const std::vector<i64> ids = random_ids(3000, 6);
   const std::vector<float> rows = ones(ids.size() * kDim, 2);
   ours.table->assign(ids.data(), ids.size(), rows.data(), 1);
   std::atomic<bool> stop{false};
   std::thread writer([&] {
-    for (int i = 0; i < 4; ++i) ours.table->assign(ids.data(), ids.size(), rows.data(), 1);
+    for (int i = 0; i < 5; ++i) ours.table->assign(ids.data(), ids.size(), rows.data(), 1);
     stop = true;
   });
   std::thread churn([&] {
-    const std::vector<i64> others = random_ids(3000, 7);
+    const std::vector<i64> others = random_ids(500, 7);
     std::vector<u8> erased(others.size());
     while (!stop) {
       ours.table->assign(others.data(), others.size(), rows.data(), 1);
