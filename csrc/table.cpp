@@ -31,12 +31,13 @@ struct Trim {
 }  // namespace
 
 Table::Table(const std::vector<SegmentSpec>& segments, bool serving, bool skip_zero, u64 seed,
-             u64 initial_capacity, bool counts_uses, std::shared_ptr<Admission> admission)
+             u64 initial_capacity, bool counts_uses, std::shared_ptr<Admission> admission,
+             std::shared_ptr<RowFile> rows_in)
     : layout_(segments, serving),
       skip_zero_(skip_zero),
       seed_(seed),
       admission_(std::move(admission)),
-      arena_(layout_.stride, counts_uses),
+      arena_(layout_.stride, counts_uses, std::move(rows_in)),
       snapshot_(u64(layout_.row_bytes)) {
   const CallScope scope;
   try {
@@ -202,6 +203,7 @@ void Table::commit(Plan& plan, int number, std::span<Group> groups, std::span<co
   Shard& shard = *shards_[number];
   for (u64 from = 0; from < groups.size(); from += kWriteRows) {
     const u64 end = std::min(groups.size(), from + kWriteRows);
+    const TrimAfter trim(arena_);
     const WriteLock hold(shard);
     plan.stale[number] = plan.stale[number] || shard.version != plan.version[number];
     if (plan.stale[number])
@@ -256,6 +258,8 @@ Applied Table::write(const i64* ids, u64 n, const Op& op, i64 newest, const Aski
   for (;;) {
     if (snapshot_.is_open()) before_write();  // without a lock: it may wait
     const CallScope scope;
+    arena_.check();
+    const TrimAfter trim(arena_);
     const std::shared_lock uncleared(clearing_);
     if (snapshot_.pauses_me()) continue;  // it was opened in between
     const Applied applied = write_now(ids, n, op, asking);

@@ -97,7 +97,7 @@ class Table {
  public:
   Table(const std::vector<SegmentSpec>& segments, bool serving, bool skip_zero, u64 seed,
         u64 initial_capacity, bool counts_uses = false,
-        std::shared_ptr<Admission> admission = nullptr);
+        std::shared_ptr<Admission> admission = nullptr, std::shared_ptr<RowFile> rows_in = nullptr);
   ~Table();
 
   const RowLayout& layout() const { return layout_; }
@@ -128,7 +128,7 @@ class Table {
   i64 erase(const i64* ids, u64 n, u8* erased);                   // how many rows are gone
   bool clear();  // false: refused, a snapshot is open
   // Swaps all rows with a table of the same layout, and the newest time; rules, counts and whoever
-  // watches stay. False: refused, a snapshot is open.
+  // watches stay. False: refused, a snapshot is open, or one of the two has its rows in a file.
   bool exchange(Table& other);
 
   // Touched keys, for any number of consumers. Gradients and reinitialisations count, for consumers

@@ -59,6 +59,7 @@ void Table::visit_piece(const i64* keys, u64 from, u64 count, const Visitor& vis
   const Bucket* homes[kReadIds];
   u32 rows[kReadIds];
   const u8* data[kReadIds];  // of the rows; null: absent
+  const TrimAfter trim(arena_);
   const ReadLocks hold(shards_, shards_of(keys, count));
   const auto group = [&](u64 start) {
     const u64 size = start < count ? std::min(kGroup, count - start) : 0;
@@ -87,6 +88,7 @@ void Table::visit_piece(const i64* keys, u64 from, u64 count, const Visitor& vis
 // Tasks of `task_ids` ids go to the pool; a piece of a task is read under one hold of locks.
 template <class Visitor>
 void Table::visit(const i64* ids, u64 n, u64 task_ids, const Visitor& visitor) const {
+  arena_.check();
   const RunAlone alone(n < kAloneIds);
   parallel_for(i64(piece_count(n, task_ids)), [&](i64 task) {
     const u64 end = std::min(n, u64(task + 1) * task_ids);
@@ -253,9 +255,11 @@ LoadStatistics Table::load() const {
 ScanStep Table::scan(u64 cursor, u64 room, i64* ids, float* rows, float* states, i64* times) const {
   static thread_local std::vector<KeyRow> found;
   const CallScope scope;
+  arena_.check();
   ScanStep step{0, cursor, false, 0};
   Cursor at(cursor);
   while (step.rows < room) {
+    const TrimAfter trim(arena_);
     const ReadLocks hold(shards_, u64(1) << at.shard);
     found.clear();
     bool shard_done = false;
