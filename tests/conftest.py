@@ -9,6 +9,7 @@ from importlib.util import find_spec
 import pytest
 import torch
 
+from . import interpreter
 from .zookeeper import ZooKeeperProcess, skip_if_absent
 
 if find_spec("hypothesis") is not None:  # a GPU machine may lack it; its tests do without
@@ -27,6 +28,7 @@ if not torch.cuda.is_available():
 
 def pytest_collection_finish(session: pytest.Session) -> None:
     """Groups must hold: pytest-xdist marks them in names that some versions of pytest drop."""
+    interpreter.prepare()
     if getattr(session.config.option, "loadgroup", False):  # set in its workers
         for item in session.items:
             if item.get_closest_marker("xdist_group") and "@" not in item.nodeid:
