@@ -1,4 +1,4 @@
-"""Triton's interpreter as tests want it: prepared once instead of at every call, and locked."""
+"""Triton's interpreter as tests want it: less work at every operation, and one launch at a time."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ _LAUNCHES = RLock()
 def prepare() -> None:
     """Makes the interpreter quick and safe for threads, if it is in use in this process.
 
-    It replaces the functions of Triton's language by its own at every call, also of a function of a
-    kernel by another, which takes most of its time; here it does so once and for good. And what it
-    keeps of a launch, like the number of the running program, it keeps once for all threads: so
-    launches wait for one another.
+    What it keeps of a launch, like the number of the running program, it keeps once for all
+    threads: so launches wait for one another. And most of its time goes into what need not be done
+    at every call: replacing the functions of Triton's language by its own, tables of dtypes, the
+    types of tuples that nobody asks for.
     """
     if "hedgerow.kernels.toolchain" not in sys.modules:
         return
@@ -28,13 +28,16 @@ def prepare() -> None:
         return
     from triton.runtime import interpreter
 
-    if hasattr(interpreter.GridExecutor.__call__, "__wrapped__"):
+    launch = interpreter.GridExecutor.__call__
+    if hasattr(launch, "__wrapped__"):
         return
-    whole = FunctionType(prepare.__code__, {"tl": interpreter.tl, "core": interpreter.tl.core})
-    interpreter._patch_lang(whole)
+    interpreter.GridExecutor.__call__ = _one_at_a_time(launch)
+    tl = interpreter.tl
+    interpreter._patch_lang(FunctionType(prepare.__code__, {"tl": tl, "core": tl.core}))
     nothing = interpreter._LangPatchScope()
     interpreter._patch_lang = lambda function: nothing
-    interpreter.GridExecutor.__call__ = _one_at_a_time(interpreter.GridExecutor.__call__)
+    interpreter._get_np_dtype = _by_name(interpreter._get_np_dtype)
+    tl.core._type_for_tuple_values = _type_when_asked_for(tl.core)
 
 
 def _one_at_a_time(launch: Callable[..., Any]) -> Callable[..., Any]:
@@ -44,3 +47,31 @@ def _one_at_a_time(launch: Callable[..., Any]) -> Callable[..., Any]:
             return launch(*args, **options)
 
     return locked
+
+
+def _by_name(dtype_of: Callable[[Any], Any]) -> Callable[[Any], Any]:
+    known: dict[str, Any] = {}
+
+    def found(dtype: Any) -> Any:
+        name = dtype.scalar.name
+        if name not in known:
+            known[name] = dtype_of(dtype.scalar)
+        return known[name]
+
+    return found
+
+
+def _type_when_asked_for(core: Any) -> Callable[..., Any]:
+    type_of: Callable[..., Any] = core._type_for_tuple_values
+
+    class Later(core.tuple_type):
+        def __init__(self, values: list[Any], fields: Any = None) -> None:
+            self._made_of = [*values], fields
+
+        def __getattr__(self, name: str) -> Any:
+            if name not in ("types", "fields", "name"):
+                raise AttributeError(name)
+            self.__dict__.update(vars(type_of(*self._made_of)))
+            return self.__dict__[name]
+
+    return Later
