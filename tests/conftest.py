@@ -28,11 +28,15 @@ if not torch.cuda.is_available():
 
 def pytest_collection_finish(session: pytest.Session) -> None:
     """Groups must hold: pytest-xdist marks them in names that some versions of pytest drop."""
-    interpreter.prepare()
     if getattr(session.config.option, "loadgroup", False):  # set in its workers
         for item in session.items:
             if item.get_closest_marker("xdist_group") and "@" not in item.nodeid:
                 raise pytest.UsageError(f"xdist_group has no effect on {item.nodeid}")
+
+
+def pytest_runtest_setup() -> None:
+    """By now a test that launches kernels has imported them."""
+    interpreter.prepare()
 
 
 @pytest.fixture

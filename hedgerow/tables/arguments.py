@@ -59,7 +59,7 @@ def occurrences(counts: Tensor | None, n: int, device: torch.device = checks.CPU
     checks.tensor("counts", counts, torch.int64, (n,), device)
     if device == checks.CPU and n and int(counts.min()) < 1:
         raise InputError(
-            f"counts has {int(counts.min())}; an id occurs at least once. Leave out ids that do not."
+            f"counts has {int(counts.min())}; an id occurs at least once. Leave others out."
         )
 
 

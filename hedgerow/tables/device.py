@@ -51,10 +51,11 @@ class DeviceTable(DeviceEvictions):
     captured step keeps its rate and `ts`). What they count stays there until asked for.
 
     From about 0.85 of the slots taken, some ids find no room. `full` says what then happens: they
-    are refused and counted ("refuse"), or a `TableFullError` tells of them too ("raise": every
-    write waits for the device, to know; not in a CUDA graph); rows leave for them ("evict": of those in reach the one with
-    the oldest `ts`, or under `Lfu` the least used); or the table moves to more slots ("grow"), for
-    which it counts its rows, and waits, whenever as many ids were written as might fill it.
+    are refused and counted ("refuse"), or a `TableFullError` tells of them too ("raise": to know,
+    every write waits for the device, so none can be captured); rows leave for them ("evict": of
+    those in reach the one with the oldest `ts`, or under `Lfu` the least used); or the table moves
+    to more slots ("grow"), for which it counts its rows, and waits, whenever as many ids were
+    written as might fill it.
 
     It has all verbs of `HostTable`, with its numbers: to the bit, but for ids with more than 256
     occurrences in one call, whose gradients are added in another fixed order, and for sums of

@@ -60,7 +60,7 @@ def use_hopper() -> None:
 
 
 def every_kernel() -> None:
-    """Each once; each rule once, as that of a narrow segment, whose rows have been placed."""
+    """Each once, and each rule: as that of a narrow segment, whose rows have been placed."""
     from hedgerow.kernels import (
         apply,
         assign,
@@ -73,7 +73,7 @@ def every_kernel() -> None:
         step,
         sum_gradients,
     )
-    from hedgerow.kernels.layout import Arrays, FirstValues, Part, draws_of, group
+    from hedgerow.kernels.layout import Arrays, FirstValues, Grouped, Part, draws_of, group
     from hedgerow.kernels.rules import RULES
 
     dim, ids = 64, torch.arange(100)
@@ -93,7 +93,8 @@ def every_kernel() -> None:
     for at, rule in enumerate(sorted(RULES - {"sgd"}), start=1):
         parts.append(Part(4 * at, 4, dim, none, rule, NUMBERS))
     rates = [0.1] * len(parts)
-    apply.apply(wide, grouped, rows, counts, parts, rates, 5, slots)
+    apply.apply(wide, Grouped(ids, None), rows, counts, parts, rates, 5, slots)
+    apply.apply(wide, grouped, rows, counts, parts[:1], rates[:1], 5, slots)
     several = Arrays.make_several([3, 4], dim, CPU, 3 * dim)
     splits = torch.tensor([0, 50, 100])
     part = Part(0, dim, dim, uniform, "adam", NUMBERS, draws_of([uniform, uniform], CPU))

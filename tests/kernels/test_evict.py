@@ -68,7 +68,7 @@ def _done(
 @pytest.mark.parametrize(
     ("buckets", "mode", "verbs"),
     [
-        *((1, "assign", 60), (2, "count", 80)),
+        *((1, "assign", 60), (2, "count", 110)),
         *(pytest.param(b, m, 200, marks=pytest.mark.long) for b in (1, 2) for m in MODES),
     ],
 )

@@ -326,7 +326,8 @@ def test_the_rules_of_the_kernels_are_those_of_the_twins() -> None:
 @pytest.mark.parametrize(
     ("rule", "dim", "with_slots", "buckets", "used"),
     [
-        *((rule, 7, False, 8, 21) for rule in sorted(RULES)),
+        # The interpreter adds up the values of a row one by one, so row_adagrad has fewer of them.
+        *((rule, 4 if rule == "row_adagrad" else 7, False, 8, 21) for rule in sorted(RULES)),
         *(("adagrad", 1, True, 8, None), ("sgd", 6, True, 1, None), ("sgd", 130, True, 8, 21)),
     ],
 )
