@@ -26,7 +26,7 @@ def _of_devices(case: Case) -> bool:
     return case.file not in _ON_THE_CPU and "error" not in (case.value or {})
 
 
-@pytest.mark.parametrize("case", filter(_of_devices, AREA.cases()), ids=str)
+@pytest.mark.parametrize("case", [*filter(_of_devices, AREA.cases())], ids=str)
 def test_case(case: Case, device: torch.device) -> None:
     with device:  # where the handlers put what they make
         case.run()
