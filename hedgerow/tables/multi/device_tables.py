@@ -69,15 +69,15 @@ class DeviceTables(SeveralTables):
             buckets = [-(-_slots(room[name]) // LANES) for name in self.names]
             if DeviceGroup.alike(tables) and DeviceGroup.fits(buckets):
                 self._group = DeviceGroup(tables, buckets)
-                self._tables: list[DeviceTable | HostTable] = [*tables]
+                self._tables = tables
                 return
-        self._tables = []
+        made: list[DeviceTable | HostTable] = []
         for config in self.config.configs:
             if config.name in on_host:
-                self._tables.append(HostTable(config, clock=clock))
+                made.append(HostTable(config, clock=clock))
                 continue
             rows = room.get(config.name, max(_LEAST_ROWS, config.initial_capacity))
-            self._tables.append(
+            made.append(
                 DeviceTable(
                     config,
                     capacity_rows=_slots(rows),
@@ -86,6 +86,7 @@ class DeviceTables(SeveralTables):
                     full=full if config.name in room else "grow",
                 )
             )
+        self._tables = made
 
     def __repr__(self) -> str:
         return f"DeviceTables({', '.join(map(repr, self._tables))})"
