@@ -47,7 +47,7 @@ test-long: env lint sanitize ## everything
 	$(BIN)/python -m pytest -q -m alone tests/sync
 
 test-gpu: ## on a GPU machine with torch, Triton and pytest: kernels and device tables
-	$(PYTHON) -m pytest -c tests/gpu.ini --rootdir . tests/kernels tests/tables/test_device.py tests/tables/test_device_verbs.py tests/gpu
+	$(PYTHON) -m pytest -c tests/gpu.ini --rootdir . tests/gpu tests/kernels tests/tables/test_device*.py tests/tables/multi/test_device*.py
 
 # MISSING_OK=1 lets it pass without a client whose packages the index does not have.
 test-clients: env ## clients of other projects against our server, each in an environment of its own; about 2 GB

@@ -9,6 +9,7 @@ from importlib.util import find_spec
 import pytest
 import torch
 
+from . import interpreter
 from .zookeeper import ZooKeeperProcess, skip_if_absent
 
 if find_spec("hypothesis") is not None:  # a GPU machine may lack it; its tests do without
@@ -39,6 +40,11 @@ def pytest_collection_finish(session: pytest.Session) -> None:
         for item in session.items:
             if item.get_closest_marker("xdist_group") and "@" not in item.nodeid:
                 raise pytest.UsageError(f"xdist_group has no effect on {item.nodeid}")
+
+
+def pytest_runtest_setup() -> None:
+    """By now a test that launches kernels has imported them."""
+    interpreter.prepare()
 
 
 @pytest.fixture
