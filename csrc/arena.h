@@ -24,9 +24,21 @@ class Arena {
 
   // A row number may be used from the moment `take` returned it; chunks are never given back before
   // `clear`, so no lock is needed to address a row.
-  HR_INLINE u8* row(u32 number) const {
-    return chunks_[number >> shift_] + u64(number & mask_) * stride_;
-  }
+  HR_INLINE u8* row(u32 number) const { return view().row(number); }
+
+  // What addresses a row, for loops that store: a copy of their own cannot have changed.
+  struct View {
+    u8* const* chunks;
+    int shift;
+    u32 mask;
+    u64 stride;
+
+    HR_INLINE u8* row(u32 number) const {
+      return chunks[number >> shift] + u64(number & mask) * stride;
+    }
+  };
+  HR_INLINE View view() const { return {chunks_, shift_, mask_, stride_}; }
+
   HR_INLINE i64* time(u32 number) const {
     return reinterpret_cast<i64*>(chunks_[number >> shift_] + times_from_) + (number & mask_);
   }

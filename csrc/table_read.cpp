@@ -1,5 +1,6 @@
 // Reading verbs of the table: grouped, prefetched, in input order.
 #include <algorithm>
+#include <array>
 #include <cstring>
 #include <utility>
 #include <vector>
@@ -15,8 +16,7 @@ namespace hedgerow {
 namespace {
 
 constexpr u64 kReadIds = 2048;               // ids read under one hold of the shards' locks
-constexpr u64 kGroup = 16;                   // ids in flight between two stages of the pipeline
-constexpr u64 kGroupsAhead = 4;              // groups whose homes are fetched before a visit
+constexpr u64 kGroup = ProbeAhead::kGroup;   // rows being fetched while those before are visited
 constexpr u64 kStreamBytes = u64(32) << 20;  // of output: more than stays in most caches
 constexpr u64 kScanRows = 1024;              // rows copied under one hold of a lock
 
@@ -38,6 +38,65 @@ class ReadLocks {
   u64 mask_;
 };
 
+// The places 0, 1, 2, ...: of ids that are taken one by one.
+constexpr auto kEach = [] {
+  std::array<u32, kReadIds + 1> places{};
+  for (u64 i = 0; i < places.size(); ++i) places[i] = u32(i);
+  return places;
+}();
+
+// Ids without those that equal the one before: sorted batches are full of them. Where they are few
+// all ids are taken, since to leave some out would cost more than to search them.
+class Runs {
+ public:
+  struct View {
+    const i64* keys;
+    const u32* places;  // [n + 1]: key i is that of the ids from places[i] up to places[i + 1]
+    u64 n;
+  };
+
+  Runs(const i64* ids, u64 count) : view_{ids, kEach.data(), count} {
+    u64 repeated = 0;
+    for (u64 i = 1; i < count; ++i) repeated += ids[i] == ids[i - 1];
+    if (repeated < count / 8) return;
+    u64 n = 0;
+    places_[0] = 0;
+    for (u64 i = 0; i < count; ++i) {
+      keys_[n] = ids[i];
+      places_[n + 1] = u32(i) + 1;
+      n += i + 1 == count || ids[i + 1] != ids[i];
+    }
+    view_ = {keys_, places_, n};
+  }
+  Runs(const Runs&) = delete;
+  Runs& operator=(const Runs&) = delete;
+
+  View view() const { return view_; }
+
+ private:
+  View view_;
+  i64 keys_[kReadIds];
+  u32 places_[kReadIds + 1];
+};
+
+// What a visitor is shown: `n` rows, their numbers, and to which ids of the piece each belongs.
+struct Found {
+  const u8* const* data;
+  const u32* rows;
+  const u32* places;  // row i: to places[i] up to places[i + 1]
+  u64 n;
+
+  void each_place(const auto& body) const {
+    const u64 first = places[0];
+    if (places[n] - first == n) {
+      for (u64 i = 0; i < n; ++i) body(first + i, i);
+      return;
+    }
+    for (u64 i = 0; i < n; ++i)
+      for (u64 place = places[i]; place < places[i + 1]; ++place) body(place, i);
+  }
+};
+
 // The shards of some keys, as bits. Many keys have all of them.
 u64 shards_of(const i64* keys, u64 n) {
   if (n >= 8 * kShards) return ~u64(0);
@@ -50,37 +109,61 @@ u64 piece_count(u64 n, u64 size) { return (n + size - 1) / size; }
 
 }  // namespace
 
-// Groups of ids in four overlapped stages: the homes of one group are fetched, those of a group
-// some way before are searched, the rows of the group before that are fetched, those of the one
-// before are visited.
-template <class Visitor>
-void Table::visit_piece(const i64* keys, u64 from, u64 count, const Visitor& visitor) const {
-  const Probe probe = probe_for(active_isa());
-  const Bucket* homes[kReadIds];
-  u32 rows[kReadIds];
-  const u8* data[kReadIds];  // of the rows; null: absent
-  const ReadLocks hold(shards_, shards_of(keys, count));
-  const auto group = [&](u64 start) {
-    const u64 size = start < count ? std::min(kGroup, count - start) : 0;
-    return ProbeArgs{views_, keys + start, size, homes + start, rows + start};
+// Rows of distinct keys, at most kFindIds. The caller holds the locks of their shards.
+void Table::find_rows(const i64* keys, u64 n, u32* rows) const {
+  const auto search = [&](const i64* some, u64 count, u32* found) {
+    ProbeAhead probe(views_, some, count, found);
+    for (u64 i = 0; i < count; i += kGroup) probe.step();
   };
-  const auto fetch_rows = [&](const ProbeArgs& args, u64 beyond) {
-    find_beyond(args, beyond);
-    const u8** const at = data + (args.rows - rows);
-    for (u64 i = 0; i < args.n; ++i) {
-      at[i] = args.rows[i] == kNoRow ? nullptr : arena_.row(args.rows[i]);
-      visitor.fetch(at[i], args.rows[i]);
+  if (!near_.any()) return search(keys, n, rows);
+  u32 left[kFindIds], found[kFindIds];
+  i64 far[kFindIds];
+  const u64 others = near_.find(keys, n, rows, left);
+  for (u64 i = 0; i < others; ++i) far[i] = keys[left[i]];
+  search(far, others, found);
+  for (u64 i = 0; i < others; ++i) {
+    rows[left[i]] = found[i];
+    if (found[i] != kNoRow) near_.learn(u64(far[i]), found[i]);
+  }
+}
+
+// Each run of equal ids is searched once. The rows of a group are fetched while those of the one
+// before are visited, and where they have to be searched, the homes of later groups are, too.
+template <class Visitor>
+void Table::visit_piece(const i64* ids, u64 from, u64 count, const Visitor& visitor) const {
+  const Runs distinct(ids, count);
+  const auto [keys, places, runs] = distinct.view();
+  u32 rows[kReadIds];
+  const ReadLocks hold(shards_, shards_of(keys, runs));
+  const u8* data[2 * kGroup];  // of the rows; null: absent. Halves are used in turn
+  const Arena::View arena = arena_.view();
+  const auto fetch = [&](u64 start) {
+    const u8** const at = data + start % (2 * kGroup);
+    for (u64 i = start; i < std::min(runs, start + kGroup); ++i) {
+      at[i - start] = rows[i] == kNoRow ? nullptr : arena.row(rows[i]);
+      visitor.fetch(at[i - start], rows[i]);
     }
   };
-  for (u64 start = 0; start < kGroupsAhead * kGroup; start += kGroup) probe.fetch(group(start));
-  const u64 first = probe.find(group(0));
-  u64 beyond = probe.find(group(kGroup));
-  fetch_rows(group(0), first);
-  for (u64 start = 0; start < count; start += kGroup) {
-    probe.fetch(group(start + kGroupsAhead * kGroup));
-    const u64 later = probe.find(group(start + 2 * kGroup));
-    fetch_rows(group(start + kGroup), std::exchange(beyond, later));
-    visitor.visit(from + start, data + start, rows + start, group(start).n);
+  const auto visit = [&](u64 start) {
+    const u64 n = std::min(kGroup, runs - start);
+    visitor.visit(from, Found{data + start % (2 * kGroup), rows + start, places + start, n});
+  };
+  if (near_.any()) {
+    find_rows(keys, runs, rows);
+    fetch(0);
+    for (u64 start = 0; start < runs; start += kGroup) {
+      fetch(start + kGroup);
+      visit(start);
+    }
+  } else {
+    ProbeAhead probe(views_, keys, runs, rows);
+    probe.step();
+    fetch(0);
+    for (u64 start = 0; start < runs; start += kGroup) {
+      probe.step();
+      fetch(start + kGroup);
+      visit(start);
+    }
   }
 }
 
@@ -134,11 +217,12 @@ void Table::lookup(const i64* ids, u64 n, Missing missing, i64 step, float* out,
     int bytes;  // of a row, that a lookup reads
 
     void fetch(const u8* row, u32) const { fetch_bytes(row, u64(bytes)); }
-    void visit(u64 from, const u8* const* data, const u32*, u64 count) const {
+    void visit(u64 from, const Found& found) const {
+      const auto [data, rows, places, n] = found;
       const bool zeros = missing == Missing::zeros;
-      if (table.layout_.plain && (zeros || std::find(data, data + count, nullptr) == data + count))
-        return copy({data, count, table.layout_.dim, out + from * u64(table.layout_.dim)});
-      for (u64 i = 0; i < count; ++i) visit_one(from + i, data[i]);
+      if (table.layout_.plain && (zeros || std::find(data, data + n, nullptr) == data + n))
+        return copy({data, places, n, table.layout_.dim, out + from * u64(table.layout_.dim)});
+      found.each_place([&](u64 place, u64 i) { visit_one(from + place, found.data[i]); });
     }
     void visit_one(u64 i, const u8* row) const {
       float* target = out + i * u64(table.layout_.dim);
@@ -166,8 +250,8 @@ void Table::contains(const i64* ids, u64 n, u8* out) const {
   struct Reader {
     u8* out;
     void fetch(const u8*, u32) const {}
-    void visit(u64 from, const u8* const*, const u32* rows, u64 count) const {
-      for (u64 i = 0; i < count; ++i) out[from + i] = rows[i] != kNoRow;
+    void visit(u64 from, const Found& found) const {
+      found.each_place([&](u64 place, u64 i) { out[from + place] = found.rows[i] != kNoRow; });
     }
   };
   const CallScope scope;
@@ -197,8 +281,8 @@ void Table::entries(const i64* ids, u64 n, u8* found, float* rows, float* states
     void fetch(const u8* data, u32 row) const {
       if (data != nullptr) table.fetch_row(row);
     }
-    void visit(u64 from, const u8* const*, const u32* rows, u64 count) const {
-      for (u64 i = 0; i < count; ++i) visit_one(from + i, rows[i]);
+    void visit(u64 from, const Found& found) const {
+      found.each_place([&](u64 place, u64 i) { visit_one(from + place, found.rows[i]); });
     }
     void visit_one(u64 i, u32 row) const {
       const u64 dim = u64(table.layout_.dim), state = u64(table.layout_.state_floats);
@@ -233,6 +317,7 @@ MemoryUse Table::memory() const {
     use.row_bytes +=
         shards_[shard]->index.size() * (u64(layout_.row_bytes) + arena_.beside_bytes());
   }
+  use.index_bytes += near_.bytes();
   const u64 taken = arena_.taken_bytes();
   use.slack_bytes = taken > use.row_bytes ? taken - use.row_bytes : 0;
   return use;
