@@ -3,6 +3,7 @@
 
 #include <sys/mman.h>
 
+#include <algorithm>
 #include <new>
 #include <utility>
 
@@ -19,11 +20,21 @@ constexpr int kSample = 16;                 // keys of every 16th shard are coun
 constexpr u32 kDense = kIds / kSample / 2;  // an array costs 8 bytes a row at most when it is made
 constexpr u32 kSparse = kDense / 4;         // and is dropped at 32
 
+constexpr u64 kFirstKeys = 16;  // of a search, which show where the others may be
+
 }  // namespace
 
 NearIds::NearIds()
     : directory_(kRanges * sizeof(Range), PageSize::small),
       ranges_(reinterpret_cast<Range*>(directory_.data())) {}
+
+bool NearIds::serves(const i64* keys, u64 n) const {
+  if (arrays_.load(std::memory_order_relaxed) == 0) return false;
+  return std::any_of(keys, keys + std::min(n, kFirstKeys), [&](i64 key) {
+    const u64 range = u64(key) >> kBits;
+    return range < kRanges && ranges_[range].rows.load(std::memory_order_relaxed) != nullptr;
+  });
+}
 
 u64 NearIds::find(const i64* keys, u64 n, u32* rows, u32* left) const {
   u64 others = 0;
@@ -49,11 +60,12 @@ void NearIds::learn(u64 key, u32 row) const {
 }
 
 void NearIds::insert(int shard, u64 key, u32 row) {
-  learn(key, row);
   const u64 range = key >> kBits;
-  if (range >= kRanges || shard % kSample != 0) return;
-  if (ranges_[range].sampled.fetch_add(1, std::memory_order_relaxed) + 1 == kDense)
+  if (range >= kRanges) return;
+  if (shard % kSample == 0 &&
+      ranges_[range].sampled.fetch_add(1, std::memory_order_relaxed) + 1 == kDense)
     make_array(range);
+  learn(key, row);
 }
 
 // Also where the range has no array any more: what was said there must not come back with the next.

@@ -20,8 +20,8 @@ class NearIds {
  public:
   NearIds();
 
-  // Whether any range has an array.
-  bool any() const { return arrays_.load(std::memory_order_relaxed) != 0; }
+  // Whether some of the keys are in a range that has an array, as the first of them show.
+  bool serves(const i64* keys, u64 n) const;
 
   // Rows of keys, kNoRow for those of which nothing is said. The places of the latter go to `left`
   // [n]; returns how many. The caller holds the locks of the keys' shards.

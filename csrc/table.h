@@ -172,7 +172,7 @@ class Table {
   void visit_piece(const i64* ids, u64 from, u64 count, const Visitor& visitor) const;
   static constexpr u64 kFindIds = 2048;
   void find_rows(const i64* keys, u64 n, u32* rows) const;
-  u64 task_ids(u64 n, bool reused) const;
+  u64 task_ids(u64 n, u64 fresh_row_bytes) const;
 
   template <class Op>
   Applied write(const i64* ids, u64 n, const Op& op, i64 newest, const Asking* asking = nullptr);

@@ -1,83 +1,26 @@
 // Reading verbs of the table: grouped, prefetched, in input order.
 #include <algorithm>
-#include <array>
 #include <cstring>
 #include <utility>
 #include <vector>
 
 #include "cursor.h"
 #include "huge_heap.h"
+#include "id_runs.h"
 #include "pool.h"
 #include "probe.h"
+#include "read_locks.h"
 #include "row_copy.h"
 #include "table.h"
 
 namespace hedgerow {
 namespace {
 
-constexpr u64 kReadIds = 2048;               // ids read under one hold of the shards' locks
-constexpr u64 kGroup = ProbeAhead::kGroup;   // rows being fetched while those before are visited
+constexpr u64 kReadIds = 2048;              // ids between two looks whether a writer waits
+constexpr u64 kTaskPieces = 8;              // pieces of so many ids that one thread reads at a time
+constexpr u64 kGroup = ProbeAhead::kGroup;  // rows being fetched while those before are visited
 constexpr u64 kStreamBytes = u64(32) << 20;  // of output: more than stays in most caches
 constexpr u64 kScanRows = 1024;              // rows copied under one hold of a lock
-
-// Shared locks on the shards of a mask, taken in ascending order (as `clear` does: no deadlock).
-class ReadLocks {
- public:
-  ReadLocks(const std::vector<std::unique_ptr<Shard>>& shards, u64 mask)
-      : shards_(shards), mask_(mask) {
-    for (u64 left = mask_; left != 0; left &= left - 1)
-      shards_[__builtin_ctzll(left)]->lock.lock_shared();
-  }
-  ~ReadLocks() {
-    for (u64 left = mask_; left != 0; left &= left - 1)
-      shards_[__builtin_ctzll(left)]->lock.unlock_shared();
-  }
-
- private:
-  const std::vector<std::unique_ptr<Shard>>& shards_;
-  u64 mask_;
-};
-
-// The places 0, 1, 2, ...: of ids that are taken one by one.
-constexpr auto kEach = [] {
-  std::array<u32, kReadIds + 1> places{};
-  for (u64 i = 0; i < places.size(); ++i) places[i] = u32(i);
-  return places;
-}();
-
-// Ids without those that equal the one before: sorted batches are full of them. Where they are few
-// all ids are taken, since to leave some out would cost more than to search them.
-class Runs {
- public:
-  struct View {
-    const i64* keys;
-    const u32* places;  // [n + 1]: key i is that of the ids from places[i] up to places[i + 1]
-    u64 n;
-  };
-
-  Runs(const i64* ids, u64 count) : view_{ids, kEach.data(), count} {
-    u64 repeated = 0;
-    for (u64 i = 1; i < count; ++i) repeated += ids[i] == ids[i - 1];
-    if (repeated < count / 8) return;
-    u64 n = 0;
-    places_[0] = 0;
-    for (u64 i = 0; i < count; ++i) {
-      keys_[n] = ids[i];
-      places_[n + 1] = u32(i) + 1;
-      n += i + 1 == count || ids[i + 1] != ids[i];
-    }
-    view_ = {keys_, places_, n};
-  }
-  Runs(const Runs&) = delete;
-  Runs& operator=(const Runs&) = delete;
-
-  View view() const { return view_; }
-
- private:
-  View view_;
-  i64 keys_[kReadIds];
-  u32 places_[kReadIds + 1];
-};
 
 // What a visitor is shown: `n` rows, their numbers, and to which ids of the piece each belongs.
 struct Found {
@@ -115,7 +58,7 @@ void Table::find_rows(const i64* keys, u64 n, u32* rows) const {
     ProbeAhead probe(views_, some, count, found);
     for (u64 i = 0; i < count; i += kGroup) probe.step();
   };
-  if (!near_.any()) return search(keys, n, rows);
+  if (!near_.serves(keys, n)) return search(keys, n, rows);
   u32 left[kFindIds], found[kFindIds];
   i64 far[kFindIds];
   const u64 others = near_.find(keys, n, rows, left);
@@ -131,10 +74,9 @@ void Table::find_rows(const i64* keys, u64 n, u32* rows) const {
 // before are visited, and where they have to be searched, the homes of later groups are, too.
 template <class Visitor>
 void Table::visit_piece(const i64* ids, u64 from, u64 count, const Visitor& visitor) const {
-  const Runs distinct(ids, count);
+  const IdRuns<kReadIds> distinct(ids, count);
   const auto [keys, places, runs] = distinct.view();
   u32 rows[kReadIds];
-  const ReadLocks hold(shards_, shards_of(keys, runs));
   const u8* data[2 * kGroup];  // of the rows; null: absent. Halves are used in turn
   const Arena::View arena = arena_.view();
   const auto fetch = [&](u64 start) {
@@ -148,7 +90,7 @@ void Table::visit_piece(const i64* ids, u64 from, u64 count, const Visitor& visi
     const u64 n = std::min(kGroup, runs - start);
     visitor.visit(from, Found{data + start % (2 * kGroup), rows + start, places + start, n});
   };
-  if (near_.any()) {
+  if (near_.serves(keys, runs)) {
     find_rows(keys, runs, rows);
     fetch(0);
     for (u64 start = 0; start < runs; start += kGroup) {
@@ -167,25 +109,32 @@ void Table::visit_piece(const i64* ids, u64 from, u64 count, const Visitor& visi
   }
 }
 
-// Tasks of `task_ids` ids go to the pool; a piece of a task is read under one hold of locks.
+// Tasks of `task_ids` ids go to the pool, which are read piece by piece. Locks are held from one
+// piece to the next unless somebody waits for them: to take all 64 for each would be a tenth of a
+// lookup.
 template <class Visitor>
 void Table::visit(const i64* ids, u64 n, u64 task_ids, const Visitor& visitor) const {
   const RunAlone alone(n < kAloneIds);
   parallel_for(i64(piece_count(n, task_ids)), [&](i64 task) {
-    const u64 end = std::min(n, u64(task + 1) * task_ids);
-    for (u64 from = u64(task) * task_ids; from < end; from += kReadIds)
+    const u64 start = u64(task) * task_ids, end = std::min(n, start + task_ids);
+    ReadLocks hold(shards_, shards_of(ids + start, end - start));
+    for (u64 from = start; from < end; from += kReadIds) {
+      if (from != start) hold.give_way();
       visit_piece(ids + from, from, std::min(kReadIds, end - from), visitor);
+    }
     finish_streaming();
   });
 }
 
-// Ids one thread reads before another takes over. A thread that first touches a huge page of fresh
-// output waits while the kernel clears it; two threads on one page would both wait.
-u64 Table::task_ids(u64 n, bool reused) const {
-  const u64 row_bytes = sizeof(float) * u64(layout_.dim);
-  const bool many_pages = n * row_bytes >= 4 * kHugePage * u64(thread_count());
-  if (reused || !many_pages) return kReadIds;
-  return std::max(u64(1), kHugePage / row_bytes / kReadIds) * kReadIds;
+// Ids one thread reads before another takes over: eight times each, where there are so many. A
+// thread that first touches a huge page of fresh output waits while the kernel clears it; two
+// threads on one page would both wait.
+u64 Table::task_ids(u64 n, u64 fresh_row_bytes) const {
+  const u64 threads = u64(thread_count());
+  const bool many_pages = n * fresh_row_bytes >= 4 * kHugePage * threads;
+  const u64 pieces = many_pages ? kHugePage / fresh_row_bytes / kReadIds
+                                : std::min(n / (8 * threads * kReadIds), kTaskPieces);
+  return std::max(u64(1), pieces) * kReadIds;
 }
 
 void Table::decode_row(const u8* row, float* out) const {
@@ -242,8 +191,9 @@ void Table::lookup(const i64* ids, u64 n, Missing missing, i64 step, float* out,
   const CopyFunction copy = reused && n * sizeof(float) * u64(layout_.dim) >= kStreamBytes
                                 ? stream_function(isa, layout_.dim, out)
                                 : copy_function(isa);
-  if (!reused) ask_for_huge_pages(out, n * sizeof(float) * u64(layout_.dim));
-  visit(ids, n, task_ids(n, reused), Reader{*this, ids, missing, step, out, copy, bytes});
+  const u64 fresh_row_bytes = reused ? 0 : sizeof(float) * u64(layout_.dim);
+  ask_for_huge_pages(out, n * fresh_row_bytes);
+  visit(ids, n, task_ids(n, fresh_row_bytes), Reader{*this, ids, missing, step, out, copy, bytes});
 }
 
 void Table::contains(const i64* ids, u64 n, u8* out) const {
@@ -255,7 +205,7 @@ void Table::contains(const i64* ids, u64 n, u8* out) const {
     }
   };
   const CallScope scope;
-  visit(ids, n, kReadIds, Reader{out});
+  visit(ids, n, task_ids(n, 0), Reader{out});
 }
 
 void Table::copy_row(const u8* row, float* values, float* states) const {
@@ -295,7 +245,7 @@ void Table::entries(const i64* ids, u64 n, u8* found, float* rows, float* states
     }
   };
   const CallScope scope;
-  visit(ids, n, kReadIds, Reader{*this, found, rows, states, times});
+  visit(ids, n, task_ids(n, 0), Reader{*this, found, rows, states, times});
 }
 
 u64 Table::size() const {
