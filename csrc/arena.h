@@ -27,16 +27,35 @@ class Arena {
 
   // A row number may be used from the moment `take` returned it; chunks are never given back before
   // `clear`, so no lock is needed to address a row.
-  HR_INLINE u8* row(u32 number) const {
-    return bytes(number, u64(number & mask_) * stride_, stride_);
-  }
+  HR_INLINE u8* row(u32 number) const { return view().row(number); }
+
+  // What addresses a row, for loops that store: a copy of their own cannot have changed.
+  struct View {
+    u8* const* chunks;
+    RowFile* file;
+    int shift;
+    u32 mask;
+    u64 stride;
+
+    HR_INLINE u8* row(u32 number) const {
+      return bytes(number, u64(number & mask) * stride, stride);
+    }
+    HR_INLINE u8* bytes(u32 number, u64 from, u64 size) const {
+      const u32 chunk = number >> shift;
+      if (file != nullptr) [[unlikely]]
+        file->use(chunk, from, size);
+      return chunks[chunk] + from;
+    }
+  };
+  HR_INLINE View view() const { return {chunks_, file_.get(), shift_, mask_, stride_}; }
+
   HR_INLINE i64* time(u32 number) const {
-    return reinterpret_cast<i64*>(bytes(number, times_from_ + u64(number & mask_) * 8, 8));
+    return reinterpret_cast<i64*>(view().bytes(number, times_from_ + u64(number & mask_) * 8, 8));
   }
 
   bool counts_uses() const { return counts_uses_; }
   HR_INLINE u16* uses(u32 number) const {
-    return reinterpret_cast<u16*>(bytes(number, uses_from_ + u64(number & mask_) * 2, 2));
+    return reinterpret_cast<u16*>(view().bytes(number, uses_from_ + u64(number & mask_) * 2, 2));
   }
 
   u32 end() const;                                            // above every row number handed out
@@ -55,12 +74,6 @@ class Arena {
   void swap(Arena& other);
 
  private:
-  HR_INLINE u8* bytes(u32 number, u64 from, u64 size) const {
-    const u32 chunk = number >> shift_;
-    if (file_ != nullptr) [[unlikely]]
-      file_->use(chunk, from, size);
-    return chunks_[chunk] + from;
-  }
   void add_chunk();
   u64 chunk_bytes() const { return times_from_ + (beside_bytes() << shift_); }
   u64 chargeable(u64 bytes) const;

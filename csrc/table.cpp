@@ -12,7 +12,6 @@
 #include "assign_ops.h"
 #include "each_shard.h"
 #include "pool.h"
-#include "probe.h"
 
 namespace hedgerow {
 namespace {
@@ -20,7 +19,6 @@ namespace {
 constexpr u64 kWriteRows = 1024;  // rows changed under one hold of a shard's lock
 constexpr u64 kTileBytes = u64(512) << 10;
 constexpr u64 kLeastTile = 512, kMostTile = 16384;  // ids
-constexpr u64 kProbe = 32;                          // keys searched between two fetches of buckets
 
 // However a call ends, the memory of an unusually large one is let go.
 struct Trim {
@@ -87,28 +85,14 @@ void Table::locate(Plan& plan, int number) const {
   plan.stale[number] = false;
   if (groups.empty()) return;
   Shard& shard = *shards_[number];
-  const Probe probe = probe_for(active_isa());
   i64 keys[kWriteRows];
-  const Bucket* homes[kWriteRows];
   u32 rows[kWriteRows];
   for (u64 from = 0; from < groups.size(); from += kWriteRows) {
     const std::span block = groups.subspan(from, std::min(kWriteRows, groups.size() - from));
     for (u64 i = 0; i < block.size(); ++i) keys[i] = i64(block[i].key);
-    const auto part = [&](u64 start) {
-      const u64 size = start < block.size() ? std::min(kProbe, block.size() - start) : 0;
-      return ProbeArgs{views_, keys + start, size, homes + start, rows + start};
-    };
     const std::shared_lock hold(shard.lock);
     if (from == 0) plan.version[number] = shard.version;
-    probe.fetch(part(0));
-    u64 beyond = 0;
-    for (u64 i = 0; i < block.size(); i += kProbe) {
-      probe.fetch(part(i + kProbe));
-      const u64 later = probe.find(part(i));
-      if (i != 0) find_beyond(part(i - kProbe), beyond);
-      beyond = later;
-    }
-    find_beyond(part((block.size() - 1) / kProbe * kProbe), beyond);
+    find_rows(keys, block.size(), rows);
     for (u64 i = 0; i < block.size(); ++i) {
       block[i].row = rows[i];
       plan.absent[number] += rows[i] == kNoRow;

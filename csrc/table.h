@@ -17,6 +17,7 @@
 #include "arena.h"
 #include "evict.h"
 #include "layout.h"
+#include "near_ids.h"
 #include "plan.h"
 #include "shard.h"
 #include "snapshot.h"
@@ -168,8 +169,10 @@ class Table {
   template <class Visitor>
   void visit(const i64* ids, u64 n, u64 task_ids, const Visitor& visitor) const;
   template <class Visitor>
-  void visit_piece(const i64* keys, u64 from, u64 count, const Visitor& visitor) const;
-  u64 task_ids(u64 n, bool reused) const;
+  void visit_piece(const i64* ids, u64 from, u64 count, const Visitor& visitor) const;
+  static constexpr u64 kFindIds = 2048;
+  void find_rows(const i64* keys, u64 n, u32* rows) const;
+  u64 task_ids(u64 n, u64 fresh_row_bytes) const;
 
   template <class Op>
   Applied write(const i64* ids, u64 n, const Op& op, i64 newest, const Asking* asking = nullptr);
@@ -244,6 +247,7 @@ class Table {
   // fall between two writing calls.
   mutable RwLock clearing_;
   alignas(64) IndexView views_[kShards];  // of the shards' indexes, under their locks
+  NearIds near_;
   // Consumers of touched keys: changed with `clearing_` alone, read by calls that share it.
   std::vector<std::pair<u64, std::unique_ptr<Touched>>> touched_;
   u64 touched_opened_ = 0;

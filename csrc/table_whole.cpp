@@ -34,6 +34,7 @@ bool Table::clear() {
       shard->index.clear();
       shard->erased.clear();
     }
+    near_.clear();
     arena_.clear();
   });
   return true;
@@ -56,6 +57,7 @@ bool Table::exchange(Table& other) {
         std::swap(shards_[i]->index, other.shards_[i]->index);
         std::swap(shards_[i]->erased, other.shards_[i]->erased);
       }
+      near_.swap(other.near_);
       arena_.swap(other.arena_);
       newest_time_.store(other.newest_time_.exchange(newest_time_.load()));
     });
