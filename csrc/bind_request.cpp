@@ -1,5 +1,6 @@
-// A plain PredictRequest as Python values, and the answer to one that asks for rows. These take
-// bytes, not addresses: to find out an address takes longer than the work.
+// A plain PredictRequest as Python values, the answer to one that asks for rows, and one that
+// brings them. The first two take bytes, not addresses: to find out an address takes longer than
+// the work.
 #include <nanobind/stl/vector.h>
 
 #include <algorithm>
@@ -100,11 +101,73 @@ nb::object lookup_between(const std::vector<const Table*>& tables, const nb::byt
   return made;
 }
 
+// Whether all ids have rows, of which these were read: one that has none reads as zeros.
+bool all_there(const Table& table, const i64* ids, u64 n, const float* rows) {
+  const u64 dim = u64(table.layout().dim);
+  std::vector<i64> doubtful;
+  for (u64 i = 0; i < n; ++i)
+    if (rows[i * dim] == 0.0f) doubtful.push_back(ids[i]);
+  std::vector<u8> found(doubtful.size());
+  if (!doubtful.empty()) table.contains(doubtful.data(), doubtful.size(), found.data());
+  return std::find(found.begin(), found.end(), u8(0)) == found.end();
+}
+
+// Ids and their rows, each behind bytes that are given for them, table after table. None where an
+// id has no row.
+nb::object rows_after(const std::vector<const Table*>& tables, const std::vector<Address>& ids,
+                      const std::vector<u64>& counts, i64 step,
+                      const std::vector<nb::bytes>& before_ids,
+                      const std::vector<nb::bytes>& before_rows) {
+  const std::size_t shares = tables.size();
+  if (ids.size() != shares || counts.size() != shares || before_ids.size() != shares ||
+      before_rows.size() != shares)
+    throw std::invalid_argument("give ids, a count and the bytes before them for each of the " +
+                                std::to_string(shares) + " tables");
+  if (std::find(tables.begin(), tables.end(), nullptr) != tables.end())
+    throw std::invalid_argument("one of the tables is None; give tables");
+  u64 size = 0, most_floats = 0;
+  for (std::size_t k = 0; k < shares; ++k) {
+    const u64 floats = counts[k] * u64(tables[k]->layout().dim);
+    size += before_ids[k].size() + before_rows[k].size();
+    size += counts[k] * sizeof(i64) + floats * sizeof(float);
+    most_floats = std::max(most_floats, floats);
+  }
+  nb::object made = nb::steal(PyBytes_FromStringAndSize(nullptr, Py_ssize_t(size)));
+  if (!made.is_valid()) throw nb::python_error();
+  char* out = PyBytes_AS_STRING(made.ptr());
+  const auto put = [&](const void* data, u64 bytes) {
+    if (bytes != 0) std::memcpy(out, data, bytes);
+    out += bytes;
+  };
+  bool there = true;
+  {
+    const nb::gil_scoped_release unlock;
+    std::vector<float> aside;  // for rows that would stand where no floats can
+    for (std::size_t k = 0; k < shares && there; ++k) {
+      const u64 n = counts[k], row_bytes = n * u64(tables[k]->layout().dim) * sizeof(float);
+      const i64* const keys = at<const i64>(ids[k]);
+      put(before_ids[k].c_str(), before_ids[k].size());
+      put(keys, n * sizeof(i64));
+      put(before_rows[k].c_str(), before_rows[k].size());
+      const bool stands = reinterpret_cast<Address>(out) % alignof(float) == 0;
+      if (!stands) aside.resize(most_floats);
+      float* const rows = stands ? reinterpret_cast<float*>(out) : aside.data();
+      tables[k]->lookup(keys, n, Missing::zeros, step, rows, true);
+      there = all_there(*tables[k], keys, n, rows);
+      if (!stands && row_bytes != 0) std::memcpy(out, rows, row_bytes);
+      out += row_bytes;
+    }
+  }
+  if (!there) return nb::none();
+  return made;
+}
+
 }  // namespace
 
 void bind_request(nb::module_& m) {
   m.def("plain_request", &plain_request);
   m.def("lookup_between", &lookup_between);
+  m.def("rows_after", &rows_after);
 }
 
 }  // namespace hedgerow

@@ -108,6 +108,15 @@ def lookup_between(
     tail: bytes,
     /,
 ) -> bytes: ...
+def rows_after(
+    tables: Sequence[Table],
+    ids_at: Sequence[int],
+    counts: Sequence[int],
+    step: int,
+    before_ids: Sequence[bytes],
+    before_rows: Sequence[bytes],
+    /,
+) -> bytes | None: ...
 def first_not_finite(values_at: int, n: int, /) -> int: ...
 def gather(rows_at: int, numbers_at: int, n: int, dim: int, out_at: int, /) -> None: ...
 def route(

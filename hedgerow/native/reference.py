@@ -88,6 +88,7 @@ __all__ = [
     "reorder",
     "round_to_half",
     "route",
+    "rows_after",
     "rule_names",
     "split_ragged",
     "split_rows",
@@ -296,3 +297,24 @@ def lookup_between(
         parts.append(rows.tobytes())
         start += ids.nbytes
     return b"".join([*parts, tail])
+
+
+def rows_after(
+    tables: Sequence[Table],
+    ids_at: Sequence[int],
+    counts: Sequence[int],
+    step: int,
+    before_ids: Sequence[bytes],
+    before_rows: Sequence[bytes],
+) -> bytes | None:
+    """Ids and their rows, each behind bytes given for them; None where an id has no row."""
+    parts: list[bytes] = []
+    shares = zip(tables, ids_at, counts, before_ids, before_rows, strict=True)
+    for table, start, n, first, second in shares:
+        rows, found = np.empty((n, table.dim()), np.float32), np.empty(n, np.bool_)
+        table.lookup(start, n, "zeros", step, rows.ctypes.data, True)
+        table.contains(start, n, found.ctypes.data)
+        if not found.all():
+            return None
+        parts += [first, at(start, n, np.int64).tobytes(), second, rows.tobytes()]
+    return b"".join(parts)

@@ -17,8 +17,9 @@ from ..sync.protocol import ASSIGN, GONE, REMOVE
 from ..sync.served import ServedModel
 from ..tables.host import HostTable
 from ..tables.multi.host_tables import HostTables
+from ..wire.plain_request import PlainRequest
 from .dense_program import DenseProgram
-from .model import ServingError, Signature, Tensors
+from .model import AnswerPlain, ServingError, Signature, Tensors
 from .push_marks import current_push
 from .push_session import PushSession, ShardStatus
 
@@ -79,8 +80,11 @@ class Followed:
         found = dict(signatures)
         for key in (ASSIGN, REMOVE):
             run = found[key].run
+            answer_plain = found[key].answer_plain
             found[key] = dataclasses.replace(
-                found[key], run=self._guard(run, key == REMOVE), answer_plain=None
+                found[key],
+                run=self._guard(run, key == REMOVE),
+                answer_plain=None if answer_plain is None else self._guard_plain(answer_plain),
             )
         return found
 
@@ -105,6 +109,32 @@ class Followed:
             return outputs
 
         return run_in_session
+
+    def _guard_plain(self, answer: AnswerPlain) -> AnswerPlain:
+        """As _guard, of the shorter way; a push that it leaves to `run` is not let in here."""
+
+        def answer_in_session(request: PlainRequest, tail: bytes) -> bytes | None:
+            mark = current_push()
+            if mark is None:
+                return answer(request, tail)
+            session = self._session(mark.shard, mark.session)
+            with session.lock:
+                session.await_turn(mark)
+                answered: bytes | None = b""  # of one that fails: it was let in as well
+                try:
+                    answered = answer(request, tail)
+                finally:
+                    if answered is not None:
+                        session.let_in(mark)
+                if answered is not None:
+                    session.done(self._rows_in(request), 0, None)
+            return answered
+
+        return answer_in_session
+
+    def _rows_in(self, request: PlainRequest) -> int:
+        names = () if self._store is None else self._store.names
+        return sum((request.int64s(f"{name}_id") or (0, 0))[1] for name in names)
 
     def attach(self, asked: Mapping[str, Any]) -> dict[str, Any]:
         """A new session of a trainer shard, which ends the one before.

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 PREDICT_METHOD = "tensorflow/serving/predict"
 DEFAULT_SIGNATURE = "serving_default"
 Tensors = Mapping[str, Tensor]
+AnswerPlain = Callable[["PlainRequest", bytes], "bytes | None"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,7 +73,7 @@ class Signature:
     run: Callable[[Tensors], Tensors]
     joining: Joining | None = None
     method: str = PREDICT_METHOD
-    answer_plain: Callable[[PlainRequest, bytes], bytes | None] | None = None
+    answer_plain: AnswerPlain | None = None
 
     def row_input(self) -> str:
         """The input with one entry a sample; where `joining` says none, the first."""

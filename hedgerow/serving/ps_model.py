@@ -104,7 +104,7 @@ class _Rows:
         inputs = {f"{name}_id": _IDS for name in self._names}
         for name, dim in zip(self._names, self._dims, strict=True):
             inputs[f"{name}_value"] = TensorSpec(torch.float32, (None, dim))
-        return Signature(inputs, self._results(), self._assign)
+        return Signature(inputs, self._results(), self._assign, answer_plain=self._assign_plain)
 
     def remove_signature(self) -> Signature:
         inputs = {f"{name}_id": _IDS for name in self._names}
@@ -127,6 +127,26 @@ class _Rows:
         given = [share for share in shares if len(share.ids) or len(share.rows)]
         parts.assign(given, ts=self._stamp())
         return {f"{name}_result": _count(len(inputs[f"{name}_id"])) for name in self._names}
+
+    def _assign_plain(self, request: PlainRequest, tail: bytes) -> bytes | None:
+        """As _assign, out of the request's bytes; None where they are not just what is wanted."""
+        if len(request.inputs) != 2 * len(self._names):
+            return None
+        places = []
+        for name, dim in zip(self._names, self._dims, strict=True):
+            ids = request.int64s(f"{name}_id")
+            rows = request.float_rows(f"{name}_value", dim)
+            if ids is None or rows is None or ids[1] != rows[1]:
+                return None
+            places.append((ids[0], ids[1], rows[0]))
+        if not self._store.assign_in(request.data, places, ts=self._stamp()):
+            return None
+        counts = {f"{name}_result": n for name, (_, n, _) in zip(self._names, places, strict=True)}
+        told = (
+            raw_head(alias, torch.int32, ()) + struct.pack("<i", n)
+            for alias, n in sorted(counts.items())
+        )
+        return b"".join(told) + tail
 
     def _remove(self, inputs: Tensors) -> Tensors:
         return {

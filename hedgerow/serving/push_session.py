@@ -89,6 +89,11 @@ class PushSession:
 
     def begin(self, mark: PushMark) -> None:
         """Lets a push in, once the one before it was, unless a later one was. Hold the lock."""
+        self.await_turn(mark)
+        self.let_in(mark)
+
+    def await_turn(self, mark: PushMark) -> None:
+        """Waits until a push may be let in, and refuses one that never may. Hold the lock."""
         self.check(mark.session)
         in_turn = self.lock.wait_for(lambda: self._ended or self._seq >= mark.after, WAIT_S)
         self.check(mark.session)
@@ -96,6 +101,9 @@ class PushSession:
             raise ServingError(
                 "OUT_OF_RANGE", f"push {mark.seq} of shard {self.shard} comes after {self._seq}."
             )
+
+    def let_in(self, mark: PushMark) -> None:
+        """From now on this push is the last one. Hold the lock since its turn came."""
         self._seq = mark.seq
         self.lock.notify_all()
 

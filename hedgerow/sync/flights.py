@@ -11,7 +11,7 @@ from .link import Call, Link, TargetError
 from .protocol import PushMark
 from .requests import Push
 
-_MOST = 3  # one is applied while the next is read and a third arrives; each takes a megabyte
+_MOST = 2  # one is applied while the next arrives; two that arrive come in alternating pieces
 Observe = Callable[[Push, str, float, str], None]
 """Called after each push: what was sent, the model, its seconds, and its code."""
 

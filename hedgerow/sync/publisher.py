@@ -100,7 +100,10 @@ class Publisher:
         self._roster = Roster(listen) if listen is not None else None
         if self._roster is None and isinstance(to, Sequence) and not to:
             raise InputError("a publisher without to= and listen=; say where replicas are.")
-        self._settings = TargetSettings(publisher, model, most_pending, timeout_s, trust, Claims())
+        self._moved = threading.Event()
+        self._settings = TargetSettings(
+            publisher, model, most_pending, timeout_s, trust, Claims(), self._moved
+        )
         self._dense = dense
         self._metrics = SyncMetrics()
         self._lock = threading.Lock()  # over _reached
@@ -137,8 +140,10 @@ class Publisher:
         again_s = time.monotonic() + _AGAIN_S
         while not self._all_have(number):
             now_s = time.monotonic()
-            if now_s > end_s or self._ending.wait(_LOOK_S):
+            if now_s > end_s or self._ending.is_set():
                 return False
+            self._moved.wait(_LOOK_S)
+            self._moved.clear()  # of another flush as well: that one looks a little later
             if self._looks.error and now_s > again_s:  # what a failed look left is not sent
                 number = self._pass(end_s - now_s)
                 again_s = time.monotonic() + _AGAIN_S

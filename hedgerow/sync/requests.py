@@ -4,15 +4,20 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
 from ..core.shapes import Int64
 from ..wire.messages import tf_serving
-from ..wire.predict_bytes import request_bytes
+from ..wire.predict_bytes import fronts, request_bytes
 from .protocol import ASSIGN, REMOVE
-from .source import RowSource
+from .source import RowSource, Share
+
+if TYPE_CHECKING:
+    from ..wire.messages.tf_serving import PredictRequest
 
 PART_BYTES = 1 << 20  # of one call: a replica answers its readers between two of them
 
@@ -66,6 +71,10 @@ def pushes_of(
     Each names all tables that the model has, those without keys as well: the server wants that.
     """
     none = torch.empty(0, dtype=torch.int64)
+    whole = source.message(_shares(model, {table: part.get(table, none) for table in tables}, dims))
+    if whole is not None:
+        yield Push(ASSIGN, sum(len(ids) for ids in part.values()), whole)
+        return
     there: dict[str, tuple[Tensor, Tensor]] = {}
     gone: dict[str, Tensor] = {}
     for table, ids in part.items():
@@ -89,8 +98,28 @@ def pushes_of(
         yield Push(REMOVE, removed, _request(model, REMOVE, ids_only))
 
 
-def _request(model: str, signature: str, inputs: Mapping[str, Tensor]) -> bytes:
+def _shares(model: str, ids: Mapping[str, Tensor], dims: Mapping[str, int]) -> list[Share]:
+    """The frame of an assign of these ids: the bytes that _request would write around them."""
+    tables = tuple((table, len(one), dims[table]) for table, one in ids.items())
+    found = iter(_fronts(model, tables))
+    return [Share(table, one, next(found), next(found)) for table, one in ids.items()]
+
+
+@lru_cache(maxsize=64)  # nearly all pushes of a model are of one size
+def _fronts(model: str, tables: tuple[tuple[str, int, int], ...]) -> list[bytes]:
+    kinds: dict[str, tuple[torch.dtype, tuple[int, ...]]] = {}
+    for table, n, dim in tables:
+        kinds[f"{table}_id"] = (torch.int64, (n,))
+        kinds[f"{table}_value"] = (torch.float32, (n, dim))
+    return fronts(_head(model, ASSIGN), kinds)
+
+
+def _head(model: str, signature: str) -> PredictRequest:
     request = tf_serving.PredictRequest()
     request.model_spec.name = model
     request.model_spec.signature_name = signature
-    return request_bytes(request, inputs)
+    return request
+
+
+def _request(model: str, signature: str, inputs: Mapping[str, Tensor]) -> bytes:
+    return request_bytes(_head(model, signature), inputs)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import secrets
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 
 from torch import Tensor
 
@@ -14,7 +14,7 @@ from ..core.shapes import Int64
 from ..routing.router import Router
 from ..tables.followed import FollowedRows
 from ..tables.touched import DEFAULT_CAPACITY, Touched
-from .source import RowsRead, SourceTable
+from .source import RowsRead, Share, SourceTable
 
 _log = logging.getLogger("hedgerow")
 
@@ -75,6 +75,10 @@ class ShardSource:
     def read(self, table: str, ids: Int64[Tensor, "n"]) -> RowsRead:
         """Rows as they are now."""
         return RowsRead(*self._table(table).read(ids, step=self._step()))
+
+    def message(self, shares: Sequence[Share]) -> bytes | None:
+        """None: rows come in messages of the server's own."""
+        return None
 
     def all_ids(self, table: str) -> Iterator[Int64[Tensor, "n"]]:
         """The ids of all rows, in slices."""

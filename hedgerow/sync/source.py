@@ -12,7 +12,7 @@ from torch import Tensor
 from ..core.errors import InputError
 from ..core.shapes import Bool, Float32, Int64
 from ..routing.router import Router
-from ..tables.followed import rows_present
+from ..tables.followed import rows_after, rows_present
 from ..tables.host import HostTable
 from ..tables.touched import DEFAULT_CAPACITY, Touched
 
@@ -32,6 +32,16 @@ class RowsRead:
 
     rows: Float32[Tensor, "n dim"]
     present: Bool[Tensor, "n"]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Share:
+    """Ids of one table for a message, and what stands before them there and before their rows."""
+
+    table: str
+    ids: Int64[Tensor, "n"]
+    before_ids: bytes
+    before_rows: bytes
 
 
 class RowSource(Protocol):
@@ -82,6 +92,13 @@ class RowSource(Protocol):
 
     def read(self, table: str, ids: Int64[Tensor, "n"]) -> RowsRead:
         """Rows as they are now."""
+        ...
+
+    def message(self, shares: Sequence[Share]) -> bytes | None:
+        """As `read`, as bytes with the ids and the rows of all shares.
+
+        None where `read` has to be asked: rows lie elsewhere, or one is not there.
+        """
         ...
 
     def all_ids(self, table: str) -> Iterator[Int64[Tensor, "n"]]:
@@ -159,6 +176,15 @@ class HostSource:
     def read(self, table: str, ids: Int64[Tensor, "n"]) -> RowsRead:
         """Rows as they are now. One that comes or goes meanwhile is marked, and read again."""
         return RowsRead(*rows_present(self._live[table], ids, self._step()))
+
+    def message(self, shares: Sequence[Share]) -> bytes | None:
+        """Ids and rows as they are now, as bytes; None where a row is not there."""
+        return rows_after(
+            [self._live[share.table] for share in shares],
+            [share.ids for share in shares],
+            [(share.before_ids, share.before_rows) for share in shares],
+            self._step(),
+        )
 
     def all_ids(self, table: str) -> Iterator[Int64[Tensor, "n"]]:
         """The ids of all rows, in slices."""

@@ -6,7 +6,7 @@ import logging
 import time
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from itertools import islice
+from itertools import chain, islice
 from typing import Literal
 
 from torch import Tensor
@@ -14,11 +14,12 @@ from torch import Tensor
 from ..core.errors import ConfigError
 from ..core.shapes import Int64
 from ..tables.touched import Touched
+from .ahead import Ahead
 from .flights import Flights, Observe
 from .link import Link, TargetError
 from .pending import Batch, Pass, Pending
 from .protocol import ATTACH, BEAT, GONE, REPLICA_SERVICE, SWEEP
-from .requests import parts_of, pushes_of
+from .requests import Push, parts_of, pushes_of
 from .served import ServedModel
 from .source import RowSource
 
@@ -240,11 +241,20 @@ class Stream:
     def _send(self, link: Link, parts: Iterable[Mapping[str, Tensor]]) -> None:
         """Sends keys; while some are under way, the next are read. All are answered at the end."""
         assert self._flights is not None
+        left = iter(parts)
+        for push in self._pushes(islice(left, 1)):
+            self._flights.send(link, push)
+        second = list(islice(left, 1))
+        if second:  # most pushes are of one part, and want no thread
+            with Ahead(self._pushes(chain(second, left))) as pushes:
+                for push in pushes:
+                    self._flights.send(link, push)
+        self._flights.land_all()
+
+    def _pushes(self, parts: Iterable[Mapping[str, Tensor]]) -> Iterator[Push]:
         tables, model = [*self._dims], self.served.name
         for part in parts:
-            for push in pushes_of(self.source, model, tables, self._dims, part):
-                self._flights.send(link, push)
-        self._flights.land_all()
+            yield from pushes_of(self.source, model, tables, self._dims, part)
 
     def _beat(self, link: Link, began_s: float, *, at_once: bool) -> None:
         """Tells the replica that it has everything, and asks whether it still knows of us."""

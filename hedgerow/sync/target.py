@@ -37,6 +37,7 @@ class TargetSettings:
     timeout_s: float
     trust: Trust | None
     claims: Claims
+    moved: threading.Event  # set when one of them has all of a further pass
 
 
 @dataclass(frozen=True, slots=True)
@@ -191,7 +192,10 @@ class Target:
             streams = list(self._streams.values())
         for stream in streams:
             try:
+                before = stream.applied
                 more = stream.advance(self._link) or more
+                if stream.applied != before:
+                    self._settings.moved.set()
             except Exception as error:  # whatever it is: keys under way must not be lost with it
                 stream.failed(error)
                 first = first or error

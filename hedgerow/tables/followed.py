@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol, runtime_checkable
 
 import torch
 from torch import Tensor
 
+from .. import native
 from ..core.errors import DtypeError
 from ..core.shapes import Bool, Float32, Int64
 from ..routing.router import Router
@@ -126,6 +127,27 @@ class RowShard:
     shards: int
     tables: Mapping[str, HostTable | FollowedRows]
     routers: Mapping[str, Router]
+
+
+def rows_after(
+    tables: Sequence[HostTable],
+    ids: Sequence[Int64[Tensor, "n"]],
+    fronts: Sequence[tuple[bytes, bytes]],
+    step: int,
+) -> bytes | None:
+    """Ids and rows of tables, as a model sees them in eval, behind `fronts`; None if one is absent.
+
+    In one piece of memory, in which every row is written once: what a push sends.
+    """
+    flat = [one.contiguous() for one in ids]
+    return native.rows_after(
+        [table.reader(step) for table in tables],
+        [one.data_ptr() for one in flat],
+        [len(one) for one in flat],
+        step,
+        [first for first, _ in fronts],
+        [second for _, second in fronts],
+    )
 
 
 def rows_present(

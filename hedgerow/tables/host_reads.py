@@ -90,9 +90,9 @@ class HostReads:
         at_step = self._step(step, self._table.needs_step(), "shows one_bit segments")
         self._table.lookup(ids_at, n, missing, at_step, rows_at, reused)
 
-    def reader(self) -> native.Table:
-        """The core's table, for lookups without a step: refused where rows are shown by one."""
-        self._step(None, self._table.needs_step(), "shows one_bit segments")
+    def reader(self, step: int | None = None) -> native.Table:
+        """The core's table, for lookups at a step: where rows are shown by it, one is needed."""
+        self._step(step, self._table.needs_step(), "shows one_bit segments")
         return self._table
 
     def contains(self, keys: TableKeys | Int64[Tensor, "n"]) -> Bool[Tensor, "n"]:

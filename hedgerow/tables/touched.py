@@ -130,7 +130,10 @@ class TouchedKeys:
                 whole, forgotten = whole or some_lost, forgotten + dropped
                 if got:
                     parts.append(ids[:got])
-            taken = torch.cat(parts) if parts else torch.empty(0, dtype=torch.int64)
+            if len(parts) == 1:  # as nearly always: nothing was touched meanwhile
+                taken = parts[0]
+            else:
+                taken = torch.cat(parts) if parts else torch.empty(0, dtype=torch.int64)
         except BaseException:
             if whole:
                 self._table.touch_all(self._consumer)

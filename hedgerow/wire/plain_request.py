@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from .messages.tf_serving import PredictRequest
 
 _INT64 = dtypes.of_torch(torch.int64).number
+_FLOAT32 = dtypes.of_torch(torch.float32).number
 # The number of the element type, the shape, and where the values stand: from which byte, how many.
 PlainInput = tuple[int, tuple[int, ...], int, int]
 
@@ -81,3 +82,10 @@ class PlainRequest(NamedTuple):
         if number != _INT64 or len(sizes) != 1 or 8 * sizes[0] != size_bytes:
             return None
         return start, sizes[0]
+
+    def float_rows(self, alias: str, dim: int) -> tuple[int, int] | None:
+        """Where rows of `dim` float32 begin, and how many; None where it is another tensor."""
+        number, sizes, start, size_bytes = self.inputs.get(alias, (0, (), 0, 0))
+        if number != _FLOAT32 or len(sizes) != 2 or sizes[1] != dim or sizes[0] < 0:
+            return None
+        return (start, sizes[0]) if 4 * sizes[0] * dim == size_bytes else None

@@ -189,3 +189,34 @@ def test_ids_beyond_a_message_are_refused(core: Any, start: int, counts: list[in
 def test_rows_of_no_table_are_refused(core: Any) -> None:
     with pytest.raises((ValueError, AttributeError)):
         core.lookup_between([None], bytes(8), 0, [1], b"", b"")
+
+
+@given(
+    st.lists(st.sampled_from([0, 1, 2, 3, 4, 7]), max_size=12),
+    st.lists(st.sampled_from([-1, 2**63 - 1]), max_size=3),
+    st.binary(max_size=9),
+    st.binary(max_size=9),
+)
+def test_rows_after_bytes_agree(
+    first: list[int], second: list[int], before: bytes, between: bytes
+) -> None:
+    """Rows may stand at any byte, and 0 has a row of zeros: it is there; 7 is not."""
+    ids = [np.array(first, np.int64), np.array(second, np.int64)]
+    places = [one.ctypes.data for one in ids]
+    counts = [len(one) for one in ids]
+    ours, twin = (
+        core.rows_after(_tables(core), places, counts, 0, [before, b"x"], [between, b""])
+        for core in (native, reference)
+    )
+    assert ours == twin
+    assert (ours is None) == (7 in first)
+
+
+@pytest.mark.parametrize("core", [native, reference])
+def test_rows_after_bytes_need_all_their_parts(core: Any) -> None:
+    tables, empty = _tables(core), [b"", b""]
+    for counts, before in (([0], empty), ([0, 0], [b""]), ([0, 0, 0], empty)):
+        with pytest.raises(ValueError, match=r"."):
+            core.rows_after(tables, [0, 0], counts, 0, before, empty)
+    with pytest.raises((ValueError, AttributeError)):
+        core.rows_after([None], [0], [0], 0, [b""], [b""])

@@ -4,7 +4,7 @@ were replaced and live on."""
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 
 import pytest
 import torch
@@ -19,7 +19,7 @@ from hedgerow.sync.looks import Looks
 from hedgerow.sync.pending import Pass, Pending
 from hedgerow.sync.protocol import read_json
 from hedgerow.sync.publisher import Publisher
-from hedgerow.sync.source import HostSource, RowsRead
+from hedgerow.sync.source import HostSource, RowsRead, Share
 from hedgerow.tables.host import HostTable
 from hedgerow.tables.touched import Touched
 
@@ -48,6 +48,9 @@ class OddSource(HostSource):
             self.failed += 1
             raise ConnectionError("away, say")
         return super().take()
+
+    def message(self, shares: Sequence[Share]) -> None:
+        """As of rows that lie elsewhere: they are read."""
 
     def read(self, table: str, ids: Tensor) -> RowsRead:
         """Fails once."""

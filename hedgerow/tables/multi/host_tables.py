@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from itertools import pairwise
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -158,6 +159,27 @@ class HostTables(SeveralTables):
         """Sets rows and keeps optimizer state. The last of equals wins."""
         keys = self._keys(keys)
         return parts.assign(self._cut(keys, self._flat("rows", rows, keys)), ts=ts)
+
+    def assign_in(
+        self, message: bytes, places: Sequence[tuple[int, int, int]], *, ts: int = 0
+    ) -> bool:
+        """As `assign`, of what stands in a message: each table's first id, how many, first row.
+
+        False, with nothing changed, where numbers could not stand there in memory, or a table
+        rejects a value: `assign` does it, or says why not. The caller has measured the places.
+        """
+        start = np.frombuffer(message, np.uint8).ctypes.data
+        given = [
+            (table, start + ids, n, start + rows)
+            for table, (ids, n, rows) in zip(self._tables, places, strict=True)
+            if n
+        ]
+        for table, ids_at, n, rows_at in given:
+            if ids_at % 8 or rows_at % 4 or table.rejects_at(rows_at, n):
+                return False
+        for table, ids_at, n, rows_at in given:
+            table.assign_at(ids_at, n, rows_at, ts=ts)
+        return True
 
     def assign_add(
         self,
