@@ -111,7 +111,7 @@ class HybridTable(TierWatch):
         checks.flag("capture", capture)
         with self._writing, self._moves.alone():
             if isinstance(rule, Ttl):
-                found = self._evict_older(rule, now_s)
+                found = self._evict_older(self._reference_s(now_s))
             elif isinstance(rule, Lru):
                 budget = rule.rows if rows is None else checks.count("rows", rows, least=1)
                 found = self._evict_to(budget)
@@ -124,10 +124,7 @@ class HybridTable(TierWatch):
             self.places.give(at[at >= 0])
         return found if capture else Evicted(found.rows)
 
-    def _evict_older(self, rule: Ttl, now_s: int | None) -> Evicted:
-        if now_s is None:
-            newest = rule.reference == "newest"
-            now_s = self.max_ts() if newest else self.slow._clock.now_s()
+    def _evict_older(self, now_s: int | None) -> Evicted:
         parts = [store.evict(now_s=now_s, capture=True) for store in (self.slow, self.fast)]
         ids, ts = (
             torch.cat([x.cpu() for x in column if x is not None])

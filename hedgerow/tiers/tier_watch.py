@@ -109,6 +109,11 @@ class TierWatch(TierWrites):
                 self.slow.exchange_rows(other.slow)
                 raise
             self.places, other.places = other.places, self.places
+            self._replaced()
+            other._replaced()
+
+    def _replaced(self) -> None:
+        """All rows are others now."""
 
     def _gather(self) -> None:
         """Brings rows that are on their way to where they belong."""

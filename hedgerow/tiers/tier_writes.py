@@ -46,8 +46,9 @@ class TierWrites(TwoTiers):
         check(keys.ids, grads, rates, step, counts)
         ids = keys.ids.cpu()
         settings = {"rates": rates, "step": step, "per_occurrence": per_occurrence}
+        distinct = torch.unique(ids).numpy()
+        self._await(distinct)
         with self._writing:
-            distinct = torch.unique(ids).numpy()
             self._before_update(distinct)
             done = self._in_tiers("apply_gradients", ids, grads, ts, counts, **settings)
             self._after_update(distinct)
@@ -106,6 +107,9 @@ class TierWrites(TwoTiers):
         raise NotImplementedError
 
     # ---- what the modes do around writes
+
+    def _await(self, distinct: Ids) -> None:
+        """Before the lock is taken: what other threads do for these ids."""
 
     def _before_update(self, distinct: Ids) -> None:
         """Before gradients of these ids are applied."""

@@ -16,11 +16,12 @@ from ..core.errors import ConfigError, DtypeError
 from ..core.shapes import Bool, Float32, Int64
 from ..tables import arguments
 from ..tables.config import TableConfig
-from ..tables.expiry import Lfu
+from ..tables.expiry import Lfu, Ttl
 from ..tables.host import HostTable
 from ..tables.host_reads import MemoryUse
 from ..tables.layout import RowLayout
 from ..tables.store import Entries, Lookup, Missing, TableKeys
+from .overlay import replaced
 from .places import Ids, Places
 from .shared_lock import SharedLock
 from .write_lock import WriteLock
@@ -147,21 +148,12 @@ class TwoTiers:
 
     def _entries(self, ids: Int64[Tensor, "n"]) -> Entries:
         """The caller holds `_moves`."""
-        entries = self._slow_entries(ids)
-        at = self.places.find(ids.numpy())
-        here = _where(at >= 0)
-        if not len(here):
-            return entries
-        mine = self.fast.entries(ids[here].to(self.device)).to("cpu")
-        pairs = zip(entries.states, mine.states, strict=True)
-        for theirs, newer in (
-            (entries.found, mine.found),
-            (entries.rows, mine.rows),
-            (entries.ts, mine.ts),
-            *((old[name], new[name]) for old, new in pairs for name in old),
-        ):
-            theirs[here] = newer
-        return entries
+        return self._newest(self._slow_entries(ids))
+
+    def _newest(self, entries: Entries) -> Entries:
+        """With rows of the fast store in the place of those of the slow one."""
+        at = self.places.find(entries.ids.numpy())
+        return replaced(entries, _where(at >= 0), self.fast)
 
     # ---- sizes and statistics
 
@@ -226,6 +218,16 @@ class TwoTiers:
         return self.slow.entries(ids)
 
     # ---- helpers
+
+    def _reference_s(self, now_s: int | None) -> int | None:
+        """The time from which ages are counted, of both tiers together; None: the rule needs none.
+
+        The newest time of one store alone may be older.
+        """
+        rule = self.config.evict
+        if now_s is not None or not isinstance(rule, Ttl):
+            return now_s
+        return self.max_ts() if rule.reference == "newest" else self.slow._clock.now_s()
 
     def _keys(self, keys: TableKeys | Tensor) -> TableKeys:
         return arguments.keys_of_one_table(keys, _MAX_IDS, self.device, room=True).exact()

@@ -6,11 +6,13 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pytest
 import torch
 from torch import Tensor
 
 from hedgerow import native
 from hedgerow.core.clock import ManualClock
+from hedgerow.core.errors import CacheTooSmallError
 from hedgerow.tables.checkpoint.increments import save_increment
 from hedgerow.tables.checkpoint.load import load_tables
 from hedgerow.tables.checkpoint.save import save_tables
@@ -154,7 +156,12 @@ class Against:
             self.ours.flush()
             assert everything(self.ours.slow) == everything(self.model)
             return
-        with self.ours.prefetch(self.ids()):
+        ids = self.ids()
+        if len(ids.unique()) > self.ours.places.rows:
+            with pytest.raises(CacheTooSmallError, match="distinct keys"):
+                self.ours.prefetch(ids)
+            return
+        with self.ours.prefetch(ids):
             if self.random.random() < 0.5:
                 self.apply()
             else:
