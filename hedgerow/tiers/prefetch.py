@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable
-from threading import Event, Lock, Thread
+from threading import Condition, Event, Thread
 from types import TracebackType
 
 import numpy as np
 
 from .places import Ids, Places
+
+_IDLE_S = 1.0  # so long the thread waits for more
 
 
 class Prefetched:
@@ -61,13 +63,13 @@ class Prefetched:
 
 
 class Prefetcher:
-    """Brings batches in their order; owns a lock for its queue. Its thread ends with the queue."""
+    """Brings batches in their order; owns a lock for its queue. Its thread ends when idle."""
 
     def __init__(self, bring: Callable[[Prefetched], None]) -> None:
         self._bring = bring
         self._waiting: deque[Prefetched] = deque()
         self._outstanding: list[Prefetched] = []
-        self._lock = Lock()
+        self._lock = Condition()
         self._thread: Thread | None = None
 
     def add(self, batch: Prefetched, most_ids: int) -> int | None:
@@ -79,6 +81,7 @@ class Prefetcher:
                 return distinct
             self._outstanding.append(batch)
             self._waiting.append(batch)
+            self._lock.notify_all()
             if self._thread is None:
                 self._thread = Thread(target=self._work, name="hedgerow prefetch", daemon=True)
                 self._thread.start()
@@ -100,7 +103,7 @@ class Prefetcher:
     def _work(self) -> None:
         while True:
             with self._lock:
-                if not self._waiting:
+                if not self._lock.wait_for(lambda: bool(self._waiting), _IDLE_S):
                     self._thread = None
                     return
                 batch = self._waiting.popleft()

@@ -16,6 +16,7 @@ from ..core.shapes import Int64
 from ..tables.host import HostTable
 from ..tables.moving import MovingRows
 
+_IDLE_S = 1.0  # so long the thread waits for more: starting one takes longer than a small step
 _CHUNK_ROWS = 1024  # written under one hold of the lock: so long a reader waits at most
 
 
@@ -23,7 +24,7 @@ class WriteBack:
     """A bounded queue of rows in front of `slow`; owns the lock under which rows leave it.
 
     What is on its way counts: whoever reads or writes the slow store for a row that may be here
-    holds the rows still, or settles them first. The thread ends when nothing is left to write.
+    holds the rows still, or settles them first. The thread ends a second after its last work.
     """
 
     def __init__(self, slow: HostTable, room_rows: int, counters: Counters) -> None:
@@ -46,6 +47,7 @@ class WriteBack:
             self._rows.move_in(rows)
             self._order.extend(rows.ids.split(_CHUNK_ROWS))
             self._start()
+            self._changed.notify_all()
 
     @contextmanager
     def still(self) -> Iterator[HostTable]:
@@ -90,17 +92,21 @@ class WriteBack:
             self._thread.start()
 
     def _work(self) -> None:
-        while True:
-            with self._changed:
-                try:
-                    if self._order:
-                        self._write_next()
-                        continue
-                except BaseException as error:  # rows stay here; the next `put` or `flush` says so
-                    self._error = error
-                    self._changed.notify_all()
-                self._thread = None
-                return
+        while self._work_on():
+            pass
+
+    def _work_on(self) -> bool:
+        """One chunk; False if there was none for a while, or it could not be written."""
+        with self._changed:
+            try:
+                if self._order or self._changed.wait_for(lambda: bool(self._order), _IDLE_S):
+                    self._write_next()
+                    return True
+            except BaseException as error:  # rows stay here; the next `put` or `flush` says so
+                self._error = error
+                self._changed.notify_all()
+            self._thread = None
+            return False
 
     def _write_next(self) -> None:
         self._write(self._order[0])

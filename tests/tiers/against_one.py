@@ -10,7 +10,6 @@ import pytest
 import torch
 from torch import Tensor
 
-from hedgerow import native
 from hedgerow.core.clock import ManualClock
 from hedgerow.core.errors import CacheTooSmallError
 from hedgerow.tables.checkpoint.increments import save_increment
@@ -28,7 +27,10 @@ START_S = 10**6
 class Against:
     """Random calls on both; `make` gives the tiered one from a config and a clock."""
 
-    def __init__(self, config: TableConfig, make: Any, seed: int, ids: int = 60) -> None:
+    def __init__(
+        self, config: TableConfig, make: Any, seed: int, *, ids: int = 60, most: int = 40
+    ) -> None:
+        self.most = most
         self.random = np.random.default_rng(seed)
         self.clock = ManualClock(START_S)
         self.make = make
@@ -40,14 +42,14 @@ class Against:
         self.pool = torch.from_numpy(pool)
         self.step = 0
         for table in (self.ours, self.model):
-            table.touched("all", all_changes=True)
-            table.touched("learned")
+            table.touched("all", capacity=1000, all_changes=True)
+            table.touched("learned", capacity=1000)
 
     # ---- what calls are made of
 
     def ids(self, most: int = 40) -> Tensor:
         """Some ids, hot ones often; which are hot drifts with the steps."""
-        n = int(self.random.integers(0, most))
+        n = int(self.random.integers(0, min(most, self.most)))
         ranks = np.minimum(self.random.zipf(1.3, n) - 1 + self.step // 10, 10**6)
         return self.pool[torch.from_numpy(ranks % len(self.pool))]
 
@@ -206,19 +208,10 @@ class Against:
             fresh = self.make(self.config, self.clock)
             load_tables(folder / name, [fresh])
             assert everything(fresh) == there
-            _end(fresh)
         load_tables(folder / "model", [self.ours])  # over what is there
         load_tables(folder / "ours", [self.model])
         self.both(everything)
         self.both(lambda t: _taken(t.consumer("all")))
-
-    def close(self) -> None:
-        _end(self.ours)
-
-
-def _end(table: Any) -> None:
-    if hasattr(table, "close"):
-        table.close()
 
 
 def _bits(rows: Tensor) -> list[int]:
@@ -239,7 +232,3 @@ def _taken(consumer: Any) -> Any:
     taken = consumer.take()
     return sorted(taken.ids.tolist()), taken.whole_table, taken.forgotten
 
-
-def one_thread() -> None:
-    """Small calls on a shared machine."""
-    native.set_threads(1)
