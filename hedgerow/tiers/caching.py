@@ -14,6 +14,7 @@ from ..core.errors import CacheTooSmallError
 from ..core.shapes import Bool, Float32, Int64
 from ..tables.host import HostTable
 from ..tables.host_evict import Evicted
+from ..tables.schedules import Rate
 from ..tables.store import Entries, Lookup, Missing, TableKeys
 from .cache_moves import CacheMoves
 from .overlay import overlay
@@ -162,7 +163,24 @@ class CachingTable(CacheMoves):
 
     # ---- writes
 
+    def check_update(
+        self,
+        ids: Int64[Tensor, "n"],
+        grads: Float32[Tensor, "n dim"],
+        rates: Sequence[Rate] | None,
+        step: int | None,
+        counts: Int64[Tensor, "n"] | None,
+    ) -> None:
+        """Refuses what `apply_gradients` refuses."""
+        super().check_update(ids, grads, rates, step, counts)
+        if len(ids) > self.places.rows:
+            self._check_size(torch.unique(ids).cpu().numpy())
+
     def _before_update(self, distinct: Ids) -> None:
+        self._check_size(distinct)
+        self._fetch(distinct)
+
+    def _check_size(self, distinct: Ids) -> None:
         if len(distinct) > self.places.rows and not self.allow_small:
             raise CacheTooSmallError(
                 f"table {self.config.name!r}: a step of {len(distinct)} distinct keys, and the "
@@ -170,7 +188,6 @@ class CachingTable(CacheMoves):
                 f"or ask for it with allow_small=True: what does not fit then goes to the slow "
                 f"store each time."
             )
-        self._fetch(distinct)
 
     def erase(self, keys: TableKeys | Int64[Tensor, "n"]) -> Bool[Tensor, "n"]:
         """Removes rows and says which were there."""

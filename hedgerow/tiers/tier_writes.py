@@ -42,8 +42,7 @@ class TierWrites(TwoTiers):
         """
         checks.flag("per_occurrence", per_occurrence)
         keys = self._keys(at.keys if isinstance(at, Lookup) else at)
-        check = _of(self.fast, "_update_arguments", "_call")
-        check(keys.ids, grads, rates, step, counts)
+        self.check_update(keys.ids, grads, rates, step, counts)
         ids = keys.ids.cpu()
         settings = {"rates": rates, "step": step, "per_occurrence": per_occurrence}
         distinct = torch.unique(ids).numpy()
@@ -53,6 +52,19 @@ class TierWrites(TwoTiers):
             done = self._in_tiers("apply_gradients", ids, grads, ts, counts, **settings)
             self._after_update(distinct)
         return done
+
+    def check_update(
+        self,
+        ids: Int64[Tensor, "n"],
+        grads: Float32[Tensor, "n dim"],
+        rates: Sequence[Rate] | None,
+        step: int | None,
+        counts: Int64[Tensor, "n"] | None,
+    ) -> None:
+        """Refuses what `apply_gradients` refuses."""
+        check_update(self.fast, ids, grads, rates, step, counts)
+        if self.config.admit is not None and self.config.admit.needs_step:
+            self.slow._step(step, True, "admits ids")
 
     def assign(
         self,
@@ -170,8 +182,21 @@ class TierWrites(TwoTiers):
         self.layout.join(given.states, len(given))
 
 
-def _of(store: Any, host: str, device: str) -> Callable[..., Any]:
-    return getattr(store, host if isinstance(store, HostTable) else device)
+def check_update(
+    table: Any,
+    ids: Int64[Tensor, "n"],
+    grads: Float32[Tensor, "n dim"],
+    rates: Sequence[Rate] | None,
+    step: int | None,
+    counts: Int64[Tensor, "n"] | None,
+) -> None:
+    """Refuses what `apply_gradients` of any table would refuse, before it is called."""
+    if isinstance(table, HostTable):
+        table._update_arguments(ids, grads, rates, step, counts)
+    elif isinstance(table, TierWrites):
+        table.check_update(ids, grads, rates, step, counts)
+    else:
+        table._call(ids, grads, rates, step, counts)
 
 
 def _some(entries: Entries, which: Int64[Tensor, "m"]) -> Entries:

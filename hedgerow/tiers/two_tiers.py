@@ -268,12 +268,9 @@ def _check_pair(fast: TableConfig, slow: TableConfig) -> None:
 
 
 def _check_room(fast: HostTable | DeviceTable, rows: int) -> None:
-    if isinstance(fast, HostTable):
-        return
-    from ..tables.device_growth import FILL
-
-    if rows > fast.capacity_rows * FILL:
+    """Rows that find no room in a device table that is nearly full stay in the slow store."""
+    if not isinstance(fast, HostTable) and rows > fast.capacity_rows:
         raise ConfigError(
-            f"fast_rows is {rows}; a DeviceTable of {fast.capacity_rows} slots has sure room for "
-            f"{int(fast.capacity_rows * FILL)}. Make it with more capacity_rows."
+            f"fast_rows is {rows}; the DeviceTable has {fast.capacity_rows} slots. Make it with "
+            f"more capacity_rows."
         )

@@ -25,7 +25,8 @@ class Uses:
     """
 
     def __init__(self, ids: int, *, half_life_steps: int) -> None:
-        self._bits = max(10, int(4 * ids - 1).bit_length())  # cells: four for each id, or more
+        # Cells of a row: a step may use many ids that are never seen again, for a half-life of steps.
+        self._bits = max(14, int(16 * ids - 1).bit_length())
         self._cells = np.zeros((2, 1 << self._bits), np.float32)
         self._growth = 2.0 ** (1 / half_life_steps)
         self.weight = 1.0  # of a use now: older ones keep the smaller one they were counted with
@@ -36,17 +37,22 @@ class Uses:
         if self.weight > _RENEW:
             self._cells /= self.weight
             self.weight = 1.0
-        for cells, at in zip(self._cells, self._at(ids), strict=True):
-            cells[at] += np.float32(self.weight)
+        places = self._at(ids)
+        counted = self._least(places) + np.float32(self.weight)
+        for cells, at in zip(self._cells, places, strict=True):  # what others added more stays
+            cells[at] = np.maximum(cells[at], counted)
 
     def of(self, ids: Ids) -> np.ndarray:
         """Uses of each id, in weights."""
-        first, second = (cells[at] for cells, at in zip(self._cells, self._at(ids), strict=True))
-        return np.minimum(first, second)
+        return self._least(self._at(ids))
 
     def nbytes(self) -> int:
         """Host memory."""
         return self._cells.nbytes
+
+    def _least(self, places: list[np.ndarray]) -> np.ndarray:
+        first, second = (cells[at] for cells, at in zip(self._cells, places, strict=True))
+        return np.minimum(first, second)
 
     def _at(self, ids: Ids) -> list[np.ndarray]:
         words = ids.view(np.uint64)

@@ -278,11 +278,11 @@ class DeviceTables:
 
     def entries(self, keys: TableKeys | Int64[Tensor, "n"]) -> Entries:
         """Whole rows; of several tables, ask `table(k)`."""
-        return self._only("entries").entries(keys)
+        return parts.only(self.tables, "entries").entries(keys)
 
     def scan(self, rows: int | None = None) -> Iterator[Entries]:
         """All rows in slices; of several tables, ask `table(k)`."""
-        return self._only("scan").scan(rows)
+        return parts.only(self.tables, "scan").scan(rows)
 
     def size(self) -> int:
         """Rows of all tables; waits for the device."""
@@ -344,14 +344,6 @@ class DeviceTables:
         if not isinstance(table, DeviceTable):
             raise InputError(f"table {self.names[k]!r} is in host memory; use lookup.")
         return table
-
-    def _only(self, verb: str) -> HostTable:
-        if len(self._tables) != 1:
-            raise InputError(
-                f"{verb} on a store of {len(self._tables)} tables, whose rows differ in width; "
-                f"ask one of them: store.table(k).{verb}(...)."
-            )
-        return self.table()
 
 
 def _slots(rows: float) -> int:

@@ -149,11 +149,11 @@ class HostTables:
 
     def entries(self, keys: TableKeys | Int64[Tensor, "n"]) -> Entries:
         """Whole rows; of several tables, ask `table(k)`."""
-        return self._only("entries").entries(keys)
+        return parts.only(self.tables, "entries").entries(keys)
 
     def scan(self, rows: int | None = None) -> Iterator[Entries]:
         """All rows in slices; of several tables, ask `table(k)`."""
-        return self._only("scan").scan(rows)
+        return parts.only(self.tables, "scan").scan(rows)
 
     def size(self) -> int:
         """Rows of all tables."""
@@ -264,11 +264,3 @@ class HostTables:
             if start < stop:
                 answers[start:stop] = verb(table, keys.ids[start:stop])
         return answers
-
-    def _only(self, verb: str) -> HostTable:
-        if len(self._tables) != 1:
-            raise InputError(
-                f"{verb} on a store of {len(self._tables)} tables, whose rows differ in width; "
-                f"ask one of them: store.table(k).{verb}(...)."
-            )
-        return self._tables[0]

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import accumulate, pairwise
+from typing import TypeVar
 
 import torch
 from torch import Tensor
@@ -16,6 +17,8 @@ from ...core.shapes import Float32, Int64
 from ..host import HostTable
 from ..schedules import Rate
 from ..store import Applied, Missing
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -108,6 +111,20 @@ def apply_gradients(
             part.table._apply_checked(ids, grads, rates, at_step, ts, part.counts, per_occurrence)
         )
     return total(done)
+
+
+def only(tables: Sequence[T], verb: str) -> T:
+    """The one table of a store that has no others; `verb` is what they would have to answer.
+
+    >>> only(["item"], "scan")
+    'item'
+    """
+    if len(tables) != 1:
+        raise InputError(
+            f"{verb} on a store of {len(tables)} tables, whose rows differ in width; "
+            f"ask one of them: store.table(k).{verb}(...)."
+        )
+    return tables[0]
 
 
 def total(done: Sequence[Applied]) -> Applied:
