@@ -24,9 +24,7 @@ IN_TIERS = (Mode.HYBRID, Mode.CACHING)
 _TOLERANCE = 0.02  # of the planned bytes; more is said
 
 
-def tiers_as_planned(
-    one: Collection, placed: Sequence[Placed], device: torch.device
-) -> TierTables:
+def tiers_as_planned(one: Collection, placed: Sequence[Placed], device: torch.device) -> TierTables:
     """The tables of a collection, empty, each as its line of the plan says."""
     configs, tables = one.configs_to_place(device), []
     for line in placed:

@@ -193,7 +193,7 @@ class CachingTable(CacheMoves):
         """Removes rows and says which were there."""
         ids = self._keys(keys).ids.cpu()
         with self._writing, self._moves.alone():
-            self._forget(ids)
+            self._remove_copies(ids)
             erased = self.slow.erase(ids)
         return erased.to(self.device)
 
@@ -207,10 +207,10 @@ class CachingTable(CacheMoves):
             now_s = self._reference_s(now_s)
             found = self.slow.evict(now_s=now_s, capture=True, rows=rows)
             assert found.ids is not None
-            self._forget(found.ids)
+            self._remove_copies(found.ids)
         return found if capture else Evicted(found.rows)
 
-    def _forget(self, ids: Int64[Tensor, "n"]) -> None:
+    def _remove_copies(self, ids: Int64[Tensor, "n"]) -> None:
         """Rows are gone, wherever there are copies."""
         self._log(ids.numpy())
         self._back.take_back(ids)

@@ -214,13 +214,12 @@ class HybridTable(TierWatch):
 
     def beside(self, rows: int) -> HybridTable:
         """An empty table to fill and then exchange rows with."""
-        made = HybridTable(
+        return HybridTable(
             self.fast.beside(0),
             self.slow.beside(rows),
             fast_rows=self.places.rows,
             promotions=self.promotions,
         )
-        return made
 
     def clear(self) -> None:
         """Removes all rows."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 from ..core import checks
 from ..core.errors import InputError, NameTakenError
@@ -44,8 +44,8 @@ class TierWatch(TierWrites):
         with self._writing:
             known = self._consumers.get(consumer)
             if known is None:
-                parts = [store.touched(consumer, **asked) for store in (self.fast, self.slow)]
-                known = TierTouched(consumer, settings, *parts, self._forget)
+                fast, slow = (s.touched(consumer, **asked) for s in (self.fast, self.slow))
+                known = TierTouched(consumer, settings, fast, slow, self._forget)
                 self._consumers[consumer] = known
         if known.settings != settings:
             raise NameTakenError(
@@ -104,7 +104,7 @@ class TierWatch(TierWrites):
             other._gather()
             self.slow.exchange_rows(other.slow)
             try:
-                self.fast.exchange_rows(other.fast)
+                cast("Any", self.fast).exchange_rows(other.fast)
             except BaseException:
                 self.slow.exchange_rows(other.slow)
                 raise

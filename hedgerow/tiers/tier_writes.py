@@ -201,8 +201,10 @@ def check_update(
 
 def _some(entries: Entries, which: Int64[Tensor, "m"]) -> Entries:
     states = [{name: x[which] for name, x in one.items()} for one in entries.states]
-    parts = (x[which] for x in (entries.ids, entries.found, entries.rows))
-    return Entries(*parts, states, entries.ts[which])
+    ids, found, rows, ts = (
+        x[which] for x in (entries.ids, entries.found, entries.rows, entries.ts)
+    )
+    return Entries(ids, found, rows, states, ts)
 
 
 def _total(*done: Applied) -> Applied:

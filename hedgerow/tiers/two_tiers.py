@@ -30,10 +30,8 @@ if TYPE_CHECKING:  # it needs Triton
     from ..tables.device import DeviceTable
 
 _MAX_IDS = 2**31 - 1
-_SUMS = (
-    ("index_bytes", "row_bytes", "slack_bytes", "output_bytes")
-    + ("inserted", "refused", "dropped", "erased", "evicted", "clamped_ts")
-)  # fmt: skip
+_BYTES = ("index_bytes", "row_bytes", "slack_bytes", "output_bytes")
+_COUNTS = ("inserted", "refused", "dropped", "erased", "evicted", "clamped_ts")
 
 
 class TwoTiers:
@@ -181,7 +179,7 @@ class TwoTiers:
         """As of one table: sums over both tiers; then rows and counts of each tier."""
         fast, slow = self.fast.stats(), self.slow.stats()
         rows = self.size()
-        summed = {name: fast[name] + slow[name] for name in _SUMS}
+        summed = {name: fast[name] + slow[name] for name in (*_BYTES, *_COUNTS)}
         summed["index_bytes"] += self._known_bytes()
         return {
             "rows": rows,
@@ -202,7 +200,11 @@ class TwoTiers:
         return self.places.nbytes()
 
     def _count_hits(self, fast: int, slow: int, all_ids: int) -> None:
-        for name, n in (("fast_hits", fast), ("slow_hits", slow), ("absent", all_ids - fast - slow)):
+        for name, n in (
+            ("fast_hits", fast),
+            ("slow_hits", slow),
+            ("absent", all_ids - fast - slow),
+        ):
             if n:
                 self.counters.add(name, n)
 

@@ -25,7 +25,7 @@ class Uses:
     """
 
     def __init__(self, ids: int, *, half_life_steps: int) -> None:
-        # Cells of a row: a step may use many ids that are never seen again, for a half-life of steps.
+        # A step may use many ids that are never seen again, and half-lives are many steps.
         self._bits = max(14, int(16 * ids - 1).bit_length())
         self._cells = np.zeros((2, 1 << self._bits), np.float32)
         self._growth = 2.0 ** (1 / half_life_steps)

@@ -37,7 +37,9 @@ class _Model(torch.nn.Module):
             [
                 hr.Table("item", 8, features=["item", "seen"], rows=2000 * times),
                 hr.Table("shop", 4, rows=300, optimizer=hr.Sgd(lr=0.2)),
-                hr.Table("user", 4, rows=1000 * times, optimizer=hr.Adam(lr=0.05), evict=hr.Lru(700)),
+                hr.Table(
+                    "user", 4, rows=1000 * times, optimizer=hr.Adam(lr=0.05), evict=hr.Lru(700)
+                ),
             ],
             optimizer=hr.Adagrad(lr=0.1),
             seed=3,
@@ -138,7 +140,7 @@ def test_a_budget_too_small_for_hbm_gives_tiers_that_train() -> None:
 def test_a_batch_larger_than_the_planned_cache_is_told_of() -> None:
     model = _Model()
     hr.distribute(model, plan=_plan(model, item="CACHING@0.02"))
-    with pytest.raises(CacheTooSmallError, match="'item'.*the cache has 4[0-9] places"):
+    with pytest.raises(CacheTooSmallError, match=r"'item'.*the cache has 4[0-9] places"):
         _train(model, 1)
 
 

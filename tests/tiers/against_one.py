@@ -143,6 +143,11 @@ class Against:
     def taken(self) -> None:
         for name in ("all", "learned"):
             self.both(lambda t, name=name: _taken(t.consumer(name)))
+        if self.random.random() < 0.2:  # closed, and opened anew
+            for table in (self.ours, self.model):
+                table.consumer("learned").close()
+                assert table.consumer("learned") is None
+                table.touched("learned", capacity=1000)
 
     def size(self) -> None:
         self.both(lambda t: (t.size(), len(t), t.max_ts()))
@@ -231,4 +236,3 @@ def _evicted(found: Any) -> Any:
 def _taken(consumer: Any) -> Any:
     taken = consumer.take()
     return sorted(taken.ids.tolist()), taken.whole_table, taken.forgotten
-

@@ -34,7 +34,7 @@ def _hybrid(fast: TableConfig, slow: TableConfig) -> HybridTable:
 def test_a_step_larger_than_the_cache_is_refused_unless_asked_for() -> None:
     ids, grads = torch.arange(5), torch.ones(5, 2)
     table = _cache(4)
-    with pytest.raises(CacheTooSmallError, match="5 distinct keys.*4 places.*allow_small"):
+    with pytest.raises(CacheTooSmallError, match=r"5 distinct keys.*4 places.*allow_small"):
         table.apply_gradients(ids, grads)
     with pytest.raises(CacheTooSmallError, match="5 distinct keys"):
         table.lookup(ids, missing="training")
@@ -52,11 +52,11 @@ def test_outstanding_batches_must_fit_the_cache() -> None:
     table.apply_gradients(ids[:5], torch.ones(5, 2))
     table.apply_gradients(ids[5:], torch.ones(5, 2))
     first = table.prefetch(ids[:4])
-    with pytest.raises(CacheTooSmallError, match="7 distinct keys.*6 places"):
+    with pytest.raises(CacheTooSmallError, match=r"7 distinct keys.*6 places"):
         table.prefetch(ids[3:7])
     second = table.prefetch(ids[2:6])  # two of them are the first's
     second.wait()
-    with pytest.raises(CacheTooSmallError, match="1 rows must come.*0 of its 6"):
+    with pytest.raises(CacheTooSmallError, match=r"1 rows must come.*0 of its 6"):
         table.apply_gradients(ids[6:7], torch.ones(1, 2))
     assert set(table.fast.lookup(ids[:6]).rows.tolist()) != {0.0}
     first.release()
@@ -127,5 +127,5 @@ def test_tables_that_cannot_live_in_two_tiers(
 def test_stores_must_be_empty() -> None:
     full = HostTable(CONFIG)
     full.assign(torch.tensor([1]), torch.ones(1, 2))
-    with pytest.raises(ConfigError, match="slow store.*has 1 rows already"):
+    with pytest.raises(ConfigError, match=r"slow store.*has 1 rows already"):
         HybridTable(HostTable(CONFIG), full, fast_rows=4)

@@ -1,4 +1,4 @@
-"""Reads beside updates, moves, write-backs, prefetches and saves see whole rows, and no old ones."""
+"""Reads beside updates, moves, write-backs, prefetches and saves see whole rows, no old ones."""
 
 from __future__ import annotations
 

@@ -47,7 +47,8 @@ def main(mode: str, folder: str) -> None:
         elif step % EVERY == 0:
             save_increment(folder, [table], consumer="saves", step=step)
         if step % EVERY == 0:
-            print(step, flush=True)
+            sys.stdout.write(f"{step}\n")
+            sys.stdout.flush()
 
 
 if __name__ == "__main__":

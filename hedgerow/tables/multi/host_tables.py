@@ -10,7 +10,6 @@ from torch import Tensor
 
 from ... import native
 from ...core.clock import Clock
-from ...core.errors import InputError
 from ...core.recycle import Recycler
 from ...core.shapes import Bool, Float32, Int8, Int64
 from .. import arguments
