@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 
 class CachingTable(CacheMoves):
-    """A table with all its rows in a `slow` store, read and updated through a cache of `cache_rows`.
+    """A table with all its rows in a `slow` store, behind a cache of `cache_rows`.
 
     Rows come to the cache when they are looked up for training or updated; the longest unused leave
     it, and those that were changed are written back by a thread, `queue_rows` on their way at most
