@@ -27,6 +27,7 @@ if TYPE_CHECKING:
 
 _MOVED = 16  # a step promotes up to this part of the fast rows
 _RENEW_STEPS = 8  # after so many the coldest rows are looked for anew
+_SPARE = 2  # so many times as many as a step may promote
 _HALF_LIFE_STEPS = 64
 
 
@@ -173,7 +174,7 @@ class HybridTable(TierWatch):
         """Places whose rows leave for others of these uses, falling; as many as are colder."""
         if not len(uses):
             return self._coldest[:0]
-        if self._looked >= _RENEW_STEPS or not len(self._coldest):
+        if self._looked >= _RENEW_STEPS or len(self._coldest) < len(uses):
             self._find_coldest()
         at = self._coldest[self.places.taken[self._coldest]]
         theirs = self._uses.of(self.places.ids[at])
@@ -181,13 +182,15 @@ class HybridTable(TierWatch):
         at, theirs = at[order], theirs[order]
         gains = uses[: len(at)] > theirs + self._uses.weight
         leaving = at[: int(gains.argmin()) if not gains.all() else len(gains)]
-        self._coldest = np.setdiff1d(self._coldest, leaving)
+        gone = np.zeros(self.places.rows, np.bool_)
+        gone[leaving] = True
+        self._coldest = self._coldest[~gone[self._coldest]]
         return leaving
 
     def _find_coldest(self) -> None:
         at = self.places.at()
         uses = self._uses.of(self.places.ids[at])
-        n = min(len(at), _RENEW_STEPS * self.promotions)
+        n = min(len(at), _SPARE * self.promotions)
         self._coldest = at[np.argpartition(uses, n - 1)[:n]] if n else at
         self._looked = 0
 
