@@ -52,7 +52,7 @@ def planned_tiers(line: Placed) -> Tiers:
     >>> line = Placed(name="item", variant=Variant(Mode.HYBRID, "0.1"), dist_type="roundrobin",
     ...     rows_per_rank=1000, row_bytes=64, hbm_bytes=0, ddr_bytes=0, forecast=Forecast(0.5, 0.0))
     >>> planned_tiers(line)
-    Tiers(mode='HYBRID', fast_rows=100, slots=128)
+    Tiers(mode='HYBRID', fast_rows=100, slots=128, allow_small=False)
     """
     share = line.variant.share
     rows = max(1, line.rows_per_rank * share.numerator // share.denominator)

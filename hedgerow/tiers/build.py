@@ -22,6 +22,7 @@ class Tiers:
     """How a table lies in two tiers: `mode` is "HYBRID" or "CACHING".
 
     The fast tier holds `fast_rows`, on a device in a table of `slots` (as many if not given).
+    `allow_small` lets a cache be smaller than what a step needs.
 
     >>> Tiers(mode="CACHING", fast_rows=1000).slots
     """
@@ -29,6 +30,7 @@ class Tiers:
     mode: str
     fast_rows: int
     slots: int | None = None
+    allow_small: bool = False
 
     def __post_init__(self) -> None:
         checks.choice("Tiers", "mode", self.mode, MODES)
@@ -65,4 +67,4 @@ def tier_table(
         fast = DeviceTable(own, capacity_rows=slots, device=device, clock=clock)
     if tiers.mode == "HYBRID":
         return HybridTable(fast, slow, fast_rows=tiers.fast_rows)
-    return CachingTable(fast, slow, cache_rows=tiers.fast_rows)
+    return CachingTable(fast, slow, cache_rows=tiers.fast_rows, allow_small=tiers.allow_small)
