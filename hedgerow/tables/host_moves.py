@@ -41,3 +41,7 @@ class HostMoves:
         ids = ids.contiguous()
         gone = torch.empty(len(ids), dtype=torch.bool)
         self._table.move_out(ids.data_ptr(), len(ids), gone.data_ptr())
+
+    def saw(self, ts: int) -> None:
+        """A row was written at this time, in another store."""
+        self._table.assign(0, 0, 0, ts)

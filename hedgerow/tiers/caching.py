@@ -236,16 +236,6 @@ class CachingTable(CacheMoves):
 
     # ---- all rows at once
 
-    def beside(self, rows: int) -> CachingTable:
-        """An empty table to fill and then exchange rows with."""
-        return CachingTable(
-            self.fast.beside(0),
-            self.slow.beside(rows),
-            cache_rows=self.places.rows,
-            allow_small=self.allow_small,
-            queue_rows=self._queue_rows,
-        )
-
     def clear(self) -> None:
         """Removes all rows."""
         with self._writing, self._moves.alone():
@@ -254,6 +244,10 @@ class CachingTable(CacheMoves):
             self.places.clear()
             self._back.clear()
             self._replaced()
+
+    def _all_to_slow(self) -> None:
+        self._flush()
+        self._drop(self.places.at())
 
     def _gather(self) -> None:
         self._flush()

@@ -215,21 +215,19 @@ class HybridTable(TierWatch):
 
     # ---- all rows at once
 
-    def beside(self, rows: int) -> HybridTable:
-        """An empty table to fill and then exchange rows with."""
-        return HybridTable(
-            self.fast.beside(0),
-            self.slow.beside(rows),
-            fast_rows=self.places.rows,
-            promotions=self.promotions,
-        )
-
     def clear(self) -> None:
         """Removes all rows."""
         with self._writing, self._moves.alone():
             self.slow.clear()
             self.fast.clear()
             self.places.clear()
+
+    def _all_to_slow(self) -> None:
+        at = self.places.at()
+        ids = torch.from_numpy(self.places.ids[at])
+        self.slow.move_in(self.fast.read_out(ids))
+        self.fast.move_out(ids)
+        self.places.give(at)
 
     def _stores(self) -> Sequence[HostTable | DeviceTable]:
         return self.slow, self.fast

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any
 
 from ..core import checks
 from ..core.errors import InputError, NameTakenError
@@ -91,26 +91,23 @@ class TierWatch(TierWrites):
         """Which stores together have every row once, after `_gather`."""
         raise NotImplementedError
 
-    def exchange_rows(self, other: Any) -> None:
-        """Swaps all rows with a table of its kind; filters and counts stay."""
-        if type(other) is not type(self) or other.config != self.config:
-            raise InputError(
-                f"table {self.config.name!r} and {other!r} are not of one kind and config; only "
-                f"such tables exchange rows."
-            )
-        first, second = sorted((self, other), key=id)  # one order for all locks
-        with first._writing, second._writing, first._moves.alone(), second._moves.alone():
-            self._gather()
-            other._gather()
-            self.slow.exchange_rows(other.slow)
-            try:
-                cast("Any", self.fast).exchange_rows(other.fast)
-            except BaseException:
-                self.slow.exchange_rows(other.slow)
-                raise
-            self.places, other.places = other.places, self.places
+    def beside(self, rows: int) -> HostTable:
+        """An empty table of one tier, to fill and then exchange rows with."""
+        return self.slow.beside(rows)
+
+    def exchange_rows(self, other: HostTable) -> None:
+        """Swaps all rows with a table of the same config: they are all in the slow store then.
+
+        Filters and counts stay; consumers of all changes see the whole table as changed.
+        """
+        with self._writing, self._moves.alone():
+            self._all_to_slow()
+            self.slow.exchange_rows(other)
             self._replaced()
-            other._replaced()
+
+    def _all_to_slow(self) -> None:
+        """No row is in the fast store any more; the caller has the table alone."""
+        raise NotImplementedError
 
     def _replaced(self) -> None:
         """All rows are others now."""

@@ -98,6 +98,7 @@ class TierWrites(TwoTiers):
             self._settle(given.ids[rest])
             done = self.slow.restore(_some(given, rest))
             more = self.fast.restore(_some(given, here))
+            self.slow.saw(int(self.fast.read_out(given.ids[here]).ts.max()))
             self._changed(at[here.numpy()])
         return _total(done, more)
 

@@ -163,8 +163,8 @@ class TwoTiers:
         return self.size()
 
     def max_ts(self) -> int:
-        """The largest `ts` that a write gave."""
-        return max(self.fast.max_ts(), self.slow.max_ts())
+        """The largest `ts` that a write gave; the slow store is told of all of them."""
+        return self.slow.max_ts()
 
     def memory(self) -> MemoryUse:
         """Bytes of both tiers by purpose; what is known of the fast rows counts as index."""
