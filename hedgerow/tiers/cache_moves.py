@@ -40,7 +40,7 @@ class CacheMoves(TierWatch):
         allow_small: bool,
         queue_rows: int | None,
     ) -> None:
-        super().__init__(fast, slow, cache_rows, ("cache", "backing"))
+        super().__init__(fast, slow, cache_rows)
         self.allow_small = checks.flag("allow_small", allow_small)
         queue = cache_rows if queue_rows is None else queue_rows
         self._queue_rows = checks.count("queue_rows", queue, least=1)

@@ -59,7 +59,7 @@ class HybridTable(TierWatch):
         fast_rows: int,
         promotions: int | None = None,
     ) -> None:
-        super().__init__(fast, slow, fast_rows, ("fast", "slow"))
+        super().__init__(fast, slow, fast_rows)
         if promotions is None:
             promotions = max(1, fast_rows // _MOVED)
         self.promotions = checks.count("promotions", promotions)

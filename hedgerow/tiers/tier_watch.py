@@ -20,10 +20,8 @@ if TYPE_CHECKING:
 class TierWatch(TierWrites):
     """The watched part of a table of two tiers."""
 
-    def __init__(
-        self, fast: HostTable | DeviceTable, slow: HostTable, fast_rows: int, tiers: tuple[str, str]
-    ) -> None:
-        super().__init__(fast, slow, fast_rows, tiers)
+    def __init__(self, fast: HostTable | DeviceTable, slow: HostTable, fast_rows: int) -> None:
+        super().__init__(fast, slow, fast_rows)
         self._consumers: dict[str, TierTouched] = {}
 
     def touched(

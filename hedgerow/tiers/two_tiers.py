@@ -43,13 +43,13 @@ class TwoTiers:
     or moves, and `_moves`, which a move has alone and reads share.
     """
 
-    def __init__(
-        self, fast: HostTable | DeviceTable, slow: HostTable, fast_rows: int, tiers: tuple[str, str]
-    ) -> None:
+    def __init__(self, fast: HostTable | DeviceTable, slow: HostTable, fast_rows: int) -> None:
         if not isinstance(slow, HostTable):
             raise DtypeError(f"slow is a {type(slow).__name__}; it must be a HostTable.")
         _check_pair(fast.config, slow.config)
-        self.fast, self.slow, self._tiers = fast, slow, tiers
+        self.fast, self.slow = fast, slow
+        self.config: TableConfig = slow.config
+        self.layout: RowLayout = slow.layout
         room = checks.count("fast_rows", fast_rows, least=1)
         _check_room(fast, room)
         self.places = Places(room)
@@ -74,16 +74,6 @@ class TwoTiers:
             f"table {self.config.name!r} cannot be pickled or copied; "
             f"move its rows with scan() and restore()."
         )
-
-    @property
-    def config(self) -> TableConfig:
-        """Of the table."""
-        return self.slow.config
-
-    @property
-    def layout(self) -> RowLayout:
-        """Of its rows."""
-        return self.slow.layout
 
     @property
     def device(self) -> torch.device:

@@ -34,7 +34,7 @@ def _on_device(mode: str, device: torch.device) -> Any:
     ("mode", "config", "calls"),
     [
         ("hybrid", CONFIGS[1], 8),
-        ("caching", CONFIGS[1], 8),
+        pytest.param("caching", CONFIGS[1], 8, marks=pytest.mark.long),
         *(
             pytest.param(mode, config, 60, marks=pytest.mark.long)
             for mode in ("hybrid", "caching")

@@ -34,7 +34,7 @@ def _killed(mode: str, folder: Path, saves: int, after_s: float) -> None:
 @pytest.mark.parametrize(
     ("mode", "seed"),
     [
-        ("hybrid", 0),
+        pytest.param("hybrid", 0, marks=pytest.mark.long),
         ("caching", 1),
         *(
             pytest.param(mode, seed, marks=pytest.mark.long)
