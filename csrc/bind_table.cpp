@@ -125,6 +125,18 @@ void bind_writes(nb::class_<Table>& table) {
             return t.erase(at<i64>(ids), n, at<u8>(erased));
           },
           unlocked)
+      .def(
+          "move_in",
+          [](Table& t, Address ids, u64 n, Address rows, Address states, Address times) {
+            return t.move_in(at<i64>(ids), n, at<float>(rows), at<float>(states), at<i64>(times));
+          },
+          unlocked)
+      .def(
+          "move_out",
+          [](Table& t, Address ids, u64 n, Address gone) {
+            return t.move_out(at<i64>(ids), n, at<u8>(gone));
+          },
+          unlocked)
       .def("clear", &Table::clear, unlocked)
       .def("exchange", &Table::exchange, unlocked);
 }

@@ -108,8 +108,10 @@ void Table::note(int number, const Batch& batch) {
     const Group& group = batch.groups[i];
     if (batch.row[i] != nullptr && snapshot_.watches(number))
       snapshot_.keep(number, group.key, *arena_.time(group.row), group.row, batch.row[i]);
-    for (const auto& [_, touched] : touched_)
-      if (Op::kLearns || touched->all_changes()) touched->mark(number, group.key);
+    if constexpr (!Moves<Op>) {
+      for (const auto& [_, touched] : touched_)
+        if (Op::kLearns || touched->all_changes()) touched->mark(number, group.key);
+    }
   }
 }
 
@@ -128,7 +130,7 @@ void Table::settle(Plan& plan, int number, Batch& batch, const Op& op, Applied& 
       ++applied.inserted;
     } else {
       if (batch.verdict[i] == Verdict::erase && row != nullptr) {
-        remove(number, group.key, group.row);
+        remove(number, group.key, group.row, !Moves<Op>);
         ++applied.erased;
       }
       row = nullptr;
@@ -290,7 +292,7 @@ Applied Table::write_now(const i64* ids, u64 n, const Op& op, const Asking* aski
   }
   release(plan);
   total.refused += refused;
-  count(total);
+  if constexpr (!Moves<Op>) count(total);
   return total;
 }
 
@@ -332,6 +334,15 @@ i64 Table::reinitialize(const i64* ids, u64 n, i64 time, i8* status) {
 
 i64 Table::erase(const i64* ids, u64 n, u8* erased) {
   return write(ids, n, EraseOp{*this, erased}, 0).erased;
+}
+
+i64 Table::move_in(const i64* ids, u64 n, const float* rows, const float* states,
+                   const i64* times) {
+  return write(ids, n, MoveInOp{{*this, {*this, rows}, states, times}}, 0).inserted;
+}
+
+i64 Table::move_out(const i64* ids, u64 n, u8* gone) {
+  return write(ids, n, MoveOutOp{{*this, gone}}, 0).erased;
 }
 
 }  // namespace hedgerow

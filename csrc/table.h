@@ -127,6 +127,11 @@ class Table {
   Applied restore(const i64* ids, u64 n, const float* rows, const float* states, const i64* times);
   i64 reinitialize(const i64* ids, u64 n, i64 time, i8* status);  // how many rows were born
   i64 erase(const i64* ids, u64 n, u8* erased);                   // how many rows are gone
+  // Rows that come from another store of the same table, or go to one: no consumer of touched keys
+  // is told, nothing is counted, no time is seen, and rows may hold what is not finite. How many
+  // came or went.
+  i64 move_in(const i64* ids, u64 n, const float* rows, const float* states, const i64* times);
+  i64 move_out(const i64* ids, u64 n, u8* gone);
   bool clear();  // false: refused, a snapshot is open
   // Swaps all rows with a table of the same layout, and the newest time; rules, counts and whoever
   // watches stay. False: refused, a snapshot is open, or one of the two has its rows in a file.
@@ -210,7 +215,7 @@ class Table {
   void release(Plan& plan);
   void make_room(int shard, u64 rows);
   void insert(Plan& plan, int shard, Group& group);
-  void remove(int shard, u64 key, u32 row);
+  void remove(int shard, u64 key, u32 row, bool told = true);
   void count(const Applied& applied);
 
   template <class Body>

@@ -123,12 +123,12 @@ void Table::insert(Plan& plan, int number, Group& group) {
   ++shard.version;
 }
 
-void Table::remove(int number, u64 key, u32 row) {
+void Table::remove(int number, u64 key, u32 row, bool told) {
   Shard& shard = *shards_[number];
   if (snapshot_.watches(number))
     snapshot_.keep(number, key, *arena_.time(row), row, arena_.row(row));
   for (const auto& [_, touched] : touched_)
-    if (touched->all_changes()) touched->mark(number, key);
+    if (told && touched->all_changes()) touched->mark(number, key);
   shard.index.erase(key, position_of(slot_hash(key)));
   near_.erase(number, key);
   shard.erased.give(arena_, row);

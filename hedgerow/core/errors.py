@@ -47,6 +47,10 @@ class StateError(HedgerowError, RuntimeError):
     """A call that is fine in itself, but not now: something is open, or was closed."""
 
 
+class CacheTooSmallError(HedgerowError, RuntimeError):
+    """More rows are needed at once than a cache has places. Nothing was changed."""
+
+
 class ExchangeError(HedgerowError, RuntimeError):
     """An exchange between ranks that did not succeed: a peer died, came late, or did otherwise."""
 

@@ -24,9 +24,9 @@ from . import arguments
 from .config import TableConfig
 from .device_admission import DeviceAdmission, Sightings
 from .device_config import check_config, parts_of
-from .device_evict import DeviceEvictions
 from .device_filter import DeviceFilter
 from .device_growth import FILL
+from .device_moves import DeviceMoves
 from .device_room import Full
 from .layout import RowLayout
 from .schedules import Rate, check_rates, rate_at
@@ -44,7 +44,7 @@ class _Step:
     counts: Int64[Tensor, "n"] | None
 
 
-class DeviceTable(DeviceEvictions):
+class DeviceTable(DeviceMoves):
     """Rows for any 64-bit id in `capacity_rows` slots; one thread and one stream at a time.
 
     `lookup` and `apply_gradients` never wait for the device, so they take part in CUDA graphs (a

@@ -30,6 +30,7 @@ from .expiry import Lfu
 from .filters import SlidingFilter
 from .followed import SyncClient, checked_client
 from .host_evict import HostEvictions
+from .host_moves import HostMoves
 from .host_reads import HostReads
 from .host_watch import HostWatch
 from .layout import RowLayout, native_segment
@@ -38,7 +39,7 @@ from .schedules import Rate, check_rates, rate_at
 from .store import Applied, Entries, Lookup, TableKeys
 
 
-class HostTable(HostEvictions, HostReads, HostWatch):
+class HostTable(HostEvictions, HostMoves, HostReads, HostWatch):
     """Rows for any 64-bit id, born on the first write; safe from many threads.
 
     Keys are an int64 tensor (or `TableKeys` of one table); equal ids in one call act in order.

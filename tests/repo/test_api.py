@@ -70,6 +70,7 @@ def test_every_name_of_the_doors_inside_is_documented_with_an_example(name: str)
         "docs/parameter-servers.md",
         "docs/planner.md",
         "docs/realtime.md",
+        "docs/tiers.md",
         "docs/training.md",
     ],
 )
