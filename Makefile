@@ -6,6 +6,12 @@ STAMP := .venv/.installed
 SOURCES := pyproject.toml constraints.txt CMakeLists.txt $(wildcard csrc/*.h csrc/*.cpp)
 CPP := $(wildcard csrc/*.h csrc/*.cpp csrc/tests/*.h csrc/tests/*.cpp)
 
+# What does not build on each other runs side by side: lint beside the C++ tests.
+MAKEFLAGS += --jobs=2
+
+# Hundreds of processes of the tests import the package: compiled once, not in each of them.
+unexport PYTHONDONTWRITEBYTECODE
+
 # mpirun in tests: CI runs as root, and with fewer cores than processes.
 export OMPI_ALLOW_RUN_AS_ROOT := 1
 export OMPI_ALLOW_RUN_AS_ROOT_CONFIRM := 1
@@ -33,13 +39,15 @@ demo-realtime: env ## what freshness is worth: served with a sync each second, e
 	$(BIN)/python examples/realtime.py --out build/realtime
 
 test: env lint sanitize ## checks, C++ tests under sanitizers, all tests but the long ones
-	$(BIN)/python -m pytest -n 2 --dist loadgroup -q -m "not long"
+	$(BIN)/python -m pytest -n 2 --dist loadgroup -q -m "not long and not alone"
+	$(BIN)/python -m pytest -q -m "alone and not long" tests/sync
 
 test-long: env lint sanitize ## everything
-	$(BIN)/python -m pytest -n 2 --dist loadgroup -q
+	$(BIN)/python -m pytest -n 2 --dist loadgroup -q -m "not alone"
+	$(BIN)/python -m pytest -q -m alone tests/sync
 
 test-gpu: ## on a GPU machine with torch, Triton and pytest: kernels and device tables
-	$(PYTHON) -m pytest -c tests/gpu.ini --rootdir . tests/kernels tests/tables/test_device.py tests/tables/test_device_verbs.py tests/gpu
+	$(PYTHON) -m pytest -c tests/gpu.ini --rootdir . tests/gpu tests/kernels tests/tables/test_device*.py tests/tables/multi/test_device*.py
 
 # MISSING_OK=1 lets it pass without a client whose packages the index does not have.
 test-clients: env ## clients of other projects against our server, each in an environment of its own; about 2 GB
@@ -77,7 +85,7 @@ sanitize: env ## the C++ tests under address+undefined and thread sanitizers
 	  $(BIN)/cmake -S . -B build/sanitize-$${kind%%,*} -G Ninja -DCMAKE_MAKE_PROGRAM=$(CURDIR)/$(BIN)/ninja \
 	    -DHEDGEROW_MODULE=OFF -DHEDGEROW_TESTS=ON -DHEDGEROW_SANITIZE=$$kind && \
 	  $(BIN)/cmake --build build/sanitize-$${kind%%,*} && \
-	  $(BIN)/ctest --test-dir build/sanitize-$${kind%%,*} --output-on-failure || exit 1; \
+	  $(BIN)/ctest --test-dir build/sanitize-$${kind%%,*} --output-on-failure -j2 || exit 1; \
 	done
 
 bench: env ## the host table against its peers; `hedgerow bench table --help` tells more

@@ -23,7 +23,7 @@ int shift_for(u64 stride) {
 
 }  // namespace
 
-Arena::Arena(int stride, bool counts_uses)
+Arena::Arena(int stride, bool counts_uses, std::shared_ptr<RowFile> file)
     : stride_(u64(stride)),
       shift_(shift_for(stride_)),
       mask_((u32(1) << shift_) - 1),
@@ -31,13 +31,16 @@ Arena::Arena(int stride, bool counts_uses)
       counts_uses_(counts_uses),
       uses_from_(times_from_ + (u64(8) << shift_)),
       directory_(kChunks * sizeof(u8*), PageSize::small),
-      chunks_(reinterpret_cast<u8**>(directory_.data())) {}
+      chunks_(reinterpret_cast<u8**>(directory_.data())),
+      file_(std::move(file)) {
+  if (file_ != nullptr) file_->start(chunk_bytes(), kChunks);
+}
 
 u32 Arena::take(u32 rows) {
   const std::lock_guard hold(mutex_);
   for (Range& range : spare_) {
     if (range.count < rows) continue;
-    charge_.add(rows * (stride_ + beside_bytes()));
+    count_in(rows);
     range.count -= rows;
     return range.first + range.count;
   }
@@ -45,8 +48,8 @@ u32 Arena::take(u32 rows) {
   if (taken_ + rows > most)
     throw std::length_error("a table with rows of " + std::to_string(stride_) +
                             " bytes holds at most " + std::to_string(most) + " of them");
-  while ((u64(blocks_.size()) << shift_) < taken_ + rows) add_chunk();
-  charge_.add(rows * (stride_ + beside_bytes()));
+  while ((chunk_count_ << shift_) < taken_ + rows) add_chunk();
+  count_in(rows);
   const u32 first = u32(taken_);
   taken_ += rows;
   return first;
@@ -54,7 +57,7 @@ u32 Arena::take(u32 rows) {
 
 void Arena::give_back(u32 first, u32 rows) {
   const std::lock_guard hold(mutex_);
-  charge_.subtract(rows * (stride_ + beside_bytes()));
+  count_out(rows);
   if (u64(first) + rows == taken_) {
     taken_ = first;
     return;
@@ -63,11 +66,32 @@ void Arena::give_back(u32 first, u32 rows) {
   spare_.push_back({first, rows});
 }
 
+u64 Arena::chargeable(u64 bytes) const {
+  return file_ == nullptr ? bytes : std::min(bytes, file_->budget_bytes());
+}
+
+void Arena::count_in(u32 rows) {
+  const u64 bytes = held_bytes_ + rows * (stride_ + beside_bytes());
+  charge_.add(chargeable(bytes) - chargeable(held_bytes_));
+  held_bytes_ = bytes;
+}
+
+void Arena::count_out(u32 rows) {
+  const u64 bytes = held_bytes_ - rows * (stride_ + beside_bytes());
+  charge_.subtract(chargeable(held_bytes_) - chargeable(bytes));
+  held_bytes_ = bytes;
+}
+
 void Arena::add_chunk() {
+  if (file_ != nullptr) {
+    chunks_[chunk_count_] = file_->add_chunk();
+    ++chunk_count_;
+    return;
+  }
   // The first chunk stays on small pages: a table of a few rows must not take megabytes.
   const PageSize pages = blocks_.empty() ? PageSize::small : PageSize::huge;
-  blocks_.push_back(Block(times_from_ + (beside_bytes() << shift_), pages));
-  chunks_[blocks_.size() - 1] = blocks_.back().data();
+  blocks_.push_back(Block(chunk_bytes(), pages));
+  chunks_[chunk_count_++] = blocks_.back().data();
 }
 
 u32 Arena::end() const {
@@ -77,12 +101,15 @@ u32 Arena::end() const {
 
 u64 Arena::taken_bytes() const {
   const std::lock_guard hold(mutex_);
-  return charge_.bytes();
+  return held_bytes_;
 }
 
 void Arena::clear() {
   const std::lock_guard hold(mutex_);
   blocks_.clear();
+  if (file_ != nullptr) file_->clear();
+  chunk_count_ = 0;
+  held_bytes_ = 0;
   spare_.clear();
   charge_.release();
   taken_ = 0;
@@ -93,6 +120,9 @@ void Arena::swap(Arena& other) {
   std::swap(directory_, other.directory_);
   std::swap(chunks_, other.chunks_);
   std::swap(blocks_, other.blocks_);
+  if (file_ != nullptr) file_->swap(*other.file_);
+  std::swap(chunk_count_, other.chunk_count_);
+  std::swap(held_bytes_, other.held_bytes_);
   std::swap(charge_, other.charge_);
   std::swap(spare_, other.spare_);
   std::swap(taken_, other.taken_);

@@ -1,19 +1,22 @@
 // Rows of one table, in chunks that never move, with a time stamp beside each row, and a count
-// of uses where it is wanted.
+// of uses where it is wanted. Chunks lie in memory or in a file.
 #pragma once
 
+#include <memory>
 #include <mutex>
 #include <vector>
 
 #include "bits.h"
 #include "memory.h"
+#include "row_file.h"
 
 namespace hedgerow {
 
 class Arena {
  public:
   // `counts_uses`: every row also has a count of its uses; other tables pay nothing for it.
-  Arena(int stride, bool counts_uses);
+  // `file`: where the chunks lie; null: in memory.
+  Arena(int stride, bool counts_uses, std::shared_ptr<RowFile> file = nullptr);
 
   // `rows` consecutive row numbers that nobody has. Thread-safe. Throws OutOfMemory, or
   // std::length_error when row numbers run out.
@@ -24,28 +27,58 @@ class Arena {
 
   // A row number may be used from the moment `take` returned it; chunks are never given back before
   // `clear`, so no lock is needed to address a row.
-  HR_INLINE u8* row(u32 number) const {
-    return chunks_[number >> shift_] + u64(number & mask_) * stride_;
-  }
+  HR_INLINE u8* row(u32 number) const { return view().row(number); }
+
+  // What addresses a row, for loops that store: a copy of their own cannot have changed.
+  struct View {
+    u8* const* chunks;
+    RowFile* file;
+    int shift;
+    u32 mask;
+    u64 stride;
+
+    HR_INLINE u8* row(u32 number) const {
+      return bytes(number, u64(number & mask) * stride, stride);
+    }
+    HR_INLINE u8* bytes(u32 number, u64 from, u64 size) const {
+      const u32 chunk = number >> shift;
+      if (file != nullptr) [[unlikely]]
+        file->use(chunk, from, size);
+      return chunks[chunk] + from;
+    }
+  };
+  HR_INLINE View view() const { return {chunks_, file_.get(), shift_, mask_, stride_}; }
+
   HR_INLINE i64* time(u32 number) const {
-    return reinterpret_cast<i64*>(chunks_[number >> shift_] + times_from_) + (number & mask_);
+    return reinterpret_cast<i64*>(view().bytes(number, times_from_ + u64(number & mask_) * 8, 8));
   }
 
   bool counts_uses() const { return counts_uses_; }
   HR_INLINE u16* uses(u32 number) const {
-    return reinterpret_cast<u16*>(chunks_[number >> shift_] + uses_from_) + (number & mask_);
+    return reinterpret_cast<u16*>(view().bytes(number, uses_from_ + u64(number & mask_) * 2, 2));
   }
 
   u32 end() const;                                            // above every row number handed out
   u64 beside_bytes() const { return counts_uses_ ? 10 : 8; }  // of a row: time stamp, uses
   u64 taken_bytes() const;  // rows handed out, with what lies beside them
 
-  // The caller has every shard locked, of both for `swap`. Only arenas of one stride swap.
+  // At the start of a call: throws UnusableRows.
+  void check() const {
+    if (file_ != nullptr) file_->check();
+  }
+  bool in_file() const { return file_ != nullptr; }
+
+  // The caller has every shard locked, of both for `swap`. Only arenas of one stride swap, both
+  // with a file or both without.
   void clear();
   void swap(Arena& other);
 
  private:
   void add_chunk();
+  u64 chunk_bytes() const { return times_from_ + (beside_bytes() << shift_); }
+  u64 chargeable(u64 bytes) const;
+  void count_in(u32 rows);  // throws OutOfMemory; nothing is counted then
+  void count_out(u32 rows);
 
   u64 stride_;
   int shift_;  // rows of a chunk: 1 << shift_
@@ -55,14 +88,33 @@ class Arena {
   u64 uses_from_;  // byte of a chunk at which its counts of uses start
   Block directory_;
   u8** chunks_;  // in `directory_`: fixed in place, so readers need no lock while it fills
-  std::vector<Block> blocks_;
-  Charge charge_;  // of the rows handed out
+  const std::shared_ptr<RowFile> file_;  // two that swap exchange what is in their files
+  std::vector<Block> blocks_;            // of chunks in memory
+  u64 chunk_count_ = 0;
+  Charge charge_;       // of the rows handed out, as far as they may be in memory
+  u64 held_bytes_ = 0;  // of all of them
   struct Range {
     u32 first, count;
   };
   std::vector<Range> spare_;  // given back
   u64 taken_ = 0;
   mutable std::mutex mutex_;
+  friend class TrimAfter;
+};
+
+// At its end, memory that a file's budget has no room for is given back. Made before the locks
+// under which rows are used, so that it waits for the disk without them.
+class TrimAfter {
+ public:
+  explicit TrimAfter(const Arena& arena) : file_(arena.file_.get()) {}
+  ~TrimAfter() {
+    if (file_ != nullptr) file_->trim();
+  }
+  TrimAfter(const TrimAfter&) = delete;
+  TrimAfter& operator=(const TrimAfter&) = delete;
+
+ private:
+  RowFile* const file_;
 };
 
 }  // namespace hedgerow

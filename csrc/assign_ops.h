@@ -158,6 +158,18 @@ struct RestoreOp {
   }
 };
 
+// Rows that come from another store of the same table, as they are: also what is not finite.
+struct MoveInOp : RestoreOp {
+  static constexpr bool kMoves = true;
+
+  void prepare(Worker& winners, const Plan& plan, Batch& batch, Applied&) const {
+    for (u64 i = 0; i < batch.groups.size(); ++i) {
+      winners.occurrence[i] = plan.occurrences(batch.groups[i]).back();
+      batch.verdict[i] = Verdict::write;
+    }
+  }
+};
+
 struct ReinitializeOp {
   using Worker = NoScratch;
   static constexpr bool kInserts = true;
@@ -205,6 +217,10 @@ struct EraseOp {
   }
   void born(u64, u8*) const {}
   void change(Worker&, const Plan&, Batch&, Applied&) const {}
+};
+
+struct MoveOutOp : EraseOp {
+  static constexpr bool kMoves = true;
 };
 
 }  // namespace hedgerow

@@ -149,6 +149,18 @@ NB_MODULE(_native, m) {
   nb::register_exception_translator([](const std::exception_ptr& failure, void*) {
     try {
       std::rethrow_exception(failure);
+    } catch (const UnusableRows& e) {
+      const nb::object errors = nb::module_::import_("hedgerow.core.errors");
+      PyErr_SetString(nb::getattr(errors, "StateError").ptr(),
+                      (e.what() + std::string(".")).c_str());
+    } catch (const NoRoomInFile& e) {
+      const std::string text = "rows wanted " + std::to_string(e.wanted_bytes) +
+                               " more bytes of a file in " + e.folder + ": " + e.reason +
+                               "; make room there" +
+                               (e.rows_changed ? ". It came too late to undo: part of the call was "
+                                                 "written"
+                                               : ". Nothing was changed");
+      PyErr_SetString(PyExc_MemoryError, text.c_str());
     } catch (const OutOfMemory& e) {
       const std::string text =
           "a table wanted " + std::to_string(e.wanted_bytes) + " more bytes; tables hold " +

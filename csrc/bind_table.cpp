@@ -10,6 +10,7 @@
 
 #include "admission.h"
 #include "bind.h"
+#include "row_file.h"
 #include "table.h"
 
 namespace hedgerow {
@@ -124,6 +125,18 @@ void bind_writes(nb::class_<Table>& table) {
             return t.erase(at<i64>(ids), n, at<u8>(erased));
           },
           unlocked)
+      .def(
+          "move_in",
+          [](Table& t, Address ids, u64 n, Address rows, Address states, Address times) {
+            return t.move_in(at<i64>(ids), n, at<float>(rows), at<float>(states), at<i64>(times));
+          },
+          unlocked)
+      .def(
+          "move_out",
+          [](Table& t, Address ids, u64 n, Address gone) {
+            return t.move_out(at<i64>(ids), n, at<u8>(gone));
+          },
+          unlocked)
       .def("clear", &Table::clear, unlocked)
       .def("exchange", &Table::exchange, unlocked);
 }
@@ -215,12 +228,18 @@ void bind_watching(nb::class_<Table>& table) {
 }  // namespace
 
 void bind_table(nb::module_& m) {
+  nb::class_<RowFile>(m, "RowFile")
+      .def(nb::init<int, std::string, u64>(), "fd"_a, "folder"_a, "resident_bytes"_a)
+      .def("file_bytes", &RowFile::file_bytes, unlocked)
+      .def("resident_bytes", &RowFile::resident_bytes)
+      .def("measured_bytes", &RowFile::measured_bytes, unlocked);
   nb::class_<Table> table(m, "Table");
   table
       .def(nb::init<const std::vector<SegmentSpec>&, bool, bool, u64, u64, bool,
-                    std::shared_ptr<Admission>>(),
+                    std::shared_ptr<Admission>, std::shared_ptr<RowFile>>(),
            "segments"_a, "serving"_a, "skip_zero"_a, "seed"_a, "initial_capacity"_a,
-           "counts_uses"_a = false, "admission"_a.none() = nb::none())
+           "counts_uses"_a = false, "admission"_a.none() = nb::none(),
+           "rows_in"_a.none() = nb::none())
       .def("dim", [](const Table& t) { return t.layout().dim; })
       .def("state_floats", [](const Table& t) { return t.layout().state_floats; })
       .def("row_bytes", [](const Table& t) { return t.layout().row_bytes; })

@@ -1,6 +1,8 @@
 // The search of the index in plain code, with compares of four keys, and of a whole cache line.
 #include "probe.h"
 
+#include <algorithm>
+
 #if defined(__x86_64__)
 #include <immintrin.h>
 #endif
@@ -13,10 +15,6 @@ namespace {
 struct FetchBody {
   static HR_INLINE void run(const ProbeArgs& args) {
     for (u64 i = 0; i < args.n; ++i) {
-      if (i != 0 && args.keys[i] == args.keys[i - 1]) {  // ids often come in runs
-        args.homes[i] = args.homes[i - 1];
-        continue;
-      }
       const u64 hash = slot_hash(u64(args.keys[i]));
       args.homes[i] = args.views[shard_of(hash)].home(position_of(hash));
       fetch_line(args.homes[i]);
@@ -30,11 +28,6 @@ template <class Match>
 HR_INLINE u64 find_in_homes(const ProbeArgs& args, const Match& match) {
   u64 beyond = 0;
   for (u64 i = 0; i < args.n; ++i) {
-    if (i != 0 && args.keys[i] == args.keys[i - 1]) {
-      args.rows[i] = args.rows[i - 1];
-      beyond |= (beyond >> (i - 1) & 1) << i;
-      continue;
-    }
     const Bucket& home = *args.homes[i];
     const u32 hit = match(home, args.keys[i]);
     if (__builtin_expect(hit != 0, 1)) {
@@ -90,6 +83,26 @@ void find_beyond(const ProbeArgs& args, u64 keys) {
     const u64 key = u64(args.keys[i]), hash = slot_hash(key);
     args.rows[i] = find_in(args.views[shard_of(hash)], key, position_of(hash));
   }
+}
+
+ProbeAhead::ProbeAhead(const IndexView* views, const i64* keys, u64 n, u32* rows)
+    : probe_(probe_for(active_isa())), views_(views), keys_(keys), n_(n), rows_(rows) {
+  for (u64 start = 0; start + kGroup < kHomes; start += kGroup) probe_.fetch(group(start));
+  beyond_ = probe_.find(group(0));
+}
+
+ProbeArgs ProbeAhead::group(u64 start) {
+  const u64 size = start < n_ ? std::min(kGroup, n_ - start) : 0;
+  return {views_, keys_ + start, size, homes_ + start % kHomes, rows_ + start};
+}
+
+void ProbeAhead::step() {
+  if (at_ >= n_) return;
+  probe_.fetch(group(at_ + kHomes - kGroup));
+  const u64 later = probe_.find(group(at_ + kGroup));
+  if (beyond_ != 0) find_beyond(group(at_), beyond_);
+  beyond_ = later;
+  at_ += kGroup;
 }
 
 }  // namespace hedgerow

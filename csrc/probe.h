@@ -23,4 +23,30 @@ struct Probe {
 Probe probe_for(Isa isa);
 void find_beyond(const ProbeArgs& args, u64 keys);
 
+// All three steps over any number of keys, group by group: rows[i] = the row of keys[i], or kNoRow.
+class ProbeAhead {
+ public:
+  static constexpr u64 kGroup = 16;
+
+  ProbeAhead(const IndexView* views, const i64* keys, u64 n, u32* rows);
+
+  // After the first call the rows of the first group are known, after the next those of the second;
+  // after the last group nothing happens any more.
+  void step();
+
+ private:
+  static constexpr u64 kHomes = 4 * kGroup;  // keys whose homes are being fetched or searched
+
+  ProbeArgs group(u64 start);
+
+  const Probe probe_;
+  const IndexView* views_;
+  const i64* keys_;
+  u64 n_;
+  u32* rows_;
+  u64 at_ = 0;                   // the group whose rows the next step makes known
+  u64 beyond_ = 0;               // its keys that are still to be found
+  const Bucket* homes_[kHomes];  // used in turn
+};
+
 }  // namespace hedgerow

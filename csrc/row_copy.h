@@ -7,9 +7,10 @@ namespace hedgerow {
 
 struct CopyArgs {
   const u8* const* rows;  // null: zeros
+  const u32* places;      // [n + 1]: row i goes to places[i] up to places[i + 1], at least one
   u64 n;
   int dim;
-  float* out;  // [n, dim]
+  float* out;  // of place 0
 };
 
 using CopyFunction = void (*)(const CopyArgs&);

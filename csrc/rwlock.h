@@ -41,6 +41,9 @@ class RwLock {
     if (state_.fetch_sub(1, std::memory_order_seq_cst) == 1) announce();
   }
 
+  // Whether a writer waits for readers to leave. A hint: it may come a moment later.
+  bool is_wanted() const { return writers_waiting_.load(std::memory_order_relaxed) != 0; }
+
   void lock() {
     u32 free = 0;
     if (state_.compare_exchange_strong(free, kWriter, std::memory_order_acquire)) return;

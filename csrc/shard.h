@@ -1,7 +1,6 @@
 // One of a table's 64 shards: its locks, its index and the rows its erased keys left.
 #pragma once
 
-#include <cstring>
 #include <mutex>
 
 #include "arena.h"
@@ -10,20 +9,21 @@
 
 namespace hedgerow {
 
-// Rows of erased keys, to be given to new ones. The list runs through the rows themselves.
+// Rows of erased keys, to be given to new ones. The list runs through their time stamps: rows in a
+// file need not come to memory for it.
 class ErasedRows {
  public:
   u64 size() const { return size_; }
 
   u32 take(const Arena& arena) {
     const u32 row = newest_;
-    std::memcpy(&newest_, arena.row(row), sizeof(newest_));
+    newest_ = u32(*arena.time(row));
     --size_;
     return row;
   }
 
   void give(const Arena& arena, u32 row) {
-    std::memcpy(arena.row(row), &newest_, sizeof(newest_));
+    *arena.time(row) = newest_;
     newest_ = row;
     ++size_;
   }

@@ -12,7 +12,6 @@
 #include "assign_ops.h"
 #include "each_shard.h"
 #include "pool.h"
-#include "probe.h"
 
 namespace hedgerow {
 namespace {
@@ -20,7 +19,6 @@ namespace {
 constexpr u64 kWriteRows = 1024;  // rows changed under one hold of a shard's lock
 constexpr u64 kTileBytes = u64(512) << 10;
 constexpr u64 kLeastTile = 512, kMostTile = 16384;  // ids
-constexpr u64 kProbe = 32;                          // keys searched between two fetches of buckets
 
 // However a call ends, the memory of an unusually large one is let go.
 struct Trim {
@@ -31,12 +29,13 @@ struct Trim {
 }  // namespace
 
 Table::Table(const std::vector<SegmentSpec>& segments, bool serving, bool skip_zero, u64 seed,
-             u64 initial_capacity, bool counts_uses, std::shared_ptr<Admission> admission)
+             u64 initial_capacity, bool counts_uses, std::shared_ptr<Admission> admission,
+             std::shared_ptr<RowFile> rows_in)
     : layout_(segments, serving),
       skip_zero_(skip_zero),
       seed_(seed),
       admission_(std::move(admission)),
-      arena_(layout_.stride, counts_uses),
+      arena_(layout_.stride, counts_uses, std::move(rows_in)),
       snapshot_(u64(layout_.row_bytes)) {
   const CallScope scope;
   try {
@@ -86,28 +85,14 @@ void Table::locate(Plan& plan, int number) const {
   plan.stale[number] = false;
   if (groups.empty()) return;
   Shard& shard = *shards_[number];
-  const Probe probe = probe_for(active_isa());
   i64 keys[kWriteRows];
-  const Bucket* homes[kWriteRows];
   u32 rows[kWriteRows];
   for (u64 from = 0; from < groups.size(); from += kWriteRows) {
     const std::span block = groups.subspan(from, std::min(kWriteRows, groups.size() - from));
     for (u64 i = 0; i < block.size(); ++i) keys[i] = i64(block[i].key);
-    const auto part = [&](u64 start) {
-      const u64 size = start < block.size() ? std::min(kProbe, block.size() - start) : 0;
-      return ProbeArgs{views_, keys + start, size, homes + start, rows + start};
-    };
     const std::shared_lock hold(shard.lock);
     if (from == 0) plan.version[number] = shard.version;
-    probe.fetch(part(0));
-    u64 beyond = 0;
-    for (u64 i = 0; i < block.size(); i += kProbe) {
-      probe.fetch(part(i + kProbe));
-      const u64 later = probe.find(part(i));
-      if (i != 0) find_beyond(part(i - kProbe), beyond);
-      beyond = later;
-    }
-    find_beyond(part((block.size() - 1) / kProbe * kProbe), beyond);
+    find_rows(keys, block.size(), rows);
     for (u64 i = 0; i < block.size(); ++i) {
       block[i].row = rows[i];
       plan.absent[number] += rows[i] == kNoRow;
@@ -123,8 +108,10 @@ void Table::note(int number, const Batch& batch) {
     const Group& group = batch.groups[i];
     if (batch.row[i] != nullptr && snapshot_.watches(number))
       snapshot_.keep(number, group.key, *arena_.time(group.row), group.row, batch.row[i]);
-    for (const auto& [_, touched] : touched_)
-      if (Op::kLearns || touched->all_changes()) touched->mark(number, group.key);
+    if constexpr (!Moves<Op>) {
+      for (const auto& [_, touched] : touched_)
+        if (Op::kLearns || touched->all_changes()) touched->mark(number, group.key);
+    }
   }
 }
 
@@ -143,7 +130,7 @@ void Table::settle(Plan& plan, int number, Batch& batch, const Op& op, Applied& 
       ++applied.inserted;
     } else {
       if (batch.verdict[i] == Verdict::erase && row != nullptr) {
-        remove(number, group.key, group.row);
+        remove(number, group.key, group.row, !Moves<Op>);
         ++applied.erased;
       }
       row = nullptr;
@@ -202,6 +189,7 @@ void Table::commit(Plan& plan, int number, std::span<Group> groups, std::span<co
   Shard& shard = *shards_[number];
   for (u64 from = 0; from < groups.size(); from += kWriteRows) {
     const u64 end = std::min(groups.size(), from + kWriteRows);
+    const TrimAfter trim(arena_);
     const WriteLock hold(shard);
     plan.stale[number] = plan.stale[number] || shard.version != plan.version[number];
     if (plan.stale[number])
@@ -256,6 +244,8 @@ Applied Table::write(const i64* ids, u64 n, const Op& op, i64 newest, const Aski
   for (;;) {
     if (snapshot_.is_open()) before_write();  // without a lock: it may wait
     const CallScope scope;
+    arena_.check();
+    const TrimAfter trim(arena_);
     const std::shared_lock uncleared(clearing_);
     if (snapshot_.pauses_me()) continue;  // it was opened in between
     const Applied applied = write_now(ids, n, op, asking);
@@ -302,7 +292,7 @@ Applied Table::write_now(const i64* ids, u64 n, const Op& op, const Asking* aski
   }
   release(plan);
   total.refused += refused;
-  count(total);
+  if constexpr (!Moves<Op>) count(total);
   return total;
 }
 
@@ -344,6 +334,15 @@ i64 Table::reinitialize(const i64* ids, u64 n, i64 time, i8* status) {
 
 i64 Table::erase(const i64* ids, u64 n, u8* erased) {
   return write(ids, n, EraseOp{*this, erased}, 0).erased;
+}
+
+i64 Table::move_in(const i64* ids, u64 n, const float* rows, const float* states,
+                   const i64* times) {
+  return write(ids, n, MoveInOp{{*this, {*this, rows}, states, times}}, 0).inserted;
+}
+
+i64 Table::move_out(const i64* ids, u64 n, u8* gone) {
+  return write(ids, n, MoveOutOp{{*this, gone}}, 0).erased;
 }
 
 }  // namespace hedgerow

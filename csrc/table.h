@@ -17,6 +17,7 @@
 #include "arena.h"
 #include "evict.h"
 #include "layout.h"
+#include "near_ids.h"
 #include "plan.h"
 #include "shard.h"
 #include "snapshot.h"
@@ -97,7 +98,7 @@ class Table {
  public:
   Table(const std::vector<SegmentSpec>& segments, bool serving, bool skip_zero, u64 seed,
         u64 initial_capacity, bool counts_uses = false,
-        std::shared_ptr<Admission> admission = nullptr);
+        std::shared_ptr<Admission> admission = nullptr, std::shared_ptr<RowFile> rows_in = nullptr);
   ~Table();
 
   const RowLayout& layout() const { return layout_; }
@@ -126,9 +127,14 @@ class Table {
   Applied restore(const i64* ids, u64 n, const float* rows, const float* states, const i64* times);
   i64 reinitialize(const i64* ids, u64 n, i64 time, i8* status);  // how many rows were born
   i64 erase(const i64* ids, u64 n, u8* erased);                   // how many rows are gone
+  // Rows that come from another store of the same table, or go to one: no consumer of touched keys
+  // is told, nothing is counted, no time is seen, and rows may hold what is not finite. How many
+  // came or went.
+  i64 move_in(const i64* ids, u64 n, const float* rows, const float* states, const i64* times);
+  i64 move_out(const i64* ids, u64 n, u8* gone);
   bool clear();  // false: refused, a snapshot is open
   // Swaps all rows with a table of the same layout, and the newest time; rules, counts and whoever
-  // watches stay. False: refused, a snapshot is open.
+  // watches stay. False: refused, a snapshot is open, or one of the two has its rows in a file.
   bool exchange(Table& other);
 
   // Touched keys, for any number of consumers. Gradients and reinitialisations count, for consumers
@@ -168,8 +174,10 @@ class Table {
   template <class Visitor>
   void visit(const i64* ids, u64 n, u64 task_ids, const Visitor& visitor) const;
   template <class Visitor>
-  void visit_piece(const i64* keys, u64 from, u64 count, const Visitor& visitor) const;
-  u64 task_ids(u64 n, bool reused) const;
+  void visit_piece(const i64* ids, u64 from, u64 count, const Visitor& visitor) const;
+  static constexpr u64 kFindIds = 2048;
+  void find_rows(const i64* keys, u64 n, u32* rows) const;
+  u64 task_ids(u64 n, u64 fresh_row_bytes) const;
 
   template <class Op>
   Applied write(const i64* ids, u64 n, const Op& op, i64 newest, const Asking* asking = nullptr);
@@ -207,7 +215,7 @@ class Table {
   void release(Plan& plan);
   void make_room(int shard, u64 rows);
   void insert(Plan& plan, int shard, Group& group);
-  void remove(int shard, u64 key, u32 row);
+  void remove(int shard, u64 key, u32 row, bool told = true);
   void count(const Applied& applied);
 
   template <class Body>
@@ -244,6 +252,7 @@ class Table {
   // fall between two writing calls.
   mutable RwLock clearing_;
   alignas(64) IndexView views_[kShards];  // of the shards' indexes, under their locks
+  NearIds near_;
   // Consumers of touched keys: changed with `clearing_` alone, read by calls that share it.
   std::vector<std::pair<u64, std::unique_ptr<Touched>>> touched_;
   u64 touched_opened_ = 0;

@@ -62,6 +62,7 @@ bool Table::walk_slice(Cursor& cursor, u64 limit, const Body& body) {
   found.clear();
   Shard& shard = *shards_[cursor.shard];
   bool shard_done = false;
+  const TrimAfter trim(arena_);
   const std::lock_guard writing(shard.writing);
   const u64 next = shard.index.scan(cursor.position, limit, found, shard_done);
   for (const KeyRow& entry : found) {
@@ -76,6 +77,7 @@ template <class Doomed>
 ScanStep Table::evict_slices(u64 cursor, u64 room, i64* ids, i64* times, const Doomed& doomed) {
   before_write();
   const CallScope scope;
+  arena_.check();
   const std::shared_lock uncleared(clearing_);
   ScanStep step{0, cursor, false, 0};
   Cursor at(cursor);
@@ -158,6 +160,7 @@ void Table::each_rank(LeaveBy order, const Body& body) {
 Cut Table::find_cut(LeaveBy order, u64 budget) {
   check_order(order);
   const CallScope scope;
+  arena_.check();
   u64 rows = 0;
   u128 lowest = ~u128(0), highest = 0;
   each_rank(order, [&](const KeyRow& entry, u128 rank) {

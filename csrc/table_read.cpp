@@ -6,36 +6,38 @@
 
 #include "cursor.h"
 #include "huge_heap.h"
+#include "id_runs.h"
 #include "pool.h"
 #include "probe.h"
+#include "read_locks.h"
 #include "row_copy.h"
 #include "table.h"
 
 namespace hedgerow {
 namespace {
 
-constexpr u64 kReadIds = 2048;               // ids read under one hold of the shards' locks
-constexpr u64 kGroup = 16;                   // ids in flight between two stages of the pipeline
-constexpr u64 kGroupsAhead = 4;              // groups whose homes are fetched before a visit
+constexpr u64 kReadIds = 2048;              // ids between two looks whether a writer waits
+constexpr u64 kTaskPieces = 8;              // pieces of so many ids that one thread reads at a time
+constexpr u64 kGroup = ProbeAhead::kGroup;  // rows being fetched while those before are visited
 constexpr u64 kStreamBytes = u64(32) << 20;  // of output: more than stays in most caches
 constexpr u64 kScanRows = 1024;              // rows copied under one hold of a lock
 
-// Shared locks on the shards of a mask, taken in ascending order (as `clear` does: no deadlock).
-class ReadLocks {
- public:
-  ReadLocks(const std::vector<std::unique_ptr<Shard>>& shards, u64 mask)
-      : shards_(shards), mask_(mask) {
-    for (u64 left = mask_; left != 0; left &= left - 1)
-      shards_[__builtin_ctzll(left)]->lock.lock_shared();
-  }
-  ~ReadLocks() {
-    for (u64 left = mask_; left != 0; left &= left - 1)
-      shards_[__builtin_ctzll(left)]->lock.unlock_shared();
-  }
+// What a visitor is shown: `n` rows, their numbers, and to which ids of the piece each belongs.
+struct Found {
+  const u8* const* data;
+  const u32* rows;
+  const u32* places;  // row i: to places[i] up to places[i + 1]
+  u64 n;
 
- private:
-  const std::vector<std::unique_ptr<Shard>>& shards_;
-  u64 mask_;
+  void each_place(const auto& body) const {
+    const u64 first = places[0];
+    if (places[n] - first == n) {
+      for (u64 i = 0; i < n; ++i) body(first + i, i);
+      return;
+    }
+    for (u64 i = 0; i < n; ++i)
+      for (u64 place = places[i]; place < places[i + 1]; ++place) body(place, i);
+  }
 };
 
 // The shards of some keys, as bits. Many keys have all of them.
@@ -50,59 +52,93 @@ u64 piece_count(u64 n, u64 size) { return (n + size - 1) / size; }
 
 }  // namespace
 
-// Groups of ids in four overlapped stages: the homes of one group are fetched, those of a group
-// some way before are searched, the rows of the group before that are fetched, those of the one
-// before are visited.
-template <class Visitor>
-void Table::visit_piece(const i64* keys, u64 from, u64 count, const Visitor& visitor) const {
-  const Probe probe = probe_for(active_isa());
-  const Bucket* homes[kReadIds];
-  u32 rows[kReadIds];
-  const u8* data[kReadIds];  // of the rows; null: absent
-  const ReadLocks hold(shards_, shards_of(keys, count));
-  const auto group = [&](u64 start) {
-    const u64 size = start < count ? std::min(kGroup, count - start) : 0;
-    return ProbeArgs{views_, keys + start, size, homes + start, rows + start};
+// Rows of distinct keys, at most kFindIds. The caller holds the locks of their shards.
+void Table::find_rows(const i64* keys, u64 n, u32* rows) const {
+  const auto search = [&](const i64* some, u64 count, u32* found) {
+    ProbeAhead probe(views_, some, count, found);
+    for (u64 i = 0; i < count; i += kGroup) probe.step();
   };
-  const auto fetch_rows = [&](const ProbeArgs& args, u64 beyond) {
-    find_beyond(args, beyond);
-    const u8** const at = data + (args.rows - rows);
-    for (u64 i = 0; i < args.n; ++i) {
-      at[i] = args.rows[i] == kNoRow ? nullptr : arena_.row(args.rows[i]);
-      visitor.fetch(at[i], args.rows[i]);
-    }
-  };
-  for (u64 start = 0; start < kGroupsAhead * kGroup; start += kGroup) probe.fetch(group(start));
-  const u64 first = probe.find(group(0));
-  u64 beyond = probe.find(group(kGroup));
-  fetch_rows(group(0), first);
-  for (u64 start = 0; start < count; start += kGroup) {
-    probe.fetch(group(start + kGroupsAhead * kGroup));
-    const u64 later = probe.find(group(start + 2 * kGroup));
-    fetch_rows(group(start + kGroup), std::exchange(beyond, later));
-    visitor.visit(from + start, data + start, rows + start, group(start).n);
+  if (!near_.serves(keys, n)) return search(keys, n, rows);
+  u32 left[kFindIds], found[kFindIds];
+  i64 far[kFindIds];
+  const u64 others = near_.find(keys, n, rows, left);
+  for (u64 i = 0; i < others; ++i) far[i] = keys[left[i]];
+  search(far, others, found);
+  for (u64 i = 0; i < others; ++i) {
+    rows[left[i]] = found[i];
+    if (found[i] != kNoRow) near_.learn(u64(far[i]), found[i]);
   }
 }
 
-// Tasks of `task_ids` ids go to the pool; a piece of a task is read under one hold of locks.
+// Each run of equal ids is searched once. The rows of a group are fetched while those of the one
+// before are visited, and where they have to be searched, the homes of later groups are, too.
+template <class Visitor>
+void Table::visit_piece(const i64* ids, u64 from, u64 count, const Visitor& visitor) const {
+  const IdRuns<kReadIds> distinct(ids, count);
+  const auto [keys, places, runs] = distinct.view();
+  u32 rows[kReadIds];
+  const u8* data[2 * kGroup];  // of the rows; null: absent. Halves are used in turn
+  const Arena::View arena = arena_.view();
+  const auto fetch = [&](u64 start) {
+    const u8** const at = data + start % (2 * kGroup);
+    for (u64 i = start; i < std::min(runs, start + kGroup); ++i) {
+      at[i - start] = rows[i] == kNoRow ? nullptr : arena.row(rows[i]);
+      visitor.fetch(at[i - start], rows[i]);
+    }
+  };
+  const auto visit = [&](u64 start) {
+    const u64 n = std::min(kGroup, runs - start);
+    visitor.visit(from, Found{data + start % (2 * kGroup), rows + start, places + start, n});
+  };
+  if (near_.serves(keys, runs)) {
+    find_rows(keys, runs, rows);
+    fetch(0);
+    for (u64 start = 0; start < runs; start += kGroup) {
+      fetch(start + kGroup);
+      visit(start);
+    }
+  } else {
+    ProbeAhead probe(views_, keys, runs, rows);
+    probe.step();
+    fetch(0);
+    for (u64 start = 0; start < runs; start += kGroup) {
+      probe.step();
+      fetch(start + kGroup);
+      visit(start);
+    }
+  }
+}
+
+// Tasks of `task_ids` ids go to the pool, which are read piece by piece. Locks are held from one
+// piece to the next unless somebody waits for them: to take all 64 for each would be a tenth of a
+// lookup.
 template <class Visitor>
 void Table::visit(const i64* ids, u64 n, u64 task_ids, const Visitor& visitor) const {
+  arena_.check();
   const RunAlone alone(n < kAloneIds);
-  parallel_for(i64(piece_count(n, task_ids)), [&](i64 task) {
-    const u64 end = std::min(n, u64(task + 1) * task_ids);
-    for (u64 from = u64(task) * task_ids; from < end; from += kReadIds)
+  // Pages of a file are given back without locks: after each piece.
+  const u64 size = arena_.in_file() ? kReadIds : task_ids;
+  parallel_for(i64(piece_count(n, size)), [&](i64 task) {
+    const u64 start = u64(task) * size, end = std::min(n, start + size);
+    const TrimAfter trim(arena_);
+    ReadLocks hold(shards_, shards_of(ids + start, end - start));
+    for (u64 from = start; from < end; from += kReadIds) {
+      if (from != start) hold.give_way();
       visit_piece(ids + from, from, std::min(kReadIds, end - from), visitor);
+    }
     finish_streaming();
   });
 }
 
-// Ids one thread reads before another takes over. A thread that first touches a huge page of fresh
-// output waits while the kernel clears it; two threads on one page would both wait.
-u64 Table::task_ids(u64 n, bool reused) const {
-  const u64 row_bytes = sizeof(float) * u64(layout_.dim);
-  const bool many_pages = n * row_bytes >= 4 * kHugePage * u64(thread_count());
-  if (reused || !many_pages) return kReadIds;
-  return std::max(u64(1), kHugePage / row_bytes / kReadIds) * kReadIds;
+// Ids one thread reads before another takes over: eight times each, where there are so many. A
+// thread that first touches a huge page of fresh output waits while the kernel clears it; two
+// threads on one page would both wait.
+u64 Table::task_ids(u64 n, u64 fresh_row_bytes) const {
+  const u64 threads = u64(thread_count());
+  const bool many_pages = n * fresh_row_bytes >= 4 * kHugePage * threads;
+  const u64 pieces = many_pages ? kHugePage / fresh_row_bytes / kReadIds
+                                : std::min(n / (8 * threads * kReadIds), kTaskPieces);
+  return std::max(u64(1), pieces) * kReadIds;
 }
 
 void Table::decode_row(const u8* row, float* out) const {
@@ -134,11 +170,12 @@ void Table::lookup(const i64* ids, u64 n, Missing missing, i64 step, float* out,
     int bytes;  // of a row, that a lookup reads
 
     void fetch(const u8* row, u32) const { fetch_bytes(row, u64(bytes)); }
-    void visit(u64 from, const u8* const* data, const u32*, u64 count) const {
+    void visit(u64 from, const Found& found) const {
+      const auto [data, rows, places, n] = found;
       const bool zeros = missing == Missing::zeros;
-      if (table.layout_.plain && (zeros || std::find(data, data + count, nullptr) == data + count))
-        return copy({data, count, table.layout_.dim, out + from * u64(table.layout_.dim)});
-      for (u64 i = 0; i < count; ++i) visit_one(from + i, data[i]);
+      if (table.layout_.plain && (zeros || std::find(data, data + n, nullptr) == data + n))
+        return copy({data, places, n, table.layout_.dim, out + from * u64(table.layout_.dim)});
+      found.each_place([&](u64 place, u64 i) { visit_one(from + place, found.data[i]); });
     }
     void visit_one(u64 i, const u8* row) const {
       float* target = out + i * u64(table.layout_.dim);
@@ -158,20 +195,21 @@ void Table::lookup(const i64* ids, u64 n, Missing missing, i64 step, float* out,
   const CopyFunction copy = reused && n * sizeof(float) * u64(layout_.dim) >= kStreamBytes
                                 ? stream_function(isa, layout_.dim, out)
                                 : copy_function(isa);
-  if (!reused) ask_for_huge_pages(out, n * sizeof(float) * u64(layout_.dim));
-  visit(ids, n, task_ids(n, reused), Reader{*this, ids, missing, step, out, copy, bytes});
+  const u64 fresh_row_bytes = reused ? 0 : sizeof(float) * u64(layout_.dim);
+  ask_for_huge_pages(out, n * fresh_row_bytes);
+  visit(ids, n, task_ids(n, fresh_row_bytes), Reader{*this, ids, missing, step, out, copy, bytes});
 }
 
 void Table::contains(const i64* ids, u64 n, u8* out) const {
   struct Reader {
     u8* out;
     void fetch(const u8*, u32) const {}
-    void visit(u64 from, const u8* const*, const u32* rows, u64 count) const {
-      for (u64 i = 0; i < count; ++i) out[from + i] = rows[i] != kNoRow;
+    void visit(u64 from, const Found& found) const {
+      found.each_place([&](u64 place, u64 i) { out[from + place] = found.rows[i] != kNoRow; });
     }
   };
   const CallScope scope;
-  visit(ids, n, kReadIds, Reader{out});
+  visit(ids, n, task_ids(n, 0), Reader{out});
 }
 
 void Table::copy_row(const u8* row, float* values, float* states) const {
@@ -197,8 +235,8 @@ void Table::entries(const i64* ids, u64 n, u8* found, float* rows, float* states
     void fetch(const u8* data, u32 row) const {
       if (data != nullptr) table.fetch_row(row);
     }
-    void visit(u64 from, const u8* const*, const u32* rows, u64 count) const {
-      for (u64 i = 0; i < count; ++i) visit_one(from + i, rows[i]);
+    void visit(u64 from, const Found& found) const {
+      found.each_place([&](u64 place, u64 i) { visit_one(from + place, found.rows[i]); });
     }
     void visit_one(u64 i, u32 row) const {
       const u64 dim = u64(table.layout_.dim), state = u64(table.layout_.state_floats);
@@ -211,7 +249,7 @@ void Table::entries(const i64* ids, u64 n, u8* found, float* rows, float* states
     }
   };
   const CallScope scope;
-  visit(ids, n, kReadIds, Reader{*this, found, rows, states, times});
+  visit(ids, n, task_ids(n, 0), Reader{*this, found, rows, states, times});
 }
 
 u64 Table::size() const {
@@ -233,6 +271,7 @@ MemoryUse Table::memory() const {
     use.row_bytes +=
         shards_[shard]->index.size() * (u64(layout_.row_bytes) + arena_.beside_bytes());
   }
+  use.index_bytes += near_.bytes();
   const u64 taken = arena_.taken_bytes();
   use.slack_bytes = taken > use.row_bytes ? taken - use.row_bytes : 0;
   return use;
@@ -253,9 +292,11 @@ LoadStatistics Table::load() const {
 ScanStep Table::scan(u64 cursor, u64 room, i64* ids, float* rows, float* states, i64* times) const {
   static thread_local std::vector<KeyRow> found;
   const CallScope scope;
+  arena_.check();
   ScanStep step{0, cursor, false, 0};
   Cursor at(cursor);
   while (step.rows < room) {
+    const TrimAfter trim(arena_);
     const ReadLocks hold(shards_, u64(1) << at.shard);
     found.clear();
     bool shard_done = false;

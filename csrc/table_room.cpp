@@ -118,17 +118,19 @@ void Table::insert(Plan& plan, int number, Group& group) {
     group.row = shard.erased.size() != 0 ? shard.erased.take(arena_) : arena_.take(1);
   }
   shard.index.insert(group.key, position_of(slot_hash(group.key)), group.row);
+  near_.insert(number, group.key, group.row);
   if (snapshot_.watches(number)) snapshot_.settle(group.row);
   ++shard.version;
 }
 
-void Table::remove(int number, u64 key, u32 row) {
+void Table::remove(int number, u64 key, u32 row, bool told) {
   Shard& shard = *shards_[number];
   if (snapshot_.watches(number))
     snapshot_.keep(number, key, *arena_.time(row), row, arena_.row(row));
   for (const auto& [_, touched] : touched_)
-    if (touched->all_changes()) touched->mark(number, key);
+    if (told && touched->all_changes()) touched->mark(number, key);
   shard.index.erase(key, position_of(slot_hash(key)));
+  near_.erase(number, key);
   shard.erased.give(arena_, row);
   ++shard.version;
 }

@@ -77,6 +77,7 @@ TouchedUse Table::touched_use(u64 number) const {
 SnapshotStart Table::open_snapshot(u64 aside_bytes, bool pause) {
   drop_inherited();
   const CallScope scope;
+  arena_.check();
   const std::lock_guard reading(snapshot_.reading);
   const std::lock_guard alone(clearing_);
   if (snapshot_.is_open()) return {0, 0, 0};
@@ -108,6 +109,7 @@ void Table::before_write() {
 SnapshotStep Table::read_snapshot(u64 ticket, u64 room, i64* ids, float* rows, float* states,
                                   i64* times) {
   const CallScope scope;
+  arena_.check();
   const std::lock_guard reading(snapshot_.reading);
   if (!snapshot_.is_open() || snapshot_.ticket() != ticket)
     throw std::runtime_error("snapshot " + std::to_string(ticket) + " is not open");
@@ -146,6 +148,7 @@ bool Table::read_live(u64 room, SnapshotStep& step, const auto& emit) {
   static thread_local std::vector<KeyRow> found;
   const int number = snapshot_.shard;
   Shard& shard = *shards_[number];
+  const TrimAfter trim(arena_);
   const std::lock_guard writing(shard.writing);
   found.clear();
   bool shard_done = false;

@@ -26,6 +26,7 @@ void Table::with_all_shards(const Body& body) {
 bool Table::clear() {
   drop_inherited();
   const CallScope scope;
+  arena_.check();
   const std::lock_guard alone(clearing_);
   if (snapshot_.is_open()) return false;
   with_all_shards([&] {
@@ -33,6 +34,7 @@ bool Table::clear() {
       shard->index.clear();
       shard->erased.clear();
     }
+    near_.clear();
     arena_.clear();
   });
   return true;
@@ -44,14 +46,18 @@ bool Table::exchange(Table& other) {
   drop_inherited();
   other.drop_inherited();
   const CallScope scope;
+  arena_.check();
+  other.arena_.check();
   const std::lock_guard alone(clearing_), alone_there(other.clearing_);
   if (snapshot_.is_open() || other.snapshot_.is_open()) return false;
+  if (arena_.in_file() != other.arena_.in_file()) return false;
   with_all_shards([&] {
     other.with_all_shards([&] {
       for (int i = 0; i < kShards; ++i) {
         std::swap(shards_[i]->index, other.shards_[i]->index);
         std::swap(shards_[i]->erased, other.shards_[i]->erased);
       }
+      near_.swap(other.near_);
       arena_.swap(other.arena_);
       newest_time_.store(other.newest_time_.exchange(newest_time_.load()));
     });

@@ -5,7 +5,8 @@
 // born (`born`) and changes the rows (`change`). It is shared by all threads of a call; what a
 // thread needs for itself is in its Worker. `kInserts`: it may bring new keys. `kLearns`: what it
 // writes counts as touched for every consumer of touched keys, not only for those of all changes.
-// `kIsUse`: it counts as a use of the row.
+// `kIsUse`: it counts as a use of the row. `kMoves`, where it is declared: the rows go to or come
+// from another store of the same table, so nobody is told and nothing is counted.
 #pragma once
 
 #include <cstring>
@@ -19,6 +20,9 @@ inline constexpr u64 kBatch = 16;  // ids worked on at once: their rows and valu
 
 enum class Verdict : u8 { write, drop, erase };
 using Occurrences = std::span<const u32>;
+
+template <class Op>
+concept Moves = requires { Op::kMoves; };
 
 struct Batch {
   std::span<Group> groups;

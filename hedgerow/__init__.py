@@ -65,6 +65,7 @@ if TYPE_CHECKING:
     from .tables.optimizers import RmsProp as RmsProp
     from .tables.optimizers import RowAdagrad as RowAdagrad
     from .tables.optimizers import Sgd as Sgd
+    from .tables.row_file import RowFile as RowFile
     from .tables.schedules import Polynomial as Polynomial
     from .tables.table import Table as Table
 
@@ -107,6 +108,7 @@ _NAMES = {
         "RowAdagrad",
         "Sgd",
     ),
+    "tables.row_file": ("RowFile",),
     "tables.schedules": ("Polynomial",),
     "tables.table": ("Table",),
 }

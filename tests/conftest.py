@@ -9,6 +9,7 @@ from importlib.util import find_spec
 import pytest
 import torch
 
+from . import interpreter
 from .zookeeper import ZooKeeperProcess, skip_if_absent
 
 if find_spec("hypothesis") is not None:  # a GPU machine may lack it; its tests do without
@@ -25,12 +26,25 @@ if not torch.cuda.is_available():
     os.environ["TRITON_INTERPRET"] = "1"
 
 
+def pytest_itemcollected(item: pytest.Item) -> None:
+    """The Makefile looks for what runs alone in one folder: collecting all takes longer."""
+    if item.get_closest_marker("alone") and not item.nodeid.startswith("tests/sync/"):
+        raise pytest.UsageError(
+            f"{item.nodeid} is marked alone, which `make test` runs in tests/sync"
+        )
+
+
 def pytest_collection_finish(session: pytest.Session) -> None:
     """Groups must hold: pytest-xdist marks them in names that some versions of pytest drop."""
     if getattr(session.config.option, "loadgroup", False):  # set in its workers
         for item in session.items:
             if item.get_closest_marker("xdist_group") and "@" not in item.nodeid:
                 raise pytest.UsageError(f"xdist_group has no effect on {item.nodeid}")
+
+
+def pytest_runtest_setup() -> None:
+    """By now a test that launches kernels has imported them."""
+    interpreter.prepare()
 
 
 @pytest.fixture

@@ -103,7 +103,7 @@ void clearing_and_resizing_the_pool_meanwhile() {
   const std::vector<float> rows = ones(ids.size() * kDim, 3);
   std::atomic<bool> stop{false};
   std::thread writer([&] {
-    for (int i = 0; i < 10; ++i) table.assign(ids.data(), ids.size(), rows.data(), 1);
+    for (int i = 0; i < 5; ++i) table.assign(ids.data(), ids.size(), rows.data(), 1);
     stop = true;
   });
   std::thread clearer([&] {
@@ -128,7 +128,7 @@ void clearing_and_resizing_the_pool_meanwhile() {
 
 int main() {
   set_thread_count(4);
-  everything_at_once(8);
+  everything_at_once(4);
   no_update_is_lost();
   clearing_and_resizing_the_pool_meanwhile();
   return 0;

@@ -164,6 +164,32 @@ void consumers_come_and_go() {
   writer.join();
 }
 
+// Rows go to another store of their table while both are viewed: each view has what it had.
+void moves_tell_nobody() {
+  Table from = sgd_table(kDim), to = sgd_table(kDim);
+  const std::vector<i64> ids = random_ids(5000, 7);
+  const std::vector<float> given = ones(ids.size() * kDim, 3);
+  from.assign(ids.data(), ids.size(), given.data(), 5);
+  const std::map<i64, Row> before = live_rows(from, ids);
+  const u64 here = from.open_touched(1 << 20, true, false);
+  const u64 there = to.open_touched(1 << 20, true, false);
+  const u64 left = from.open_snapshot(u64(1) << 30, false).ticket;
+  const u64 right = to.open_snapshot(u64(1) << 30, false).ticket;
+  std::vector<u8> found(ids.size()), gone(ids.size());
+  std::vector<float> rows(ids.size() * kDim);
+  std::vector<i64> times(ids.size());
+  float no_state = 0;
+  from.entries(ids.data(), ids.size(), found.data(), rows.data(), &no_state, times.data());
+  CHECK(to.move_in(ids.data(), ids.size(), rows.data(), &no_state, times.data()) == 5000);
+  CHECK(from.move_out(ids.data(), ids.size(), gone.data()) == 5000);
+  CHECK(read_all(from, left, 1000) == before && read_all(to, right, 1000).empty());
+  from.close_snapshot(left);
+  to.close_snapshot(right);
+  CHECK(from.size() == 0 && live_rows(to, ids) == before);
+  CHECK(from.touched_use(here).keys == 0 && to.touched_use(there).keys == 0);
+  CHECK(from.counted().erased == 0 && to.counted().inserted == 0 && to.newest_time() == 0);
+}
+
 }  // namespace
 
 int main() {
@@ -174,5 +200,6 @@ int main() {
   no_touch_is_lost(1 << 20);
   no_touch_is_lost(3000);
   consumers_come_and_go();
+  moves_tell_nobody();
   return 0;
 }

@@ -59,7 +59,7 @@ def make_work(plan: WorkPlan, folder: Path) -> Work:
         "gradients": random.uniform(0.5, 1.5, (plan.batch_ids, plan.dim)).astype(np.float32),
     }
     for access in plan.accesses:
-        arrays |= accesses(plan, access, _row_numbers(plan, access, random), random)
+        arrays |= accesses(plan, access, row_numbers(plan, access, random), random)
     return write_work(plan, folder, arrays)
 
 
@@ -108,7 +108,8 @@ def random_ids(n: int) -> NDArray[np.int64]:
     return (x ^ (x >> np.uint64(31))).view(np.int64)
 
 
-def _row_numbers(plan: WorkPlan, access: str, random: np.random.Generator) -> NDArray[np.int64]:
+def row_numbers(plan: WorkPlan, access: str, random: np.random.Generator) -> NDArray[np.int64]:
+    """Rows in the order in which the batches touch them, batch after batch."""
     total = plan.batch_ids * plan.batches
     if access == "halves":
         return np.arange(total) // 2

@@ -9,7 +9,8 @@ from typing import Annotated, Any
 import typer
 
 from .bench_report import finish, names
-from .options import AsJson
+from .bench_tiers import tiers
+from .options import AsJson, Quick, Rounds, Threads
 
 app = typer.Typer(
     help="Measure Hedgerow and its peers in the same run, on the same work, with equal results.",
@@ -18,28 +19,20 @@ app = typer.Typer(
 )
 
 
-_Threads = Annotated[int, typer.Option(help="Threads of every contestant, ours and peers.")]
-_Rounds = Annotated[
-    int,
-    typer.Option(help="Rounds of every case. In each, we and the peer take turns; medians count."),
-]
 _Cases = Annotated[
     str, typer.Option(help="Only these cases: names or patterns, as in 'W1 lookup,W2*'.")
 ]
 _Peers = Annotated[str, typer.Option(help="Only these peers: names or patterns, as in 'TBE,nn.*'.")]
-_Quick = Annotated[
-    bool, typer.Option("--quick", help="Small works: a check of the tool, not a measurement.")
-]
 
 
 @app.command()
 def table(
     as_json: AsJson = False,
-    threads: _Threads = 2,
-    rounds: _Rounds = 5,
+    threads: Threads = 2,
+    rounds: Rounds = 5,
     cases: _Cases = "",
     peers: _Peers = "",
-    quick: _Quick = False,
+    quick: Quick = False,
 ) -> None:
     """Measure the host table: lookups, updates, inserts, memory and growth.
 
@@ -67,13 +60,13 @@ def table(
 @app.command()
 def checkpoint(
     as_json: AsJson = False,
-    threads: _Threads = 2,
-    rounds: _Rounds = 5,
+    threads: Threads = 2,
+    rounds: Rounds = 5,
     folder: Annotated[
         Path | None,
         typer.Option(help="Where files go for the while: the disk to measure. A temporary folder."),
     ] = None,
-    quick: _Quick = False,
+    quick: Quick = False,
 ) -> None:
     """Measure save, load, and lookups while a save runs.
 
@@ -100,8 +93,8 @@ def ops(
         typer.Argument(help="Where traces go, with --profile.", show_default=False),
     ] = None,
     as_json: AsJson = False,
-    threads: _Threads = 2,
-    rounds: _Rounds = 5,
+    threads: Threads = 2,
+    rounds: Rounds = 5,
     cases: _Cases = "",
     profile: Annotated[
         bool,
@@ -111,7 +104,7 @@ def ops(
             "distribution_ops_benchmark in the folder for temporary files.",
         ),
     ] = False,
-    quick: _Quick = False,
+    quick: Quick = False,
 ) -> None:
     """Measure the ops that move ids and vectors between a batch and its shards.
 
@@ -144,7 +137,7 @@ def quality(
     png: Annotated[
         Path | None, typer.Option(help="Draw the table as a picture, too.", show_default=False)
     ] = None,
-    quick: _Quick = False,
+    quick: Quick = False,
 ) -> None:
     """Measure what collisions cost: the same model, optimizer and seeds, rows kept in other ways.
 
@@ -168,10 +161,10 @@ def quality(
 @app.command()
 def train(
     as_json: AsJson = False,
-    threads: _Threads = 2,
-    rounds: _Rounds = 5,
+    threads: Threads = 2,
+    rounds: Rounds = 5,
     peers: _Peers = "",
-    quick: _Quick = False,
+    quick: Quick = False,
 ) -> None:
     """Measure whole training steps: samples per second against the same model on other tables.
 
@@ -199,10 +192,10 @@ def train(
 @app.command()
 def a2a(
     as_json: AsJson = False,
-    threads: _Threads = 2,
-    rounds: _Rounds = 5,
+    threads: Threads = 2,
+    rounds: Rounds = 5,
     peers: _Peers = "",
-    quick: _Quick = False,
+    quick: Quick = False,
 ) -> None:
     """Measure whole training steps over two processes, against other ways to exchange rows.
 
@@ -235,8 +228,8 @@ def ps(
         typer.Argument(help="Where traces go, with --profile.", show_default=False),
     ] = None,
     as_json: AsJson = False,
-    threads: _Threads = 2,
-    rounds: _Rounds = 5,
+    threads: Threads = 2,
+    rounds: Rounds = 5,
     cases: _Cases = "",
     peers: _Peers = "",
     profile: Annotated[
@@ -247,7 +240,7 @@ def ps(
             "distributed_ps_benchmark in the folder for temporary files.",
         ),
     ] = False,
-    quick: _Quick = False,
+    quick: Quick = False,
 ) -> None:
     """Measure parameter servers: the way there and back, and the original's benchmark.
 
@@ -305,7 +298,7 @@ def comm(
 
 
 @app.command()
-def serve(as_json: AsJson = False, rounds: _Rounds = 5, quick: _Quick = False) -> None:
+def serve(as_json: AsJson = False, rounds: Rounds = 5, quick: Quick = False) -> None:
     """Measure the prediction server: requests per second and p99 for 1, 16 and 64 clients.
 
     `raw_lookup` of 1,000 ids, rows of 16 numbers, from a table of 1,000,000; and an exported DLRM
@@ -324,7 +317,7 @@ def serve(as_json: AsJson = False, rounds: _Rounds = 5, quick: _Quick = False) -
 
 
 @app.command()
-def sync(as_json: AsJson = False, rounds: _Rounds = 5, quick: _Quick = False) -> None:
+def sync(as_json: AsJson = False, rounds: Rounds = 5, quick: Quick = False) -> None:
     """Measure a publisher: changed rows per second, from a trainer's table into a replica's.
 
     500,000 changed rows of 16 and of 64 numbers, to one replica in another process. The peers are
@@ -342,7 +335,7 @@ def sync(as_json: AsJson = False, rounds: _Rounds = 5, quick: _Quick = False) ->
 
 
 @app.command()
-def plan(as_json: AsJson = False, rounds: _Rounds = 5, quick: _Quick = False) -> None:
+def plan(as_json: AsJson = False, rounds: Rounds = 5, quick: Quick = False) -> None:
     """Measure the planner's exact choice: 1,000 and 10,000 tables of 24 variants, 128 devices.
 
     Both budgets bind, and every round is another problem. Peers: HiGHS on the whole problem, which
@@ -362,7 +355,7 @@ def plan(as_json: AsJson = False, rounds: _Rounds = 5, quick: _Quick = False) ->
 
 @app.command()
 def gpu(
-    as_json: AsJson = False, rounds: _Rounds = 20, cases: _Cases = "", quick: _Quick = False
+    as_json: AsJson = False, rounds: Rounds = 20, cases: _Cases = "", quick: Quick = False
 ) -> None:
     """Measure tables, training steps and ops on one GPU against the bytes they must move.
 
@@ -381,3 +374,6 @@ def gpu(
     with progress_bar() as progress:
         report = run(progress, rounds=rounds, cases=names(cases), quick=quick)
     finish(report, as_json, show)
+
+
+app.command()(tiers)

@@ -8,3 +8,11 @@ import typer
 
 AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object instead of text.")]
 Overwrite = Annotated[bool, typer.Option("--overwrite", help="Replace a checkpoint that is there.")]
+Threads = Annotated[int, typer.Option(help="Threads of every contestant, ours and peers.")]
+Rounds = Annotated[
+    int,
+    typer.Option(help="Rounds of every case. In each, we and the peer take turns; medians count."),
+]
+Quick = Annotated[
+    bool, typer.Option("--quick", help="Small works: a check of the tool, not a measurement.")
+]

@@ -39,8 +39,16 @@ class OutOfMemoryError(HedgerowError, MemoryError):
     """A table could not grow. The table is as it was before the call, and stays usable."""
 
 
+class TableFullError(HedgerowError, MemoryError):
+    """Ids found no room in a table of fixed size that was asked to tell."""
+
+
 class StateError(HedgerowError, RuntimeError):
     """A call that is fine in itself, but not now: something is open, or was closed."""
+
+
+class CacheTooSmallError(HedgerowError, RuntimeError):
+    """More rows are needed at once than a cache has places. Nothing was changed."""
 
 
 class ExchangeError(HedgerowError, RuntimeError):

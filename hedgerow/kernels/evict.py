@@ -18,7 +18,7 @@ from torch import Tensor
 
 from ..core.shapes import Float32, Int8, Int64
 from . import layout
-from .find import span_of
+from .find import own_slot, span_of
 from .find_or_insert import TAKEN, look
 from .layout import Arrays
 from .lookup import rows_at
@@ -233,7 +233,7 @@ def _insert_and_evict(
         (index, pins), key, live, (base, count), given, call, epoch.to(tl.int64), MODE, LINES
     )
     tl.store(codes + i, code.to(tl.int8), mask=i < n)
-    tl.store(slots + i, slot, mask=i < n)
+    tl.store(slots + i, own_slot(slot, base), mask=i < n)
     tl.store(victims + i, victim, mask=i < n)
     tl.store(victim_scores + i, left & SCORE, mask=i < n)
     if LINES > 2:
@@ -266,7 +266,7 @@ def insert_and_evict(
 
     The ids must differ. With `rows`, which may be wide enough for states, they are written, and the
     rows that leave are handed out first. `call` is a number in 1..2**15-1 other than those of the
-    last calls: rows that carry it stay.
+    last calls: rows that carry it stay. Slots of several tables are their own, as those of `find`.
     """
     n = len(ids)
     width = 0 if rows is None else rows.shape[1]

@@ -10,6 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from ..core.errors import InputError
 from ..core.hashing import signed64
 from ..core.shapes import Bool, Float32, Float64, Int32, Int64
 
@@ -148,6 +149,23 @@ class Arrays:
         self.index[slots // LANES, line, slots % LANES] = torch.as_tensor(
             words, device=self.index.device
         )
+
+    def numbered(
+        self, slots: Int64[Tensor, "n"], splits: Int64[Tensor, "K+1"] | None = None
+    ) -> Int64[Tensor, "n"]:
+        """Slots as the arrays number them; kernels number those of several tables within each.
+
+        `splits` say where the slots of each table begin and end; -1 stays.
+        """
+        if self.spans is None:
+            return slots
+        if splits is None:
+            raise InputError(
+                f"slots of {self.tables} tables, each numbered within its own; pass their splits."
+            )
+        at = torch.arange(len(slots), device=slots.device)
+        first = self.spans[torch.bucketize(at, splits[1:-1], right=True), 0]
+        return torch.where(slots >= 0, slots + first * LANES, slots)
 
     @property
     def nbytes(self) -> tuple[int, int]:

@@ -24,10 +24,19 @@ def _pin(
     tl.atomic_add(pins + slot, more, mask=slot >= 0, sem="relaxed")
 
 
-def pin(table: Arrays, slots: Int64[Tensor, "n"], by: int = 1) -> None:
-    """Holds the rows in these slots once more each, or `by=-1` once less; -1 is no slot."""
+def pin(
+    table: Arrays,
+    slots: Int64[Tensor, "n"],
+    by: int = 1,
+    splits: Int64[Tensor, "K+1"] | None = None,
+) -> None:
+    """Holds the rows in these slots once more each, or `by=-1` once less; -1 is no slot.
+
+    Of several tables, `splits` say where the slots of each begin and end.
+    """
     if table.pins is None:
         raise InputError("the table holds no rows; make it with Arrays.make(..., pinned=True).")
+    slots = table.numbered(slots, splits)
     if len(slots):
         _pin[blocks(len(slots), _ROWS)](slots, table.pins, len(slots), by, ROWS=_ROWS)
 
@@ -59,8 +68,13 @@ def touch(
     scores: Int64[Tensor, "n"],
     mode: str = "assign",
     epoch: int = 0,
+    splits: Int64[Tensor, "K+1"] | None = None,
 ) -> None:
-    """Scores the rows in these slots, which must differ, for one more use; -1 is no slot."""
+    """Scores the rows in these slots, which must differ, for one more use; -1 is no slot.
+
+    Of several tables, `splits` say where the slots of each begin and end.
+    """
+    slots = table.numbered(slots, splits)
     if len(slots):
         _touch[blocks(len(slots), _ROWS)](
             *(slots, scores, table.index, len(slots), epoch),

@@ -279,6 +279,23 @@ class Table(Rows):
         self._count(0, 0, int(erased.sum()))
         return int(erased.sum())
 
+    def move_in(self, ids_at: int, n: int, rows_at: int, states_at: int, times_at: int) -> int:
+        """Rows from another store of the table: nobody is told, nothing is counted."""
+        states = at(states_at, (n, self.state_floats()), np.float32)
+        times = at(times_at, n, np.int64).tolist()
+        before = len(self._rows)
+        for i, (key, values) in enumerate(self._given(ids_at, n, rows_at)):
+            row = self._rows.setdefault(key, self._new_row(key))
+            row.values, row.state, row.time = self._stored(values), states[i].copy(), times[i]
+        return len(self._rows) - before
+
+    def move_out(self, ids_at: int, n: int, gone_at: int) -> int:
+        """Rows go to another store of the table: nobody is told, nothing is counted."""
+        gone = at(gone_at, n, np.bool_)
+        for i, key in enumerate(at(ids_at, n, np.int64).tolist()):
+            gone[i] = self._rows.pop(key, None) is not None
+        return int(gone.sum())
+
 
 def lookup_between(
     tables: Sequence[Table],

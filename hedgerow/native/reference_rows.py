@@ -55,6 +55,7 @@ class Rows(Watched, Evictions):
     initial_capacity: int
     counts_uses: bool = False
     admission: Admission | None = None
+    rows_in: object | None = None  # where rows lie changes nothing
     _rows: dict[int, Row] = field(default_factory=dict)
     _newest: int = 0
     _counted: list[int] = field(default_factory=lambda: [0, 0, 0, 0])

@@ -19,6 +19,7 @@ from ..ps.server_tables import ServerTables
 from ..sharding.agreement import Ranks
 from ..sharding.all_to_all_tables import AllToAllTables
 from ..tables.admission import Admission
+from ..tables.config import TableConfig
 from ..tables.expiry import Eviction
 from ..tables.host import HostTable
 from ..tables.initializers import Initializer
@@ -26,6 +27,7 @@ from ..tables.multi.host_tables import HostTables
 from ..tables.optimizer_base import Optimizer
 from ..tables.store import Lookup
 from ..tables.table import Table
+from ..tiers.tier_tables import TierTables
 from .clip import ClipRow
 from .pooled import Bags, PooledRows, pools_from_rows
 from .read_only import ReadOnlyRows, refuse
@@ -35,6 +37,8 @@ from .updates import RowUpdates, without_rows
 
 if TYPE_CHECKING:  # it needs Triton
     from ..tables.multi.device_tables import DeviceTables
+
+    Store = HostTables | DeviceTables | TierTables | AllToAllTables | ServerTables
 
 
 class ReadsAhead(Protocol):
@@ -79,7 +83,7 @@ class Collection(nn.Module):
         self._check_names()
         configs = {table.name: table.resolve(seed) for table in self.tables}
         own = HostTables(configs, clock=clock)
-        self.store: HostTables | DeviceTables | AllToAllTables | ServerTables = own
+        self.store: Store = own
         self.servers: ServerGroup | None = None  # where rows are, if not in processes like this
         self.ranks = Ranks()  # this process alone
         self.ahead: ReadsAhead | None = None
@@ -178,23 +182,35 @@ class Collection(nn.Module):
         """
         from ..tables.multi.device_tables import DeviceTables
 
-        if isinstance(self.store, AllToAllTables | ServerTables):
-            raise StateError("the model is distributed already; bring it to a device before.")
-        if self.store.size():
-            raise StateError(
-                f"tables with {self.store.size()} rows do not move: bring the model to {device} "
-                f"first, then train or hr.load."
-            )
-        configs = {table.config.name: table.config for table in self.store.tables}
         own = DeviceTables(
-            configs,
+            self.configs_to_place(device),
             device=device,
             capacity_rows=capacity_rows,
             on_host=on_host,
             clock=self._clock,
         )
+        self.keep_in(own)
+
+    def configs_to_place(self, where: object) -> dict[str, TableConfig]:
+        """The tables, which may still go `where` they are to be."""
+        if isinstance(self.store, AllToAllTables | ServerTables):
+            raise StateError("the model is distributed already; bring it to a device before.")
+        if self.store.size():
+            raise StateError(
+                f"tables with {self.store.size()} rows do not move: bring the model to {where} "
+                f"first, then train or hr.load."
+            )
+        return {table.config.name: table.config for table in self.store.tables}
+
+    def keep_in(self, own: DeviceTables | TierTables) -> None:
+        """Rows are in this store of the process from now on; those of before are none."""
         self.store = own
         self.updates.place(own)
+
+    @property
+    def clock(self) -> Clock:
+        """Whose times its tables have."""
+        return self._clock
 
     def _apply(self, fn: Any, recurse: bool = True) -> Self:
         """What `module.to(...)` calls: tables of this process go where the weights go."""

@@ -18,7 +18,6 @@ from ..planner.plan_check import PlanMismatchError
 from ..planner.plan_file import plan_of
 from ..planner.problem.table_spec import TableSpec
 from ..planner.problem.topology import Topology
-from ..planner.problem.variant import Mode
 from ..sharding.agreement import Ranks
 from .plan import plan as make_plan
 from .table_specs import spec_of, tables_with_sizes
@@ -68,7 +67,7 @@ def plan_lines(plan: Plan, ranks: Ranks) -> list[str]:
 
 
 def _made(model: nn.Module, ranks: Ranks) -> Plan:
-    """Of the first rank, sent to the others. Until there are tables of tiers, without cards."""
+    """Of the first rank, sent to the others; for host memory alone."""
 
     def make() -> dict[str, Any]:
         if ranks.rank:
@@ -121,13 +120,7 @@ def _check_world(plan: Plan, ranks: Ranks) -> None:
 
 
 def _check_buildable(table: Placed) -> None:
-    """Tables of tiers and of single ranks are still to come."""
-    if table.mode not in (Mode.HOST_ONLY, Mode.HBM_ONLY):
-        raise NotSupportedError(
-            f"table {table.name!r} is {table.variant.label} in the plan, but a table lives in HBM "
-            f"or in host memory so far, not in both. Pin it to HBM_ONLY or HOST_ONLY, or plan "
-            f"without cards (--hbm 0, device='cpu')."
-        )
+    """Tables of single ranks are still to come."""
     if table.sharding != "row_wise":
         raise NotSupportedError(
             f"table {table.name!r} is {table.sharding} in the plan, but every table is spread over "

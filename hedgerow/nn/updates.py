@@ -21,6 +21,7 @@ from ..ps.server_tables import ServerTables
 from ..sharding.all_to_all_tables import AllToAllTables, Brought
 from ..tables.multi.host_tables import HostTables
 from ..tables.store import Lookup, TableKeys
+from ..tiers.tier_tables import TierTables
 from .clip import ClipRow
 from .evictions import Evictions
 from .reading import Reading
@@ -104,7 +105,7 @@ class RowUpdates:
     def __init__(self, store: HostTables, clip: ClipRow | None, clock: Clock) -> None:
         self.held = 0
         self.step = 0
-        self._store: HostTables | DeviceTables | ServerTables = store
+        self._store: HostTables | DeviceTables | TierTables | ServerTables = store
         self._device = checks.CPU
         self._clip, self._clock = clip, clock
         self._over: AllToAllTables | None = None
@@ -121,8 +122,8 @@ class RowUpdates:
         self._over, self._model = over, model
         self._evict = Evictions(over.tables, over.exchange.rank, over.exchange.ranks)
 
-    def place(self, store: DeviceTables) -> None:
-        """Rows are on a device from now on."""
+    def place(self, store: DeviceTables | TierTables) -> None:
+        """Rows are in another store of this process from now on."""
         self._store, self._device, self._evict = store, store.device, Evictions(store.tables)
 
     def move(self, store: ServerTables) -> None:

@@ -58,7 +58,9 @@ def occurrences(counts: Tensor | None, n: int, device: torch.device = checks.CPU
         return
     checks.tensor("counts", counts, torch.int64, (n,), device)
     if device == checks.CPU and n and int(counts.min()) < 1:
-        raise InputError(f"counts has {int(counts.min())}; an id occurs at least once.")
+        raise InputError(
+            f"counts has {int(counts.min())}; an id occurs at least once. Leave others out."
+        )
 
 
 def needed_step(step: int | None, needed: bool, table: str, why: str) -> int:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from threading import Lock
+from typing import get_args
 
 import torch
 from torch import Tensor
@@ -23,9 +24,9 @@ from . import arguments
 from .config import TableConfig
 from .device_admission import DeviceAdmission, Sightings
 from .device_config import check_config, parts_of
-from .device_evict import DeviceEvictions
 from .device_filter import DeviceFilter
 from .device_growth import FILL
+from .device_moves import DeviceMoves
 from .device_room import Full
 from .layout import RowLayout
 from .schedules import Rate, check_rates, rate_at
@@ -43,22 +44,24 @@ class _Step:
     counts: Int64[Tensor, "n"] | None
 
 
-class DeviceTable(DeviceEvictions):
+class DeviceTable(DeviceMoves):
     """Rows for any 64-bit id in `capacity_rows` slots; one thread and one stream at a time.
 
     `lookup` and `apply_gradients` never wait for the device, so they take part in CUDA graphs (a
     captured step keeps its rate and `ts`). What they count stays there until asked for.
 
     From about 0.85 of the slots taken, some ids find no room. `full` says what then happens: they
-    are refused and counted ("refuse"); rows leave for them ("evict": of those in reach the one with
-    the oldest `ts`, or under `Lfu` the least used); or the table moves to more slots ("grow"), for
-    which it counts its rows, and waits, whenever as many ids were written as might fill it.
+    are refused and counted ("refuse"), or a `TableFullError` tells of them too ("raise": to know,
+    every write waits for the device, so none can be captured); rows leave for them ("evict": of
+    those in reach the one with the oldest `ts`, or under `Lfu` the least used); or the table moves
+    to more slots ("grow"), for which it counts its rows, and waits, whenever as many ids were
+    written as might fill it.
 
     It has all verbs of `HostTable`, with its numbers: to the bit, but for ids with more than 256
     occurrences in one call, whose gradients are added in another fixed order, and for sums of
     squares over a row (`RowAdagrad`). Not waiting forces three differences: gradients that are not
-    finite are left out and counted whatever `not_finite` says, `counts` is not checked, and the
-    window of an admission filter moves on between calls.
+    finite are left out and counted whatever `not_finite` says, a number below 1 in `counts` is
+    taken as 1 instead of refused, and the window of an admission filter moves on between calls.
 
     A table that cannot live on a device is refused by name: rows stored in less than fp32
     (compressors, rounding), update rules other than the eleven, more than 1024 columns.
@@ -95,8 +98,8 @@ class DeviceTable(DeviceEvictions):
         self._starts = torch.tensor(self.layout.starts(), dtype=torch.float32, device=self.device)
         self._filter = filter
         self._admission = self._make_admission()
-        if full not in ("refuse", "evict", "grow"):
-            raise InputError(f"full is {full!r}; it must be 'refuse', 'evict' or 'grow'.")
+        if full not in get_args(Full):
+            raise InputError(f"full is {full!r}; it must be one of {', '.join(get_args(Full))}.")
         self.full, self._calls = full, 0
         self._known = self._since = 0
         slots = checks.count("capacity_rows", capacity_rows, least=1)
@@ -209,6 +212,7 @@ class DeviceTable(DeviceEvictions):
         grads = self._rows("grads", grads, len(keys.ids))
         if counts is not None:
             checks.tensor("counts", counts, torch.int64, (len(keys.ids),), self.device)
+            counts = counts.clamp(min=1)  # to refuse other counts would wait for the device
         sources = self._rates if rates is None else check_rates(rates, len(self._parts))
         scheduled = any(callable(source) for source in sources)
         number = arguments.needed_step(step, scheduled, self.config.name, "learns")
@@ -263,7 +267,7 @@ class DeviceTable(DeviceEvictions):
         if self._admission is not None:
             absent = find.find(self._table, grouped.ids) < 0
             refused = self._admission.refused(seen, absent, call.number, each=True)
-            done[1] += refused.sum()
+            self._keep_out(refused, done)
             taken = taken & ~refused
         usable: Bool[Tensor, "n"] = call.grads.isfinite().all(dim=1)[grouped.order]
         done[2] += (taken & ~usable).sum()

@@ -31,7 +31,7 @@ class DeviceEvictions(DeviceWrites):
         if isinstance(rule, Ttl):
             leaving = self._older(rule, given, ids, ts)
         elif isinstance(rule, Lru | Lfu):
-            budget = rule.rows if rows is None else checks.count("rows", rows, least=1)
+            budget = rule.rows if rows is None else checks.count("rows", rows)
             order = _oldest(ids, ts)
             if isinstance(rule, Lfu):
                 order = order[self._used(slots)[order].argsort(stable=True)]

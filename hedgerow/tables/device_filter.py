@@ -84,9 +84,12 @@ class DeviceFilter:
         table: str,
         counts: Int64[Tensor, "n"] | None = None,
     ) -> Bool[Tensor, "n"]:
-        """Counts ids, which must differ, once or `counts` times; False where one found no cell."""
+        """Counts ids, which must differ, once or `counts` times; False where one found no cell.
+
+        A count below 1 is taken as 1: to refuse it, as `SlidingFilter` does, would wait.
+        """
         checks.tensor("ids", ids, torch.int64, (None,), self.device)
-        added = torch.ones_like(ids) if counts is None else counts
+        added = torch.ones_like(ids) if counts is None else counts.clamp(min=1)
         stored = add_counts(self._cells, ids, self._asked(ids, asked), added, self._salt(table))
         state = self._cells.state
         full = state[1] + 1 >= self.capacity_ids // (self.split_num - 1)

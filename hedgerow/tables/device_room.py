@@ -7,6 +7,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
+from ..core.errors import TableFullError
 from ..core.shapes import Bool, Float32, Int64
 from ..kernels.assign import assign
 from ..kernels.evict import insert_and_evict
@@ -14,9 +15,9 @@ from ..kernels.first_values import first_values
 from ..kernels.layout import EVICTED, INSERTED, RECLAIMED, Grouped, Part, group
 from .device_watch import DeviceWatch
 
-Full = Literal["refuse", "evict", "grow"]
-"""What happens to ids that find no room: they are refused and counted; or the row with the smallest
-score in reach leaves; or the table gets more slots."""
+Full = Literal["refuse", "raise", "evict", "grow"]
+"""What happens to ids that find no room: they are refused and counted; or an error tells of them
+too; or the row with the smallest score in reach leaves; or the table gets more slots."""
 
 _CALLS = 2**15 - 1  # numbers of calls that scores tell apart
 
@@ -29,6 +30,23 @@ class DeviceRoom(DeviceWatch):
     _starts: Float32[Tensor, "states"]
     _totals: Int64[Tensor, "5"]
     _calls: int
+    _kept_out: Int64[Tensor, ""] | None = None  # ids of this call that an admission rule refused
+
+    def _keep_out(self, refused: Bool[Tensor, "n"], done: Int64[Tensor, "3"]) -> None:
+        """Counts what an admission rule refused: ids for which there may well be room."""
+        self._kept_out = refused.sum()
+        done[1] += self._kept_out
+
+    def _raise_if_full(self, done: Int64[Tensor, "3"]) -> None:
+        """Tells of ids without room; waits for the device."""
+        without = int(done[1] if self._kept_out is None else done[1] - self._kept_out)
+        if without:
+            raise TableFullError(
+                f"{without} ids of a call found no room in table {self.config.name!r}: "
+                f"{self.size()} of its {self.capacity_rows} slots are taken, and from about 0.85 "
+                f"some ids meet full buckets. All other rows were written. Give the table more "
+                f"capacity_rows, or make it with full='grow' or 'evict'."
+            )
 
     def _give_way(
         self, grouped: Grouped, wanted: Bool[Tensor, "n"], now: int, done: Int64[Tensor, "3"]

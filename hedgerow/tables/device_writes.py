@@ -174,6 +174,7 @@ class DeviceWrites(DeviceRoom, Stamps):
 
     def _write(self, ts: int, n: int) -> tuple[int, Int64[Tensor, "3"]]:
         """The time of a call that may bring `n` ids, and room for what it counts."""
+        self._kept_out = None
         return self._begin(ts, n), torch.zeros(3, dtype=torch.int64, device=self.device)
 
     def _begin(self, ts: int, n: int) -> int:
@@ -187,6 +188,8 @@ class DeviceWrites(DeviceRoom, Stamps):
 
     def _done(self, done: Int64[Tensor, "3"]) -> Applied:
         self._totals[:3] += done
+        if self.full == "raise":
+            self._raise_if_full(done)
         return Applied(done)
 
     def _usable(self, rows: Tensor, used: Tensor | None) -> Bool[Tensor, "n"]:
@@ -219,7 +222,7 @@ class DeviceWrites(DeviceRoom, Stamps):
         seen = Sightings.of(grouped, used, counts)
         absent = find.find(self._table, grouped.ids) < 0
         refused = self._admission.refused(seen, absent, step, each=False)
-        done[1] += refused.sum()
+        self._keep_out(refused, done)
         return _without(grouped, refused)
 
     def _make_way(

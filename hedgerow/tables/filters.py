@@ -13,6 +13,7 @@ from ..core.errors import ConfigError, InputError
 from ..core.hashing import id64
 from ..core.records import Record
 from ..core.shapes import Int64, UInt8
+from . import arguments
 
 CAPACITY_IDS, SPLIT_NUM = 300_000_000, 7  # the original's defaults
 MAX_COUNT = 255  # a cell has 8 bits for it
@@ -95,10 +96,7 @@ class SlidingFilter:
     ) -> UInt8[Tensor, "n"]:
         """Counts ids in order, each once or `counts` times, and gives their counts before."""
         checks.tensor("ids", ids, torch.int64, (None,))
-        if counts is not None:
-            checks.tensor("counts", counts, torch.int64, (len(ids),))
-            if len(counts) and int(counts.min()) < 1:
-                raise InputError(f"counts has {int(counts.min())}; an id occurs at least once.")
+        arguments.occurrences(counts, len(ids))
         before = torch.empty(len(ids), dtype=torch.uint8)
         counts_at = 0 if counts is None else counts.data_ptr()
         self.core.add_many(table_key(table), ids.data_ptr(), counts_at, len(ids), before.data_ptr())

@@ -30,21 +30,23 @@ from .expiry import Lfu
 from .filters import SlidingFilter
 from .followed import SyncClient, checked_client
 from .host_evict import HostEvictions
+from .host_moves import HostMoves
 from .host_reads import HostReads
 from .host_watch import HostWatch
 from .layout import RowLayout, native_segment
+from .row_file import RowFile
 from .schedules import Rate, check_rates, rate_at
 from .store import Applied, Entries, Lookup, TableKeys
 
 
-class HostTable(HostEvictions, HostReads, HostWatch):
+class HostTable(HostEvictions, HostMoves, HostReads, HostWatch):
     """Rows for any 64-bit id, born on the first write; safe from many threads.
 
     Keys are an int64 tensor (or `TableKeys` of one table); equal ids in one call act in order.
     Results do not depend on the number of threads. `rates` gives a rate source a segment and
     overrides the optimizers' own. `shared_name` claims a name in this process. Tables that count
     ids for admission may share one `filter`; by default each makes its own. A `sync_client` is told
-    which rows change, from the start.
+    which rows change, from the start. `rows_in` keeps rows in a file and the index alone in memory.
 
     >>> from hedgerow.tables.config import Segment
     >>> from hedgerow.tables.initializers import Zeros
@@ -68,6 +70,7 @@ class HostTable(HostEvictions, HostReads, HostWatch):
         clock: Clock | None = None,
         filter: SlidingFilter | None = None,
         sync_client: SyncClient | None = None,
+        rows_in: RowFile | None = None,
     ) -> None:
         self.config = config
         self.layout = RowLayout(config)
@@ -85,6 +88,10 @@ class HostTable(HostEvictions, HostReads, HostWatch):
         self._start_watch()
         self._filter = filter
         admission = self._admission()
+        if rows_in is not None and not isinstance(rows_in, RowFile):
+            raise DtypeError(f"rows_in is {rows_in!r}; pass RowFile(folder, resident_bytes).")
+        self._rows_in = rows_in
+        self._file = None if rows_in is None else rows_in.open()
         with _memory_errors():
             self._table = native.Table(
                 [native_segment(s) for s in config.segments],
@@ -94,6 +101,7 @@ class HostTable(HostEvictions, HostReads, HostWatch):
                 config.initial_capacity,
                 isinstance(config.evict, Lfu),
                 admission,
+                self._file,
             )
         if shared_name is not None:
             registry.register(shared_name, self)
@@ -267,7 +275,13 @@ class HostTable(HostEvictions, HostReads, HostWatch):
         rows = min(checks.count("rows", rows), 2**32 - 1)
         room = max(self.config.initial_capacity, rows)
         roomy = dataclasses.replace(self.config, initial_capacity=room)
-        made = HostTable(roomy, rates=self._rates, clock=self._clock, filter=self._filter)
+        made = HostTable(
+            roomy,
+            rates=self._rates,
+            clock=self._clock,
+            filter=self._filter,
+            rows_in=self._rows_in,
+        )
         made.config = self.config
         return made
 
@@ -280,6 +294,11 @@ class HostTable(HostEvictions, HostReads, HostWatch):
             raise InputError(
                 f"table {self.config.name!r} and {other.config.name!r} differ in their configs; "
                 f"only tables of one config exchange rows."
+            )
+        if other._rows_in != self._rows_in:
+            raise InputError(
+                f"tables {self.config.name!r} keep their rows in {self._rows_in} and in "
+                f"{other._rows_in}; only tables with one rows_in exchange rows."
             )
         if not self._table.exchange(other._table):
             raise StateError(

@@ -47,7 +47,7 @@ class HostEvictions(Stamps):
         Other calls go on meanwhile. A row is judged by its time at the moment it would leave: one
         that was updated in between stays. `now_s` replaces the rule's reference time. `capture`
         gives the ids and times of the rows that left. `rows` replaces the number of a rule of room:
-        a shard keeps its share of it.
+        a shard or a tier keeps its share of it, which may be none.
         """
         rule = self.config.evict
         checks.flag("capture", capture)
@@ -56,7 +56,7 @@ class HostEvictions(Stamps):
             if isinstance(rule, Ttl):
                 evicted = self._evict_older(rule, given, capture)
             elif isinstance(rule, Lru | Lfu):
-                budget = rule.rows if rows is None else checks.count("rows", rows, least=1)
+                budget = rule.rows if rows is None else checks.count("rows", rows)
                 evicted = self._evict_to(rule, budget, capture)
             else:
                 raise ConfigError(

@@ -13,7 +13,7 @@ from torch import Tensor
 from .. import native
 from ..core import checks
 from ..core.counters import Counters
-from ..core.errors import InputError, ServingTableError
+from ..core.errors import InputError, ServingTableError, StateError
 from ..core.recycle import Recycler
 from ..core.shapes import Bool, Float32, Int64
 from . import arguments
@@ -47,6 +47,7 @@ class HostReads:
     _table: native.Table
     _outputs: Recycler
     _events: Counters
+    _file: native.RowFile | None  # of the rows; None: in memory
 
     def lookup(
         self,
@@ -166,12 +167,20 @@ class HostReads:
         """Bytes by purpose."""
         return MemoryUse(*self._table.memory())
 
+    def measured_bytes(self) -> int:
+        """Bytes of rows that are in memory as the system says; of rows in a file. Looks at all."""
+        if self._file is None:
+            raise StateError(f"table {self.config.name!r} keeps its rows in memory, not in a file.")
+        return self._file.measured_bytes()
+
     def stats(self) -> dict[str, float]:
         """Rows, bytes, load of the index and everything counted since the table was made.
 
-        `uncompressed_bytes` is what the rows would take as fp32, without optimizer state.
+        `uncompressed_bytes` is what the rows would take as fp32, without optimizer state. Of rows
+        in a file, `file_bytes` is its size and `resident_bytes` what of it is in memory.
         """
         use, rows, counted = self.memory(), self.size(), self._table.counted()
+        file = self._file
         load_factor, longest_search = self._table.load()
         return {
             "rows": rows,
@@ -184,6 +193,7 @@ class HostReads:
             "longest_search": longest_search,
             **dict(zip(("inserted", "refused", "dropped", "erased"), counted, strict=True)),
             **{name: self._events.read(name) for name in ("evicted", "clamped_ts")},
+            **({} if file is None else _file_stats(file)),
         }
 
     def table(self, k: int = 0) -> Self:
@@ -198,6 +208,10 @@ class HostReads:
 
     def _step(self, step: int | None, needed: bool, why: str) -> int:
         return arguments.needed_step(step, needed, self.config.name, why)
+
+
+def _file_stats(file: native.RowFile) -> dict[str, float]:
+    return {"file_bytes": file.file_bytes(), "resident_bytes": file.resident_bytes()}
 
 
 def slice_rows(layout: RowLayout, rows: int | None) -> int:

@@ -11,6 +11,7 @@ import pytest
 pytestmark = pytest.mark.xdist_group("processes")
 
 
+@pytest.mark.long  # nine processes that import torch
 def test_a_run_compares_equal_results_and_reports_what_is_missing() -> None:
     """In a process of its own: rank 0 of the group is the program itself."""
     command = [sys.executable, "-m", "hedgerow", "bench", "a2a", "--quick", "--rounds", "1"]

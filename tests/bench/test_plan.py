@@ -1,15 +1,16 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 from fractions import Fraction
 
 import pytest
+from typer.testing import CliRunner
 
 from hedgerow.bench.plan import FULL, run
 from hedgerow.bench.plan_peers import cost_of, grid_peer, plain_highs
 from hedgerow.bench.plan_work import plan_work
+from hedgerow.cli.app import app
+from hedgerow.cli.show_plan_bench import show_plan_bench
 from hedgerow.core.errors import InputError
 from hedgerow.planner.problem.option import Option, TableOptions
 from hedgerow.planner.problem.topology import Budget
@@ -69,12 +70,15 @@ def test_no_rounds_are_refused() -> None:
         run(lambda text, done, total: None, rounds=0, quick=True)
 
 
-def test_the_command_prints_one_json_object_or_a_table() -> None:
-    command = [sys.executable, "-m", "hedgerow", "bench", "plan", "--quick", "--rounds", "1"]
-    said = subprocess.run(
-        [*command, "--json"], capture_output=True, text=True, check=True, timeout=120
-    )
-    assert json.loads(said.stdout)["work"]["devices"] == 128
-    shown = subprocess.run(command, capture_output=True, text=True, check=True, timeout=120)
-    assert "60 tables: ours" in shown.stdout
-    assert "grid 20x10" in shown.stdout
+def test_the_command_prints_one_json_object_or_a_table(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    done = CliRunner().invoke(app, ["bench", "plan", "--quick", "--rounds", "1", "--json"])
+    if done.exception is not None:
+        raise done.exception
+    report = json.loads(done.stdout)
+    assert report["work"]["devices"] == 128
+    show_plan_bench(report)
+    shown = capsys.readouterr().out
+    assert "60 tables: ours" in shown
+    assert "grid 20x10" in shown

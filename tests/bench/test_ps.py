@@ -31,6 +31,7 @@ def test_small_lookups_tell_p50_and_p99() -> None:
         assert 0 < one["p50_ms"] <= one["p99_ms"]
 
 
+@pytest.mark.long
 def test_other_ways_give_the_same_rows() -> None:
     """One without a library of its own; the others are compared in the same way."""
     done = CliRunner().invoke(

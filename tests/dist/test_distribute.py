@@ -55,7 +55,7 @@ def alone() -> tuple[dict[str, list[float]], dict[str, set[int]]]:
     return found, {name: set(rows) for name, rows in rows_of(models["sgd"]).items()}
 
 
-@pytest.mark.parametrize("ranks", [2, pytest.param(3, marks=pytest.mark.long), 4])
+@pytest.mark.parametrize("ranks", [2, *(pytest.param(n, marks=pytest.mark.long) for n in (3, 4))])
 def test_losses_are_those_of_one_process(pool: Pool, ranks: int, alone: Any) -> None:
     pool.run(ranks, work.losses_as_on_one_process, *alone)
 

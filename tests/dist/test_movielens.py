@@ -42,7 +42,9 @@ def test_a_mode_that_does_not_exist_is_refused() -> None:
     assert "hash_roundrobin" in done.stderr
 
 
-@pytest.mark.parametrize("given", [(), ("--dist_type", "hash_roundrobin")])
+@pytest.mark.parametrize(
+    "given", [(), pytest.param(("--dist_type", "hash_roundrobin"), marks=pytest.mark.long)]
+)
 def test_two_processes_learn_what_one_learns(given: tuple[str, ...]) -> None:
     try:
         movielens_files(None)

@@ -42,6 +42,7 @@ def test_a_killed_server_actor_comes_back_and_every_row_is_right(tmp_path: Path)
     assert sum(rows) == 120  # drained: every id of both tables is in one of the two
 
 
+@pytest.mark.long
 def test_ctrl_c_ends_workers_then_servers_in_order(tmp_path: Path) -> None:
     with launched("--ray", "--servers", 1, SCRIPT, tmp_path) as job:
         job.line("[0] trains")

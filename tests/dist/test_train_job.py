@@ -65,7 +65,7 @@ def _same(whole: Path, other: Path) -> None:
             torch.testing.assert_close(theirs[name][key], row, rtol=1e-3, atol=1e-5)
 
 
-@pytest.mark.parametrize("ranks", [2, 3])
+@pytest.mark.parametrize("ranks", [2, pytest.param(3, marks=pytest.mark.long)])
 def test_ranks_learn_and_tell_what_one_process_does(
     pool: Pool, job: Path, folder: Path, one: tuple[Path, dict[str, Any]], ranks: int
 ) -> None:
@@ -231,6 +231,7 @@ def test_ctrl_c_under_a_launcher_saves_on_all_ranks(
     _ends_as_unbroken(job, out, folder)
 
 
+@pytest.mark.long  # tests/dist/test_launchers.py starts under mpirun in every run
 def test_under_mpirun(job: Path, folder: Path, one: tuple[Path, Any]) -> None:
     out = folder / "mpi"
     done = finish([mpirun(), "-n", "2", sys.executable, *MODULE, job, "--out", out, "--json"])

@@ -1,11 +1,11 @@
-"""The vectors of the ops on a device: the numbers of the CPU. One test a file of vectors."""
+"""The vectors of the ops on a device: the numbers of the CPU. One test a case."""
 
 from __future__ import annotations
 
 import pytest
 import torch
 
-from tests.golden import (  # noqa: F401  # noqa: F401
+from tests.golden import (  # noqa: F401  (they register handlers)
     ops_gather,
     ops_ids,
     ops_layout,
@@ -26,24 +26,15 @@ def _of_devices(case: Case) -> bool:
     return case.file not in _ON_THE_CPU and "error" not in (case.value or {})
 
 
-CASES = [case for case in AREA.cases() if _of_devices(case)]
+@pytest.mark.parametrize("case", [*filter(_of_devices, AREA.cases())], ids=str)
+def test_case(case: Case, device: torch.device) -> None:
+    with device:  # where the handlers put what they make
+        case.run()
 
 
-@pytest.mark.parametrize("file", sorted({case.file for case in CASES}))
-def test_vectors(file: str, device: torch.device) -> None:
-    cases = [case for case in CASES if case.file == file]
-    assert cases
-    for case in cases:
-        with device:  # where the handlers put what they make
-            case.run()
-
-
-_ROUTING = [case for case in ROUTING.cases() if case.file != "checkpoint"]
-
-
-@pytest.mark.parametrize("file", sorted({case.file for case in _ROUTING}))
-def test_routing_vectors(file: str, device: torch.device) -> None:
-    for case in _ROUTING:
-        if case.file == file:
-            with device:
-                case.run()
+@pytest.mark.parametrize(
+    "case", [case for case in ROUTING.cases() if case.file != "checkpoint"], ids=str
+)
+def test_routing_case(case: Case, device: torch.device) -> None:
+    with device:
+        case.run()

@@ -1,6 +1,8 @@
 """Compiles every kernel for a Hopper GPU as the launchers would start it, and tells what came out.
 
-Needs no GPU; must run without TRITON_INTERPRET. Prints one JSON object a kernel.
+Needs no GPU; must run without TRITON_INTERPRET. Prints one JSON object a kernel. Nearly all of the
+time is Triton's own (compilers of its intermediate languages, before ptxas), for every form of a
+kernel anew: each once, in the form that has most in it; `all` compiles the other forms as well.
 """
 
 from __future__ import annotations
@@ -8,6 +10,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import re
+import sys
 from typing import Any
 
 import torch
@@ -15,6 +18,7 @@ import triton
 from triton.backends.compiler import GPUTarget
 from triton.runtime.jit import JITFunction
 
+CPU, NUMBERS = torch.device("cpu"), torch.zeros(12, dtype=torch.float64)
 _VOLATILE = re.compile(r"ld\.volatile\.global(?:\.v(\d))?\.b64")
 
 
@@ -49,9 +53,14 @@ def compile_only(kernel: Any, grid: tuple[int]) -> Any:
     return launch
 
 
-def main() -> None:
+def use_hopper() -> None:
+    """From now on a launch compiles, and tells what came out."""
     triton.runtime.driver.set_active(Hopper())  # pyright: ignore[reportArgumentType]
     JITFunction.__getitem__ = compile_only
+
+
+def every_kernel() -> None:
+    """Each once, and each rule: as that of a narrow segment, whose rows have been placed."""
     from hedgerow.kernels import (
         apply,
         assign,
@@ -68,53 +77,32 @@ def main() -> None:
     from hedgerow.kernels.rules import RULES
 
     dim, ids = 64, torch.arange(100)
-    table, rows = Arrays.make(8, dim, torch.device("cpu")), torch.ones(100, dim)
-    wide = Arrays.make(8, dim, torch.device("cpu"), 3 * dim)
-    uniform = FirstValues("uniform", -0.1, 0.1, 7)
+    table, rows = Arrays.make(8, dim, CPU), torch.ones(100, dim)
+    wide = Arrays.make(8, dim, CPU, 3 * dim)
+    uniform, usable = FirstValues("uniform", -0.1, 0.1, 7), torch.ones(100, dtype=torch.bool)
     counts, grouped = torch.zeros(3, dtype=torch.int64), group(ids)
     placement.place(ids, table.buckets)
     slots = find.find(table, ids, torch.tensor([9]))
     find_or_insert.find_or_insert(table, ids)
-    for kind in ("constant", "uniform", "truncated_normal"):
-        first_values.first_values(ids, 7, FirstValues(kind, -0.1, 0.1, 7))
+    first_values.first_values(ids, 7, FirstValues("truncated_normal", -0.1, 0.1, 7))
     lookup.gather(table, slots)
     erase.erase(table, grouped)
-    lookup.lookup(table, ids, rows)
-    sum_gradients.sum_gradients(grouped, rows)
-    for rule in sorted(RULES):
-        numbers = torch.zeros(12, dtype=torch.float64)
-        part = Part(0, dim, dim, uniform, rule, numbers)
-        apply.apply(wide, grouped, rows, counts, [part], [0.1], 5, slots)
-    halves = [Part(k, dim // 2, dim, uniform, "sgd", numbers) for k in (0, dim // 2)]
-    apply.apply(wide, Grouped(ids, None), rows, counts, halves, [0.1, 0.1], 5)
-    step.step(wide, ids, rows, counts, halves, [0.1, 0.1], 5, slots)
-    several = Arrays.make_several([3, 4], dim, torch.device("cpu"), 3 * dim)
+    sum_gradients.sum_gradients(grouped, torch.ones(100, 4))
+    none = FirstValues("constant", 0.0, 0.0, 7)
+    parts = [Part(0, 4, dim, uniform, "sgd", NUMBERS)]
+    for at, rule in enumerate(sorted(RULES - {"sgd"}), start=1):
+        parts.append(Part(4 * at, 4, dim, none, rule, NUMBERS))
+    rates = [0.1] * len(parts)
+    apply.apply(wide, Grouped(ids, None), rows, counts, parts, rates, 5, slots)
+    apply.apply(wide, grouped, rows, counts, parts[:1], rates[:1], 5, slots)
+    several = Arrays.make_several([3, 4], dim, CPU, 3 * dim)
     splits = torch.tensor([0, 50, 100])
-    draws = draws_of([uniform, uniform], torch.device("cpu"))
-    part = Part(0, dim, dim, uniform, "adam", numbers, draws)
+    part = Part(0, dim, dim, uniform, "adam", NUMBERS, draws_of([uniform, uniform], CPU))
     lookup.lookup(several, ids, rows, [part], None, splits)
-    find_or_insert.find_or_insert(several, ids, splits)
     step.step(several, ids, rows, counts, [part], [0.1], 5, slots, None, splits)
-    usable = torch.ones(100, dtype=torch.bool)
     assign.assign(wide, grouped, rows, usable, torch.ones(dim), counts, 5)
-    rare_verbs(wide, grouped, rows, usable, counts, part)
+    rare_verbs(wide, grouped, rows, usable, counts, dataclasses.replace(part, draws=None))
     all_slots(table, ids, rows)
-
-
-def all_slots(table: Any, ids: torch.Tensor, rows: torch.Tensor) -> None:
-    from hedgerow.kernels import evict, find_or_insert, pins, rehash, select
-    from hedgerow.kernels.layout import Arrays
-
-    find_or_insert.exchange(table, ids, rows)
-    for mode in ("assign", "count"):
-        held = Arrays.make(8, 64, torch.device("cpu"), scored=mode == "count", pinned=True)
-        evict.insert_and_evict(held, ids, ids, rows, call=1, mode=mode)
-        pins.touch(held, ids, ids, mode)
-    evict.insert_and_evict(table, ids, ids, call=1)
-    pins.pin(held, ids)
-    select.select(held)
-    select.erase_if(held)
-    rehash.rehash(held, held)
 
 
 def rare_verbs(
@@ -125,14 +113,76 @@ def rare_verbs(
 
     ids, starts = grouped.ids, torch.ones(64)
     assign_add.assign_add(wide, grouped, rows, usable, rows, starts, counts, 5, None, ids)
-    for rule in ("ftrl", "row_adagrad", "torch_adam"):  # states of a value, of a row, of both
-        each = dataclasses.replace(part, rule=rule)
-        apply_each.apply_each(wide, grouped, usable, rows, ids, usable, [each], [0.1], 5)
+    each = dataclasses.replace(part, rule="row_adagrad")
+    apply_each.apply_each(wide, grouped, usable, rows, ids, usable, [each], [0.1], 5)
     draws.draws(ids, ids, 7, 3)
-    filter_ = Cells.make(1000, 5, 255, torch.device("cpu"))
+    filter_ = Cells.make(1000, 5, 255, CPU)
     count_ids.counts_of(filter_, ids, usable, 3)
     count_ids.add_counts(filter_, ids, usable, ids, 3)
 
 
+def all_slots(table: Any, ids: torch.Tensor, rows: torch.Tensor) -> None:
+    from hedgerow.kernels import evict, find_or_insert, pins, rehash, select
+    from hedgerow.kernels.layout import Arrays
+
+    find_or_insert.exchange(table, ids, rows)
+    held = Arrays.make(8, 64, CPU, scored=True, pinned=True)
+    evict.insert_and_evict(held, ids, ids, rows, call=1, mode="count")
+    for mode in ("assign", "count"):
+        pins.touch(held, ids, ids, mode)
+    pins.pin(held, ids)
+    select.select(held)
+    select.erase_if(held)
+    rehash.rehash(held, held)
+
+
+def other_forms() -> None:
+    """The kernels for other rows, rules and numbers of tables: what differs is compiled anew."""
+    from hedgerow.kernels import (
+        apply,
+        apply_each,
+        evict,
+        find_or_insert,
+        first_values,
+        lookup,
+        step,
+        sum_gradients,
+    )
+    from hedgerow.kernels.layout import Arrays, FirstValues, Grouped, Part, group
+    from hedgerow.kernels.rules import RULES
+
+    dim, ids = 64, torch.arange(100)
+    table, rows = Arrays.make(8, dim, CPU), torch.ones(100, dim)
+    wide = Arrays.make(8, dim, CPU, 3 * dim)
+    uniform, usable = FirstValues("uniform", -0.1, 0.1, 7), torch.ones(100, dtype=torch.bool)
+    counts, grouped = torch.zeros(3, dtype=torch.int64), group(ids)
+    slots = torch.full_like(ids, -1)
+    for kind in ("constant", "uniform"):
+        first_values.first_values(ids, 7, FirstValues(kind, -0.1, 0.1, 7))
+    lookup.lookup(table, ids, rows)
+    sum_gradients.sum_gradients(grouped, rows)
+    for rule in sorted(RULES):
+        part = Part(0, dim, dim, uniform, rule, NUMBERS)
+        apply.apply(wide, grouped, rows, counts, [part], [0.1], 5, slots)
+    halves = [Part(k, dim // 2, dim, uniform, "sgd", NUMBERS) for k in (0, dim // 2)]
+    apply.apply(wide, Grouped(ids, None), rows, counts, halves, [0.1, 0.1], 5)
+    step.step(wide, ids, rows, counts, halves, [0.1, 0.1], 5, slots)
+    several, splits = Arrays.make_several([3, 4], dim, CPU, 3 * dim), torch.tensor([0, 50, 100])
+    find_or_insert.find_or_insert(several, ids, splits)
+    for rule in ("ftrl", "torch_adam"):  # states of a value, of both a value and a row
+        each = Part(0, dim, dim, uniform, rule, NUMBERS)
+        apply_each.apply_each(wide, grouped, usable, rows, ids, usable, [each], [0.1], 5)
+    held = Arrays.make(8, dim, CPU, pinned=True)
+    evict.insert_and_evict(held, ids, ids, rows, call=1)
+    evict.insert_and_evict(table, ids, ids, call=1)
+
+
 if __name__ == "__main__":
-    main()
+    use_hopper()
+    from .compile_ops import ops_kernels  # the one door for both: a process costs seconds
+
+    every_kernel()
+    ops_kernels([torch.float32])
+    if sys.argv[1:] == ["all"]:
+        other_forms()
+        ops_kernels([torch.float32, torch.float64, torch.bfloat16, torch.float16])

@@ -1,17 +1,12 @@
-"""Compiles the kernels of ops for a Hopper GPU, as `compile_for_hopper` does those of tables."""
+"""Starts the kernels of ops, for `compile_for_hopper`."""
 
 from __future__ import annotations
 
-import sys
-
 import torch
-import triton
-from triton.runtime.jit import JITFunction
-
-from .compile_for_hopper import Hopper, compile_only
 
 
-def start_all(dtypes: list[torch.dtype]) -> None:
+def ops_kernels(dtypes: list[torch.dtype]) -> None:
+    """Each once; of several dtypes, all poolings too."""
     from hedgerow.kernels import layout_call, pool, route, segments, to_layout, windows
     from hedgerow.kernels.layout import Arrays, FirstValues, Part
     from hedgerow.ops.layout import Feature, FeatureConfigs, OutConfig, Slice
@@ -45,9 +40,3 @@ def start_all(dtypes: list[torch.dtype]) -> None:
         to_layout.to_layout(work, call, values, values)
         sums = torch.zeros(8, dtype=torch.float64 if dtype == torch.float64 else torch.float32)
         to_layout.to_layout_backward(work, call, values, sums, sums[0])
-
-
-if __name__ == "__main__":
-    triton.runtime.driver.set_active(Hopper())  # pyright: ignore[reportArgumentType]
-    JITFunction.__getitem__ = compile_only
-    start_all([getattr(torch, name) for name in sys.argv[1:]])

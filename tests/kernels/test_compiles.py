@@ -8,7 +8,9 @@ import subprocess
 import sys
 from pathlib import Path
 
-from hedgerow.kernels import reference, reference_admission, reference_verbs
+import pytest
+
+from hedgerow.kernels import reference, reference_admission, reference_ops, reference_verbs
 
 ROOT = Path(__file__).parents[2]
 # Keys that a thread loads while others swap: 2 lines of 16 keys a row, over the threads. Any other
@@ -28,19 +30,21 @@ SWAPS = {"_insert_and_evict": 3}  # of a key, of the score of a row that leaves,
 READING_AS_MUCH = {"_counts_of": 2 * 32 * 16 // 128}  # the same search, without a swap
 TWINS = {
     f"_{name}"
-    for file in (reference, reference_admission, reference_verbs)
+    for file in (reference, reference_admission, reference_ops, reference_verbs)
     for name in file.__all__
 }
+LAYOUTS = {"_to_layout", "_to_layout_backward"}  # their twins are `ops.layout.plain`
 BY_SLOTS = {  # their twins have other names, or are several
     *("_seat", "_count_runs", "_write_runs", "_sum_long_runs", "_step", "_exchange", "_rehash"),
     *("_insert_and_evict", "_pin", "_touch", "_count_chosen", "_write_chosen", "_erase_chosen"),
 }
 
 
-def test_every_kernel_compiles_for_hopper(tmp_path: Path) -> None:
+@pytest.mark.parametrize("forms", ["one", pytest.param("all", marks=pytest.mark.long)])
+def test_every_kernel_compiles_for_hopper(tmp_path: Path, forms: str) -> None:
     env = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
     run = subprocess.run(
-        [sys.executable, "-m", "tests.kernels.compile_for_hopper"],
+        [sys.executable, "-m", "tests.kernels.compile_for_hopper", forms],
         env={**env, "TRITON_CACHE_DIR": str(tmp_path)},
         cwd=ROOT,
         capture_output=True,
@@ -48,7 +52,7 @@ def test_every_kernel_compiles_for_hopper(tmp_path: Path) -> None:
     )
     assert run.returncode == 0, run.stderr
     told = [json.loads(line) for line in run.stdout.splitlines()]
-    assert {kernel["kernel"] for kernel in told} == TWINS | BY_SLOTS
+    assert {kernel["kernel"] for kernel in told} == TWINS | LAYOUTS | BY_SLOTS
     for kernel in told:
         assert kernel["cubin_bytes"] > 0
         assert kernel["fused"] == kernel["flushed"] == 0, kernel

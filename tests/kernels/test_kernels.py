@@ -20,6 +20,7 @@ from hedgerow.kernels import (
     find,
     find_or_insert,
     first_values,
+    layout,
     lookup,
     placement,
     reference,
@@ -33,7 +34,6 @@ from hedgerow.kernels.layout import (
     EMPTY,
     KEYS,
     LANES,
-    PIECE,
     Arrays,
     FirstValues,
     Grouped,
@@ -267,12 +267,20 @@ def test_gradients_of_equal_ids_are_added_in_input_order(
         same_bits(sums[0], total)
 
 
-def test_ids_with_many_occurrences_are_added_in_pieces(device: torch.device) -> None:
-    sizes = [3, PIECE + 1, PIECE, 2 * PIECE + 20]
+def test_ids_with_many_occurrences_are_added_in_pieces(
+    device: torch.device, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    piece = layout.PIECE
+    if toolchain.interpreted():  # adds them one by one: of shorter pieces there is less to add
+        piece = 16
+        monkeypatch.setattr(sum_gradients, "PIECE", toolchain.tl.constexpr(piece))
+        for file in (layout, reference):
+            monkeypatch.setattr(file, "PIECE", piece)
+    sizes = [3, piece + 1, piece, 2 * piece + 5]
     ids = torch.arange(len(sizes)).repeat_interleave(torch.tensor(sizes))
     ids = ids[torch.randperm(len(ids), generator=torch.Generator().manual_seed(1))]
-    ids = torch.cat([ids, torch.full((PIECE,), 3)])  # room that looks like one more piece
-    used = torch.tensor([len(ids) - PIECE])
+    ids = torch.cat([ids, torch.full((piece,), 3)])  # room that looks like one more piece
+    used = torch.tensor([len(ids) - piece])
     grads = values(len(ids), 2, seed=1)
     ours, model = _grouped(ids, device)
     pieces = sum_gradients.sum_pieces(ours, grads.to(device), used.to(device))
@@ -318,14 +326,15 @@ def test_the_rules_of_the_kernels_are_those_of_the_twins() -> None:
 @pytest.mark.parametrize(
     ("rule", "dim", "with_slots", "buckets", "used"),
     [
-        *((rule, 7, False, 8, 30) for rule in sorted(RULES)),
-        *(("adagrad", 1, True, 8, None), ("sgd", 6, True, 1, None), ("sgd", 130, True, 8, 40)),
+        # The interpreter adds up the values of a row one by one, so row_adagrad has fewer of them.
+        *((rule, 4 if rule == "row_adagrad" else 7, False, 8, 21) for rule in sorted(RULES)),
+        *(("adagrad", 1, True, 8, None), ("sgd", 6, True, 1, None), ("sgd", 130, True, 8, 21)),
     ],
 )
 def test_a_step_gives_the_rows_of_the_twin(
     device: torch.device, rule: str, dim: int, with_slots: bool, buckets: int, used: int | None
 ) -> None:
-    n = 34 if rule != "sgd" else 60
+    n = 34 if (rule, dim) == ("sgd", 6) else 24
     ids, grads = some_ids(n, seed=dim, distinct=n * 3 // 4), values(n, dim, seed=dim)
     grads[3, 0], grads[9, -1] = float("nan"), float("inf")
     model = filled(buckets, dim, ids[:20], states=_states(dim, rule))

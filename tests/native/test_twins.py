@@ -19,8 +19,9 @@ from hedgerow.native.reference_values import half_neighbours
 from hedgerow.tables.compressors import Bf16, Compressor, FixedR8, Fp16, Fp32, OneBit
 from tests.support import isa
 
-# What a plain twin has no notion of: processor, threads, memory.
+# What a plain twin has no notion of: processor, threads, memory, files.
 OF_THE_PROCESS = {
+    "RowFile",
     "isa",
     "isas",
     "set_isa",

@@ -117,16 +117,6 @@ def test_tables_in_hbm_need_a_gpu() -> None:
         hr.distribute(_model(), plan=replace(found, tables=lines))
 
 
-@pytest.mark.parametrize("label", ["HYBRID@0.5", "CACHING@0.1"])
-def test_tiers_are_refused_until_there_are_tables_for_them(label: str) -> None:
-    found = hr.plan(_model(), MACHINE)
-    mode, factor = label.split("@")
-    user, item = found.tables
-    other = replace(found, tables=(user, replace(item, variant=Variant(Mode(mode), factor))))
-    with pytest.raises(NotSupportedError, match=f"'item' is {label} in the plan.*--hbm 0"):
-        hr.distribute(_model(), plan=other)
-
-
 def test_whole_tables_are_refused_until_they_can_be_built() -> None:
     found = hr.plan(_model(), MACHINE)
     lines = tuple(replace(t, sharding="table_wise", rank=0) for t in found.tables)

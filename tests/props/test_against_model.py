@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -14,6 +15,7 @@ from hypothesis import strategies as st
 from hedgerow.tables import compressors, initializers, optimizers, original
 from hedgerow.tables.config import Segment, TableConfig
 from hedgerow.tables.host import HostTable
+from hedgerow.tables.row_file import RowFile
 
 from ..support import EXTREME_IDS, OPTIMIZERS, everything, table_config, threads, twin_of
 
@@ -58,9 +60,9 @@ def _configs() -> list[TableConfig]:
 class _Pair:
     """The table and its twin; every call goes to both and must answer alike."""
 
-    def __init__(self, config: TableConfig) -> None:
+    def __init__(self, config: TableConfig, rows_in: RowFile | None = None) -> None:
         self.config = config
-        self.tables = (HostTable(config, clock=_Clock()), twin_of(config))
+        self.tables = (HostTable(config, clock=_Clock(), rows_in=rows_in), twin_of(config))
         self.tables[1]._clock = self.tables[0]._clock
 
     def both(self, call: Callable[[HostTable], Any]) -> None:
@@ -135,6 +137,20 @@ def test_any_sequence_of_operations_gives_the_rows_of_the_model(
     pair.same_rows()
 
 
+@pytest.mark.parametrize(
+    "config", [c for c in _configs() if c.name in ("wide", "serving")], ids=lambda c: c.name
+)
+@settings(max_examples=10)
+@given(data=st.data(), budget_bytes=st.sampled_from([0, 8192, 2**20]))
+def test_rows_in_a_file_are_those_of_the_model(
+    config: TableConfig, data: st.DataObject, budget_bytes: int
+) -> None:
+    pair = _Pair(config, RowFile(Path(__file__).parent, budget_bytes))  # a file without a name
+    for step in range(data.draw(st.integers(1, 8))):
+        _one_operation(pair, data, step)
+    pair.same_rows()
+
+
 def _drive(table: HostTable, seed: int) -> list[Any]:
     """Large batches, so that several threads and several blocks of a shard take part."""
     random = np.random.default_rng(seed)
@@ -167,3 +183,7 @@ def test_large_batches_give_the_rows_of_the_model_with_1_2_and_4_threads(
             table = HostTable(config)
             assert _drive(table, seed=5) == expected, f"{count} threads"
             assert everything(table) == rows, f"{count} threads"
+    with threads(2):
+        table = HostTable(config, rows_in=RowFile(Path(__file__).parent, 2**14))
+        assert _drive(table, seed=5) == expected, "rows in a file"
+        assert everything(table) == rows, "rows in a file"

@@ -65,10 +65,12 @@ def test_every_name_of_the_doors_inside_is_documented_with_an_example(name: str)
         "docs/architecture.md",
         "docs/coming_from.md",
         "docs/data.md",
+        "docs/file-tables.md",
         "docs/launch.md",
         "docs/parameter-servers.md",
         "docs/planner.md",
         "docs/realtime.md",
+        "docs/tiers.md",
         "docs/training.md",
     ],
 )

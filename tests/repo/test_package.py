@@ -28,8 +28,7 @@ def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
         sys.executable,
         *("-m", "pip", "wheel", "--quiet", "--no-build-isolation", "--no-deps"),
         *("--disable-pip-version-check", "-w", folder, ROOT),
-        f"--config-settings=build-dir={folder / 'build'}",
-    )
+    )  # with what `make env` has compiled
     (found,) = folder.glob("*.whl")
     return found
 

@@ -54,9 +54,7 @@ def _several(*segments: Segment) -> TableConfig:
 
 
 CONFIGS = {
-    "sgd": _config(33),
     "adagrad": table_config(optimizers.Adagrad(weight_decay=0.1), dim=64, not_finite="drop"),
-    "adam": table_config(optimizers.Adam(), dim=3, not_finite="drop"),
     "three segments": _several(
         Segment(1, initializers.Uniform(0.3), optimizers.Ftrl(l1=0.01)),
         Segment(2, initializers.Normal(0.1), optimizers.Momentum(nesterov=True)),
@@ -71,15 +69,22 @@ CONFIGS = {
         optimizers.AdamW(), dim=9, init=initializers.Normal(0.1), not_finite="drop"
     ),
 }
+LONG_CONFIGS = {
+    "sgd": _config(33),
+    "adam": table_config(optimizers.Adam(), dim=3, not_finite="drop"),
+}
 
 
-@pytest.mark.parametrize("name", CONFIGS)
+@pytest.mark.parametrize(
+    "name", [*CONFIGS, *(pytest.param(name, marks=pytest.mark.long) for name in LONG_CONFIGS)]
+)
 def test_any_sequence_of_operations_gives_the_rows_of_the_host_table(
     device: torch.device, name: str
 ) -> None:
     random = np.random.default_rng(len(name))
-    dim = CONFIGS[name].dim
-    pair = Pair(CONFIGS[name], capacity_rows=112, device=device)
+    config = {**CONFIGS, **LONG_CONFIGS}[name]
+    dim = config.dim
+    pair = Pair(config, capacity_rows=112, device=device)
     for ts in range(5):
         ids, rows = _batch(random, dim)
         pair.lookup(ids, random.choice(["zeros", "initializer"]))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
@@ -9,10 +10,11 @@ from typing import Any
 import pytest
 import torch
 
-from hedgerow.core.errors import DtypeError, InputError
+from hedgerow.core.errors import DtypeError, InputError, TableFullError, UnknownNameError
 from hedgerow.kernels import evict, find, pins
 from hedgerow.kernels.layout import BUSY, EVICTED, LANES, Arrays
 from hedgerow.tables import initializers, optimizers
+from hedgerow.tables.admission import Within
 from hedgerow.tables.config import TableConfig
 from hedgerow.tables.device import DeviceTable
 from hedgerow.tables.expiry import Lfu
@@ -153,14 +155,18 @@ def test_reading_changes_nothing(device: torch.device) -> None:
 
 
 def test_held_rows_of_every_table_of_a_group_stay(device: torch.device) -> None:
-    """Pins are numbered through all tables, as slots are: also those of the second."""
+    """Pins are numbered through all tables, slots within each: also those of the second."""
     tables = Arrays.make_several([1, 1], 1, device)
     tables = replace(tables, pins=torch.zeros(len(tables.values), dtype=torch.int32, device=device))
     ids = torch.arange(LANES, device=device).repeat(2)
     cuts = torch.tensor([0, LANES, 2 * LANES], device=device)
     put = evict.insert_and_evict(tables, ids, torch.zeros_like(ids), call=1, splits=cuts)
-    pins.pin(tables, put.slots[LANES:])  # all of the second table
-    pins.pin(tables, put.slots[1:LANES])  # all but id 0 of the first
+    assert torch.equal(put.slots, find.find(tables, ids, splits=cuts))  # each within its own table
+    assert sorted(put.slots[LANES:].tolist()) == list(range(LANES))
+    held = torch.where(torch.arange(2 * LANES, device=device) > 0, put.slots, -1)
+    with pytest.raises(InputError, match="pass their splits"):
+        pins.pin(tables, held)
+    pins.pin(tables, held, splits=cuts)  # all of the second table, all but id 0 of the first
     new = _ids(device, 77, 77)
     cuts = torch.tensor([0, 1, 2], device=device)
     placed = evict.insert_and_evict(tables, new, torch.ones_like(new), call=2, splits=cuts)
@@ -198,3 +204,56 @@ def test_a_store_of_tables_checks_the_room_it_is_given(device: torch.device) -> 
                 store.lookup(keys, out=wrong.to(device))
         store.assign(keys, torch.ones(12, device=device))
         assert store.contains(keys).tolist() == [True, False, True, True]
+
+
+@pytest.mark.parametrize("where", ["capacity_rows", "on_host"])
+def test_names_of_tables_that_are_not_there_are_refused(device: torch.device, where: str) -> None:
+    configs = {name: replace(_config(), name=name) for name in ("user", "item")}
+    wrong: Any = {"itme": 9} if where == "capacity_rows" else ["itme"]
+    told = f"unknown table in {where}: 'itme'; known: item, user. Did you mean 'item'?"
+    with pytest.raises(UnknownNameError, match=re.escape(told)):
+        DeviceTables(configs, device=device, **{where: wrong})
+    with pytest.raises(InputError, match=r"on_host is 'user'; pass a list of names"):
+        DeviceTables(configs, device=device, on_host="user")
+
+
+def test_ids_without_room_are_told_of_where_that_is_asked_for(device: torch.device) -> None:
+    """The others are written; an id that an admission rule keeps out is no such id."""
+    ids = torch.arange(40, device=device)
+    rows = torch.ones(40, 3, device=device)
+    table = _table(device, full="raise")
+    assert table.assign(ids[:4], rows[:4]).inserted == 4
+    for _ in range(2):
+        with pytest.raises(TableFullError, match=r"^24 ids of a call found no room in .*: 16"):
+            table.apply_gradients(ids, rows)
+    assert (table.size(), table.stats()["refused"]) == (16, 48)
+    with pytest.raises(TableFullError, match="1 ids"):
+        table.assign_add(ids[~table.contains(ids)][:1], rows[:1])
+    filtered = _table(device, full="raise", admit=Within(1000, 2))
+    assert filtered.apply_gradients(ids[:9], rows[:9]).refused == 9
+    assert filtered.apply_gradients(ids[:9], rows[:9], per_occurrence=True).inserted == 9
+    store = DeviceTables(
+        {name: replace(_config(), name=name) for name in "ab"},
+        device=device,
+        capacity_rows={"a": 9, "b": 90},
+        full="raise",
+    )
+    keys = TableKeys(ids, (0, 36, 40))
+    with pytest.raises(TableFullError, match="in table 'a'"):
+        store.assign(keys, rows.view(-1))
+
+
+def test_counts_below_one_count_as_one(device: torch.device) -> None:
+    """A negative one went into the bits of a cell that say whose it is."""
+    table = _table(device, 64, admit=Within(1000, 3))
+    ids, grads = torch.tensor([1, 2, 3], device=device), torch.ones(3, 3, device=device)
+    table.apply_gradients(ids, grads, counts=torch.tensor([-300, 0, 2], device=device))
+    assert table.filter is not None
+    assert table.filter.counts(ids, table="test").tolist() == [1, 1, 2]
+    table.filter.add(ids, table="test", counts=torch.tensor([-1, 0, -(2**40)], device=device))
+    assert table.filter.counts(ids, table="test").tolist() == [2, 2, 3]
+    table.filter.restore(table.filter.dump())  # which looks for cells without a count
+    with pytest.raises(InputError, match="counts has -300; an id occurs at least once"):
+        host_table(_config(admit=Within(1000, 3))).apply_gradients(
+            ids.cpu(), grads.cpu(), counts=torch.tensor([-300, 0, 2])
+        )

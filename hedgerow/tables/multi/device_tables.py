@@ -9,6 +9,7 @@ from typing import Any, cast
 import torch
 from torch import Tensor
 
+from ...core import checks
 from ...core.clock import Clock
 from ...core.errors import InputError
 from ...core.shapes import Bool, Float32, Int8, Int64
@@ -17,24 +18,27 @@ from .. import arguments, device_pool
 from ..config import TableConfig
 from ..device import DeviceTable
 from ..device_growth import FILL
+from ..device_room import Full
 from ..host import HostTable
 from ..schedules import Rate
-from ..store import Applied, Entries, Lookup, Missing, TableKeys, as_keys
+from ..store import Applied, Lookup, Missing, TableKeys, as_keys
 from . import parts
 from .device_group import DeviceGroup
 from .multi_config import MultiConfig
+from .several_tables import SeveralTables
 
 _LEAST_ROWS = 1 << 16  # room of a table that does not say how many rows it will have
 
 
-class DeviceTables:
+class DeviceTables(SeveralTables):
     """The RowStore of K tables on one device, in byte order of their names; single-owner.
 
     Keys, rows and gradients are on the device, as those of `HostTables` are in host memory. A step
     waits for nothing, unless a table is `on_host`: its rows stay in host memory, ids go there and
     rows come back. `capacity_rows` says by name how many rows a table has room for, once and for
-    all. The others start with the room that their config asks for and grow: now and then they must
-    count their rows, which waits.
+    all, and `full` what then happens to ids without room, see `DeviceTable`. The others start with
+    the room that their config asks for and grow: now and then they must count their rows, which
+    waits.
     """
 
     def __init__(
@@ -44,60 +48,48 @@ class DeviceTables:
         device: torch.device | str = "cuda",
         capacity_rows: Mapping[str, int] | None = None,
         on_host: Collection[str] = (),
+        full: Full = "refuse",
         clock: Clock | None = None,
     ) -> None:
         self.config = MultiConfig.of(configs)
         self.device = torch.empty(0, device=device).device  # with its number
         room = capacity_rows or {}
+        if isinstance(on_host, str):
+            raise InputError(f"on_host is {on_host!r}; pass a list of names, as [{on_host!r}].")
+        for argument, names in (("capacity_rows", room), ("on_host", on_host)):
+            for name in names:
+                if name not in self.config.positions:
+                    checks.unknown(f"table in {argument}:", str(name), self.names)
         self._group: DeviceGroup | None = None
         if all(name in room and name not in on_host for name in self.names):
             tables = [
-                DeviceTable(config, capacity_rows=1, device=self.device, clock=clock)
+                DeviceTable(config, capacity_rows=1, device=self.device, clock=clock, full=full)
                 for config in self.config.configs
             ]
             buckets = [-(-_slots(room[name]) // LANES) for name in self.names]
             if DeviceGroup.alike(tables) and DeviceGroup.fits(buckets):
                 self._group = DeviceGroup(tables, buckets)
-                self._tables: list[DeviceTable | HostTable] = [*tables]
+                self._tables = tables
                 return
-        self._tables = []
+        made: list[DeviceTable | HostTable] = []
         for config in self.config.configs:
             if config.name in on_host:
-                self._tables.append(HostTable(config, clock=clock))
+                made.append(HostTable(config, clock=clock))
                 continue
             rows = room.get(config.name, max(_LEAST_ROWS, config.initial_capacity))
-            full = "refuse" if config.name in room else "grow"
-            self._tables.append(
+            made.append(
                 DeviceTable(
                     config,
                     capacity_rows=_slots(rows),
                     device=self.device,
                     clock=clock,
-                    full=full,
+                    full=full if config.name in room else "grow",
                 )
             )
+        self._tables = made
 
     def __repr__(self) -> str:
         return f"DeviceTables({', '.join(map(repr, self._tables))})"
-
-    @property
-    def names(self) -> tuple[str, ...]:
-        """The tables, in order."""
-        return self.config.names
-
-    @property
-    def dims(self) -> tuple[int, ...]:
-        """Columns of each table, in order."""
-        return self.config.dims
-
-    @property
-    def tables(self) -> tuple[HostTable, ...]:
-        """The tables themselves, in order."""
-        return tuple(self.table(k) for k in range(len(self._tables)))
-
-    def table(self, k: int = 0) -> HostTable:
-        """Table `k` alone, which has the verbs of a `HostTable` wherever it is."""
-        return cast("HostTable", self._tables[arguments.table_number(k, len(self._tables))])
 
     # ---- the step
 
@@ -276,25 +268,6 @@ class DeviceTables:
         """Removes rows and says which were there."""
         return self._each(keys, "erase", torch.bool)
 
-    def entries(self, keys: TableKeys | Int64[Tensor, "n"]) -> Entries:
-        """Whole rows; of several tables, ask `table(k)`."""
-        return self._only("entries").entries(keys)
-
-    def scan(self, rows: int | None = None) -> Iterator[Entries]:
-        """All rows in slices; of several tables, ask `table(k)`."""
-        return self._only("scan").scan(rows)
-
-    def size(self) -> int:
-        """Rows of all tables; waits for the device."""
-        return sum(table.size() for table in self._tables)
-
-    def __len__(self) -> int:
-        return self.size()
-
-    def max_ts(self) -> int:
-        """The largest `ts` that a write gave to any table."""
-        return max(table.max_ts() for table in self._tables)
-
     # ---- helpers
 
     def _keys(self, keys: TableKeys | Tensor) -> TableKeys:
@@ -344,14 +317,6 @@ class DeviceTables:
         if not isinstance(table, DeviceTable):
             raise InputError(f"table {self.names[k]!r} is in host memory; use lookup.")
         return table
-
-    def _only(self, verb: str) -> HostTable:
-        if len(self._tables) != 1:
-            raise InputError(
-                f"{verb} on a store of {len(self._tables)} tables, whose rows differ in width; "
-                f"ask one of them: store.table(k).{verb}(...)."
-            )
-        return self.table()
 
 
 def _slots(rows: float) -> int:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from itertools import pairwise
 
 import numpy as np
@@ -11,7 +11,6 @@ from torch import Tensor
 
 from ... import native
 from ...core.clock import Clock
-from ...core.errors import InputError
 from ...core.recycle import Recycler
 from ...core.shapes import Bool, Float32, Int8, Int64
 from .. import arguments
@@ -19,13 +18,14 @@ from ..config import TableConfig
 from ..filters import SlidingFilter
 from ..host import HostTable
 from ..schedules import Rate
-from ..store import Applied, Entries, Lookup, Missing, TableKeys, as_keys
+from ..store import Applied, Lookup, Missing, TableKeys, as_keys
 from . import parts
 from .multi_config import MultiConfig
 from .parts import Part
+from .several_tables import SeveralTables
 
 
-class HostTables:
+class HostTables(SeveralTables):
     """The RowStore of K host tables, in byte order of their names; safe from many threads.
 
     Keys are `TableKeys` with one split a table; rows and gradients are flat, table after table. A
@@ -66,25 +66,6 @@ class HostTables:
     def __repr__(self) -> str:
         rows = ", ".join(f"{t.config.name!r}: {t.size()}" for t in self._tables)
         return f"HostTables(rows of {rows})"
-
-    @property
-    def names(self) -> tuple[str, ...]:
-        """The tables, in order."""
-        return self.config.names
-
-    @property
-    def dims(self) -> tuple[int, ...]:
-        """Columns of each table, in order."""
-        return self.config.dims
-
-    @property
-    def tables(self) -> tuple[HostTable, ...]:
-        """The tables themselves, in order."""
-        return self._tables
-
-    def table(self, k: int = 0) -> HostTable:
-        """Table `k` alone: whole rows, scans and statistics are its own."""
-        return self._tables[arguments.table_number(k, len(self._tables))]
 
     # ---- reads
 
@@ -147,25 +128,6 @@ class HostTables:
     def contains(self, keys: TableKeys | Int64[Tensor, "n"]) -> Bool[Tensor, "n"]:
         """Whether each key has a row."""
         return self._each(keys, HostTable.contains, torch.bool)
-
-    def entries(self, keys: TableKeys | Int64[Tensor, "n"]) -> Entries:
-        """Whole rows; of several tables, ask `table(k)`."""
-        return self._only("entries").entries(keys)
-
-    def scan(self, rows: int | None = None) -> Iterator[Entries]:
-        """All rows in slices; of several tables, ask `table(k)`."""
-        return self._only("scan").scan(rows)
-
-    def size(self) -> int:
-        """Rows of all tables."""
-        return sum(table.size() for table in self._tables)
-
-    def __len__(self) -> int:
-        return self.size()
-
-    def max_ts(self) -> int:
-        """The largest `ts` that a write gave to any table."""
-        return max(table.max_ts() for table in self._tables)
 
     # ---- writes
 
@@ -286,11 +248,3 @@ class HostTables:
             if start < stop:
                 answers[start:stop] = verb(table, keys.ids[start:stop])
         return answers
-
-    def _only(self, verb: str) -> HostTable:
-        if len(self._tables) != 1:
-            raise InputError(
-                f"{verb} on a store of {len(self._tables)} tables, whose rows differ in width; "
-                f"ask one of them: store.table(k).{verb}(...)."
-            )
-        return self._tables[0]

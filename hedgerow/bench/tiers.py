@@ -1,0 +1,170 @@
+"""`hedgerow bench tiers`: training with rows in a file, four times what may be in memory."""
+
+from __future__ import annotations
+
+import tempfile
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from .. import native
+from ..core.errors import InputError
+from ..tables.config import Segment, TableConfig
+from ..tables.host import HostTable
+from ..tables.initializers import Uniform
+from ..tables.optimizers import Adagrad
+from ..tables.row_file import RowFile
+from ..tables.store import Entries
+from .checkpoint_cases import OnRound, compared, in_turns
+from .ours import Ours
+from .progress import Progress
+from .report import machine
+from .settings import Settings
+from .work import WorkPlan, random_ids, row_numbers
+
+_TIMES_THE_BUDGET = 4
+_ACCESSES = ("zipf", "uniform")
+_FULL = WorkPlan(
+    name="rows in a file",
+    rows=1_000_000,
+    dim=64,
+    accesses=_ACCESSES,
+    batch_ids=8192,
+    batches=16,
+)
+_QUICK = WorkPlan(
+    name="rows in a file",
+    rows=20_000,
+    dim=64,
+    accesses=_ACCESSES,
+    batch_ids=1024,
+    batches=4,
+)
+
+
+@dataclass(frozen=True, slots=True)
+class _Pair:
+    """One table with rows in a file, one with all in memory; both get the same calls."""
+
+    plan: WorkPlan
+    ids: Tensor
+    in_file: HostTable
+    in_memory: HostTable
+    budget_bytes: int
+
+    @classmethod
+    def make(cls, plan: WorkPlan, folder: Path) -> _Pair:
+        """Both filled with all ids."""
+        config = TableConfig("item", (Segment(plan.dim, Uniform(0.1), Adagrad(lr=0.05)),), seed=3)
+        ids, in_memory = torch.from_numpy(random_ids(plan.rows)), HostTable(config)
+        _fill(in_memory, ids, plan)
+        use = in_memory.memory()
+        budget = (use.row_bytes + use.slack_bytes) // _TIMES_THE_BUDGET
+        in_file = HostTable(config, rows_in=RowFile(folder, budget))
+        _fill(in_file, ids, plan)
+        return cls(plan, ids, in_file, in_memory, budget)
+
+    def equal(self) -> bool:
+        """Every row, state and time, bit for bit."""
+        sizes = {table.size() for table in (self.in_file, self.in_memory)}
+        return sizes == {self.plan.rows} and all(
+            _same(self.in_file.entries(part), self.in_memory.entries(part))
+            for part in self.ids.split(self.plan.call_ids)
+        )
+
+
+def _same(a: Entries, b: Entries) -> bool:
+    (state,), (expected,) = a.states, b.states
+    pairs = [(a.rows, b.rows), *((values, expected[name]) for name, values in state.items())]
+    return (
+        bool(a.found.all())
+        and torch.equal(a.ts, b.ts)
+        and all(torch.equal(x.view(torch.int32), y.view(torch.int32)) for x, y in pairs)
+    )
+
+
+def _fill(table: HostTable, ids: Tensor, plan: WorkPlan) -> None:
+    for part in ids.split(plan.call_ids):
+        table.apply_gradients(part, torch.ones(len(part), plan.dim))
+
+
+def _train(table: HostTable, batches: list[Tensor]) -> None:
+    for ids in batches:
+        found = table.lookup(ids)
+        table.apply_gradients(found, found.rows_of())
+
+
+def _case(
+    pair: _Pair, access: str, batches: list[Tensor], rounds: int, on_round: OnRound
+) -> dict[str, Any]:
+    """Steps of a lookup and an update of what it gave, the two tables in turns."""
+    most_bytes = 0
+
+    def one(number: int) -> tuple[float, float]:
+        nonlocal most_bytes
+        times = in_turns(
+            lambda: _train(pair.in_file, batches),
+            lambda: _train(pair.in_memory, batches),
+            ours_first=number % 2 == 0,
+        )
+        most_bytes = max(most_bytes, pair.in_file.measured_bytes())
+        on_round(access)
+        return times
+
+    one(0)  # to warm up
+    result = compared(access, "all in memory", [one(number) for number in range(rounds)])
+    for who in ("ours", "peer"):
+        trained = pair.plan.batch_ids * len(batches)
+        result[f"{who}_ids_per_s"] = round(1e3 * trained / result[f"{who}_ms"])
+    file_bytes = int(pair.in_file.stats()["file_bytes"])
+    return {
+        **result,
+        "file_bytes": file_bytes,
+        "budget_bytes": pair.budget_bytes,
+        "measured_bytes": most_bytes,
+        "equal": pair.equal(),
+    }
+
+
+def run(settings: Settings, progress: Progress, folder: Path | None = None) -> dict[str, Any]:
+    """Measures all cases, with a file in `folder` (that for temporary files if None), which has no
+    name and leaves nothing; one report, in the form all our benchmarks have.
+    """
+    folder = Path(tempfile.gettempdir()) if folder is None else folder
+    if not folder.is_dir():
+        raise InputError(f"folder is {folder}, which is no folder; name one on a disk.")
+    plan, rounds = _QUICK if settings.quick else _FULL, settings.rounds
+    done, total = 0, len(_ACCESSES) * (rounds + 1)  # one to warm up
+
+    def on_round(text: str) -> None:
+        nonlocal done
+        done += 1
+        progress(text, done, total)
+
+    progress("making rows", 0, total)
+    before = native.threads()
+    native.set_threads(settings.threads)
+    try:
+        pair, random, results = _Pair.make(plan, folder), np.random.default_rng(5), []
+        for access in _ACCESSES:
+            numbers = torch.from_numpy(row_numbers(plan, access, random))
+            batches = list(pair.ids[numbers].split(plan.batch_ids))
+            results.append(_case(pair, access, batches, rounds, on_round))
+    finally:
+        native.set_threads(before)
+    return {
+        "bench": "tiers",
+        "work": {
+            **machine(),
+            "threads": settings.threads,
+            "rounds": rounds,
+            "quick": settings.quick,
+            **plan.summary(),
+        },
+        "versions": Ours.versions(),
+        "results": results,
+    }

@@ -1,0 +1,52 @@
+"""How rows of a table on a device go to another store of the same table, and come back."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from ..core.shapes import Bool, Int64
+from ..kernels import assign, erase, find, lookup
+from ..kernels.layout import TIMES, group
+from .device_evict import DeviceEvictions
+from .moving import MovingRows
+
+
+class DeviceMoves(DeviceEvictions):
+    """The part of `DeviceTable` that tiers use. Of a move nobody is told, and nothing is counted.
+
+    It waits for the device.
+    """
+
+    def read_out(self, ids: Int64[Tensor, "n"]) -> MovingRows:
+        """Whole rows, on the device; those of absent ids are zeros."""
+        ids = ids.to(self.device)
+        with self._here():
+            slots = find.find(self._table, ids)
+            rows = lookup.gather(self._table, slots)
+        found, at, dim = slots >= 0, slots.clamp(min=0), self.config.dim
+        raw = self._table.values[at, dim : dim + self.layout.state_floats]
+        raw = torch.where(found[:, None], raw, 0.0)
+        return MovingRows(ids, found, rows, raw, torch.where(found, self._table.read(TIMES, at), 0))
+
+    def move_in(self, moving: MovingRows) -> Bool[Tensor, "n"]:
+        """Takes rows from anywhere; which found room."""
+        there, n = moving.to(self.device), len(moving)
+        if not n:
+            return there.found
+        _, uncounted = self._write(0, n)
+        self._timed, self._epoch = True, object()
+        with self._here():
+            assign.assign(
+                *(self._table, group(there.ids), there.rows, torch.ones_like(there.found)),
+                *(self._starts, uncounted, 0, None, there.states, there.ts),
+            )
+            return find.find(self._table, there.ids) >= 0
+
+    def move_out(self, ids: Int64[Tensor, "n"]) -> None:
+        """Lets rows go."""
+        self._before_change()
+        self._epoch = object()
+        if len(ids):
+            with self._here():
+                erase.erase(self._table, group(ids.to(self.device)))

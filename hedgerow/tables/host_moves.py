@@ -1,0 +1,47 @@
+"""How rows of a table in host memory go to another store of the same table, and come back."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from .. import native
+from ..core.shapes import Bool, Int64
+from .host_reads import all_found, entry_room
+from .layout import RowLayout
+from .moving import MovingRows
+
+
+class HostMoves:
+    """The part of `HostTable` that tiers use. Of a move nobody is told, and nothing is counted."""
+
+    layout: RowLayout
+    _table: native.Table
+
+    def read_out(self, ids: Int64[Tensor, "n"]) -> MovingRows:
+        """Whole rows; those of absent ids are zeros."""
+        ids, n = ids.contiguous(), len(ids)
+        found = torch.empty(n, dtype=torch.bool)
+        rows, raw, ts = entry_room(self.layout, n)
+        self._table.entries(
+            ids.data_ptr(), n, found.data_ptr(), rows.data_ptr(), raw.data_ptr(), ts.data_ptr()
+        )
+        return MovingRows(ids, found, rows, raw, ts)
+
+    def move_in(self, moving: MovingRows) -> Bool[Tensor, "n"]:
+        """Takes rows; which found room: all of them."""
+        here = moving.to("cpu")
+        parts = [x.contiguous() for x in (here.ids, here.rows, here.states, here.ts)]
+        ids_at, *others = (part.data_ptr() for part in parts)
+        self._table.move_in(ids_at, len(here), *others)
+        return all_found(len(here))
+
+    def move_out(self, ids: Int64[Tensor, "n"]) -> None:
+        """Lets rows go."""
+        ids = ids.contiguous()
+        gone = torch.empty(len(ids), dtype=torch.bool)
+        self._table.move_out(ids.data_ptr(), len(ids), gone.data_ptr())
+
+    def saw(self, ts: int) -> None:
+        """A row was written at this time, in another store."""
+        self._table.assign(0, 0, 0, ts)

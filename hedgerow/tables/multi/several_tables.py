@@ -1,0 +1,72 @@
+"""What a store of K tables of one process answers by asking its tables, wherever those are."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+from torch import Tensor
+
+from ...core.errors import InputError
+from ...core.shapes import Int64
+from .. import arguments
+from ..host import HostTable
+from ..store import Entries, TableKeys
+from .multi_config import MultiConfig
+
+
+class SeveralTables:
+    """The part of a store that its tables share out among them, in byte order of their names.
+
+    Tables on a device have the verbs of a `HostTable`, but asking them for rows or their number
+    waits for the device.
+    """
+
+    config: MultiConfig
+    _tables: Sequence[Any]  # HostTable, or a table with its verbs
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """The tables, in order."""
+        return self.config.names
+
+    @property
+    def dims(self) -> tuple[int, ...]:
+        """Columns of each table, in order."""
+        return self.config.dims
+
+    @property
+    def tables(self) -> tuple[HostTable, ...]:
+        """The tables themselves, in order."""
+        return tuple(self._tables)
+
+    def table(self, k: int = 0) -> HostTable:
+        """Table `k` alone: whole rows, scans and statistics are its own."""
+        return self._tables[arguments.table_number(k, len(self._tables))]
+
+    def entries(self, keys: TableKeys | Int64[Tensor, "n"]) -> Entries:
+        """Whole rows; of several tables, ask `table(k)`."""
+        return self._only("entries").entries(keys)
+
+    def scan(self, rows: int | None = None) -> Iterator[Entries]:
+        """All rows in slices; of several tables, ask `table(k)`."""
+        return self._only("scan").scan(rows)
+
+    def size(self) -> int:
+        """Rows of all tables."""
+        return sum(table.size() for table in self._tables)
+
+    def __len__(self) -> int:
+        return self.size()
+
+    def max_ts(self) -> int:
+        """The largest `ts` that a write gave to any table."""
+        return max(table.max_ts() for table in self._tables)
+
+    def _only(self, verb: str) -> HostTable:
+        if len(self._tables) != 1:
+            raise InputError(
+                f"{verb} on a store of {len(self._tables)} tables, whose rows differ in width; "
+                f"ask one of them: store.table(k).{verb}(...)."
+            )
+        return self.table()

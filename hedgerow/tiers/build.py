@@ -1,0 +1,70 @@
+"""Makes a table of two tiers from its config, a mode and a size."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+import torch
+
+from ..core import checks
+from ..core.clock import Clock
+from ..tables.config import TableConfig
+from ..tables.host import HostTable
+from .caching import CachingTable
+from .hybrid import HybridTable
+
+MODES = ("HYBRID", "CACHING")
+TierTable = HybridTable | CachingTable
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Tiers:
+    """How a table lies in two tiers: `mode` is "HYBRID" or "CACHING".
+
+    The fast tier holds `fast_rows`, on a device in a table of `slots` (as many if not given).
+    `allow_small` lets a cache be smaller than what a step needs.
+
+    >>> Tiers(mode="CACHING", fast_rows=1000).slots
+    """
+
+    mode: str
+    fast_rows: int
+    slots: int | None = None
+    allow_small: bool = False
+
+    def __post_init__(self) -> None:
+        checks.choice("Tiers", "mode", self.mode, MODES)
+        checks.whole("Tiers", "fast_rows", self.fast_rows, least=1)
+
+
+def tier_table(
+    config: TableConfig,
+    tiers: Tiers,
+    *,
+    device: torch.device = checks.CPU,
+    clock: Clock | None = None,
+    slow: HostTable | None = None,
+) -> TierTable:
+    """An empty table; its fast tier on the device, in host memory if that is the CPU.
+
+    `slow` is what lies behind it, a `HostTable` of the config if not given.
+
+    >>> import hedgerow as hr
+    >>> config = hr.TableConfig("user", (hr.Segment(4, hr.Zeros(), hr.Sgd()),))
+    >>> tier_table(config, Tiers(mode="HYBRID", fast_rows=10))
+    HybridTable('user', 0 of 10 rows on cpu, over HostTable('user', 0 rows of 4 x Sgd(...)))
+    """
+    few = min(config.initial_capacity, tiers.fast_rows)
+    own = replace(config, admit=None, initial_capacity=few)
+    if slow is None:
+        slow = HostTable(config, clock=clock)
+    if device == checks.CPU:
+        fast = HostTable(own, clock=clock)
+    else:
+        from ..tables.device import DeviceTable
+
+        slots = tiers.slots or tiers.fast_rows
+        fast = DeviceTable(own, capacity_rows=slots, device=device, clock=clock)
+    if tiers.mode == "HYBRID":
+        return HybridTable(fast, slow, fast_rows=tiers.fast_rows)
+    return CachingTable(fast, slow, cache_rows=tiers.fast_rows, allow_small=tiers.allow_small)

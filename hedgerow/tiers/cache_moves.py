@@ -1,0 +1,183 @@
+"""How rows come to a cache and leave it, and how rows that are not cached are read."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from ..core import checks
+from ..core.errors import CacheTooSmallError
+from ..core.shapes import Int64
+from ..tables.host import HostTable
+from ..tables.moving import MovingRows
+from ..tables.store import Entries, Missing
+from .overlay import put_at
+from .places import Ids
+from .tier_watch import TierWatch
+from .write_back import WriteBack, no_rows
+
+if TYPE_CHECKING:
+    from ..tables.device import DeviceTable
+
+
+class CacheMoves(TierWatch):
+    """The part of `CachingTable` that moves rows. The slow store has a row for every id.
+
+    A row that is neither cached nor being written back is as the slow store has it.
+    """
+
+    def __init__(
+        self,
+        fast: HostTable | DeviceTable,
+        slow: HostTable,
+        *,
+        cache_rows: int,
+        allow_small: bool,
+        queue_rows: int | None,
+    ) -> None:
+        super().__init__(fast, slow, cache_rows)
+        self.allow_small = checks.flag("allow_small", allow_small)
+        queue = cache_rows if queue_rows is None else queue_rows
+        self._queue_rows = checks.count("queue_rows", queue, least=1)
+        self._back = WriteBack(slow, self._queue_rows, self.counters)
+        self._now = 0  # updates, lookups and prefetches so far: the time of a use
+        self._writes: list[list[Ids]] = []  # what is written behind the cache, for who reads there
+        self._era = 0  # how often all rows were replaced
+
+    # ---- reads behind the cache
+
+    def _read_slow(self, ids: Int64[Tensor, "n"], missing: Missing, step: int | None) -> Tensor:
+        # Whoever reads keeps rows from leaving the cache: what is not on its way now will not be.
+        with self._back.still() as leaving:
+            here = _present(leaving, ids)
+            rows = leaving.lookup(ids[here], step=step).rows_of() if len(here) else None
+        found = self.slow.lookup(ids, missing=missing, step=step).rows_of()
+        if rows is not None:
+            found[here] = rows
+        return found
+
+    def _slow_entries(self, ids: Int64[Tensor, "n"]) -> Entries:
+        with self._back.still() as leaving:
+            here = _present(leaving, ids)
+            newer = leaving.entries(ids[here])
+        return put_at(self.slow.entries(ids), here, newer)
+
+    # ---- fetching
+
+    def _fetch(self, distinct: Ids, known: MovingRows | None = None) -> None:
+        """Brings the rows of these ids to the cache; the caller holds `_writing`."""
+        self._now += 1
+        at = self.places.find(distinct)
+        missing = distinct[at < 0]
+        if len(missing):
+            missing = missing[self.slow.contains(torch.from_numpy(missing)).numpy()]
+        hits = at[at >= 0]
+        self.places.used[hits] = self._now
+        if len(missing):
+            missing = missing[: self._room_for(missing, hits)]
+            self._bring(missing, hits, known)
+
+    def _room_for(self, missing: Ids, hits: Ids) -> int:
+        """How many of the rows can come while `hits` and pinned rows stay."""
+        pinned = self.places.pins > 0
+        pinned[hits] = True
+        room = self.places.rows - int(pinned.sum())
+        if len(missing) > room and not self.allow_small:
+            raise CacheTooSmallError(
+                f"table {self.config.name!r}: {len(missing)} rows must come to the cache, and "
+                f"{room} of its {self.places.rows} places are not held by this step or by "
+                f"prefetched batches. Release batches, prefetch fewer, or make the cache larger."
+            )
+        return min(room, len(missing))
+
+    def _bring(self, ids: Ids, stay: Ids, known: MovingRows | None) -> None:
+        """Rows of ids that are not cached; `known` are some that are as the slow store has them."""
+        asked = torch.from_numpy(ids)
+        with self._back.still() as leaving:
+            late = leaving.contains(asked)  # what the slow store has of these is old
+        parts = [self._read_out(asked[~late], known)]
+        with self._moves.alone():
+            self._make_room(len(ids), stay)
+            with self._back.still() as leaving:
+                dirty = leaving.read_out(asked[late])
+                parts.append(self.slow.read_out(asked[late][~dirty.found]))  # they have arrived
+                dirty = dirty.where(dirty.found)
+                self._put(MovingRows.joined(parts), is_dirty=False)
+                self._put(dirty, is_dirty=True)
+                leaving.move_out(dirty.ids)
+        self.counters.add("fetches", len(ids))
+
+    def _read_out(self, ids: Int64[Tensor, "n"], known: MovingRows | None) -> MovingRows:
+        if known is None or not len(known):
+            return self.slow.read_out(ids)
+        have = torch.from_numpy(np.isin(ids.numpy(), known.ids.numpy()))
+        use = torch.from_numpy(np.isin(known.ids.numpy(), ids.numpy()))
+        return MovingRows.joined([known.where(use), self.slow.read_out(ids[~have])])
+
+    def _put(self, rows: MovingRows, *, is_dirty: bool) -> None:
+        if not len(rows):
+            return
+        placed = self.fast.move_in(rows).cpu()
+        at = self.places.take(rows.ids[placed].numpy())
+        self.places.used[at] = self._now
+        self.places.dirty[at] = is_dirty
+        if is_dirty and not bool(placed.all()):
+            self.slow.move_in(rows.where(~placed))
+
+    def _make_room(self, rows: int, stay: Ids) -> None:
+        """The longest unused rows leave, until there is room for so many."""
+        needed = rows - self.places.free
+        if needed <= 0:
+            return
+        may_leave = self.places.taken & (self.places.pins == 0)
+        may_leave[stay] = False
+        at = may_leave.nonzero()[0]
+        at = at[np.argpartition(self.places.used[at], needed - 1)[:needed]]
+        self._drop(at)
+        self.counters.add("cache_evictions", needed)
+
+    def _drop(self, at: Ids) -> None:
+        """Rows leave the cache; changed ones are on their way to the slow store from now on."""
+        dirty = self.places.ids[at[self.places.dirty[at]]]
+        if len(dirty):
+            self._log(dirty)
+            self._back.put(self.fast.read_out(torch.from_numpy(dirty)).to("cpu"))
+        self.fast.move_out(torch.from_numpy(self.places.ids[at]))
+        self.places.give(at)
+
+    # ---- writes behind the cache
+
+    def _settle(self, ids: Int64[Tensor, "n"]) -> None:
+        self._log(ids.numpy())
+        self._back.settle(ids)
+
+    def _changed(self, at: Ids) -> None:
+        self.places.dirty[at] = True
+
+    @contextmanager
+    def _logged(self) -> Iterator[list[Ids]]:
+        """Every id that is written behind the cache meanwhile."""
+        log: list[Ids] = []
+        with self._writing:
+            self._writes.append(log)
+        try:
+            yield log
+        finally:
+            self._writes = [one for one in self._writes if one is not log]
+
+    def _log(self, ids: Ids) -> None:
+        for log in self._writes:
+            log.append(ids)
+
+    def _replaced(self) -> None:
+        self._era += 1
+
+
+def _present(table: HostTable, ids: Int64[Tensor, "n"]) -> Int64[Tensor, "m"]:
+    """Which of the ids a table has."""
+    return table.contains(ids).nonzero()[:, 0] if table.size() else no_rows()

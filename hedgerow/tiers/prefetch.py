@@ -1,0 +1,115 @@
+"""Batches whose rows are brought to a cache before they are needed, by a thread of their own."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable
+from threading import Condition, Event, Thread
+from types import TracebackType
+
+import numpy as np
+
+from .places import Ids, Places
+
+_IDLE_S = 1.0  # so long the thread waits for more
+
+
+class Prefetched:
+    """One batch on its way to the cache, from `CachingTable.prefetch`; a context that releases it.
+
+    From the call on its distinct keys count as outstanding. Once its rows are there they stay,
+    until `release`.
+    """
+
+    def __init__(self, ids: Ids, let_go: Callable[[Prefetched], None]) -> None:
+        self.ids = ids
+        self.home: Places | None = None
+        self.places: Ids = ids[:0]  # of its home, pinned, with what was `born` there
+        self.born: Ids = ids[:0]
+        self._let_go = let_go
+        self._done = Event()
+        self._error: BaseException | None = None
+
+    def __enter__(self) -> Prefetched:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.release()
+
+    def is_done(self) -> bool:
+        """Whether its rows are there, or could not be brought."""
+        return self._done.is_set()
+
+    def wait(self) -> None:
+        """Until its rows are there; raises what went wrong."""
+        self._done.wait()
+        if self._error is not None:
+            raise self._error
+
+    def release(self) -> None:
+        """Its rows may leave the cache; a second call does nothing."""
+        self._done.wait()
+        self._let_go(self)
+
+    def finish(self, error: BaseException | None) -> None:
+        """Its rows are there, or never will be."""
+        self._error = error
+        self._done.set()
+
+
+class Prefetcher:
+    """Brings batches in their order; owns a lock for its queue. Its thread ends when idle."""
+
+    def __init__(self, bring: Callable[[Prefetched], None]) -> None:
+        self._bring = bring
+        self._waiting: deque[Prefetched] = deque()
+        self._outstanding: list[Prefetched] = []
+        self._lock = Condition()
+        self._thread: Thread | None = None
+
+    def add(self, batch: Prefetched, most_ids: int) -> int | None:
+        """Queues a batch, unless that were more distinct keys than `most_ids`: how many then."""
+        with self._lock:
+            every = [batch.ids, *(one.ids for one in self._outstanding)]
+            distinct = len(np.unique(np.concatenate(every)))
+            if distinct > most_ids:
+                return distinct
+            self._outstanding.append(batch)
+            self._waiting.append(batch)
+            self._lock.notify_all()
+            if self._thread is None:
+                self._thread = Thread(target=self._work, name="hedgerow prefetch", daemon=True)
+                self._thread.start()
+        return None
+
+    def remove(self, batch: Prefetched) -> bool:
+        """The batch is outstanding no longer; whether it was."""
+        with self._lock:
+            was = batch in self._outstanding
+            if was:
+                self._outstanding.remove(batch)
+            return was
+
+    def under_way(self) -> list[Prefetched]:
+        """Batches whose rows are not there yet."""
+        with self._lock:
+            return [batch for batch in self._outstanding if not batch.is_done()]
+
+    def _work(self) -> None:
+        while True:
+            with self._lock:
+                if not self._lock.wait_for(lambda: bool(self._waiting), _IDLE_S):
+                    self._thread = None
+                    return
+                batch = self._waiting.popleft()
+            try:
+                self._bring(batch)
+            except BaseException as error:  # it belongs to whoever waits for the batch
+                batch.finish(error)
+            else:
+                batch.finish(None)

@@ -1,0 +1,183 @@
+"""K tables of one process as one store, each in one tier or in two."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from itertools import pairwise
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from ..core import checks
+from ..core.shapes import Bool, Float32, Int8, Int64
+from ..tables import arguments
+from ..tables.host import HostTable
+from ..tables.multi import parts
+from ..tables.multi.multi_config import MultiConfig
+from ..tables.multi.several_tables import SeveralTables
+from ..tables.schedules import Rate
+from ..tables.store import Applied, Lookup, Missing, TableKeys, as_keys
+from .build import TierTable
+from .tier_writes import check_update
+
+if TYPE_CHECKING:
+    from ..tables.device import DeviceTable
+
+
+class TierTables(SeveralTables):
+    """The RowStore of K tables, in byte order of their names; single-owner.
+
+    Keys, rows and gradients lie on `device`; what a table keeps elsewhere goes there and back.
+
+    >>> import hedgerow as hr
+    >>> from hedgerow.tiers.build import Tiers, tier_table
+    >>> config = hr.TableConfig("user", (hr.Segment(1, hr.Zeros(), hr.Sgd(lr=1.0)),))
+    >>> store = TierTables([tier_table(config, Tiers(mode="CACHING", fast_rows=9))])
+    >>> store.apply_gradients(torch.tensor([7]), torch.ones(1))
+    Applied(inserted=1, refused=0, dropped=0)
+    >>> store.lookup(torch.tensor([7])).rows.tolist()
+    [-1.0]
+    """
+
+    def __init__(
+        self,
+        tables: Sequence[HostTable | DeviceTable | TierTable],
+        *,
+        device: torch.device = checks.CPU,
+    ) -> None:
+        named = {table.config.name: table for table in tables}
+        self.config = MultiConfig.of({name: table.config for name, table in named.items()})
+        self._tables = tuple(named[name] for name in self.config.names)
+        self.device = device
+
+    def __repr__(self) -> str:
+        return f"TierTables({', '.join(map(repr, self._tables))})"
+
+    # ---- reads
+
+    def lookup(
+        self,
+        keys: TableKeys | Int64[Tensor, "n"],
+        *,
+        missing: Missing = "zeros",
+        step: int | None = None,
+        out: Float32[Tensor, "floats"] | None = None,
+    ) -> Lookup:
+        """Rows of `keys`, flat, into `out` if given. Nothing is inserted."""
+        keys = self._keys(keys)
+        arguments.missing_rule(missing)
+        at = parts.float_offsets(keys.splits, self.dims)
+        if out is None:
+            out = torch.empty(at[-1], dtype=torch.float32, device=self.device)
+        flat = arguments.output(out.view(-1), at[-1], 1, self.device).view(-1)
+        for k, (table, ids) in enumerate(self._each(keys)):
+            found = table.lookup(ids, missing=missing, step=step)
+            flat[at[k] : at[k + 1]] = found.rows
+        return Lookup(keys, flat, self.dims)
+
+    def contains(self, keys: TableKeys | Int64[Tensor, "n"]) -> Bool[Tensor, "n"]:
+        """Whether each key has a row."""
+        return self._ask(keys, "contains", torch.bool)
+
+    # ---- writes
+
+    def apply_gradients(
+        self,
+        at: TableKeys | Lookup | Int64[Tensor, "n"],
+        grads: Float32[Tensor, "floats"],
+        *,
+        rates: Sequence[Rate] | None = None,
+        step: int | None = None,
+        ts: int = 0,
+        counts: Int64[Tensor, "n"] | None = None,
+        per_occurrence: bool = False,
+    ) -> Applied:
+        """One optimizer step per table and distinct id, with its summed gradient.
+
+        Each table checks its share before the first changes.
+        """
+        keys = self._keys(at.keys if isinstance(at, Lookup) else at)
+        by_table = self.config.rates_of(rates)
+        calls: list[tuple[Any, Tensor, Tensor, dict[str, Any]]] = []
+        for k, (table, ids, own) in enumerate(self._shares("grads", keys, grads)):
+            if not len(ids):
+                continue
+            mine = None if counts is None else counts[keys.splits[k] : keys.splits[k + 1]]
+            settings: dict[str, Any] = {
+                "rates": None if by_table is None else by_table[k],
+                "step": step,
+                "counts": None if mine is None else mine.to(table.device),
+            }
+            check_update(table, ids, own, **settings)
+            calls.append((table, ids, own, settings))
+        how: dict[str, Any] = {"ts": ts, "per_occurrence": per_occurrence}
+        return self._total(
+            [table.apply_gradients(ids, own, **more, **how) for table, ids, own, more in calls]
+        )
+
+    def assign(
+        self,
+        keys: TableKeys | Int64[Tensor, "n"],
+        rows: Float32[Tensor, "floats"],
+        *,
+        ts: int = 0,
+    ) -> Applied:
+        """Sets rows and keeps optimizer state. The last of equals wins."""
+        return self._write("assign", keys, rows, ts)
+
+    def assign_add(
+        self,
+        keys: TableKeys | Int64[Tensor, "n"],
+        rows: Float32[Tensor, "floats"],
+        *,
+        ts: int = 0,
+    ) -> Applied:
+        """Adds to rows; an absent one starts from its first value."""
+        return self._write("assign_add", keys, rows, ts)
+
+    def reinitialize(self, keys: TableKeys | Int64[Tensor, "n"]) -> Int8[Tensor, "n"]:
+        """Makes rows as new; 0 = was absent, 1 = was there."""
+        return self._ask(keys, "reinitialize", torch.int8)
+
+    def erase(self, keys: TableKeys | Int64[Tensor, "n"]) -> Bool[Tensor, "n"]:
+        """Removes rows and says which were there."""
+        return self._ask(keys, "erase", torch.bool)
+
+    # ---- helpers
+
+    def _keys(self, keys: TableKeys | Tensor) -> TableKeys:
+        return as_keys(keys, len(self._tables), self.device, room=True).exact()
+
+    def _each(self, keys: TableKeys) -> Iterator[tuple[Any, Int64[Tensor, "n_k"]]]:
+        """Each table with its keys, where it takes them."""
+        for table, (start, stop) in zip(self._tables, pairwise(keys.splits), strict=True):
+            yield table, keys.ids[start:stop].to(table.device)
+
+    def _shares(
+        self, name: str, keys: TableKeys, flat: Tensor
+    ) -> Iterator[tuple[Any, Tensor, Tensor]]:
+        at = parts.float_offsets(keys.splits, self.dims)
+        flat = parts.flat_rows(name, flat.reshape(-1), at[-1], self.device)
+        for k, (table, ids) in enumerate(self._each(keys)):
+            own = flat[at[k] : at[k + 1]].view(-1, self.dims[k])
+            yield table, ids, own.to(table.device)
+
+    def _write(self, verb: str, keys: TableKeys | Tensor, rows: Tensor, ts: int) -> Applied:
+        done: list[Applied] = []
+        for table, ids, own in self._shares("rows", self._keys(keys), rows):
+            write: Callable[..., Applied] = getattr(table, verb)
+            if len(ids):
+                done.append(write(ids, own, ts=ts))
+        return self._total(done)
+
+    def _ask(self, keys: TableKeys | Tensor, verb: str, dtype: torch.dtype) -> Tensor:
+        keys = self._keys(keys)
+        answers = torch.empty(len(keys.ids), dtype=dtype, device=self.device)
+        for k, (table, ids) in enumerate(self._each(keys)):
+            if len(ids):
+                answers[keys.splits[k] : keys.splits[k + 1]] = getattr(table, verb)(ids)
+        return answers
+
+    def _total(self, done: Sequence[Applied]) -> Applied:
+        return parts.total([Applied(one.counts.to(self.device)) for one in done])

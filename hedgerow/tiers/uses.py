@@ -1,0 +1,60 @@
+"""How often ids were used of late, counted in a fixed amount of memory."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from .places import Ids
+
+_ODD = (0x9E3779B97F4A7C15, 0xD6E8FEB86659FD93)
+_RENEW = 2.0**40  # a use's weight, at which all counts are made smaller
+
+
+class Uses:
+    """Counts that fade: a use of `half_life_steps` ago counts half. Single-owner.
+
+    Two rows of cells, of which the smaller counts: an id may share both cells with others, and then
+    seems to be used more. That moves a row for nothing, and changes no number.
+
+    >>> uses = Uses(1000, half_life_steps=1)
+    >>> hot, cold = np.array([7]), np.array([8])
+    >>> uses.step(cold)
+    >>> uses.step(hot)
+    >>> bool(uses.of(hot)[0] == 2 * uses.of(cold)[0])
+    True
+    """
+
+    def __init__(self, ids: int, *, half_life_steps: int) -> None:
+        # A step may use many ids that are never seen again, and half-lives are many steps.
+        self._bits = max(14, int(16 * ids - 1).bit_length())
+        self._cells = np.zeros((2, 1 << self._bits), np.float32)
+        self._growth = 2.0 ** (1 / half_life_steps)
+        self.weight = 1.0  # of a use now: older ones keep the smaller one they were counted with
+
+    def step(self, ids: Ids) -> None:
+        """One step used these ids, which differ."""
+        self.weight *= self._growth
+        if self.weight > _RENEW:
+            self._cells /= self.weight
+            self.weight = 1.0
+        places = self._at(ids)
+        counted = self._least(places) + np.float32(self.weight)
+        for cells, at in zip(self._cells, places, strict=True):  # what others added more stays
+            cells[at] = np.maximum(cells[at], counted)
+
+    def of(self, ids: Ids) -> np.ndarray:
+        """Uses of each id, in weights."""
+        return self._least(self._at(ids))
+
+    def nbytes(self) -> int:
+        """Host memory."""
+        return self._cells.nbytes
+
+    def _least(self, places: list[np.ndarray]) -> np.ndarray:
+        first, second = (cells[at] for cells, at in zip(self._cells, places, strict=True))
+        return np.minimum(first, second)
+
+    def _at(self, ids: Ids) -> list[np.ndarray]:
+        words = ids.view(np.uint64)
+        words = words ^ (words >> np.uint64(32))
+        return [(words * np.uint64(odd)) >> np.uint64(64 - self._bits) for odd in _ODD]

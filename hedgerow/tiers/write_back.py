@@ -1,0 +1,132 @@
+"""Rows that left a cache on their way to the store behind it, written by a thread of their own."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from threading import Condition, Thread
+
+import torch
+from torch import Tensor
+
+from ..core.counters import Counters
+from ..core.shapes import Int64
+from ..tables.host import HostTable
+from ..tables.moving import MovingRows
+
+_IDLE_S = 1.0  # so long the thread waits for more: starting one takes longer than a small step
+_CHUNK_ROWS = 1024  # written under one hold of the lock: so long a reader waits at most
+
+
+class WriteBack:
+    """A bounded queue of rows in front of `slow`; owns the lock under which rows leave it.
+
+    What is on its way counts: whoever reads or writes the slow store for a row that may be here
+    holds the rows still, or settles them first. The thread ends a second after its last work.
+    """
+
+    def __init__(self, slow: HostTable, room_rows: int, counters: Counters) -> None:
+        self._slow, self._room, self._counters = slow, room_rows, counters
+        # As a table of their own: found by id, and read like any other row.
+        self._rows = HostTable(replace(slow.config, admit=None, initial_capacity=1))
+        self._order: deque[Int64[Tensor, "n"]] = deque()
+        self._changed = Condition()
+        self._thread: Thread | None = None
+        self._error: BaseException | None = None
+
+    def put(self, rows: MovingRows) -> None:
+        """Takes rows to write; waits while the queue is full. Raises what the thread could not."""
+        with self._changed:
+            while self._rows.size() and self._rows.size() + len(rows) > self._room:
+                self._raise_error()
+                self._start()
+                self._changed.wait()
+            self._raise_error()
+            self._rows.move_in(rows)
+            self._order.extend(rows.ids.split(_CHUNK_ROWS))
+            self._start()
+            self._changed.notify_all()
+
+    @contextmanager
+    def still(self) -> Iterator[HostTable]:
+        """The rows on their way, none of which arrives meanwhile."""
+        with self._changed:
+            yield self._rows
+
+    def take_back(self, ids: Int64[Tensor, "n"]) -> MovingRows:
+        """Those of the ids that are still on their way, and are so no longer."""
+        with self._changed:
+            rows = self._rows.read_out(ids)
+            rows = rows.where(rows.found)
+            self._rows.move_out(rows.ids)
+            self._changed.notify_all()
+            return rows
+
+    def settle(self, ids: Int64[Tensor, "n"]) -> None:
+        """Brings those of the ids that are on their way to the slow store at once."""
+        with self._changed:
+            if self._rows.size():
+                self._write(ids)
+
+    def flush(self) -> None:
+        """Brings all of them there."""
+        with self._changed:
+            self._error = None  # what fails again is raised here
+            while self._order:
+                self._write_next()
+
+    def clear(self) -> None:
+        """Forgets them."""
+        with self._changed:
+            self._rows.clear()
+            self._order.clear()
+            self._changed.notify_all()
+
+    # ---- the thread
+
+    def _start(self) -> None:
+        if self._thread is None and self._order:
+            self._thread = Thread(target=self._work, name="hedgerow write-back", daemon=True)
+            self._thread.start()
+
+    def _work(self) -> None:
+        while self._work_on():
+            pass
+
+    def _work_on(self) -> bool:
+        """One chunk; False if there was none for a while, or it could not be written."""
+        with self._changed:
+            try:
+                if self._order or self._changed.wait_for(lambda: bool(self._order), _IDLE_S):
+                    self._write_next()
+                    return True
+            except BaseException as error:  # rows stay here; the next `put` or `flush` says so
+                self._error = error
+                self._changed.notify_all()
+            self._thread = None
+            return False
+
+    def _write_next(self) -> None:
+        self._write(self._order[0])
+        self._order.popleft()
+
+    def _write(self, ids: Int64[Tensor, "n"]) -> None:
+        rows = self._rows.read_out(ids)
+        rows = rows.where(rows.found)
+        if len(rows):
+            self._slow.move_in(rows)
+            self._rows.move_out(rows.ids)
+            self._counters.add("write_backs", len(rows))
+        self._changed.notify_all()
+
+    def _raise_error(self) -> None:
+        if self._error is not None:
+            error, self._error = self._error, None
+            raise error
+
+
+def no_rows() -> Int64[Tensor, "0"]:
+    """No ids."""
+    return torch.empty(0, dtype=torch.int64)

@@ -1,0 +1,112 @@
+"""Hot rows come to the fast tier, cold ones go back, and a hot set that moves is followed."""
+
+from __future__ import annotations
+
+import threading
+
+import numpy as np
+import torch
+
+import hedgerow as hr
+from hedgerow.tables.host import HostTable
+from hedgerow.tiers.caching import CachingTable
+from hedgerow.tiers.hybrid import HybridTable
+from hedgerow.tiers.uses import Uses
+
+from ..support import table_config
+
+CONFIG = table_config(dim=2)
+TRAINING = {"missing": "training"}
+
+
+def _train(table: HybridTable, hot: range, steps: int, seed: int) -> float:
+    """Steps that use hot ids, and as many others; the share of fast hits in the last ten."""
+    random = np.random.default_rng(seed)
+    hits = total = 0
+    for step in range(steps):
+        some = random.choice(np.array(hot), 30, replace=False)
+        ids = torch.from_numpy(np.concatenate([some, random.integers(10**6, 10**7, 30)]))
+        before = table.counters.read("fast_hits")
+        table.lookup(ids[:30])
+        if step >= steps - 10:
+            hits += table.counters.read("fast_hits") - before
+            total += 30
+        table.apply_gradients(ids, torch.ones(60, 2), step=step)
+    return hits / total
+
+
+def test_the_hot_set_is_followed_within_two_hundred_steps() -> None:
+    table = HybridTable(HostTable(CONFIG), HostTable(CONFIG), fast_rows=60, promotions=8)
+    assert _train(table, range(50), 60, 1) > 0.95
+    assert _train(table, range(500, 550), 200, 2) > 0.95
+    stats = table.stats()
+    assert stats["demotions"] >= 50  # the old hot rows went back
+    assert stats["fast_rows"] == 60
+    settled = stats["promotions"]
+    assert _train(table, range(500, 550), 50, 3) > 0.95
+    assert table.stats()["promotions"] - settled < 50  # what was seen once moves no row
+
+
+def test_a_step_promotes_no_more_than_it_may() -> None:
+    table = HybridTable(HostTable(CONFIG), HostTable(CONFIG), fast_rows=100, promotions=3)
+    for step in range(1, 5):
+        table.apply_gradients(torch.arange(50), torch.ones(50, 2))
+        assert table.fast.size() == 3 * step
+    still = HybridTable(HostTable(CONFIG), HostTable(CONFIG), fast_rows=100, promotions=0)
+    still.apply_gradients(torch.arange(50), torch.ones(50, 2))
+    assert still.fast.size() == 0
+
+
+def test_no_read_moves_a_row() -> None:
+    table = HybridTable(HostTable(CONFIG), HostTable(CONFIG), fast_rows=4)
+    table.assign(torch.arange(10), torch.ones(10, 2))
+    for _ in range(5):
+        table.lookup(torch.arange(10), missing="training")
+        table.entries(torch.arange(10))
+    assert table.fast.size() == 0
+    assert sum(len(part) for part in table.scan()) == 10
+
+
+def test_clean_rows_leave_a_cache_without_a_write() -> None:
+    table = CachingTable(HostTable(CONFIG), HostTable(CONFIG), cache_rows=4)
+    table.assign(torch.arange(20), torch.ones(20, 2))
+    for start in range(0, 20, 4):
+        table.lookup(torch.arange(start, start + 4), missing="training")
+    table.flush()
+    stats = hr.stats(table)
+    assert (stats["fetches"], stats["cache_evictions"], stats["write_backs"]) == (20, 16, 0)
+    table.apply_gradients(torch.tensor([16, 17]), torch.ones(2, 2))
+    assert hr.stats(table)["dirty_rows"] == 2
+    table.flush()
+    assert (hr.stats(table)["write_backs"], hr.stats(table)["dirty_rows"]) == (2, 0)
+
+
+def test_what_comes_late_is_counted() -> None:
+    table = CachingTable(HostTable(CONFIG), HostTable(CONFIG), cache_rows=8)
+    table.assign(torch.arange(20), torch.ones(20, 2))
+    with table.prefetch(torch.arange(6)) as ahead:
+        ahead.wait()
+        table.lookup(torch.arange(4, 8), missing="training")
+    assert table.stats()["late_prefetches"] == 0
+    with table.snapshot(paused=True) as held:  # the prefetch may read, and not move
+        ahead = table.prefetch(torch.arange(10, 16))
+        late = threading.Thread(target=table.lookup, args=[torch.arange(14, 18)], kwargs=TRAINING)
+        late.start()
+        while table.counters.read("late_prefetches") < 2:  # 14 and 15
+            assert late.is_alive()
+        held.resume()
+        late.join()
+        assert ahead.is_done()
+    ahead.release()
+    assert table.stats()["late_prefetches"] == 2
+
+
+def test_uses_fade_and_are_renewed() -> None:
+    uses, ids = Uses(100, half_life_steps=1), np.arange(3)
+    for _ in range(100):  # far beyond what a weight may grow to
+        uses.step(ids[:2])
+        uses.step(ids[1:])
+    first, second, third = uses.of(ids) / uses.weight
+    assert abs(first - (0.5 + 0.5**3 + 0.5**5 + 0.5**7)) < 0.01
+    assert abs(third - (1 + 0.25 + 0.25**2 + 0.25**3)) < 0.01
+    assert abs(second - 2) < 0.01
