@@ -143,12 +143,14 @@ class CacheMoves(TierWatch):
 
     def _drop(self, at: Ids) -> None:
         """Rows leave the cache; changed ones are on their way to the slow store from now on."""
-        dirty = self.places.ids[at[self.places.dirty[at]]]
+        ids, dirty = self.places.ids[at], self.places.ids[at[self.places.dirty[at]]]
         if len(dirty):
             self._log(dirty)
             self._back.put(self.fast.read_out(torch.from_numpy(dirty)).to("cpu"))
-        self.fast.move_out(torch.from_numpy(self.places.ids[at]))
+        # If this breaks off in between, copies stay that nobody asks for; a place without its
+        # row would be read as zeros.
         self.places.give(at)
+        self.fast.move_out(torch.from_numpy(ids))
 
     # ---- writes behind the cache
 
@@ -156,7 +158,7 @@ class CacheMoves(TierWatch):
         self._log(ids.numpy())
         self._back.settle(ids)
 
-    def _changed(self, at: Ids) -> None:
+    def _changing(self, at: Ids) -> None:
         self.places.dirty[at] = True
 
     @contextmanager

@@ -192,9 +192,13 @@ class CachingTable(CacheMoves):
     def erase(self, keys: TableKeys | Int64[Tensor, "n"]) -> Bool[Tensor, "n"]:
         """Removes rows and says which were there."""
         ids = self._keys(keys).ids.cpu()
-        with self._writing, self._moves.alone():
-            self._remove_copies(ids)
-            erased = self.slow.erase(ids)
+        with self._writing, self._moves.alone(), self._back.still():
+            try:
+                erased = self.slow.erase(ids)
+                self._remove_copies(ids)
+            except BaseException:
+                self._remove_copies(ids[~self.slow.contains(ids)])
+                raise
         return erased.to(self.device)
 
     def evict(
@@ -205,9 +209,14 @@ class CachingTable(CacheMoves):
         with self._writing, self._moves.alone():
             self._flush()
             now_s = self._reference_s(now_s)
-            found = self.slow.evict(now_s=now_s, capture=True, rows=rows)
-            assert found.ids is not None
-            self._remove_copies(found.ids)
+            try:
+                found = self.slow.evict(now_s=now_s, capture=True, rows=rows)
+                assert found.ids is not None
+                self._remove_copies(found.ids)
+            except BaseException:
+                cached = torch.from_numpy(self.places.ids[self.places.at()])
+                self._remove_copies(cached[~self.slow.contains(cached)])
+                raise
         return found if capture else Evicted(found.rows)
 
     def _remove_copies(self, ids: Int64[Tensor, "n"]) -> None:
@@ -216,8 +225,9 @@ class CachingTable(CacheMoves):
         self._back.take_back(ids)
         at = np.unique(self.places.find(ids.numpy()))
         at = at[at >= 0]
-        self.fast.move_out(torch.from_numpy(self.places.ids[at]))
+        gone = torch.from_numpy(self.places.ids[at])
         self.places.give(at)
+        self.fast.move_out(gone)
 
     def flush(self) -> None:
         """Writes every change back to the slow store; the rows stay cached."""

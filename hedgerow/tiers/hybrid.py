@@ -96,7 +96,7 @@ class HybridTable(TierWatch):
     def erase(self, keys: TableKeys | Int64[Tensor, "n"]) -> Bool[Tensor, "n"]:
         """Removes rows and says which were there."""
         ids = self._keys(keys).ids.cpu()
-        with self._writing, self._moves.alone():
+        with self._writing, self._moves.alone(), self._mended(ids.numpy()):
             at, here, _ = self._split(ids)
             erased = self.slow.erase(ids)
             if len(here):
@@ -110,7 +110,7 @@ class HybridTable(TierWatch):
         """Removes the rows that the table's rule says must go, of both tiers; as `HostTable`."""
         rule = self.config.evict
         checks.flag("capture", capture)
-        with self._writing, self._moves.alone():
+        with self._writing, self._moves.alone(), self._mended():
             if isinstance(rule, Ttl):
                 found = self._evict_older(self._reference_s(now_s))
             elif isinstance(rule, Lru):
@@ -198,26 +198,46 @@ class HybridTable(TierWatch):
         """Rows come to the fast store, and those at the places `leaving` go back."""
         if not len(coming):
             return
-        with self._moves.alone():
+        going = self.places.ids[leaving]
+        with self._moves.alone(), self._mended(np.concatenate([coming, going])):
             if len(leaving):
-                gone = torch.from_numpy(self.places.ids[leaving])
+                gone = torch.from_numpy(going)
                 self.slow.move_in(self.fast.read_out(gone))
-                self.fast.move_out(gone)
                 self.places.give(leaving)
+                self.fast.move_out(gone)
             rows = self.slow.read_out(torch.from_numpy(coming))
             placed = self.fast.move_in(rows).cpu()
             here = rows.ids[placed]
-            self.slow.move_out(here)
             self.places.take(here.numpy())
+            self.slow.move_out(here)
         self.counters.add("promotions", len(here))
         if len(leaving):
             self.counters.add("demotions", len(leaving))
+
+    @contextmanager
+    def _mended(self, ids: Ids | None = None) -> Iterator[None]:
+        """Around moves of these ids, or of all: where they break off, rows are once again.
+
+        No memory, or a user who stops the program and saves. A row comes to its new store before
+        `places` tell of it, and only then leaves the old one: so what they tell is there.
+        """
+        try:
+            yield
+        except BaseException:
+            ids = self.places.ids[self.places.at()] if ids is None else np.unique(ids)
+            at = self.places.find(ids)
+            held = torch.from_numpy(ids[at >= 0])
+            there = self.fast.contains(held.to(self.device)).cpu()
+            self.slow.move_out(held[there])
+            self.fast.move_out(torch.from_numpy(ids[at < 0]))
+            self.places.give(at[at >= 0][~there.numpy()])  # erased: only their places are left
+            raise
 
     # ---- all rows at once
 
     def clear(self) -> None:
         """Removes all rows."""
-        with self._writing, self._moves.alone():
+        with self._writing, self._moves.alone(), self._mended():
             self.slow.clear()
             self.fast.clear()
             self.places.clear()
@@ -225,9 +245,10 @@ class HybridTable(TierWatch):
     def _all_to_slow(self) -> None:
         at = self.places.at()
         ids = torch.from_numpy(self.places.ids[at])
-        self.slow.move_in(self.fast.read_out(ids))
-        self.fast.move_out(ids)
-        self.places.give(at)
+        with self._mended(ids.numpy()):
+            self.slow.move_in(self.fast.read_out(ids))
+            self.places.give(at)
+            self.fast.move_out(ids)
 
     def _stores(self) -> Sequence[HostTable | DeviceTable]:
         return self.slow, self.fast

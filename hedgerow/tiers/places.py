@@ -61,21 +61,33 @@ class Places:
         """Places for ids that differ and have none; there must be as many free."""
         assert len(ids) <= self._frees
         n = len(ids)
-        at = self._free[self._frees - n : self._frees][::-1].copy()
-        self._frees -= n
+        before, taken = self._frees, torch.from_numpy(ids.copy())
+        at = self._free[before - n : before][::-1].copy()
         words = np.stack(divmod(at + 1, _HIGH), axis=1).astype(np.float32)
-        self._map.assign(torch.from_numpy(ids.copy()), torch.from_numpy(words))
-        self.ids[at], self.taken[at] = ids, True
-        self.dirty[at], self.pins[at], self.used[at] = False, 0, 0
         self._stays += 1
-        self.born[at] = self._stays
+        self.ids[at], self.born[at] = ids, self._stays
+        self.dirty[at], self.pins[at], self.used[at] = False, 0, 0
+        try:
+            self._map.assign(taken, torch.from_numpy(words))
+            self.taken[at], self._frees = True, before - n
+        except BaseException:  # no memory, or the user stops the program: nobody has come
+            self._map.erase(taken)
+            self.taken[at], self._frees = False, before
+            raise
         return at
 
     def give(self, at: Ids) -> None:
         """The ids at these places leave."""
         if not len(at):
             return
-        self._map.erase(torch.from_numpy(self.ids[at]))
+        try:
+            self._map.erase(torch.from_numpy(self.ids[at]))
+        except BaseException:  # it broke off: those that are not found have left
+            self._set_free(at[self.find(self.ids[at]) < 0])
+            raise
+        self._set_free(at)
+
+    def _set_free(self, at: Ids) -> None:
         self.taken[at], self.dirty[at], self.pins[at] = False, False, 0
         self._free[self._frees : self._frees + len(at)] = at
         self._frees += len(at)

@@ -82,7 +82,7 @@ class Prefetcher:
             self._outstanding.append(batch)
             self._waiting.append(batch)
             self._lock.notify_all()
-            if self._thread is None:
+            if self._thread is None or not self._thread.is_alive():  # not started, or a parent's
                 self._thread = Thread(target=self._work, name="hedgerow prefetch", daemon=True)
                 self._thread.start()
         return None

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -37,13 +38,16 @@ class TierTouched:
 
     def take(self) -> Touched:
         """The keys touched since the last take; it starts collecting anew."""
-        slow = self._slow.take()
+        taken: list[Touched] = []
         try:
-            fast = self._fast.take()
+            taken = [self._slow.take()]
+            taken.append(self._fast.take())
+            ids = torch.cat([one.ids.cpu() for one in taken]).unique()
         except BaseException:
-            self._slow.give_back(slow)
+            for one in taken:
+                self._slow.give_back(replace(one, ids=one.ids.cpu()))
             raise
-        ids = torch.cat([slow.ids, fast.ids.cpu()]).unique()
+        slow, fast = taken
         whole = slow.whole_table or fast.whole_table
         if self.settings.overflow == "whole_table":
             whole = whole or len(ids) > self.settings.capacity

@@ -97,9 +97,9 @@ class TierWrites(TwoTiers):
             self._check_entries(given)
             self._settle(given.ids[rest])
             done = self.slow.restore(_some(given, rest))
+            self._changing(at[here.numpy()])
             more = self.fast.restore(_some(given, here))
             self.slow.saw(int(self.fast.read_out(given.ids[here]).ts.max()))
-            self._changed(at[here.numpy()])
         return _total(done, more)
 
     def reinitialize(self, keys: TableKeys | Int64[Tensor, "n"]) -> Int8[Tensor, "n"]:
@@ -111,8 +111,8 @@ class TierWrites(TwoTiers):
             self._settle(ids[rest])
             status[rest] = self.slow.reinitialize(ids[rest])
             if len(here):
+                self._changing(at[here.numpy()])
                 status[here] = self.fast.reinitialize(ids[here].to(self.device)).cpu()
-                self._changed(at[here.numpy()])
         return status.to(self.device)
 
     def erase(self, keys: TableKeys | Int64[Tensor, "n"]) -> Bool[Tensor, "n"]:
@@ -133,8 +133,8 @@ class TierWrites(TwoTiers):
     def _settle(self, ids: Int64[Tensor, "n"]) -> None:
         """Before rows of these ids are written in the slow tier."""
 
-    def _changed(self, at: Ids) -> None:
-        """After rows at these places were written."""
+    def _changing(self, at: Ids) -> None:
+        """Before rows at these places are written: a call may break off after it wrote some."""
 
     # ---- inside
 
@@ -168,9 +168,9 @@ class TierWrites(TwoTiers):
         there = here.to(self.device)
         if counts is not None:
             settings["counts"] = counts[there]
+        self._changing(at[here.numpy()])
         write = getattr(self.fast, verb)
         more = write(ids[here].to(self.device), rows[there], ts=ts, **settings)
-        self._changed(at[here.numpy()])
         return _total(done, more)
 
     def _check_entries(self, given: Entries) -> None:

@@ -44,8 +44,8 @@ class WriteBack:
                 self._start()
                 self._changed.wait()
             self._raise_error()
+            self._order.extend(rows.ids.split(_CHUNK_ROWS))  # first: rows in no order would stay
             self._rows.move_in(rows)
-            self._order.extend(rows.ids.split(_CHUNK_ROWS))
             self._start()
             self._changed.notify_all()
 
@@ -87,7 +87,8 @@ class WriteBack:
     # ---- the thread
 
     def _start(self) -> None:
-        if self._thread is None and self._order:
+        alive = self._thread is not None and self._thread.is_alive()
+        if not alive and self._order:  # a thread may have failed to start, or be a parent's
             self._thread = Thread(target=self._work, name="hedgerow write-back", daemon=True)
             self._thread.start()
 

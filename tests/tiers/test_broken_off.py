@@ -1,0 +1,201 @@
+"""Moves that break off, since memory ends or a user stops the program, lose and double no row."""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import pytest
+import torch
+
+from hedgerow.tables.expiry import Lru
+from hedgerow.tables.host import HostTable
+from hedgerow.tables.optimizers import Adagrad
+from hedgerow.tiers.caching import CachingTable
+from hedgerow.tiers.hybrid import HybridTable
+
+from ..support import everything, table_config
+
+CONFIG = table_config(Adagrad(lr=0.1), dim=2, evict=Lru(30))
+STEPS = ("move_in", "move_out", "read_out", "assign", "erase", "evict", "apply_gradients")
+Tiered = HybridTable | CachingTable
+
+
+def _hybrid() -> HybridTable:
+    return HybridTable(HostTable(CONFIG), HostTable(CONFIG), fast_rows=8, promotions=6)
+
+
+def _caching() -> CachingTable:
+    return CachingTable(HostTable(CONFIG), HostTable(CONFIG), cache_rows=8, queue_rows=2)
+
+
+def _train(tables: list[Any], seed: int, steps: int = 12) -> None:
+    random = torch.Generator().manual_seed(seed)
+    for _ in range(steps):
+        ids = torch.randint(0, 24, (7,), generator=random)
+        grads = torch.randn(7, 2, generator=random)
+        for table in tables:
+            table.apply_gradients(ids, grads)
+
+
+class _Breaks:
+    """Raises at the `nth` step of a table in host memory: before it, or just after it."""
+
+    def __init__(self, nth: int, error: type[BaseException], after: bool) -> None:
+        self.left, self.error, self.after = nth, error, after
+
+    @contextmanager
+    def under(self, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+        with monkeypatch.context() as patch:
+            for name in STEPS:
+                patch.setattr(HostTable, name, self._wrapped(getattr(HostTable, name)))
+            yield
+
+    def _wrapped(self, verb: Callable[..., Any]) -> Callable[..., Any]:
+        def broken(*args: Any, **settings: Any) -> Any:
+            if threading.current_thread() is not threading.main_thread():
+                return verb(*args, **settings)  # a thread's error has its own test
+            self.left -= 1
+            if self.left == 0 and not self.after:
+                raise self.error
+            done = verb(*args, **settings)
+            if self.left == 0:
+                raise self.error
+            return done
+
+        return broken
+
+
+def _check(table: Tiered, alone: HostTable) -> None:
+    ids = torch.arange(-1, 26)
+    assert everything(table) == everything(alone)
+    assert table.size() == alone.size()
+    assert torch.equal(table.lookup(ids).rows, alone.lookup(ids).rows)
+    assert torch.equal(table.contains(ids), alone.contains(ids))
+    assert len(table.places) == int(table.places.taken.sum())
+    with table.snapshot() as saved:
+        assert sum(len(part) for part in saved.scan()) == alone.size()
+    if isinstance(table, CachingTable):
+        table.flush()
+        assert everything(table.slow) == everything(alone)
+    else:
+        assert table.fast.size() == len(table.places)
+
+
+@pytest.mark.parametrize("after", [False, True])
+@pytest.mark.parametrize("make", [_hybrid, _caching])
+def test_no_row_is_lost_or_doubled_where_moves_break_off(
+    make: Callable[[], Tiered], after: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    broke, nth = True, 0
+    while broke:
+        nth += 1
+        table, alone = make(), HostTable(CONFIG)
+        _train([table, alone], seed=1)
+        breaks = _Breaks(nth, KeyboardInterrupt if after else MemoryError, after)
+        with breaks.under(monkeypatch):
+            broke = _breaks_in_moves(table)
+        _check(table, alone)
+        _train([table, alone], seed=2)
+        _check(table, alone)
+    assert nth > 6
+
+
+def _breaks_in_moves(table: Tiered) -> bool:
+    """Moves rows, whose values stay; whether that broke off."""
+    try:
+        if isinstance(table, CachingTable):
+            table.lookup(torch.arange(8), missing="training")
+        else:
+            table._after_update(torch.arange(6, 23).numpy())
+            table._after_update(torch.arange(6, 23).numpy())
+    except (KeyboardInterrupt, MemoryError):
+        return True
+    return False
+
+
+@pytest.mark.parametrize("make", [_hybrid, _caching])
+@pytest.mark.parametrize("verb", ["erase", "evict"])
+def test_rows_that_go_are_gone_or_there_as_they_were(
+    make: Callable[[], Tiered], verb: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    broke, nth = True, 0
+    while broke:
+        nth += 1
+        table, alone = make(), HostTable(CONFIG)
+        _train([table, alone], seed=1)
+        before = everything(alone)
+        breaks = _Breaks(nth, KeyboardInterrupt, after=True)
+        with breaks.under(monkeypatch):
+            try:
+                broke = False
+                table.erase(torch.arange(0, 24, 2)) if verb == "erase" else table.evict(rows=5)
+            except KeyboardInterrupt:
+                broke = True
+        left = everything(table)
+        assert left == {key: before[key] for key in left}
+        gone = [key for key in before if key not in left]
+        alone.erase(torch.tensor(gone, dtype=torch.int64))
+        _check(table, alone)
+        _train([table, alone], seed=2)
+        _check(table, alone)
+    assert nth > 2
+
+
+def test_an_update_that_breaks_off_after_it_wrote_is_written_back(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    table, ids = _caching(), torch.arange(4)
+    table.apply_gradients(ids, torch.ones(4, 2))
+    table.lookup(ids, missing="training")
+    table.flush()
+    breaks = _Breaks(1, KeyboardInterrupt, after=True)
+    with monkeypatch.context() as patch:
+        patch.setattr(table.fast, "apply_gradients", breaks._wrapped(table.fast.apply_gradients))
+        with pytest.raises(KeyboardInterrupt):
+            table.apply_gradients(ids, torch.ones(4, 2))
+    rows = table.lookup(ids).rows
+    table.flush()
+    assert torch.equal(table.slow.lookup(ids).rows, rows)
+
+
+def test_a_write_back_that_fails_is_told_and_its_rows_stay(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    table, alone = _caching(), HostTable(CONFIG)
+    _train([table, alone], seed=1)
+
+    def full(*_: Any) -> None:
+        raise OSError("no space left on device")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(table.slow, "move_in", full)
+        with pytest.raises(OSError, match="no space"):
+            table.flush()
+        with pytest.raises(OSError, match="no space"):
+            for first in range(0, 24, 8):
+                table.lookup(torch.arange(first, first + 8), missing="training")
+        assert everything(table) == everything(alone)
+    _check(table, alone)
+
+
+def test_threads_that_ended_are_started_again() -> None:
+    """As after a fork: those of the parent are not there."""
+    table, alone = _caching(), HostTable(CONFIG)
+    _train([table, alone], seed=1)
+    with table.prefetch(torch.arange(4)) as batch:
+        batch.wait()
+    child = os.fork()
+    if not child:
+        try:
+            _train([table, alone], seed=2)
+            with table.prefetch(torch.arange(8, 12)) as batch:
+                assert batch._done.wait(20)
+            _check(table, alone)
+        except BaseException:
+            os._exit(1)
+        os._exit(0)
+    assert os.waitpid(child, 0)[1] == 0
