@@ -79,12 +79,12 @@ class Prefetcher:
             distinct = len(np.unique(np.concatenate(every)))
             if distinct > most_ids:
                 return distinct
+            if self._thread is None or not self._thread.is_alive():  # not started, or a parent's
+                self._thread = Thread(target=self._work, name="hedgerow prefetch", daemon=True)
+                self._thread.start()  # it waits for the lock; where it cannot start, nothing waits
             self._outstanding.append(batch)
             self._waiting.append(batch)
             self._lock.notify_all()
-            if self._thread is None or not self._thread.is_alive():  # not started, or a parent's
-                self._thread = Thread(target=self._work, name="hedgerow prefetch", daemon=True)
-                self._thread.start()
         return None
 
     def remove(self, batch: Prefetched) -> bool:
