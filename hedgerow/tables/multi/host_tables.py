@@ -175,10 +175,10 @@ class HostTables(SeveralTables):
             if n
         ]
         for table, ids_at, n, rows_at in given:
-            if ids_at % 8 or rows_at % 4 or table.rejects_at(rows_at, n):
+            if ids_at % 8 or rows_at % 4 or table._rejects_at(rows_at, n):
                 return False
         for table, ids_at, n, rows_at in given:
-            table.assign_at(ids_at, n, rows_at, ts=ts)
+            table._assign_at(ids_at, n, rows_at, ts=ts)
         return True
 
     def assign_add(
