@@ -248,11 +248,13 @@ class CachingTable(CacheMoves):
 
     def clear(self) -> None:
         """Removes all rows."""
-        with self._writing, self._moves.alone():
-            self.slow.clear()
-            self.fast.clear()
-            self.places.clear()
+        # Rows on their way stay there meanwhile: one that arrived after the slow store was cleared
+        # would live on.
+        with self._writing, self._moves.alone(), self._back.still():
             self._back.clear()
+            self.slow.clear()
+            self.places.clear()
+            self.fast.clear()
             self._replaced()
 
     def _all_to_slow(self) -> None:

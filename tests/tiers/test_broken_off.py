@@ -215,3 +215,22 @@ def test_a_thread_that_cannot_start_is_told_and_started_later(
     assert int(table.places.pins.sum()) == 0
     _train([table, alone], seed=2)
     _check(table, alone)
+
+
+def test_a_row_on_its_way_does_not_outlive_a_clear(monkeypatch: pytest.MonkeyPatch) -> None:
+    table, ids = _caching(), torch.arange(8)
+    table.apply_gradients(ids, torch.ones(8, 2))
+    back, clear = table._back, table.slow.clear
+    back._rows.move_in(table.slow.read_out(ids))
+    back._order.append(ids)
+
+    def while_a_thread_writes() -> None:
+        clear()
+        back._start()
+        if back._thread is not None:
+            back._thread.join(0.3)  # long enough to write, if it may
+
+    monkeypatch.setattr(table.slow, "clear", while_a_thread_writes)
+    table.clear()
+    assert table.size() == 0
+    assert not table.contains(ids).any()
