@@ -115,6 +115,13 @@ void Arena::clear() {
   taken_ = 0;
 }
 
+// Both in memory, or in files with one budget: what is charged for a file's rows depends on it.
+bool Arena::can_swap(const Arena& other) const {
+  if (stride_ != other.stride_ || counts_uses_ != other.counts_uses_) return false;
+  if (file_ == nullptr || other.file_ == nullptr) return file_ == other.file_;
+  return file_->budget_bytes() == other.file_->budget_bytes();
+}
+
 void Arena::swap(Arena& other) {
   const std::scoped_lock hold(mutex_, other.mutex_);
   std::swap(directory_, other.directory_);

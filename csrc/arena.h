@@ -68,8 +68,8 @@ class Arena {
   }
   bool in_file() const { return file_ != nullptr; }
 
-  // The caller has every shard locked, of both for `swap`. Only arenas of one stride swap, both
-  // with a file or both without.
+  // The caller has every shard locked, of both for `swap`, and has asked.
+  bool can_swap(const Arena& other) const;
   void clear();
   void swap(Arena& other);
 

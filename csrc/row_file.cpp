@@ -95,6 +95,7 @@ void RowFile::swap(RowFile& other) {
   const std::scoped_lock hold(mutex_, other.mutex_);
   std::swap(fd_, other.fd_);
   std::swap(folder_, other.folder_);
+  std::swap(writes_parts_, other.writes_parts_);
   std::swap(directory_, other.directory_);
   std::swap(marks_, other.marks_);
   resident_pages_ = other.resident_pages_.exchange(resident_pages_);
@@ -168,9 +169,13 @@ bool RowFile::write_pages(u64 chunk, u64 first, u64 end) {
   constexpr unsigned kWriteAndWait =
       SYNC_FILE_RANGE_WAIT_BEFORE | SYNC_FILE_RANGE_WRITE | SYNC_FILE_RANGE_WAIT_AFTER;
   const u64 bytes = (end - first) << page_shift_;
-  const int failed = writes_parts_ ? sync_file_range(fd_, off64_t(place(chunk, first)),
-                                                     off64_t(bytes), kWriteAndWait)
-                                   : msync(chunks_[chunk] + (first << page_shift_), bytes, MS_SYNC);
+  const auto write = [&] {
+    if (writes_parts_)
+      return sync_file_range(fd_, off64_t(place(chunk, first)), off64_t(bytes), kWriteAndWait);
+    return msync(chunks_[chunk] + (first << page_shift_), bytes, MS_SYNC);
+  };
+  int failed = write();
+  while (failed != 0 && errno == EINTR) failed = write();  // a signal loses no row
   if (failed != 0) failure_ = errno;
   return failed == 0;
 }

@@ -44,7 +44,8 @@ class RowFile {
   u8* add_chunk();  // zero-filled; throws NoRoomInFile, and the file is as before
   u64 budget_bytes() const { return budget_bytes_; }
 
-  // The caller keeps everybody from the rows, of both for `swap`. Files of one chunk size swap.
+  // The caller keeps everybody from the rows, of both for `swap`. Files of one chunk size and one
+  // budget swap.
   void clear();
   void swap(RowFile& other);
 
@@ -88,7 +89,7 @@ class RowFile {
   const u64 budget_bytes_;
   const int page_shift_;
   const u64 budget_pages_;
-  const bool writes_parts_;  // by sync_file_range, which leaves out the journal
+  bool writes_parts_;  // by sync_file_range, which leaves out the journal
   const int process_;
   u64 chunk_bytes_ = 0, chunk_pages_ = 0;
   Block directory_;

@@ -134,7 +134,8 @@ class Table {
   i64 move_out(const i64* ids, u64 n, u8* gone);
   bool clear();  // false: refused, a snapshot is open
   // Swaps all rows with a table of the same layout, and the newest time; rules, counts and whoever
-  // watches stay. False: refused, a snapshot is open, or one of the two has its rows in a file.
+  // watches stay. False: refused, a snapshot is open, or the rows of only one lie in a file, or in
+  // files with different budgets.
   bool exchange(Table& other);
 
   // Touched keys, for any number of consumers. Gradients and reinitialisations count, for consumers

@@ -77,13 +77,12 @@ void Table::visit_piece(const i64* ids, u64 from, u64 count, const Visitor& visi
   const IdRuns<kReadIds> distinct(ids, count);
   const auto [keys, places, runs] = distinct.view();
   u32 rows[kReadIds];
-  const u8* data[2 * kGroup];  // of the rows; null: absent. Halves are used in turn
+  const u8* data[2 * kGroup];  // as `fetch` says; null: absent. Halves are used in turn
   const Arena::View arena = arena_.view();
   const auto fetch = [&](u64 start) {
     const u8** const at = data + start % (2 * kGroup);
     for (u64 i = start; i < std::min(runs, start + kGroup); ++i) {
-      at[i - start] = rows[i] == kNoRow ? nullptr : arena.row(rows[i]);
-      visitor.fetch(at[i - start], rows[i]);
+      at[i - start] = rows[i] == kNoRow ? nullptr : visitor.fetch(arena, rows[i]);
     }
   };
   const auto visit = [&](u64 start) {
@@ -169,7 +168,11 @@ void Table::lookup(const i64* ids, u64 n, Missing missing, i64 step, float* out,
     CopyFunction copy;
     int bytes;  // of a row, that a lookup reads
 
-    void fetch(const u8* row, u32) const { fetch_bytes(row, u64(bytes)); }
+    const u8* fetch(const Arena::View& arena, u32 row) const {
+      const u8* const data = arena.row(row);
+      fetch_bytes(data, u64(bytes));
+      return data;
+    }
     void visit(u64 from, const Found& found) const {
       const auto [data, rows, places, n] = found;
       const bool zeros = missing == Missing::zeros;
@@ -203,7 +206,8 @@ void Table::lookup(const i64* ids, u64 n, Missing missing, i64 step, float* out,
 void Table::contains(const i64* ids, u64 n, u8* out) const {
   struct Reader {
     u8* out;
-    void fetch(const u8*, u32) const {}
+    // Whether there is a row needs none: those in a file stay there.
+    const u8* fetch(const Arena::View&, u32) const { return nullptr; }
     void visit(u64 from, const Found& found) const {
       found.each_place([&](u64 place, u64 i) { out[from + place] = found.rows[i] != kNoRow; });
     }
@@ -232,8 +236,9 @@ void Table::entries(const i64* ids, u64 n, u8* found, float* rows, float* states
     float* states;
     i64* times;
 
-    void fetch(const u8* data, u32 row) const {
-      if (data != nullptr) table.fetch_row(row);
+    const u8* fetch(const Arena::View& arena, u32 row) const {
+      table.fetch_row(row);
+      return arena.row(row);
     }
     void visit(u64 from, const Found& found) const {
       found.each_place([&](u64 place, u64 i) { visit_one(from + place, found.rows[i]); });

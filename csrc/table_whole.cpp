@@ -50,7 +50,7 @@ bool Table::exchange(Table& other) {
   other.arena_.check();
   const std::lock_guard alone(clearing_), alone_there(other.clearing_);
   if (snapshot_.is_open() || other.snapshot_.is_open()) return false;
-  if (arena_.in_file() != other.arena_.in_file()) return false;
+  if (!arena_.can_swap(other.arena_)) return false;
   with_all_shards([&] {
     other.with_all_shards([&] {
       for (int i = 0; i < kShards; ++i) {

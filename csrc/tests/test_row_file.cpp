@@ -96,6 +96,34 @@ void rows_are_those_of_a_table_in_memory() {
   CHECK(looked_up(*staging.table, {ids[5]}) == ones(kDim, 7));
 }
 
+// What is charged for rows in a file depends on its budget: to swap two would leave a wrong charge.
+void files_of_different_budgets_do_not_swap() {
+  const u64 before = memory_used();
+  {
+    InFile small(kBudget / 16), large(4 * kBudget);
+    const std::vector<i64> ids = random_ids(5000, 8);
+    const std::vector<float> rows = ones(ids.size() * kDim, 3);
+    small.table->assign(ids.data(), ids.size(), rows.data(), 1);
+    CHECK(!small.table->exchange(*large.table));
+    CHECK(large.table->size() == 0 && looked_up(*small.table, ids) == rows);
+  }
+  CHECK(memory_used() == before);
+}
+
+// Whether an id has a row is in the index: no page comes to memory for it.
+void rows_that_are_only_asked_for_stay_in_the_file() {
+  InFile ours(kBudget);
+  const std::vector<i64> ids = random_ids(20000, 9);
+  ours.table->assign(ids.data(), ids.size(), ones(ids.size() * kDim, 3).data(), 1);
+  const u64 resident = ours.file->resident_bytes();
+  for (u64 from = 0; from < ids.size(); from += 100) {
+    std::vector<u8> there(100);
+    ours.table->contains(ids.data() + from, 100, there.data());
+    CHECK(there == std::vector<u8>(100, 1));
+    CHECK(ours.file->resident_bytes() == resident);
+  }
+}
+
 void a_file_serves_one_table() {
   InFile ours(kBudget);
   try {
@@ -192,13 +220,35 @@ void threads_share_a_small_budget() {
   for (float value : looked_up(*ours.table, ids)) CHECK(value == 2);
 }
 
+// Between the write of a page and its leave, others write to it: that comes back with the page.
+void no_update_is_lost_while_pages_leave() {
+  constexpr int kRounds = 5;
+  InFile ours(0);  // all pages leave after each call, whoever uses them
+  const std::vector<i64> ids = random_ids(400, 10);
+  const std::vector<float> rows = ones(ids.size() * kDim);
+  std::atomic<int> writing{2};
+  std::vector<std::thread> writers;
+  for (int writer = 0; writer < 2; ++writer)
+    writers.emplace_back([&] {
+      for (int i = 0; i < kRounds; ++i)
+        ours.table->assign_add(ids.data(), ids.size(), rows.data(), 1);
+      --writing;
+    });
+  while (writing != 0) looked_up(*ours.table, {ids[0]});
+  for (std::thread& writer : writers) writer.join();
+  CHECK(looked_up(*ours.table, ids) == ones(rows.size(), 1 + 2 * kRounds));
+}
+
 }  // namespace
 
 int main() {
   rows_are_those_of_a_table_in_memory();
+  files_of_different_budgets_do_not_swap();
+  rows_that_are_only_asked_for_stay_in_the_file();
   a_file_serves_one_table();
   a_file_that_cannot_grow_loses_nothing();
   a_forked_child_is_refused_and_harms_nobody();
   threads_share_a_small_budget();
+  no_update_is_lost_while_pages_leave();
   std::puts("row_file: ok");
 }

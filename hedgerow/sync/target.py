@@ -284,4 +284,5 @@ class Target:
 def _pause_s(failures: int) -> float:
     """Longer after each failure, and never the same for two publishers."""
     longest = min(_LONGEST_PAUSE_S, _FIRST_PAUSE_S * 2.0 ** min(failures - 1, 10))
-    return longest * random.uniform(0.5, 1.0)
+    # Not the process's own generator: whoever seeded that means to draw from it alone.
+    return longest * random.SystemRandom().uniform(0.5, 1.0)

@@ -3,6 +3,7 @@ were replaced and live on."""
 
 from __future__ import annotations
 
+import random
 import threading
 from collections.abc import Iterator, Mapping, Sequence
 
@@ -20,6 +21,7 @@ from hedgerow.sync.pending import Pass, Pending
 from hedgerow.sync.protocol import read_json
 from hedgerow.sync.publisher import Publisher
 from hedgerow.sync.source import HostSource, RowsRead, Share
+from hedgerow.sync.target import _pause_s
 from hedgerow.tables.host import HostTable
 from hedgerow.tables.touched import Touched
 
@@ -243,6 +245,13 @@ def test_a_list_that_fails_keeps_the_replicas_known_so_far() -> None:
         with pytest.raises(KeyError):
             publisher.stop()
         assert rows_of(one.store.tables) == rows_of(tables)
+
+
+def test_pauses_differ_and_draw_nothing_from_the_generator_of_the_process() -> None:
+    before = random.getstate()
+    pauses = {_pause_s(failures) for failures in [4] * 8}
+    assert len(pauses) > 1
+    assert random.getstate() == before
 
 
 def test_words_that_make_no_sense_are_refused() -> None:
