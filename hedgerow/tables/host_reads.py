@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Self
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -223,8 +224,6 @@ def slice_rows(layout: RowLayout, rows: int | None) -> int:
 
 def all_found(n: int) -> Bool[Tensor, "n"]:
     """True, n times; by numpy, since torch would wake its threads for so little."""
-    import numpy as np  # `import hedgerow` does without it
-
     return torch.from_numpy(np.ones(n, np.bool_))
 
 

@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import torch
-from numpy.typing import NDArray
 
 from ..tables.config import Segment, TableConfig
 from ..tables.host import HostTable
 from ..tables.initializers import Zeros
 from ..tables.optimizers import Sgd
 
-Ids = NDArray[np.int64]
+Ids = np.ndarray[Any, np.dtype[np.int64]]
 _HIGH = 1 << 20  # a float32 holds whole numbers up to 2**24: a place is written in two
 
 

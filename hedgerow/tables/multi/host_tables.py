@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from itertools import pairwise
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -167,8 +168,6 @@ class HostTables(SeveralTables):
         False, with nothing changed, where numbers could not stand there in memory, or a table
         rejects a value: `assign` does it, or says why not. The caller has measured the places.
         """
-        import numpy as np  # `import hedgerow` does without it
-
         start = np.frombuffer(message, np.uint8).ctypes.data
         given = [
             (table, start + ids, n, start + rows)
