@@ -10,8 +10,10 @@ from threading import Condition
 class SharedLock:
     """Owns a condition. Who waits to have it alone goes before readers that come later.
 
+    So no thread may take it again while it has it: it would wait for who waits for it.
+
     >>> lock = SharedLock()
-    >>> with lock.shared(), lock.shared():
+    >>> with lock.shared():
     ...     pass
     >>> with lock.alone():
     ...     pass
