@@ -12,7 +12,7 @@ from ..core.errors import InputError
 from .checkpoint_cases import CASES, load_case, lookups_case, save_case
 from .checkpoint_work import FULL, QUICK, CheckpointWork
 from .ours import Ours
-from .progress import Progress
+from .progress import Progress, counted
 from .report import machine
 from .settings import Settings
 
@@ -26,13 +26,8 @@ def run(settings: Settings, progress: Progress, folder: Path | None = None) -> d
             f"folder is {folder}, which is no folder; name one on the disk to measure."
         )
     sizes, rounds = QUICK if settings.quick else FULL, settings.rounds
-    done, total = 0, len(CASES) * (rounds + 1)  # one to warm up
-
-    def on_round(text: str) -> None:
-        nonlocal done
-        done += 1
-        progress(text, done, total)
-
+    total = len(CASES) * (rounds + 1)  # one to warm up
+    on_round = counted(progress, total)
     progress("making rows", 0, total)
     before = native.threads()
     native.set_threads(settings.threads)

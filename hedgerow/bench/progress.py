@@ -2,11 +2,23 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable
 
 from .cases import Stage
 
 Progress = Callable[[str, int, int], None]  # what, units done, units in all
+
+
+def counted(progress: Progress, total: int) -> Callable[[str], None]:
+    """What to call after each of `total` rounds, with what was done.
+
+    >>> told = counted(lambda *line: print(*line), 2)
+    >>> told("save")
+    save 1 2
+    """
+    rounds = itertools.count(1)
+    return lambda text: progress(text, next(rounds), total)
 
 
 class Counter:

@@ -21,7 +21,7 @@ from ..tables.row_file import RowFile
 from ..tables.store import Entries
 from .checkpoint_cases import OnRound, compared, in_turns
 from .ours import Ours
-from .progress import Progress
+from .progress import Progress, counted
 from .report import machine
 from .settings import Settings
 from .work import WorkPlan, random_ids, row_numbers
@@ -138,13 +138,8 @@ def run(settings: Settings, progress: Progress, folder: Path | None = None) -> d
     if not folder.is_dir():
         raise InputError(f"folder is {folder}, which is no folder; name one on a disk.")
     plan, rounds = _QUICK if settings.quick else _FULL, settings.rounds
-    done, total = 0, len(_ACCESSES) * (rounds + 1)  # one to warm up
-
-    def on_round(text: str) -> None:
-        nonlocal done
-        done += 1
-        progress(text, done, total)
-
+    total = len(_ACCESSES) * (rounds + 1)  # one to warm up
+    on_round = counted(progress, total)
     progress("making rows", 0, total)
     before = native.threads()
     native.set_threads(settings.threads)
