@@ -19,6 +19,9 @@ constexpr u64 kArrayBytes = kIds * sizeof(u32);
 constexpr int kSample = 16;                 // keys of every 16th shard are counted: a random sample
 constexpr u32 kDense = kIds / kSample / 2;  // an array costs 8 bytes a row at most when it is made
 constexpr u32 kSparse = kDense / 4;         // and is dropped at 32
+// 16 MiB: less than two bytes a row of a table of ten million rows, which may take 30 beyond its
+// payload. Ids of further ranges are found in the index.
+constexpr u64 kMostArrays = 64;
 
 constexpr u64 kFirstKeys = 16;  // of a search, which show where the others may be
 
@@ -84,6 +87,7 @@ void NearIds::make_array(u64 range) {
   const std::lock_guard hold(mutex_);
   Range& at = ranges_[range];
   if (at.rows.load(std::memory_order_relaxed) != nullptr) return;
+  if (blocks_.size() >= kMostArrays && !blocks_.contains(range)) return;
   try {
     Block& block = blocks_[range];
     if (block.data() == nullptr) block = Block(kArrayBytes, PageSize::small);

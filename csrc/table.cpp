@@ -208,7 +208,7 @@ void Table::commit(Plan& plan, int number, std::span<Group> groups, std::span<co
 // they are needed in the order of the shards. Threads start at different shards to keep out of each
 // other's way.
 template <class Op>
-Applied Table::commit_all(Plan& plan, u64 n, const Op& op) {
+Applied Table::commit_all(Plan& plan, const Op& op) {
   Applied total;
   std::mutex totalling;
   parallel_for(i64(plan.tiles()), [&](i64 tile) {
@@ -276,7 +276,7 @@ Applied Table::write_now(const i64* ids, u64 n, const Op& op, const Asking* aski
       refused = admit(plan, *asking);
     if (Op::kInserts && plan.any_absent()) reserve(plan, n);
     changing = true;
-    total = commit_all(plan, n, op);
+    total = commit_all(plan, op);
   } catch (OutOfMemory& error) {
     release(plan);
     error.rows_changed = changing;

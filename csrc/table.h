@@ -186,7 +186,7 @@ class Table {
   Applied write_now(const i64* ids, u64 n, const Op& op, const Asking* asking);
   i64 admit(Plan& plan, const Asking& asking);  // how many occurrences were refused
   template <class Op>
-  Applied commit_all(Plan& plan, u64 n, const Op& op);
+  Applied commit_all(Plan& plan, const Op& op);
   template <class Op>
   void fetch_batch(const Plan& plan, std::span<const Group> groups, const Op& op) const;
   template <class Op>

@@ -86,6 +86,18 @@ void an_array_comes_with_half_of_its_range_and_goes_with_most_of_it() {
   }
 }
 
+void arrays_take_sixteen_megabytes_at_most() {
+  NearIds near;
+  const i64 last = 70 * i64(kRange);
+  for (u64 key = 0; key < u64(last); ++key) near.insert(shard_of_key(key), key, u32(key));
+  const i64 first = 0, beyond = last - 1;
+  CHECK(near.bytes() == 64 * kArrayBytes && near.serves(&first, 1) && !near.serves(&beyond, 1));
+  for (u64 key = 0; key < kRange; ++key) near.erase(shard_of_key(key), key);
+  CHECK(near.bytes() == 63 * kArrayBytes);
+  for (u64 key = 0; key < kRange; ++key) near.insert(shard_of_key(key), key, 5);
+  CHECK(near.bytes() == 64 * kArrayBytes && near.serves(&first, 1));  // in the memory that it had
+}
+
 void rows_are_those_of_the_index() {
   Table table = sgd_table(kDim);
   const std::vector<i64> ids = ids_from(0, 2 * kRange);
@@ -198,6 +210,7 @@ void beside_readers() {
 int main() {
   set_thread_count(2);
   an_array_comes_with_half_of_its_range_and_goes_with_most_of_it();
+  arrays_take_sixteen_megabytes_at_most();
   for (const std::string& isa : available_isas()) {
     set_isa(isa);
     rows_are_those_of_the_index();

@@ -1,8 +1,10 @@
 """One optimizer step on the row of each id of a batch: sum, find or insert, first value, update.
 
-A row of one segment goes through one kernel. Of several segments, the first kernel also looks at
-the gradients of the others (a sum that is not finite anywhere leaves the whole row as it is) and
-tells where each row is; one kernel a segment follows.
+A first pass steps the rows that exist and lists the ids that have none; a second makes room and
+first values for these and steps them. So the pass that most ids go through needs few registers, and
+many of its programs run at once. Of several segments, both passes also look at the gradients of the
+others (a sum that is not finite anywhere leaves the whole row as it is) and tell where each row is;
+one more pass a segment follows.
 """
 
 from __future__ import annotations
@@ -15,7 +17,7 @@ from torch import Tensor
 from ..core.hashing import signed64
 from ..core.shapes import Float32, Int64
 from .counting import count_up
-from .find import live_count
+from .find import live_count, probe
 from .find_or_insert import claim
 from .finite import all_finite
 from .first_values import start_rows
@@ -24,58 +26,88 @@ from .lookup import rows_at
 from .placement import TIMES, word
 from .rules import stepped
 from .sum_gradients import heads, sum_pieces, summed
-from .toolchain import blocks, columns_of, jit, tl, writer_tile
+from .toolchain import blocks, columns_of, jit, programs_of, tl, writer_tile
 
 BORN = tl.constexpr(2**40)  # added to the slot of a new row between two kernels
+KNOWN = tl.constexpr(0)  # passes: rows that exist
+NEW = tl.constexpr(1)  # what the first pass left to do
+TOLD = tl.constexpr(2)  # further segments of all these rows
 
 
 @jit
-def _claimed(
+def _known(
+    slots: tl.tensor | None,
+    index: tl.tensor,
+    key: tl.tensor,
+    source: tl.tensor,
+    head: tl.tensor,
+    buckets: tl.tensor,
+    LINES: tl.constexpr,
+) -> tl.tensor:
+    """The slots of groups that have one, as a lookup told or as the index does; others -1.
+
+    What another program inserts meanwhile may be missed here; `claim` looks again.
+    """
+    if slots is None:
+        return probe(index, key, head, 0, buckets, LINES)
+    else:  # noqa: RET505 (Triton wants both arms)
+        return tl.load(slots + source, mask=head, other=-1)
+
+
+@jit
+def _leave(left: tl.tensor, i: tl.tensor, leaves: tl.tensor) -> None:
+    """Adds positions to the list of those left to do, whose length stands before it."""
+    count = tl.sum(leaves.to(tl.int64), axis=0)
+    if count > 0:
+        begin = tl.atomic_add(left, count, sem="relaxed")
+        place = begin + tl.cumsum(leaves.to(tl.int64), axis=0)
+        tl.store(left + place, i, mask=leaves)
+
+
+@jit
+def _placed(
     table: tl.tuple,
+    i: tl.tensor,
     group: tl.tuple,
     now: tl.tensor,
     buckets: tl.tensor,
+    PASS: tl.constexpr,
     STAMP: tl.constexpr,
     LINES: tl.constexpr,
 ) -> tuple[tl.tensor, tl.tensor]:
-    """The slot of each group, -1 where nothing is to be done, and whether it is new."""
-    slots, index, counts = table
-    head, key, source, finite, count = group
+    """The slots of groups that change in this pass, others -1; and which of them are new."""
+    index, counts, slots, left = table
+    key, source, head, finite, count = group
     wanted = head & finite
-    if slots is None:
-        known = tl.full(key.shape, -1, tl.int64)
+    if PASS == KNOWN:
+        known = _known(slots, index, key, source, head, buckets, LINES)
+        slot, born = tl.where(wanted, known, -1), key != key
+        _leave(left, i, wanted & (known < 0))
+        count_up(counts, born, born, tl.where(head & ~finite, count, 0))
     else:
-        known = tl.load(slots + source, mask=wanted, other=-1)
-    found, born = claim(index, key, wanted & (known < 0), 0, buckets, LINES)
-    slot = tl.where(known >= 0, known, found)
-    there = slot >= 0
-    stamped = there if STAMP else born
-    tl.store(index + word(slot, TIMES, LINES), tl.zeros_like(slot) + now, mask=stamped)
-    count_up(counts, born, wanted & ~there, tl.where(head & ~finite, count, 0))
+        slot, born = claim(index, key, wanted, 0, buckets, LINES)
+        count_up(counts, born, wanted & (slot < 0), tl.zeros_like(key))
+    if STAMP or PASS == NEW:
+        stamped = slot >= 0 if STAMP else born
+        tl.store(index + word(slot, TIMES, LINES), tl.zeros_like(slot) + now, mask=stamped)
     return slot, born
 
 
-@jit(do_not_specialize=["n", "buckets", "seed", "now"])
-def _apply(
-    ids: tl.tensor,
-    order: tl.tensor | None,
-    slots: tl.tensor | None,
-    used: tl.tensor | None,
-    grads: tl.tensor,
-    piece_sums: tl.tensor | None,
-    piece_counts: tl.tensor | None,
-    placed: tl.tensor | None,
-    index: tl.tensor,
-    values: tl.tensor,
-    counts: tl.tensor,
-    numbers: tl.tensor,
+@jit
+def _step_at(
+    i: tl.tensor,
     n: tl.tensor,
+    live: tl.tensor,
+    batch: tl.tuple,
+    table: tl.tuple,
+    draw: tl.tuple,
+    values: tl.tensor,
+    placed: tl.tensor | None,
     buckets: tl.tensor,
     now: tl.tensor,
     rate: tl.tensor,
-    seed: tl.tensor,
-    a: tl.tensor,
-    scale: tl.tensor,
+    numbers: tl.tensor,
+    PASS: tl.constexpr,
     RULE: tl.constexpr,
     KIND: tl.constexpr,
     START: tl.constexpr,
@@ -89,33 +121,92 @@ def _apply(
     COLUMNS: tl.constexpr,
     ALL_COLUMNS: tl.constexpr,
 ) -> None:
-    i = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)
-    live = live_count(used, n)
-    key, source, head = heads(ids, order, i, n, live)
-    batch = (ids, order, grads, piece_sums, piece_counts)
+    """What one pass does to the groups that begin at the grouped positions i."""
+    key, source, head = heads(batch[0], batch[1], i, n, live)
     total, count = summed(batch, i, key, source, head, n, live, START, DIM, WIDTH, COLUMNS)
-    if START == 0:
+    if PASS == TOLD:
+        told = tl.load(placed + i, mask=i < n, other=-1)
+        slot, born = tl.where(told >= BORN, told - BORN, told), told >= BORN
+    else:
         finite = all_finite(total)
         if DIM < WIDTH:
             row, _ = summed(batch, i, key, source, head, n, live, 0, WIDTH, WIDTH, ALL_COLUMNS)
             finite = all_finite(row)
-        table, group = (slots, index, counts), (head, key, source, finite, count)
-        slot, born = _claimed(table, group, now, buckets, STAMP, LINES)
+        group = (key, source, head, finite, count)
+        slot, born = _placed(table, i, group, now, buckets, PASS, STAMP, LINES)
         if placed is not None:
             tl.store(placed + i, tl.where(born, slot + BORN, slot), mask=i < n)
-    else:
-        told = tl.load(placed + i, mask=i < n, other=-1)
-        slot, born = tl.where(told >= BORN, told - BORN, told), told >= BORN
     there = slot >= 0
     w = rows_at(values + START, tl.where(born, -1, slot), DIM, STRIDE, COLUMNS)
-    if tl.max(born.to(tl.int32), axis=0) > 0:
-        first = start_rows(key, seed, a, scale, KIND, START, ROWS, COLUMNS)
-        w = tl.where(born[:, None], first, w)
+    if PASS != KNOWN:
+        if tl.max(born.to(tl.int32), axis=0) > 0:
+            seed, a, scale = draw
+            first = start_rows(key, seed, a, scale, KIND, START, ROWS, COLUMNS)
+            w = tl.where(born[:, None], first, w)
     total = tl.where(there[:, None], total, 0.0)  # what is left out may not be finite
     rows = (values, slot * STRIDE + STATE, there, born, numbers)
     column, w = tl.arange(0, COLUMNS)[None, :], stepped(rows, w, total, rate, RULE, DIM, COLUMNS)
     place = values + slot[:, None] * STRIDE + START + column
     tl.store(place, w, mask=there[:, None] & (column < DIM))
+
+
+@jit(do_not_specialize=["n", "buckets", "seed", "now"])
+def _apply(
+    ids: tl.tensor,
+    order: tl.tensor | None,
+    slots: tl.tensor | None,
+    used: tl.tensor | None,
+    grads: tl.tensor,
+    piece_sums: tl.tensor | None,
+    piece_counts: tl.tensor | None,
+    placed: tl.tensor | None,
+    left: tl.tensor,
+    index: tl.tensor,
+    values: tl.tensor,
+    counts: tl.tensor,
+    numbers: tl.tensor,
+    n: tl.tensor,
+    buckets: tl.tensor,
+    now: tl.tensor,
+    rate: tl.tensor,
+    seed: tl.tensor,
+    a: tl.tensor,
+    scale: tl.tensor,
+    PASS: tl.constexpr,
+    RULE: tl.constexpr,
+    KIND: tl.constexpr,
+    START: tl.constexpr,
+    DIM: tl.constexpr,
+    STATE: tl.constexpr,
+    WIDTH: tl.constexpr,
+    STRIDE: tl.constexpr,
+    STAMP: tl.constexpr,
+    LINES: tl.constexpr,
+    ROWS: tl.constexpr,
+    COLUMNS: tl.constexpr,
+    ALL_COLUMNS: tl.constexpr,
+) -> None:
+    batch = (ids, order, grads, piece_sums, piece_counts)
+    table, draw, live = (index, counts, slots, left), (seed, a, scale), live_count(used, n)
+    block = tl.program_id(0).to(tl.int64) * ROWS
+    if PASS == NEW:
+        many = tl.load(left)
+        while block < many:
+            j = block + tl.arange(0, ROWS)
+            i = tl.load(left + 1 + j, mask=j < many, other=n)
+            _step_at(
+                *(i, n, live, batch, table, draw, values, placed, buckets, now, rate, numbers),
+                *(PASS, RULE, KIND, START, DIM, STATE, WIDTH, STRIDE, STAMP, LINES),
+                *(ROWS, COLUMNS, ALL_COLUMNS),
+            )
+            block += tl.num_programs(0) * ROWS
+    else:
+        i = block + tl.arange(0, ROWS)
+        _step_at(
+            *(i, n, live, batch, table, draw, values, placed, buckets, now, rate, numbers),
+            *(PASS, RULE, KIND, START, DIM, STATE, WIDTH, STRIDE, STAMP, LINES),
+            *(ROWS, COLUMNS, ALL_COLUMNS),
+        )
 
 
 def apply(
@@ -145,13 +236,21 @@ def apply(
     pieces = (None, None) if grouped.order is None else sum_pieces(grouped, grads, used)
     if placed is None and len(parts) > 1:
         placed = torch.empty_like(grouped.ids)
-    for part, rate in zip(parts, rates, strict=True):
+    left = grouped.ids.new_empty(n + 1)
+    left[:1].zero_()
+    steps = list(zip(parts, rates, strict=True))
+    passes = [(steps[0], KNOWN), (steps[0], NEW), *((step, TOLD) for step in steps[1:])]
+    for (part, rate), which in passes:
         tile = writer_tile(part.dim if part.start else table.dim, 512)
-        _apply[blocks(n, tile["ROWS"])](
-            *(grouped.ids, grouped.order, slots, used, grads, *pieces, placed),
+        grid = blocks(n, tile["ROWS"])
+        if which is NEW:
+            grid = (min(*grid, programs_of(left.device)),)
+        _apply[grid](
+            *(grouped.ids, grouped.order, slots, used, grads, *pieces, placed, left),
             *(table.index, table.values, counts, part.numbers),
             *(n, table.buckets, now, rate, signed64(part.first.seed)),
             *(part.first.a, part.first.scale),
+            PASS=which.value,
             RULE=part.rule,
             KIND=part.first.kind,
             START=part.start,

@@ -41,7 +41,7 @@ def compile_only(kernel: Any, grid: tuple[int]) -> Any:
         ptx = made.asm["ptx"]
         told = {
             "kernel": kernel.__name__,
-            "later_segment": options.get("START", 0) > 0,  # its rows have been placed
+            "places": options.get("START", 0) == 0 and options.get("PASS", 1) == 1,  # its rows
             "cubin_bytes": len(made.asm["cubin"]),
             "fused": len(re.findall(r"\bfma\.", ptx)),
             "flushed": ptx.count(".ftz"),

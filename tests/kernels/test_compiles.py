@@ -56,11 +56,9 @@ def test_every_kernel_compiles_for_hopper(tmp_path: Path, forms: str) -> None:
     for kernel in told:
         assert kernel["cubin_bytes"] > 0
         assert kernel["fused"] == kernel["flushed"] == 0, kernel
-        swapping = kernel["kernel"] in SWAPPING and not kernel["later_segment"]
+        swapping = kernel["kernel"] in SWAPPING and kernel["places"]
         swaps = SWAPS.get(kernel["kernel"], 1) if swapping else 0
         assert kernel["swaps"] == ["b64"] * swaps, kernel
         assert kernel["keys_a_thread"] == (
-            {**SWAPPING, **READING_AS_MUCH}.get(kernel["kernel"], 0)
-            if not kernel["later_segment"]
-            else 0
+            {**SWAPPING, **READING_AS_MUCH}.get(kernel["kernel"], 0) if kernel["places"] else 0
         ), kernel
