@@ -77,16 +77,14 @@ class CacheMoves(TierWatch):
         if len(missing):
             missing = missing[self.slow.contains(torch.from_numpy(missing)).numpy()]
         hits = at[at >= 0]
-        self.places.used[hits] = self._now
+        self.places.use(hits, self._now)
         if len(missing):
             missing = missing[: self._room_for(missing, hits)]
             self._bring(missing, hits, known)
 
     def _room_for(self, missing: Ids, hits: Ids) -> int:
         """How many of the rows can come while `hits` and pinned rows stay."""
-        pinned = self.places.pins > 0
-        pinned[hits] = True
-        room = self.places.rows - int(pinned.sum())
+        room = self.places.not_held(hits)
         if len(missing) > room and not self.allow_small:
             raise CacheTooSmallError(
                 f"table {self.config.name!r}: {len(missing)} rows must come to the cache, and "
@@ -124,8 +122,8 @@ class CacheMoves(TierWatch):
             return
         placed = self.fast.move_in(rows).cpu()
         at = self.places.take(rows.ids[placed].numpy())
-        self.places.used[at] = self._now
-        self.places.dirty[at] = is_dirty
+        self.places.use(at, self._now)
+        self.places.set_dirty(at, is_dirty)
         if is_dirty and not bool(placed.all()):
             self.slow.move_in(rows.where(~placed))
 
@@ -134,16 +132,13 @@ class CacheMoves(TierWatch):
         needed = rows - self.places.free
         if needed <= 0:
             return
-        may_leave = self.places.taken & (self.places.pins == 0)
-        may_leave[stay] = False
-        at = may_leave.nonzero()[0]
-        at = at[np.argpartition(self.places.used[at], needed - 1)[:needed]]
-        self._drop(at)
+        self._drop(self.places.coldest(needed, stay))
         self.counters.add("cache_evictions", needed)
 
     def _drop(self, at: Ids) -> None:
         """Rows leave the cache; changed ones are on their way to the slow store from now on."""
-        ids, dirty = self.places.ids[at], self.places.ids[at[self.places.dirty[at]]]
+        ids = self.places.ids_at(at)
+        dirty = ids[self.places.are_dirty(at)]
         if len(dirty):
             self._log(dirty)
             self._back.put(self.fast.read_out(torch.from_numpy(dirty)).to("cpu"))
@@ -159,7 +154,7 @@ class CacheMoves(TierWatch):
         self._back.settle(ids)
 
     def _changing(self, at: Ids) -> None:
-        self.places.dirty[at] = True
+        self.places.set_dirty(at, True)
 
     @contextmanager
     def _logged(self) -> Iterator[list[Ids]]:

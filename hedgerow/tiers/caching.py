@@ -134,19 +134,15 @@ class CachingTable(CacheMoves):
                 self._fetch(batch.ids, known.where(torch.from_numpy(fresh)))
                 at = self.places.find(batch.ids)
                 batch.home, batch.places = self.places, at[at >= 0]
-                batch.born = self.places.born[batch.places]
-                self.places.pins[batch.places] += 1
+                batch.born = self.places.hold(batch.places)
         self.counters.add("prefetches", len(batch.ids))
 
     def _release(self, batch: Prefetched) -> None:
         if not self._ahead.remove(batch):
             return
         with self._writing:
-            if batch.home is not self.places:
-                return
-            same = self.places.born[batch.places] == batch.born  # else the id left in between
-            same &= self.places.taken[batch.places]
-            self.places.pins[batch.places[same]] -= 1
+            if batch.home is self.places:
+                self.places.let_go(batch.places, batch.born)
 
     def _await(self, distinct: Ids) -> None:
         """Waits for prefetched batches whose rows are needed now: they come late."""
@@ -214,7 +210,7 @@ class CachingTable(CacheMoves):
                 assert found.ids is not None
                 self._remove_copies(found.ids)
             except BaseException:
-                cached = torch.from_numpy(self.places.ids[self.places.at()])
+                cached = torch.from_numpy(self.places.ids_at(self.places.at()))
                 self._remove_copies(cached[~self.slow.contains(cached)])
                 raise
         return found if capture else Evicted(found.rows)
@@ -225,7 +221,7 @@ class CachingTable(CacheMoves):
         self._back.take_back(ids)
         at = np.unique(self.places.find(ids.numpy()))
         at = at[at >= 0]
-        gone = torch.from_numpy(self.places.ids[at])
+        gone = torch.from_numpy(self.places.ids_at(at))
         self.places.give(at)
         self.fast.move_out(gone)
 
@@ -236,13 +232,13 @@ class CachingTable(CacheMoves):
 
     def _flush(self) -> None:
         self._back.flush()
-        at = (self.places.dirty & self.places.taken).nonzero()[0]
+        at = self.places.dirty()
         if len(at):
-            ids = self.places.ids[at]
+            ids = self.places.ids_at(at)
             self._log(ids)
             self._back.put(self.fast.read_out(torch.from_numpy(ids)).to("cpu"))
             self._back.flush()
-            self.places.dirty[at] = False
+            self.places.set_dirty(at, False)
 
     # ---- all rows at once
 
@@ -270,4 +266,4 @@ class CachingTable(CacheMoves):
     def _tier_counts(self) -> dict[str, int]:
         names = ("fetches", "cache_evictions", "write_backs", "prefetches", "late_prefetches")
         moved = {name: self.counters.read(name) for name in names}
-        return {**super()._tier_counts(), "dirty_rows": int(self.places.dirty.sum()), **moved}
+        return {**super()._tier_counts(), "dirty_rows": len(self.places.dirty()), **moved}

@@ -176,20 +176,18 @@ class HybridTable(TierWatch):
             return self._coldest[:0]
         if self._looked >= _RENEW_STEPS or len(self._coldest) < len(uses):
             self._find_coldest()
-        at = self._coldest[self.places.taken[self._coldest]]
-        theirs = self._uses.of(self.places.ids[at])
+        at = self._coldest[self.places.are_taken(self._coldest)]
+        theirs = self._uses.of(self.places.ids_at(at))
         order = np.argsort(theirs, kind="stable")[: len(uses)]
         at, theirs = at[order], theirs[order]
         gains = uses[: len(at)] > theirs + self._uses.weight
         leaving = at[: int(gains.argmin()) if not gains.all() else len(gains)]
-        gone = np.zeros(self.places.rows, np.bool_)
-        gone[leaving] = True
-        self._coldest = self._coldest[~gone[self._coldest]]
+        self._coldest = self._coldest[np.isin(self._coldest, leaving, invert=True)]
         return leaving
 
     def _find_coldest(self) -> None:
         at = self.places.at()
-        uses = self._uses.of(self.places.ids[at])
+        uses = self._uses.of(self.places.ids_at(at))
         n = min(len(at), _SPARE * self.promotions)
         self._coldest = at[np.argpartition(uses, n - 1)[:n]] if n else at
         self._looked = 0
@@ -198,7 +196,7 @@ class HybridTable(TierWatch):
         """Rows come to the fast store, and those at the places `leaving` go back."""
         if not len(coming):
             return
-        going = self.places.ids[leaving]
+        going = self.places.ids_at(leaving)
         with self._moves.alone(), self._mended(np.concatenate([coming, going])):
             if len(leaving):
                 gone = torch.from_numpy(going)
@@ -224,7 +222,7 @@ class HybridTable(TierWatch):
         try:
             yield
         except BaseException:
-            ids = self.places.ids[self.places.at()] if ids is None else np.unique(ids)
+            ids = self.places.ids_at(self.places.at()) if ids is None else np.unique(ids)
             at = self.places.find(ids)
             held = torch.from_numpy(ids[at >= 0])
             there = self.fast.contains(held.to(self.device)).cpu()
@@ -244,7 +242,7 @@ class HybridTable(TierWatch):
 
     def _all_to_slow(self) -> None:
         at = self.places.at()
-        ids = torch.from_numpy(self.places.ids[at])
+        ids = torch.from_numpy(self.places.ids_at(at))
         with self._mended(ids.numpy()):
             self.slow.move_in(self.fast.read_out(ids))
             self.places.give(at)

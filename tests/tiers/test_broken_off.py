@@ -73,7 +73,7 @@ def _check(table: Any, alone: HostTable) -> None:
     assert table.size() == alone.size()
     assert torch.equal(table.lookup(ids).rows, alone.lookup(ids).rows)
     assert torch.equal(table.contains(ids), alone.contains(ids))
-    assert len(table.places) == int(table.places.taken.sum())
+    assert len(table.places) == len(table.places.at())
     with table.snapshot() as saved:
         assert sum(len(part) for part in saved.scan()) == alone.size()
     if isinstance(table, CachingTable):
@@ -211,8 +211,8 @@ def test_a_thread_that_cannot_start_is_told_and_started_later(
     _check(table, alone)
     with table.prefetch(ids[:8]) as batch:  # the one that was refused counts no more
         batch.wait()
-        assert int(table.places.pins.sum()) == 8
-    assert int(table.places.pins.sum()) == 0
+        assert int(table.places._pins.sum()) == 8
+    assert int(table.places._pins.sum()) == 0
     _train([table, alone], seed=2)
     _check(table, alone)
 
