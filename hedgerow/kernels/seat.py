@@ -29,6 +29,7 @@ def _seat(
     K: tl.constexpr,
     ROOM: tl.constexpr,
     LINES: tl.constexpr,
+    INSERT: tl.constexpr,
     ROWS: tl.constexpr,
 ) -> None:
     i = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)
@@ -38,7 +39,7 @@ def _seat(
         if spans is not None:
             base, _, _ = span_of((spans, splits), None, i, n, buckets, K, ROOM)
             slot = tl.where(slot >= 0, slot + base * LANES, slot)
-    if tl.min(tl.where(i < n, slot, 0), axis=0) < 0:
+    if INSERT and tl.min(tl.where(i < n, slot, 0), axis=0) < 0:
         base, count, live = span_of((spans, splits), used, i, n, buckets, K, ROOM)
         todo = live & (slot < 0)
         key = tl.load(ids + i, mask=todo, other=0)
@@ -56,8 +57,12 @@ def seat(
     known: Int64[Tensor, "n"] | None = None,
     used: Int64[Tensor, "K"] | None = None,
     splits: Int64[Tensor, "K+1"] | None = None,
+    *,
+    insert: bool = True,
 ) -> Int32[Tensor, "n"]:
     """The slot of each key; -1 for room, and below -1 a number of each id that found no place.
+
+    If nothing is to `insert`, an id whose slot is not `known` is left out like room.
 
     Slots of several tables are numbered through all of them, `known` ones within their own.
     Slots that are `known` are believed. The rows of new ids are not set, and their time is
@@ -71,6 +76,7 @@ def seat(
             table.buckets,
             **several(table.tables),
             LINES=table.lines,
+            INSERT=insert,
             **_TILE,
         )
     return places

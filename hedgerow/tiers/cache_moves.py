@@ -80,7 +80,18 @@ class CacheMoves(TierWatch):
         self.places.use(hits, self._now)
         if len(missing):
             missing = missing[: self._room_for(missing, hits)]
-            self._bring(missing, hits, known)
+            self._bring(missing, self._going(len(missing), hits), known)
+
+    def bring_absent(self, ids: Ids, now: int) -> None:
+        """Brings rows of these ids, as many as have room beside what is used `now`."""
+        with self._writing:
+            self._now = max(self._now, now)
+            missing = ids[self.places.find(ids) < 0]
+            missing = missing[self.slow.contains(torch.from_numpy(missing)).numpy()]
+            going = self._going(len(missing), missing[:0])
+            missing = missing[: self.places.free + len(going)]
+            if len(missing):
+                self._bring(missing, going, None)
 
     def _room_for(self, missing: Ids, hits: Ids) -> int:
         """How many of the rows can come while `hits` and pinned rows stay."""
@@ -93,14 +104,19 @@ class CacheMoves(TierWatch):
             )
         return min(room, len(missing))
 
-    def _bring(self, ids: Ids, stay: Ids, known: MovingRows | None) -> None:
-        """Rows of ids that are not cached; `known` are some that are as the slow store has them."""
+    def _bring(self, ids: Ids, going: Ids, known: MovingRows | None) -> None:
+        """Rows of ids that are not cached come; those at places `going` leave first.
+
+        `known` are some that are as the slow store has them.
+        """
         asked = torch.from_numpy(ids)
         with self._back.still() as leaving:
             late = leaving.contains(asked)  # what the slow store has of these is old
         parts = [self._read_out(asked[~late], known)]
         with self._moves.alone():
-            self._make_room(len(ids), stay)
+            if len(going):
+                self._drop(going)
+                self.counters.add("cache_evictions", len(going))
             with self._back.still() as leaving:
                 dirty = leaving.read_out(asked[late])
                 parts.append(self.slow.read_out(asked[late][~dirty.found]))  # they have arrived
@@ -127,13 +143,10 @@ class CacheMoves(TierWatch):
         if is_dirty and not bool(placed.all()):
             self.slow.move_in(rows.where(~placed))
 
-    def _make_room(self, rows: int, stay: Ids) -> None:
-        """The longest unused rows leave, until there is room for so many."""
+    def _going(self, rows: int, stay: Ids) -> Ids:
+        """The places of the longest unused rows, which make room for so many."""
         needed = rows - self.places.free
-        if needed <= 0:
-            return
-        self._drop(self.places.coldest(needed, stay))
-        self.counters.add("cache_evictions", needed)
+        return self.places.coldest(needed, stay, self._now) if needed > 0 else stay[:0]
 
     def _drop(self, at: Ids) -> None:
         """Rows leave the cache; changed ones are on their way to the slow store from now on."""

@@ -154,9 +154,9 @@ class HybridTable(TierWatch):
 
     # ---- moves
 
-    def _after_update(self, distinct: Ids) -> None:
-        self._uses.step(distinct)
-        self._looked += 1
+    def _after_update(self, distinct: Ids, steps: int = 1) -> None:
+        self._uses.step(distinct, steps)
+        self._looked += steps
         if self._scans or not self.promotions:
             return
         waiting = distinct[self.places.find(distinct) < 0]

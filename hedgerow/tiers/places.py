@@ -146,12 +146,15 @@ class Places:
         held[stay] = True
         return self.rows - int(held.sum())
 
-    def coldest(self, n: int, stay: Ids) -> Ids:
-        """The n longest unused that are neither held nor among those that `stay`."""
-        may_leave = self._taken & (self._pins == 0)
+    def coldest(self, n: int, stay: Ids, before: int) -> Ids:
+        """The n longest unused that are neither held nor among those that `stay`.
+
+        Fewer, if fewer were last used `before` this time.
+        """
+        may_leave = self._taken & (self._pins == 0) & (self._used < before)
         may_leave[stay] = False
         at = may_leave.nonzero()[0]
-        return at[np.argpartition(self._used[at], n - 1)[:n]]
+        return at[np.argpartition(self._used[at], n - 1)[:n]] if n < len(at) else at
 
     def nbytes(self) -> int:
         """Host memory of the map and of what is known of each place."""

@@ -9,7 +9,7 @@ from types import TracebackType
 
 import numpy as np
 
-from .places import Ids, Places
+from .places import Ids
 
 _IDLE_S = 1.0  # so long the thread waits for more
 
@@ -23,7 +23,7 @@ class Prefetched:
 
     def __init__(self, ids: Ids, let_go: Callable[[Prefetched], None]) -> None:
         self.ids = ids
-        self.home: Places | None = None
+        self.home: object = None
         self.places: Ids = ids[:0]  # of its home, pinned, with what was `born` there
         self.born: Ids = ids[:0]
         self._let_go = let_go

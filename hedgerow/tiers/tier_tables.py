@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from itertools import pairwise
+from dataclasses import dataclass
+from itertools import accumulate, pairwise
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -23,6 +24,7 @@ from .tier_writes import check_update
 
 if TYPE_CHECKING:
     from ..tables.device import DeviceTable
+    from .together import Found, Together
 
 
 class TierTables(SeveralTables):
@@ -45,11 +47,13 @@ class TierTables(SeveralTables):
         tables: Sequence[HostTable | DeviceTable | TierTable],
         *,
         device: torch.device = checks.CPU,
+        together: Sequence[Together] = (),
     ) -> None:
         named = {table.config.name: table for table in tables}
         self.config = MultiConfig.of({name: table.config for name, table in named.items()})
         self._tables = tuple(named[name] for name in self.config.names)
         self.device = device
+        self._together = [(self._numbers_of(one), one) for one in together]
 
     def __repr__(self) -> str:
         return f"TierTables({', '.join(map(repr, self._tables))})"
@@ -71,10 +75,21 @@ class TierTables(SeveralTables):
         if out is None:
             out = torch.empty(at[-1], dtype=torch.float32, device=self.device)
         flat = arguments.output(out.view(-1), at[-1], 1, self.device).view(-1)
+        where: dict[Together, Found] = {}
+        alone = set(range(len(self._tables)))
+        for mine, one in self._groups():
+            own = _keys_of(keys, mine)
+            rows = _parts_of(flat, at, mine).view(len(own.ids), self.dims[mine[0]])
+            where[one] = one.lookup(own, rows, missing, step)
+            if not _follow(mine):
+                for k, part in zip(mine, rows.split(_sizes(own)), strict=True):
+                    flat[at[k] : at[k + 1]] = part.reshape(-1)
+            alone -= set(mine)
         for k, (table, ids) in enumerate(self._each(keys)):
-            found = table.lookup(ids, missing=missing, step=step)
-            flat[at[k] : at[k + 1]] = found.rows
-        return Lookup(keys, flat, self.dims)
+            if k in alone:
+                found = table.lookup(ids, missing=missing, step=step)
+                flat[at[k] : at[k + 1]] = found.rows
+        return Lookup(keys, flat, self.dims, epoch=where)
 
     def contains(self, keys: TableKeys | Int64[Tensor, "n"]) -> Bool[Tensor, "n"]:
         """Whether each key has a row."""
@@ -100,8 +115,10 @@ class TierTables(SeveralTables):
         keys = self._keys(at.keys if isinstance(at, Lookup) else at)
         by_table = self.config.rates_of(rates)
         calls: list[tuple[Any, Tensor, Tensor, dict[str, Any]]] = []
+        steps = self._steps(keys, grads, by_table, step, counts, per_occurrence)
+        alone = set(range(len(self._tables))).difference(*(one.numbers for one in steps))
         for k, (table, ids, own) in enumerate(self._shares("grads", keys, grads)):
-            if not len(ids):
+            if not len(ids) or k not in alone:
                 continue
             mine = None if counts is None else counts[keys.splits[k] : keys.splits[k + 1]]
             settings: dict[str, Any] = {
@@ -112,9 +129,36 @@ class TierTables(SeveralTables):
             check_update(table, ids, own, **settings)
             calls.append((table, ids, own, settings))
         how: dict[str, Any] = {"ts": ts, "per_occurrence": per_occurrence}
-        return self._total(
-            [table.apply_gradients(ids, own, **more, **how) for table, ids, own, more in calls]
-        )
+        where = at.epoch if isinstance(at, Lookup) and isinstance(at.epoch, dict) else {}
+        done = [
+            one.group.apply(one.keys, where.get(one.group), one.grads, one.rates, step, ts, one.seen)
+            for one in steps
+        ]
+        done += [table.apply_gradients(ids, own, **more, **how) for table, ids, own, more in calls]
+        return self._total(done)
+
+    def _steps(
+        self,
+        keys: TableKeys,
+        grads: Tensor,
+        rates: Sequence[Sequence[Rate] | None] | None,
+        step: int | None,
+        counts: Tensor | None,
+        per_occurrence: bool,
+    ) -> list[_Step]:
+        """What groups of tables will do together, checked."""
+        steps: list[_Step] = []
+        at = parts.float_offsets(keys.splits, self.dims)
+        flat = parts.flat_rows("grads", grads.reshape(-1), at[-1], self.device)
+        for mine, one in self._groups() if not per_occurrence else ():
+            own = _keys_of(keys, mine)
+            rows = _parts_of(flat, at, mine).view(len(own.ids), self.dims[mine[0]])
+            seen = None if counts is None else _parts_of(counts, keys.splits, mine)
+            mine_rates = None if rates is None else [rates[k] for k in mine]
+            agreed = one.check(own, rows, mine_rates, step, seen)
+            if agreed is not None and len(own.ids):
+                steps.append(_Step(mine, one, own, rows, agreed, seen))
+        return steps
 
     def assign(
         self,
@@ -145,6 +189,13 @@ class TierTables(SeveralTables):
         return self._ask(keys, "erase", torch.bool)
 
     # ---- helpers
+
+    def _numbers_of(self, one: Together) -> tuple[int, ...]:
+        return tuple(self.config.positions[name] for name in one.names)
+
+    def _groups(self) -> Iterator[tuple[tuple[int, ...], Together]]:
+        """The groups that can take a step together now, and the numbers of their tables."""
+        return ((mine, one) for mine, one in self._together if one.can())
 
     def _keys(self, keys: TableKeys | Tensor) -> TableKeys:
         return as_keys(keys, len(self._tables), self.device, room=True).exact()
@@ -181,3 +232,36 @@ class TierTables(SeveralTables):
 
     def _total(self, done: Sequence[Applied]) -> Applied:
         return parts.total([Applied(one.counts.to(self.device)) for one in done])
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Step:
+    """The share of a group of tables in an update."""
+
+    numbers: tuple[int, ...]
+    group: Together
+    keys: TableKeys
+    grads: Float32[Tensor, "n dim"]
+    rates: Sequence[float]
+    seen: Int64[Tensor, "n"] | None
+
+
+def _follow(numbers: Sequence[int]) -> bool:
+    """Whether tables stand one behind the other, so that their parts do."""
+    return list(numbers) == list(range(numbers[0], numbers[0] + len(numbers)))
+
+
+def _parts_of(values: Tensor, splits: Sequence[int], mine: Sequence[int]) -> Tensor:
+    """Parts of these numbers, one behind the other; without a copy where they stand so."""
+    if _follow(mine):
+        return values[splits[mine[0]] : splits[mine[-1] + 1]]
+    return torch.cat([values[splits[k] : splits[k + 1]] for k in mine])
+
+
+def _keys_of(keys: TableKeys, mine: Sequence[int]) -> TableKeys:
+    sizes = [keys.splits[k + 1] - keys.splits[k] for k in mine]
+    return TableKeys(_parts_of(keys.ids, keys.splits, mine), (0, *accumulate(sizes)))
+
+
+def _sizes(keys: TableKeys) -> list[int]:
+    return [stop - start for start, stop in pairwise(keys.splits)]

@@ -26,8 +26,9 @@ from .places import Ids, Places
 from .shared_lock import SharedLock
 from .write_lock import WriteLock
 
-if TYPE_CHECKING:  # it needs Triton
+if TYPE_CHECKING:  # they need Triton
     from ..tables.device import DeviceTable
+    from .device_places import DevicePlaces
 
 _MAX_IDS = 2**31 - 1
 _BYTES = ("index_bytes", "row_bytes", "slack_bytes", "output_bytes")
@@ -52,7 +53,7 @@ class TwoTiers:
         self.layout: RowLayout = slow.layout
         room = checks.count("fast_rows", fast_rows, least=1)
         _check_room(fast, room)
-        self.places = Places(room)
+        self.places = _places(fast, room)
         self.counters = Counters()
         self._writing = WriteLock()
         self._moves = SharedLock()
@@ -228,6 +229,14 @@ class TwoTiers:
         """Places of ids, and which stand in the fast tier and which do not."""
         at = self.places.find(ids.numpy())
         return at, _where(at >= 0), _where(at < 0)
+
+
+def _places(fast: HostTable | DeviceTable, rows: int) -> Places | DevicePlaces:
+    if isinstance(fast, HostTable):
+        return Places(rows)
+    from .device_places import DevicePlaces
+
+    return DevicePlaces(fast, rows)
 
 
 def _where(mask: np.ndarray) -> Int64[Tensor, "n"]:

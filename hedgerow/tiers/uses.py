@@ -31,9 +31,9 @@ class Uses:
         self._growth = 2.0 ** (1 / half_life_steps)
         self.weight = 1.0  # of a use now: older ones keep the smaller one they were counted with
 
-    def step(self, ids: Ids) -> None:
-        """One step used these ids, which differ."""
-        self.weight *= self._growth
+    def step(self, ids: Ids, steps: int = 1) -> None:
+        """A step used these ids, which differ: the last of so many, of which it alone counts."""
+        self.weight *= self._growth**steps
         if self.weight > _RENEW:
             self._cells /= self.weight
             self.weight = 1.0

@@ -8,8 +8,8 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from ...core.shapes import Float32, Int64
-from ...kernels import lookup, step
+from ...core.shapes import Float32, Int32, Int64
+from ...kernels import find, lookup, runs, seat, step
 from ...kernels.layout import LANES, Arrays, Part, draws_of
 from ..device import DeviceTable
 from ..device_reads import MAX_IDS
@@ -44,7 +44,7 @@ class DeviceGroup:
     @staticmethod
     def alike(tables: Sequence[object]) -> bool:
         """Whether tables can be a group: rows, rules and kinds of first values are the same."""
-        kinds = {_kind(table) for table in tables}
+        kinds = {kind_of(table) for table in tables}
         return len(tables) > 1 and len(kinds) == 1 and None not in kinds
 
     @staticmethod
@@ -85,6 +85,44 @@ class DeviceGroup:
             self._totals[:, :3] += done
         return done
 
+    def find(self, keys: TableKeys) -> Int64[Tensor, "n"]:
+        """The slots of keys, each within its table; -1 = absent."""
+        with self._tables[0]._here():
+            return find.find(self._arrays, keys.ids, keys.used, self._cuts(keys))
+
+    def numbered(self, keys: TableKeys, slots: Int64[Tensor, "n"]) -> Int32[Tensor, "n"]:
+        """Slots as all tables together number them; -1 stays."""
+        with self._tables[0]._here():
+            return seat.seat(self._arrays, keys.ids, slots, None, self._cuts(keys), insert=False)
+
+    def step_known(
+        self,
+        keys: TableKeys,
+        numbered: Int32[Tensor, "n"],
+        grads: Float32[Tensor, "n dim"],
+        rates: Sequence[float],
+        now: int,
+    ) -> Int64[Tensor, "K 3"]:
+        """`step` on the rows of these slots alone: nothing is born."""
+        done = torch.zeros(len(self._tables), 3, dtype=torch.int64, device=keys.ids.device)
+        cuts = self._cuts(keys)
+        with self._tables[0]._here():
+            batch = runs.runs(self._arrays, numbered, keys.ids, done, cuts)
+            step.update(
+                *(self._arrays, keys.ids, batch, grads, done, self._parts, rates, now, cuts)
+            )
+            self._totals[:, :3] += done
+        return done
+
+    def spread(self, dtype: torch.dtype) -> tuple[Tensor, list[Tensor]]:
+        """Zeros for every slot of all tables, and the part of each table."""
+        whole = torch.zeros(len(self._arrays.values), dtype=dtype, device=self._arrays.index.device)
+        parts, at = [], 0
+        for own in self._own:
+            parts.append(whole[at : at + len(own.values)])
+            at += (own.buckets + 1) * LANES
+        return whole, parts
+
     def _cuts(self, keys: TableKeys) -> Int64[Tensor, "K+1"]:
         cuts = torch.tensor(keys.splits)
         if keys.ids.device.type == "cuda":
@@ -92,7 +130,7 @@ class DeviceGroup:
         return cuts
 
 
-def _kind(table: object) -> object:
+def kind_of(table: object) -> object:
     """What must be the same; None for a table that is for itself."""
     if not isinstance(table, DeviceTable) or table.full != "refuse" or table.config.serving:
         return None

@@ -1,0 +1,26 @@
+"""Copies between a device and host memory, through memory that the device reaches by itself."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+
+def host_room(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> Tensor:
+    """Host memory for what goes to this device or comes from it."""
+    return torch.empty(shape, dtype=dtype, pin_memory=device.type == "cuda")
+
+
+def to_host(*there: Tensor) -> list[Tensor]:
+    """The same in host memory; waits for the device once."""
+    here = [host_room(tuple(x.shape), x.dtype, x.device) for x in there]
+    for target, source in zip(here, there, strict=True):
+        target.copy_(source, non_blocking=True)
+    for device in {x.device for x in there if x.device.type == "cuda"}:
+        torch.cuda.current_stream(device).synchronize()
+    return here
+
+
+def to_device(here: Tensor, device: torch.device) -> Tensor:
+    """The same on a device; waits for nothing if it lies in `host_room`."""
+    return here.to(device, non_blocking=True)

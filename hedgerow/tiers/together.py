@@ -1,0 +1,270 @@
+"""Alike tables of two tiers whose fast rows lie on one device, in steps of one launch for all."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from ..core.shapes import Float32, Int32, Int64
+from ..tables.device import DeviceTable
+from ..tables.multi.device_group import DeviceGroup
+from ..tables.schedules import Rate
+from ..tables.store import Applied, Missing, TableKeys
+from .caching import CachingTable
+from .copies import host_room, to_device, to_host
+from .device_places import DevicePlaces
+from .hybrid import HybridTable
+
+COUNTED_STEPS = 8  # of so many, one tells which rows are hot: to count them takes longer than a step
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Found:
+    """Where the keys of a call are: slots within each table, -1 = not on the device."""
+
+    slots: Int64[Tensor, "n"]
+    epoch: tuple[object, ...]
+    absent: int  # keys that are not on the device
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Rest:
+    """Keys of a call that are not on the device: their positions, and ids by table on the host."""
+
+    at: Int64[Tensor, "m"]
+    ids: Int64[Tensor, "m"]
+    splits: tuple[int, ...]
+
+    def shares(self) -> Iterator[tuple[int, slice]]:
+        """Number and part of each table that has some."""
+        for k, (start, stop) in enumerate(pairwise(self.splits)):
+            if start < stop:
+                yield k, slice(start, stop)
+
+
+class Together:
+    """One step for K tables, of one mode and of alike rows; owned by `TierTables`.
+
+    What the device has is found and stepped there, table by table in one launch. The host is asked
+    how many keys are not there, and for those alone. Where the tables' rows lie, and what else may
+    be asked of them, is theirs: this only does what K calls of them would.
+    """
+
+    def __init__(self, tables: Sequence[CachingTable | HybridTable], group: DeviceGroup) -> None:
+        self._tables, self._group = tables, group
+        self.device = tables[0].device
+        self._caches = [table for table in tables if isinstance(table, CachingTable)]
+        self._hybrids = [table for table in tables if isinstance(table, HybridTable)]
+        self._used, parts = group.spread(torch.int32)
+        self._changed, flags = group.spread(torch.bool)
+        for table, used, changed in zip(tables, parts, flags, strict=True):
+            assert isinstance(table.places, DevicePlaces)
+            table.places.used, table.places.changed = used, changed
+        self._steps = 0
+        self.names = tuple(table.config.name for table in tables)
+
+    def can(self) -> bool:
+        """Whether the tables can still be served by one launch."""
+        return self._group.whole()
+
+    # ---- reads
+
+    def lookup(
+        self, keys: TableKeys, out: Float32[Tensor, "n dim"], missing: Missing, step: int | None
+    ) -> Found:
+        """Rows into `out`. With `missing="training"` rows come to caches, since an update follows.
+
+        The caller has checked its arguments.
+        """
+        found = self._read(keys, out)
+        if found.absent and missing == "training" and self._caches:
+            self._bring(keys, found)
+            found = self._read(keys, out)
+        rest, absent = self._rest(keys, found), [0] * len(self._tables)
+        if rest is not None:
+            self._read_slow(rest, out, missing, step)
+            absent = np.diff(rest.splits).tolist()
+        for (table, (start, stop)), missed in zip(self._shares(keys), absent, strict=True):
+            table._count_hits(stop - start - missed, 0, stop - start - missed)
+        return found
+
+    def _read(self, keys: TableKeys, out: Float32[Tensor, "n dim"]) -> Found:
+        with self._unmoved():
+            slots = self._group.lookup(keys, out, born=False)
+            return self._told(slots)
+
+    def _told(self, slots: Int64[Tensor, "n"]) -> Found:
+        return Found(slots, self.epochs(), int((slots < 0).sum()))
+
+    def _read_slow(self, rest: _Rest, out: Tensor, missing: Missing, step: int | None) -> None:
+        rows = host_room((len(rest.ids), out.shape[1]), torch.float32, self.device)
+        with self._unmoved():
+            for k, share in rest.shares():
+                table, ids = self._tables[k], rest.ids[share]
+                rows[share] = table._read_slow(ids, missing, step)
+                there = int(table._in_slow(ids).sum())
+                table._count_hits(0, there, len(ids))
+        out[rest.at] = to_device(rows, self.device)
+
+    # ---- the step
+
+    def check(
+        self,
+        keys: TableKeys,
+        grads: Float32[Tensor, "n dim"],
+        rates: Sequence[Sequence[Rate] | None] | None,
+        step: int | None,
+        counts: Int64[Tensor, "n"] | None,
+    ) -> list[float] | None:
+        """Refuses what `apply_gradients` of a table would; the rates, None if tables differ."""
+        found: list[Sequence[float]] = []
+        for k, (table, (start, stop)) in enumerate(self._shares(keys)):
+            own = None if rates is None else rates[k]
+            seen = None if counts is None else counts[start:stop]
+            ids = keys.ids[start:stop]
+            table.check_update(ids, grads[start:stop], own, step, seen)
+            found.append(_fast(table)._call(ids, grads[start:stop], own, step, seen).rates)
+        return list(found[0]) if all(rates == found[0] for rates in found) else None
+
+    def apply(
+        self,
+        keys: TableKeys,
+        found: Found | None,
+        grads: Float32[Tensor, "n dim"],
+        rates: Sequence[float],
+        step: int | None,
+        ts: int,
+        counts: Int64[Tensor, "n"] | None,
+    ) -> Applied:
+        """One step on all tables, at the rates that `check` told."""
+        found = self._ready(keys, found)
+        with self._writing():
+            found = self._ready(keys, found, bring=False)
+            rest = self._rest(keys, found)
+            times = [table.slow._time(ts) for table in self._tables]
+            done = [] if rest is None else self._step_slow(rest, grads, rates, step, times, counts)
+            numbered = self._group.numbered(keys, found.slots)
+            self._mark(numbered, found.absent)
+            for (table, (start, stop)), time in zip(self._shares(keys), times, strict=True):
+                if start < stop:
+                    table.slow.saw(time)
+                    _fast(table)._begin(time, stop - start)
+            made = self._group.step_known(keys, numbered, grads, rates, max(times))
+            done.append(Applied(made.sum(dim=0)))
+            self._after(keys)
+        return Applied(sum((one.counts.to(self.device) for one in done), made.new_zeros(3)))
+
+    def _ready(self, keys: TableKeys, found: Found | None, *, bring: bool = True) -> Found:
+        """Where the rows are now; with `bring` after those that a cache should have have come.
+
+        That may wait for another thread, which needs the locks.
+        """
+        if found is None or found.epoch != self.epochs():
+            found = self._told(self._group.find(keys))
+        if bring and found.absent and self._caches:
+            self._bring(keys, found)
+            found = self._told(self._group.find(keys))
+        return found
+
+    def _step_slow(
+        self,
+        rest: _Rest,
+        grads: Tensor,
+        rates: Sequence[float],
+        step: int | None,
+        times: Sequence[int],
+        counts: Tensor | None,
+    ) -> list[Applied]:
+        (own,) = to_host(grads[rest.at])
+        seen = None if counts is None else counts[rest.at].cpu()
+        done = []
+        for k, share in rest.shares():
+            table, ids = self._tables[k], rest.ids[share]
+            table._settle(ids)
+            settings: dict[str, Any] = {"rates": rates, "step": step, "ts": times[k]}
+            settings["counts"] = None if seen is None else seen[share]
+            done.append(table.slow.apply_gradients(ids, own[share], **settings))
+        return done
+
+    def _mark(self, numbered: Int32[Tensor, "n"], absent: int) -> None:
+        """Rows of caches are used, and changed, from now on."""
+        if not self._caches:
+            return
+        at = (numbered[numbered >= 0] if absent else numbered).long()
+        self._used[at] = self._tick()
+        self._changed[at] = True
+
+    def _after(self, keys: TableKeys) -> None:
+        """Now and then rows are told that they are hot, and come to the device."""
+        if not self._hybrids:
+            return
+        self._steps += 1
+        if self._steps % COUNTED_STEPS:
+            return
+        distinct = to_host(*(torch.unique(keys.ids[a:b]) for a, b in pairwise(keys.splits)))
+        for table, ids in zip(self._hybrids, distinct, strict=True):
+            table._after_update(ids.numpy(), COUNTED_STEPS)
+
+    # ---- rows that are not on the device
+
+    def _bring(self, keys: TableKeys, found: Found) -> None:
+        """Rows that caches lack come; what this call uses stays."""
+        rest = self._rest(keys, found)
+        if rest is None:
+            return
+        numbered = self._group.numbered(keys, found.slots)
+        self._used[numbered[numbered >= 0].long()] = now = self._tick()
+        for k, share in rest.shares():
+            absent = np.unique(rest.ids[share].numpy())
+            self._caches[k]._await(absent)
+            self._caches[k].bring_absent(absent, now)
+
+    def _rest(self, keys: TableKeys, found: Found) -> _Rest | None:
+        if not found.absent:
+            return None
+        at = (found.slots < 0).nonzero()[:, 0]
+        ids, where = to_host(keys.ids[at], at)
+        cuts = np.searchsorted(where.numpy(), np.array(keys.splits))
+        return _Rest(at, ids, tuple(cuts.tolist()))
+
+    # ---- helpers
+
+    def epochs(self) -> tuple[object, ...]:
+        """Another mark whenever a row has moved."""
+        return tuple(_fast(table)._epoch for table in self._tables)
+
+    def _tick(self) -> int:
+        """The time of a use: after all before."""
+        now = 1 + max(table._now for table in self._caches)
+        for table in self._caches:
+            table._now = now
+        return now
+
+    def _shares(self, keys: TableKeys) -> Iterator[tuple[Any, tuple[int, int]]]:
+        return zip(self._tables, pairwise(keys.splits), strict=True)
+
+    @contextmanager
+    def _writing(self) -> Iterator[None]:
+        with ExitStack() as held:
+            for table in self._tables:
+                held.enter_context(table._writing)
+            yield
+
+    @contextmanager
+    def _unmoved(self) -> Iterator[None]:
+        with ExitStack() as held:
+            for table in self._tables:
+                held.enter_context(table._moves.shared())
+            yield
+
+
+def _fast(table: CachingTable | HybridTable) -> DeviceTable:
+    assert isinstance(table.fast, DeviceTable)
+    return table.fast
