@@ -122,7 +122,8 @@ def _step_at(
     ALL_COLUMNS: tl.constexpr,
 ) -> None:
     """What one pass does to the groups that begin at the grouped positions i."""
-    key, source, head = heads(batch[0], batch[1], i, n, live)
+    ids, order, _, _, _ = batch
+    key, source, head = heads(ids, order, i, n, live)
     total, count = summed(batch, i, key, source, head, n, live, START, DIM, WIDTH, COLUMNS)
     if PASS == TOLD:
         told = tl.load(placed + i, mask=i < n, other=-1)

@@ -213,12 +213,19 @@ class DeviceTable(DeviceMoves):
         if counts is not None:
             checks.tensor("counts", counts, torch.int64, (len(keys.ids),), self.device)
             counts = counts.clamp(min=1)  # to refuse other counts would wait for the device
+        found, number = self._rates_at(rates, step)
+        if self.config.admit is not None and self.config.admit.needs_step:
+            arguments.needed_step(step, True, self.config.name, "admits ids")
+        return _Step(keys, grads, found, number, counts)
+
+    def _rates_at(
+        self, rates: Sequence[Rate] | None, step: int | None
+    ) -> tuple[list[float], int]:
+        """The rates of an update, given or the table's own, and its step."""
         sources = self._rates if rates is None else check_rates(rates, len(self._parts))
         scheduled = any(callable(source) for source in sources)
         number = arguments.needed_step(step, scheduled, self.config.name, "learns")
-        if self.config.admit is not None and self.config.admit.needs_step:
-            arguments.needed_step(step, True, self.config.name, "admits ids")
-        return _Step(keys, grads, [rate_at(s, number) for s in sources], number, counts)
+        return [rate_at(source, number) for source in sources], number
 
     def _step(self, call: _Step, slots: Tensor | None, now: int, done: Int64[Tensor, "3"]) -> None:
         used = call.keys.used

@@ -20,13 +20,15 @@ class HostMoves:
 
     def read_out(self, ids: Int64[Tensor, "n"]) -> MovingRows:
         """Whole rows; those of absent ids are zeros."""
-        ids, n = ids.contiguous(), len(ids)
-        found = torch.empty(n, dtype=torch.bool)
-        rows, raw, ts = entry_room(self.layout, n)
-        self._table.entries(
-            ids.data_ptr(), n, found.data_ptr(), rows.data_ptr(), raw.data_ptr(), ts.data_ptr()
-        )
-        return MovingRows(ids, found, rows, raw, ts)
+        found = torch.empty(len(ids), dtype=torch.bool)
+        room = MovingRows(ids.contiguous(), found, *entry_room(self.layout, len(ids)))
+        self.read_into(room)
+        return room
+
+    def read_into(self, room: MovingRows) -> None:
+        """`read_out` of the ids in `room`, whose other parts are written; all are contiguous."""
+        ids, *others = (room.ids, room.found, room.rows, room.states, room.ts)
+        self._table.entries(ids.data_ptr(), len(ids), *(part.data_ptr() for part in others))
 
     def move_in(self, moving: MovingRows) -> Bool[Tensor, "n"]:
         """Takes rows; which found room: all of them."""

@@ -12,17 +12,20 @@ from torch import Tensor
 
 from ..core import checks
 from ..core.errors import CacheTooSmallError
-from ..core.shapes import Int64
+from ..core.shapes import Float32, Int64
+from ..tables.copies import in_host
 from ..tables.host import HostTable
 from ..tables.moving import MovingRows
 from ..tables.store import Entries, Missing
 from .overlay import put_at
-from .places import Ids
+from .places import Ids, Places
 from .tier_watch import TierWatch
 from .write_back import WriteBack, no_rows
 
 if TYPE_CHECKING:
     from ..tables.device import DeviceTable
+
+_LEAVE_AT_ONCE = 64  # of a cache on a device, this part
 
 
 class CacheMoves(TierWatch):
@@ -51,12 +54,18 @@ class CacheMoves(TierWatch):
 
     # ---- reads behind the cache
 
-    def _read_slow(self, ids: Int64[Tensor, "n"], missing: Missing, step: int | None) -> Tensor:
+    def _read_slow(
+        self,
+        ids: Int64[Tensor, "n"],
+        missing: Missing,
+        step: int | None,
+        out: Float32[Tensor, "n dim"] | None = None,
+    ) -> Float32[Tensor, "n dim"]:
         # Whoever reads keeps rows from leaving the cache: what is not on its way now will not be.
         with self._back.still() as leaving:
             here = _present(leaving, ids)
             rows = leaving.lookup(ids[here], step=step).rows_of() if len(here) else None
-        found = self.slow.lookup(ids, missing=missing, step=step).rows_of()
+        found = self.slow.lookup(ids, missing=missing, step=step, out=out).rows_of()
         if rows is not None:
             found[here] = rows
         return found
@@ -82,16 +91,27 @@ class CacheMoves(TierWatch):
             missing = missing[: self._room_for(missing, hits)]
             self._bring(missing, self._going(len(missing), hits), known)
 
-    def bring_absent(self, ids: Ids, now: int) -> None:
-        """Brings rows of these ids, as many as have room beside what is used `now`."""
-        with self._writing:
-            self._now = max(self._now, now)
-            missing = ids[self.places.find(ids) < 0]
-            missing = missing[self.slow.contains(torch.from_numpy(missing)).numpy()]
-            going = self._going(len(missing), missing[:0])
-            missing = missing[: self.places.free + len(going)]
-            if len(missing):
-                self._bring(missing, going, None)
+    def make_way(self, rows: int) -> int:
+        """Room for so many rows beside what is used now, in a cache on a device; how much there is.
+
+        Rows leave many at once: to find the longest unused takes as long for one as for many.
+        """
+        assert not isinstance(self.places, Places)
+        if self.places.have_room(rows):
+            return rows
+        needed = max(rows - self.places.free, self.places.rows // _LEAVE_AT_ONCE)
+        going = self.places.coldest(needed, np.empty(0, np.int64), self._now)
+        if len(going):
+            with self._moves.alone():
+                self._drop(going)
+            self.counters.add("cache_evictions", len(going))
+        return min(rows, self.places.free)
+
+    def read_absent(self, room: MovingRows) -> None:
+        """Rows that are not cached, as they are; zeros for ids without. The caller writes."""
+        self._settle(room.ids)
+        self.slow.read_into(room)
+        self.counters.add("fetches", int(room.found.sum()))
 
     def _room_for(self, missing: Ids, hits: Ids) -> int:
         """How many of the rows can come while `hits` and pinned rows stay."""
@@ -154,7 +174,7 @@ class CacheMoves(TierWatch):
         dirty = ids[self.places.are_dirty(at)]
         if len(dirty):
             self._log(dirty)
-            self._back.put(self.fast.read_out(torch.from_numpy(dirty)).to("cpu"))
+            self._back.put(in_host(self.fast.read_out(torch.from_numpy(dirty))))
         # If this breaks off in between, copies stay that nobody asks for; a place without its
         # row would be read as zeros.
         self.places.give(at)

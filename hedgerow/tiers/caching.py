@@ -12,9 +12,9 @@ from torch import Tensor
 from ..core import checks
 from ..core.errors import CacheTooSmallError
 from ..core.shapes import Bool, Float32, Int64
+from ..tables.copies import in_host
 from ..tables.host import HostTable
 from ..tables.host_evict import Evicted
-from ..tables.schedules import Rate
 from ..tables.store import Entries, Lookup, Missing, TableKeys
 from .cache_moves import CacheMoves
 from .overlay import overlay
@@ -159,16 +159,9 @@ class CachingTable(CacheMoves):
 
     # ---- writes
 
-    def check_update(
-        self,
-        ids: Int64[Tensor, "n"],
-        grads: Float32[Tensor, "n dim"],
-        rates: Sequence[Rate] | None,
-        step: int | None,
-        counts: Int64[Tensor, "n"] | None,
-    ) -> None:
-        """Refuses what `apply_gradients` refuses."""
-        super().check_update(ids, grads, rates, step, counts)
+    def check_room(self, ids: Int64[Tensor, "n"], step: int | None) -> None:
+        """The part of `check_update` that no single store has."""
+        super().check_room(ids, step)
         if len(ids) > self.places.rows:
             self._check_size(torch.unique(ids).cpu().numpy())
 
@@ -236,7 +229,7 @@ class CachingTable(CacheMoves):
         if len(at):
             ids = self.places.ids_at(at)
             self._log(ids)
-            self._back.put(self.fast.read_out(torch.from_numpy(ids)).to("cpu"))
+            self._back.put(in_host(self.fast.read_out(torch.from_numpy(ids))))
             self._back.flush()
             self.places.set_dirty(at, False)
 

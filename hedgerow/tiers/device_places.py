@@ -6,8 +6,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ..core.shapes import Bool, Int32, Int64
-from ..kernels import find
+from ..core.shapes import Bool, Int32
+from ..kernels import find, mark
 from ..tables.device import DeviceTable
 from .places import Ids
 
@@ -34,12 +34,16 @@ class DevicePlaces:
         self._pins: Int32[Tensor, "slots"] = self.used[:0]  # made with the first hold
         self._born: Int32[Tensor, "slots"] = self.used[:0]
         self._holds = self._stays = 0
-        self._count: int | None = 0  # of ids; None: not known
+        self._most, self._counted = 0, True  # ids at most, and whether there are so many
 
     def __len__(self) -> int:
-        if self._count is None:
-            self._count = self._table.size()
-        return self._count
+        if not self._counted:
+            self._most, self._counted = self._table.size(), True
+        return self._most
+
+    def have_room(self, ids: int) -> bool:
+        """Whether so many more may come; waits for the device only if that is not clear."""
+        return self._most + ids <= self.rows or len(self) + ids <= self.rows
 
     @property
     def free(self) -> int:
@@ -69,31 +73,28 @@ class DevicePlaces:
     def take(self, ids: Ids) -> Ids:
         """The places of ids whose rows have just come."""
         at = self.find(ids)
-        self.begin(self._tensor(at))
+        slots = self._tensor(at)
+        self.used[slots] = 0
+        self.came(slots.to(torch.int32))
         return at
 
-    def begin(self, slots: Int64[Tensor, "n"]) -> None:
-        """Rows have come to these slots: nothing else is known of them yet."""
-        self._count = None
+    def came(self, slots: Int32[Tensor, "n"]) -> None:
+        """Rows have come to these slots; negative ones are left out."""
+        self._most, self._counted = self._most + len(slots), False
         self._stays += 1
-        self.used[slots], self.changed[slots] = 0, False
-        if len(self._pins):
-            self._pins[slots], self._born[slots] = 0, self._stays
+        if len(self._born):
+            mark.mark(slots, self._born, None, self._stays)
 
     def give(self, at: Ids) -> None:
         """The ids at these places leave."""
-        self.end(self._tensor(at))
-
-    def end(self, slots: Int64[Tensor, "n"]) -> None:
-        """Rows leave these slots."""
-        self._count = None
+        slots, self._counted = self._tensor(at), False
         self.changed[slots] = False
         if len(self._pins):
             self._pins[slots] = 0
 
     def clear(self) -> None:
         """All ids leave."""
-        self._count = None
+        self._counted = False
         self.changed.zero_()
         self._pins.zero_()
 

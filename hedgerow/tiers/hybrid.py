@@ -63,7 +63,9 @@ class HybridTable(TierWatch):
         if promotions is None:
             promotions = max(1, fast_rows // _MOVED)
         self.promotions = checks.count("promotions", promotions)
-        self._uses = Uses(fast_rows, half_life_steps=_HALF_LIFE_STEPS)
+        self._uses = Uses(
+            fast_rows, half_life_steps=_HALF_LIFE_STEPS, device=fast.device
+        )
         self._coldest: Ids = np.empty(0, np.int64)  # places, to leave next
         self._looked = 0  # steps since they were found
         self._scans = 0  # under way: rows stay where they are

@@ -1,4 +1,4 @@
-"""Which ids a fast tier in host memory holds, each at a place of its own, and what is known of them."""
+"""Which ids a fast tier in host memory holds, and what is known of them."""
 
 from __future__ import annotations
 

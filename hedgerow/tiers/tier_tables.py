@@ -85,7 +85,7 @@ class TierTables(SeveralTables):
                 for k, part in zip(mine, rows.split(_sizes(own)), strict=True):
                     flat[at[k] : at[k + 1]] = part.reshape(-1)
             alone -= set(mine)
-        for k, (table, ids) in enumerate(self._each(keys)):
+        for k, (table, ids) in enumerate(self._each(keys)) if alone else ():
             if k in alone:
                 found = table.lookup(ids, missing=missing, step=step)
                 flat[at[k] : at[k + 1]] = found.rows
@@ -117,7 +117,9 @@ class TierTables(SeveralTables):
         calls: list[tuple[Any, Tensor, Tensor, dict[str, Any]]] = []
         steps = self._steps(keys, grads, by_table, step, counts, per_occurrence)
         alone = set(range(len(self._tables))).difference(*(one.numbers for one in steps))
-        for k, (table, ids, own) in enumerate(self._shares("grads", keys, grads)):
+        for k, (table, ids, own) in enumerate(
+            self._shares("grads", keys, grads) if alone else ()
+        ):
             if not len(ids) or k not in alone:
                 continue
             mine = None if counts is None else counts[keys.splits[k] : keys.splits[k + 1]]
@@ -131,7 +133,9 @@ class TierTables(SeveralTables):
         how: dict[str, Any] = {"ts": ts, "per_occurrence": per_occurrence}
         where = at.epoch if isinstance(at, Lookup) and isinstance(at.epoch, dict) else {}
         done = [
-            one.group.apply(one.keys, where.get(one.group), one.grads, one.rates, step, ts, one.seen)
+            one.group.apply(
+                *(one.keys, where.get(one.group), one.grads, one.rates, step, ts, one.seen)
+            )
             for one in steps
         ]
         done += [table.apply_gradients(ids, own, **more, **how) for table, ids, own, more in calls]
@@ -155,7 +159,7 @@ class TierTables(SeveralTables):
             rows = _parts_of(flat, at, mine).view(len(own.ids), self.dims[mine[0]])
             seen = None if counts is None else _parts_of(counts, keys.splits, mine)
             mine_rates = None if rates is None else [rates[k] for k in mine]
-            agreed = one.check(own, rows, mine_rates, step, seen)
+            agreed = one.check(own, mine_rates, step, seen)
             if agreed is not None and len(own.ids):
                 steps.append(_Step(mine, one, own, rows, agreed, seen))
         return steps

@@ -63,6 +63,10 @@ class TierWrites(TwoTiers):
     ) -> None:
         """Refuses what `apply_gradients` refuses."""
         check_update(self.fast, ids, grads, rates, step, counts)
+        self.check_room(ids, step)
+
+    def check_room(self, ids: Int64[Tensor, "n"], step: int | None) -> None:
+        """The part of `check_update` that no single store has."""
         if self.config.admit is not None and self.config.admit.needs_step:
             self.slow._step(step, True, "admits ids")
 

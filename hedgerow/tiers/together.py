@@ -12,17 +12,20 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ..core.shapes import Float32, Int32, Int64
+from ..core import checks
+from ..core.shapes import Float32, Int64
+from ..kernels import mark
+from ..tables.copies import host_room, to_device, to_host
 from ..tables.device import DeviceTable
+from ..tables.moving import MovingRows
 from ..tables.multi.device_group import DeviceGroup
 from ..tables.schedules import Rate
 from ..tables.store import Applied, Missing, TableKeys
 from .caching import CachingTable
-from .copies import host_room, to_device, to_host
 from .device_places import DevicePlaces
 from .hybrid import HybridTable
 
-COUNTED_STEPS = 8  # of so many, one tells which rows are hot: to count them takes longer than a step
+COUNTED_STEPS = 8  # of so many, one tells which rows are hot: that takes longer than a step
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -64,6 +67,7 @@ class Together:
         self._hybrids = [table for table in tables if isinstance(table, HybridTable)]
         self._used, parts = group.spread(torch.int32)
         self._changed, flags = group.spread(torch.bool)
+        self._firsts = [int(part.storage_offset()) for part in parts]  # the first slot of each table
         for table, used, changed in zip(tables, parts, flags, strict=True):
             assert isinstance(table.places, DevicePlaces)
             table.places.used, table.places.changed = used, changed
@@ -108,7 +112,7 @@ class Together:
         with self._unmoved():
             for k, share in rest.shares():
                 table, ids = self._tables[k], rest.ids[share]
-                rows[share] = table._read_slow(ids, missing, step)
+                table._read_slow(ids, missing, step, rows[share])
                 there = int(table._in_slow(ids).sum())
                 table._count_hits(0, there, len(ids))
         out[rest.at] = to_device(rows, self.device)
@@ -118,19 +122,21 @@ class Together:
     def check(
         self,
         keys: TableKeys,
-        grads: Float32[Tensor, "n dim"],
         rates: Sequence[Sequence[Rate] | None] | None,
         step: int | None,
         counts: Int64[Tensor, "n"] | None,
     ) -> list[float] | None:
-        """Refuses what `apply_gradients` of a table would; the rates, None if tables differ."""
+        """Refuses what `apply_gradients` of a table would; the rates, None if tables differ.
+
+        The caller has checked keys and gradients.
+        """
+        if counts is not None:
+            checks.tensor("counts", counts, torch.int64, (len(keys.ids),), self.device)
         found: list[Sequence[float]] = []
         for k, (table, (start, stop)) in enumerate(self._shares(keys)):
             own = None if rates is None else rates[k]
-            seen = None if counts is None else counts[start:stop]
-            ids = keys.ids[start:stop]
-            table.check_update(ids, grads[start:stop], own, step, seen)
-            found.append(_fast(table)._call(ids, grads[start:stop], own, step, seen).rates)
+            found.append(_fast(table)._rates_at(own, step)[0])
+            table.check_room(keys.ids[start:stop], step)
         return list(found[0]) if all(rates == found[0] for rates in found) else None
 
     def apply(
@@ -151,15 +157,17 @@ class Together:
             times = [table.slow._time(ts) for table in self._tables]
             done = [] if rest is None else self._step_slow(rest, grads, rates, step, times, counts)
             numbered = self._group.numbered(keys, found.slots)
-            self._mark(numbered, found.absent)
+            if self._caches:
+                mark.mark(numbered, self._used, self._changed, self._tick())
             for (table, (start, stop)), time in zip(self._shares(keys), times, strict=True):
                 if start < stop:
-                    table.slow.saw(time)
                     _fast(table)._begin(time, stop - start)
             made = self._group.step_known(keys, numbered, grads, rates, max(times))
-            done.append(Applied(made.sum(dim=0)))
+            for table, time in zip(self._tables, times, strict=True):
+                table.slow.saw(time)
             self._after(keys)
-        return Applied(sum((one.counts.to(self.device) for one in done), made.new_zeros(3)))
+            counted = made.sum(dim=0)
+        return Applied(sum((one.counts.to(self.device) for one in done), counted))
 
     def _ready(self, keys: TableKeys, found: Found | None, *, bring: bool = True) -> Found:
         """Where the rows are now; with `bring` after those that a cache should have have come.
@@ -193,14 +201,6 @@ class Together:
             done.append(table.slow.apply_gradients(ids, own[share], **settings))
         return done
 
-    def _mark(self, numbered: Int32[Tensor, "n"], absent: int) -> None:
-        """Rows of caches are used, and changed, from now on."""
-        if not self._caches:
-            return
-        at = (numbered[numbered >= 0] if absent else numbered).long()
-        self._used[at] = self._tick()
-        self._changed[at] = True
-
     def _after(self, keys: TableKeys) -> None:
         """Now and then rows are told that they are hot, and come to the device."""
         if not self._hybrids:
@@ -219,12 +219,41 @@ class Together:
         rest = self._rest(keys, found)
         if rest is None:
             return
-        numbered = self._group.numbered(keys, found.slots)
-        self._used[numbered[numbered >= 0].long()] = now = self._tick()
         for k, share in rest.shares():
-            absent = np.unique(rest.ids[share].numpy())
-            self._caches[k]._await(absent)
-            self._caches[k].bring_absent(absent, now)
+            self._caches[k]._await(rest.ids[share].numpy())
+        with self._writing():
+            now = self._tick()
+            mark.mark(self._group.numbered(keys, found.slots), self._used, None, now)
+            moving = self._read_absent(rest)
+            with self._alone():
+                absent = TableKeys(keys.ids[rest.at], rest.splits)
+                for k, share in rest.shares():
+                    fast = _fast(self._tables[k])
+                    fast._begin(0, share.stop - share.start)
+                    fast._timed, fast._epoch = True, object()
+                at = self._group.put(absent, moving)
+                mark.mark(at, self._used, None, now)
+                for k, share in rest.shares():
+                    places = self._tables[k].places
+                    assert isinstance(places, DevicePlaces)
+                    places.came(torch.where(at[share] >= 0, at[share] - self._firsts[k], -1))
+
+    def _read_absent(self, rest: _Rest) -> MovingRows:
+        """Whole rows of caches from behind them, on the device; found False for what cannot come.
+
+        That are ids without a row, and those for which there is no room.
+        """
+        layout, m = self._tables[0].layout, len(rest.ids)
+        shapes = (((m,), torch.bool), ((m, layout.dim), torch.float32))
+        shapes += (((m, layout.state_floats), torch.float32), ((m,), torch.int64))
+        room = MovingRows(rest.ids, *(host_room(*shape, self.device) for shape in shapes))
+        parts = (room.ids, room.found, room.rows, room.states, room.ts)
+        for k, share in rest.shares():
+            own = MovingRows(*(part[share] for part in parts))
+            fits = self._caches[k].make_way(len(own))
+            self._caches[k].read_absent(own)
+            own.found[fits:] = False
+        return MovingRows(*(to_device(part, self.device) for part in parts))
 
     def _rest(self, keys: TableKeys, found: Found) -> _Rest | None:
         if not found.absent:
@@ -255,6 +284,13 @@ class Together:
         with ExitStack() as held:
             for table in self._tables:
                 held.enter_context(table._writing)
+            yield
+
+    @contextmanager
+    def _alone(self) -> Iterator[None]:
+        with ExitStack() as held:
+            for table in self._tables:
+                held.enter_context(table._moves.alone())
             yield
 
     @contextmanager

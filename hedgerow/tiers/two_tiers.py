@@ -201,8 +201,14 @@ class TwoTiers:
 
     # ---- how the slow tier is read; a cache has more places to look
 
-    def _read_slow(self, ids: Int64[Tensor, "n"], missing: Missing, step: int | None) -> Tensor:
-        return self.slow.lookup(ids, missing=missing, step=step).rows_of()
+    def _read_slow(
+        self,
+        ids: Int64[Tensor, "n"],
+        missing: Missing,
+        step: int | None,
+        out: Float32[Tensor, "n dim"] | None = None,
+    ) -> Float32[Tensor, "n dim"]:
+        return self.slow.lookup(ids, missing=missing, step=step, out=out).rows_of()
 
     def _in_slow(self, ids: Int64[Tensor, "n"]) -> Bool[Tensor, "n"]:
         return self.slow.contains(ids)

@@ -3,7 +3,12 @@
 from __future__ import annotations
 
 import numpy as np
+import torch
+from torch import Tensor
 
+from ..core import checks
+from ..core.hashing import signed64
+from ..core.shapes import Float32, Int64
 from .places import Ids
 
 _ODD = (0x9E3779B97F4A7C15, 0xD6E8FEB86659FD93)
@@ -14,7 +19,8 @@ class Uses:
     """Counts that fade: a use of `half_life_steps` ago counts half. Single-owner.
 
     Two rows of cells, of which the smaller counts: an id may share both cells with others, and then
-    seems to be used more. That moves a row for nothing, and changes no number.
+    seems to be used more. That moves a row for nothing, and changes no number. They lie on
+    `device`, where the fast rows are.
 
     >>> uses = Uses(1000, half_life_steps=1)
     >>> hot, cold = np.array([7]), np.array([8])
@@ -24,10 +30,14 @@ class Uses:
     True
     """
 
-    def __init__(self, ids: int, *, half_life_steps: int) -> None:
+    def __init__(
+        self, ids: int, *, half_life_steps: int, device: torch.device = checks.CPU
+    ) -> None:
         # A step may use many ids that are never seen again, and half-lives are many steps.
         self._bits = max(14, int(16 * ids - 1).bit_length())
-        self._cells = np.zeros((2, 1 << self._bits), np.float32)
+        self._cells: Float32[Tensor, "2 cells"] = torch.zeros(
+            2, 1 << self._bits, dtype=torch.float32, device=device
+        )
         self._growth = 2.0 ** (1 / half_life_steps)
         self.weight = 1.0  # of a use now: older ones keep the smaller one they were counted with
 
@@ -38,23 +48,24 @@ class Uses:
             self._cells /= self.weight
             self.weight = 1.0
         places = self._at(ids)
-        counted = self._least(places) + np.float32(self.weight)
+        counted = self._least(places) + self.weight
         for cells, at in zip(self._cells, places, strict=True):  # what others added more stays
-            cells[at] = np.maximum(cells[at], counted)
+            cells.scatter_reduce_(0, at, counted, "amax")
 
     def of(self, ids: Ids) -> np.ndarray:
         """Uses of each id, in weights."""
-        return self._least(self._at(ids))
+        return self._least(self._at(ids)).cpu().numpy()
 
     def nbytes(self) -> int:
-        """Host memory."""
+        """Memory of the cells."""
         return self._cells.nbytes
 
-    def _least(self, places: list[np.ndarray]) -> np.ndarray:
+    def _least(self, places: list[Int64[Tensor, "n"]]) -> Float32[Tensor, "n"]:
         first, second = (cells[at] for cells, at in zip(self._cells, places, strict=True))
-        return np.minimum(first, second)
+        return torch.minimum(first, second)
 
-    def _at(self, ids: Ids) -> list[np.ndarray]:
-        words = ids.view(np.uint64)
-        words = words ^ (words >> np.uint64(32))
-        return [(words * np.uint64(odd)) >> np.uint64(64 - self._bits) for odd in _ODD]
+    def _at(self, ids: Ids) -> list[Int64[Tensor, "n"]]:
+        words = torch.from_numpy(np.ascontiguousarray(ids)).to(self._cells.device)
+        words = words ^ ((words >> 32) & 0xFFFFFFFF)
+        left = (1 << self._bits) - 1
+        return [((words * signed64(odd)) >> (64 - self._bits)) & left for odd in _ODD]

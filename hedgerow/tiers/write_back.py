@@ -17,7 +17,7 @@ from ..tables.host import HostTable
 from ..tables.moving import MovingRows
 
 _IDLE_S = 1.0  # so long the thread waits for more: starting one takes longer than a small step
-_CHUNK_ROWS = 1024  # written under one hold of the lock: so long a reader waits at most
+_CHUNK_ROWS = 8192  # written under one hold of the lock: so long a reader waits at most
 
 
 class WriteBack:

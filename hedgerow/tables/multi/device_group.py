@@ -9,10 +9,11 @@ import torch
 from torch import Tensor
 
 from ...core.shapes import Float32, Int32, Int64
-from ...kernels import find, lookup, runs, seat, step
+from ...kernels import find, find_or_insert, lookup, put_rows, runs, seat, step
 from ...kernels.layout import LANES, Arrays, Part, draws_of
 from ..device import DeviceTable
 from ..device_reads import MAX_IDS
+from ..moving import MovingRows
 from ..store import TableKeys
 
 
@@ -40,6 +41,7 @@ class DeviceGroup:
         for table, own in zip(tables, self._totals, strict=True):
             table._totals = own
         self._parts = _common_parts(tables)
+        self._last = ((), torch.empty(0, dtype=torch.int64))  # splits, and where they are
 
     @staticmethod
     def alike(tables: Sequence[object]) -> bool:
@@ -114,6 +116,23 @@ class DeviceGroup:
             self._totals[:, :3] += done
         return done
 
+    def put(self, keys: TableKeys, moving: MovingRows) -> Int32[Tensor, "n"]:
+        """Rows that were found elsewhere come to those of the keys that have none here.
+
+        Keys may be equal. The slots that were taken, as all tables together number them; -1 for a
+        key that has a row, that was found nowhere, or that found no room.
+        """
+        with self._tables[0]._here():
+            cuts = self._cuts(keys)
+            slots, new = find_or_insert.find_or_insert(
+                self._arrays, keys.ids, cuts, moving.found
+            )
+            at = seat.seat(
+                self._arrays, keys.ids, torch.where(new, slots, -1), None, cuts, insert=False
+            )
+            put_rows.put_rows(self._arrays, at, moving.rows, moving.states, moving.ts)
+        return at
+
     def spread(self, dtype: torch.dtype) -> tuple[Tensor, list[Tensor]]:
         """Zeros for every slot of all tables, and the part of each table."""
         whole = torch.zeros(len(self._arrays.values), dtype=dtype, device=self._arrays.index.device)
@@ -124,9 +143,13 @@ class DeviceGroup:
         return whole, parts
 
     def _cuts(self, keys: TableKeys) -> Int64[Tensor, "K+1"]:
+        if self._last[0] == keys.splits:  # most calls of a model have the same
+            return self._last[1]
         cuts = torch.tensor(keys.splits)
         if keys.ids.device.type == "cuda":
-            return cuts.pin_memory().to(keys.ids.device, non_blocking=True)
+            cuts = cuts.pin_memory().to(keys.ids.device, non_blocking=True)
+        if not self._tables[0]._capturing():  # else they are the graph's
+            self._last = (keys.splits, cuts)
         return cuts
 
 

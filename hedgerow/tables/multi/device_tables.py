@@ -16,6 +16,7 @@ from ...core.shapes import Bool, Float32, Int8, Int64
 from ...kernels.layout import LANES
 from .. import arguments, device_pool
 from ..config import TableConfig
+from ..copies import host_room, to_host
 from ..device import DeviceTable
 from ..device_growth import FILL
 from ..device_room import Full
@@ -118,8 +119,11 @@ class DeviceTables(SeveralTables):
             rows = flat[at[k] : at[k + 1]].view(-1, self.dims[k])
             epochs.append(None)
             if isinstance(table, HostTable):
-                found = table.lookup(own.exact().ids.cpu(), missing=missing, step=step)
-                rows.zero_()[: len(found.keys.ids)] = found.rows_of().to(self.device)
+                (ids,) = to_host(own.exact().ids)
+                room = host_room((len(ids), self.dims[k]), torch.float32, self.device)
+                table.lookup(ids, missing=missing, step=step, out=room)
+                rows[len(ids) :].zero_()
+                rows[: len(ids)].copy_(room, non_blocking=True)
             elif len(own.ids):
                 found = table.lookup(own, missing=missing, step=step, out=rows)
                 slots[keys.splits[k] : keys.splits[k + 1]] = _there(found.slots)
@@ -347,7 +351,8 @@ def _on_host(
     **settings: Any,
 ) -> Applied:
     """A write to a table in host memory; waits for the device."""
-    ids = keys.exact().ids.cpu()
+    ids = keys.exact().ids
+    here, rows = to_host(ids, rows[: len(ids)])
     if counts is not None:
         settings["counts"] = counts[: len(ids)].cpu()
-    return call(ids, rows[: len(ids)].cpu(), **settings)
+    return call(here, rows, **settings)

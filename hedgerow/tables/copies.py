@@ -5,6 +5,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from .moving import MovingRows
+
 
 def host_room(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> Tensor:
     """Host memory for what goes to this device or comes from it."""
@@ -13,12 +15,19 @@ def host_room(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) 
 
 def to_host(*there: Tensor) -> list[Tensor]:
     """The same in host memory; waits for the device once."""
+    if all(x.device.type == "cpu" for x in there):
+        return list(there)
     here = [host_room(tuple(x.shape), x.dtype, x.device) for x in there]
     for target, source in zip(here, there, strict=True):
         target.copy_(source, non_blocking=True)
     for device in {x.device for x in there if x.device.type == "cuda"}:
         torch.cuda.current_stream(device).synchronize()
     return here
+
+
+def in_host(rows: MovingRows) -> MovingRows:
+    """Rows on their way, in host memory."""
+    return MovingRows(*to_host(rows.ids, rows.found, rows.rows, rows.states, rows.ts))
 
 
 def to_device(here: Tensor, device: torch.device) -> Tensor:
