@@ -139,7 +139,7 @@ def _step_at(
             tl.store(placed + i, tl.where(born, slot + BORN, slot), mask=i < n)
     there = slot >= 0
     w = rows_at(values + START, tl.where(born, -1, slot), DIM, STRIDE, COLUMNS)
-    if PASS != KNOWN:
+    if PASS != KNOWN:  # noqa: SIM102 (what is known when it is compiled decides first)
         if tl.max(born.to(tl.int32), axis=0) > 0:
             seed, a, scale = draw
             first = start_rows(key, seed, a, scale, KIND, START, ROWS, COLUMNS)

@@ -39,15 +39,16 @@ def _seat(
         if spans is not None:
             base, _, _ = span_of((spans, splits), None, i, n, buckets, K, ROOM)
             slot = tl.where(slot >= 0, slot + base * LANES, slot)
-    if INSERT and tl.min(tl.where(i < n, slot, 0), axis=0) < 0:
-        base, count, live = span_of((spans, splits), used, i, n, buckets, K, ROOM)
-        todo = live & (slot < 0)
-        key = tl.load(ids + i, mask=todo, other=0)
-        given, _ = claim(index, key, todo, base, count, LINES)
-        # Ids without room are counted by and by: equal ones get one number, below -1.
-        first, second = candidates(key, base, count)
-        number = (first * 31 + second * 17 + (key & 0xFFFF)) & 0x3FFFFFFF
-        slot = tl.where(todo, tl.where(given < 0, -2 - number, given), slot)
+    if INSERT:  # noqa: SIM102 (what is known when it is compiled decides first)
+        if tl.min(tl.where(i < n, slot, 0), axis=0) < 0:
+            base, count, live = span_of((spans, splits), used, i, n, buckets, K, ROOM)
+            todo = live & (slot < 0)
+            key = tl.load(ids + i, mask=todo, other=0)
+            given, _ = claim(index, key, todo, base, count, LINES)
+            # Ids without room are counted by and by: equal ones get one number, below -1.
+            first, second = candidates(key, base, count)
+            number = (first * 31 + second * 17 + (key & 0xFFFF)) & 0x3FFFFFFF
+            slot = tl.where(todo, tl.where(given < 0, -2 - number, given), slot)
     tl.store(places + i, slot.to(tl.int32), mask=i < n)
 
 

@@ -13,7 +13,7 @@ from ..planner.placed import Placed
 from ..planner.problem.variant import Mode
 from ..planner.sizes.layout import HEDGEROW, Slots
 from ..tables.host import HostTable
-from ..tiers.build import Tiers, TierTable, tier_table
+from ..tiers.build import Tiers, TierTable, tier_tables
 from ..tiers.tier_tables import TierTables
 from .collection import Collection
 
@@ -27,11 +27,15 @@ _TOLERANCE = 0.02  # of the planned bytes; more is said
 def tiers_as_planned(one: Collection, placed: Sequence[Placed], device: torch.device) -> TierTables:
     """The tables of a collection, empty, each as its line of the plan says."""
     configs, tables = one.configs_to_place(device), []
+    lines = [line for line in placed if line.mode in IN_TIERS]
+    asked = [(configs[line.name], planned_tiers(line)) for line in lines]
+    in_tiers, groups = tier_tables(asked, device=device, clock=one.clock)
+    by_name = {table.config.name: table for table in in_tiers}
     for line in placed:
         config = configs[line.name]
         made: HostTable | DeviceTable | TierTable
         if line.mode in IN_TIERS:
-            made = tier_table(config, planned_tiers(line), device=device, clock=one.clock)
+            made = by_name[line.name]
             compare_with_plan(line, made)
         elif line.mode is Mode.HBM_ONLY:
             from ..tables.device import DeviceTable
@@ -41,7 +45,7 @@ def tiers_as_planned(one: Collection, placed: Sequence[Placed], device: torch.de
         else:
             made = HostTable(config, clock=one.clock)
         tables.append(made)
-    return TierTables(tables, device=device)
+    return TierTables(tables, device=device, together=groups)
 
 
 def planned_tiers(line: Placed) -> Tiers:
@@ -71,7 +75,7 @@ def compare_with_plan(line: Placed, table: TierTable) -> float | None:
     rows = planned_tiers(line).fast_rows
     slots = _front(line)
     planned = slots.count(rows) * line.row_bytes + slots.metadata(rows)
-    held = sum(fast._table.nbytes)
+    held = sum(fast._table.nbytes) + table.device_bytes()
     off = held / planned - 1
     if abs(off) > _TOLERANCE:
         logging.getLogger("hedgerow").warning(

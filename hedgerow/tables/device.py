@@ -218,9 +218,7 @@ class DeviceTable(DeviceMoves):
             arguments.needed_step(step, True, self.config.name, "admits ids")
         return _Step(keys, grads, found, number, counts)
 
-    def _rates_at(
-        self, rates: Sequence[Rate] | None, step: int | None
-    ) -> tuple[list[float], int]:
+    def _rates_at(self, rates: Sequence[Rate] | None, step: int | None) -> tuple[list[float], int]:
         """The rates of an update, given or the table's own, and its step."""
         sources = self._rates if rates is None else check_rates(rates, len(self._parts))
         scheduled = any(callable(source) for source in sources)

@@ -61,70 +61,37 @@ def tier_table(
     HybridTable('user', 0 of 10 rows on cpu, over HostTable('user', 0 rows of 4 x Sgd(...)))
     """
     if device == checks.CPU:
-        fast: HostTable | DeviceTable = HostTable(_front(config, tiers), clock=clock)
+        fast: HostTable | DeviceTable = HostTable(front_config(config, tiers), clock=clock)
     else:
         from ..tables.device import DeviceTable
 
         slots = tiers.slots or tiers.fast_rows
-        fast = DeviceTable(
-            _front(config, tiers), capacity_rows=slots, device=device, clock=clock
-        )
-    return _over(fast, slow or HostTable(config, clock=clock), tiers)
+        fast = DeviceTable(front_config(config, tiers), capacity_rows=slots, device=device, clock=clock)
+    return over(fast, slow or HostTable(config, clock=clock), tiers)
 
 
 def tier_tables(
     configs: Sequence[tuple[TableConfig, Tiers]],
     *,
-    device: torch.device,
+    device: torch.device = checks.CPU,
     clock: Clock | None = None,
 ) -> tuple[list[TierTable], list[Together]]:
-    """Empty tables with their fast tiers on a device; those that are alike step together."""
-    from ..kernels.layout import LANES
-    from ..tables.device import DeviceTable
-    from ..tables.multi.device_group import DeviceGroup
-    from .together import Together
+    """`tier_table` for several; and those of them on a device that step together."""
+    if device != checks.CPU:
+        from .device_build import device_tier_tables
 
-    made: dict[str, TierTable] = {}
-    groups: list[Together] = []
-    # Of their own they would take memory that the group then takes again.
-    fronts = [
-        DeviceTable(_front(config, tiers), capacity_rows=1, device=device, clock=clock)
-        for config, tiers in configs
-    ]
-    for mine in _alike(fronts, [tiers.mode for _, tiers in configs]):
-        fasts = [fronts[i] for i in mine]
-        slots = [configs[i][1].slots or configs[i][1].fast_rows for i in mine]
-        group = DeviceGroup(fasts, [-(-count // LANES) for count in slots])
-        tables = [
-            _over(fast, HostTable(configs[i][0], clock=clock), configs[i][1])
-            for i, fast in zip(mine, fasts, strict=True)
-        ]
-        groups.append(Together(tables, group))
-        made.update((table.config.name, table) for table in tables)
-    for config, tiers in configs:
-        if config.name not in made:
-            made[config.name] = tier_table(config, tiers, device=device, clock=clock)
-    return [made[config.name] for config, _ in configs], groups
+        return device_tier_tables(configs, device, clock)
+    return [tier_table(config, tiers, clock=clock) for config, tiers in configs], []
 
 
-def _alike(fronts: Sequence[DeviceTable], modes: Sequence[str]) -> list[list[int]]:
-    """Numbers of tables of one mode and of alike rows."""
-    from ..tables.multi.device_group import kind_of
-
-    kinds: dict[object, list[int]] = {}
-    for i, (front, mode) in enumerate(zip(fronts, modes, strict=True)):
-        kind = kind_of(front)
-        if kind is not None:
-            kinds.setdefault((mode, kind), []).append(i)
-    return list(kinds.values())
-
-
-def _front(config: TableConfig, tiers: Tiers) -> TableConfig:
+def front_config(config: TableConfig, tiers: Tiers) -> TableConfig:
+    """The config of the fast tier: rows are born in the slow one."""
     few = min(config.initial_capacity, tiers.fast_rows)
     return replace(config, admit=None, initial_capacity=few)
 
 
-def _over(fast: HostTable | DeviceTable, slow: HostTable, tiers: Tiers) -> TierTable:
+def over(fast: HostTable | DeviceTable, slow: HostTable, tiers: Tiers) -> TierTable:
+    """A table of two empty stores."""
     if tiers.mode == "HYBRID":
         return HybridTable(fast, slow, fast_rows=tiers.fast_rows)
     return CachingTable(fast, slow, cache_rows=tiers.fast_rows, allow_small=tiers.allow_small)

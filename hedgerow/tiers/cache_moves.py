@@ -24,6 +24,7 @@ from .write_back import WriteBack, no_rows
 
 if TYPE_CHECKING:
     from ..tables.device import DeviceTable
+    from .device_cache_places import DeviceCachePlaces
 
 _LEAVE_AT_ONCE = 64  # of a cache on a device, this part
 
@@ -33,6 +34,8 @@ class CacheMoves(TierWatch):
 
     A row that is neither cached nor being written back is as the slow store has it.
     """
+
+    places: Places | DeviceCachePlaces
 
     def __init__(
         self,
@@ -51,6 +54,13 @@ class CacheMoves(TierWatch):
         self._now = 0  # updates, lookups and prefetches so far: the time of a use
         self._writes: list[list[Ids]] = []  # what is written behind the cache, for who reads there
         self._era = 0  # how often all rows were replaced
+
+    def _make_places(self, fast: HostTable | DeviceTable, rows: int) -> Places | DeviceCachePlaces:
+        if isinstance(fast, HostTable):
+            return Places(rows)
+        from .device_cache_places import DeviceCachePlaces
+
+        return DeviceCachePlaces(fast, rows)
 
     # ---- reads behind the cache
 

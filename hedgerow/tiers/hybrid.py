@@ -13,7 +13,8 @@ from torch import Tensor
 
 from ..core import checks
 from ..core.errors import ConfigError
-from ..core.shapes import Bool, Int64
+from ..core.shapes import Bool, Float32, Int64
+from ..tables.copies import in_host
 from ..tables.expiry import Lru, Ttl
 from ..tables.host import HostTable
 from ..tables.host_evict import Evicted
@@ -63,9 +64,7 @@ class HybridTable(TierWatch):
         if promotions is None:
             promotions = max(1, fast_rows // _MOVED)
         self.promotions = checks.count("promotions", promotions)
-        self._uses = Uses(
-            fast_rows, half_life_steps=_HALF_LIFE_STEPS, device=fast.device
-        )
+        self._uses = Uses(fast_rows, half_life_steps=_HALF_LIFE_STEPS, device=fast.device)
         self._coldest: Ids = np.empty(0, np.int64)  # places, to leave next
         self._looked = 0  # steps since they were found
         self._scans = 0  # under way: rows stay where they are
@@ -162,37 +161,31 @@ class HybridTable(TierWatch):
         if self._scans or not self.promotions:
             return
         waiting = distinct[self.places.find(distinct) < 0]
-        waiting = waiting[self.slow.contains(torch.from_numpy(waiting)).numpy()]
-        if not len(waiting):
-            return
-        uses = self._uses.of(waiting)
-        order = np.argsort(-uses, kind="stable")[: self.promotions]
-        coming, uses = waiting[order], uses[order]
-        free = self.places.free
-        leaving = self._colder(uses[free:])
-        self._swap(coming[: free + len(leaving)], leaving)
+        uses, order = self._uses.of(waiting).sort(stable=True, descending=True)
+        coming = waiting[order[: self.promotions].cpu().numpy()]
+        there = self.slow.contains(torch.from_numpy(coming))  # others were not let in
+        coming, uses = coming[there.numpy()], uses[: len(there)][there.to(uses.device)]
+        if len(coming):
+            free = self.places.free
+            leaving = self._colder(uses[free:])
+            self._swap(coming[: free + len(leaving)], leaving)
 
-    def _colder(self, uses: np.ndarray) -> Ids:
+    def _colder(self, uses: Float32[Tensor, "n"]) -> Ids:
         """Places whose rows leave for others of these uses, falling; as many as are colder."""
         if not len(uses):
             return self._coldest[:0]
         if self._looked >= _RENEW_STEPS or len(self._coldest) < len(uses):
-            self._find_coldest()
+            spare = _SPARE * self.promotions
+            self._coldest, self._looked = self.places.least_used(self._uses, spare), 0
         at = self._coldest[self.places.are_taken(self._coldest)]
-        theirs = self._uses.of(self.places.ids_at(at))
-        order = np.argsort(theirs, kind="stable")[: len(uses)]
-        at, theirs = at[order], theirs[order]
-        gains = uses[: len(at)] > theirs + self._uses.weight
-        leaving = at[: int(gains.argmin()) if not gains.all() else len(gains)]
-        self._coldest = self._coldest[np.isin(self._coldest, leaving, invert=True)]
-        return leaving
-
-    def _find_coldest(self) -> None:
-        at = self.places.at()
-        uses = self._uses.of(self.places.ids_at(at))
-        n = min(len(at), _SPARE * self.promotions)
-        self._coldest = at[np.argpartition(uses, n - 1)[:n]] if n else at
-        self._looked = 0
+        theirs, order = self._uses.of(self.places.ids_at(at)).sort(stable=True)
+        both = min(len(uses), len(theirs))
+        gains = uses[:both] > theirs[:both] + self._uses.weight
+        going = order[: int(gains.cumprod(0).sum())].cpu().numpy()
+        stays = np.ones(len(at), np.bool_)
+        stays[going] = False
+        self._coldest = at[stays]
+        return at[going]
 
     def _swap(self, coming: Ids, leaving: Ids) -> None:
         """Rows come to the fast store, and those at the places `leaving` go back."""
@@ -202,7 +195,7 @@ class HybridTable(TierWatch):
         with self._moves.alone(), self._mended(np.concatenate([coming, going])):
             if len(leaving):
                 gone = torch.from_numpy(going)
-                self.slow.move_in(self.fast.read_out(gone))
+                self.slow.move_in(in_host(self.fast.read_out(gone)))
                 self.places.give(leaving)
                 self.fast.move_out(gone)
             rows = self.slow.read_out(torch.from_numpy(coming))

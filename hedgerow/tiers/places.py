@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -11,6 +11,9 @@ from ..tables.config import Segment, TableConfig
 from ..tables.host import HostTable
 from ..tables.initializers import Zeros
 from ..tables.optimizers import Sgd
+
+if TYPE_CHECKING:
+    from .uses import Uses
 
 Ids = np.ndarray[Any, np.dtype[np.int64]]
 _HIGH = 1 << 20  # a float32 holds whole numbers up to 2**24: a place is written in two
@@ -155,6 +158,12 @@ class Places:
         may_leave[stay] = False
         at = may_leave.nonzero()[0]
         return at[np.argpartition(self._used[at], n - 1)[:n]] if n < len(at) else at
+
+    def least_used(self, uses: Uses, n: int) -> Ids:
+        """The n places whose ids are used least, in any order; fewer if fewer are taken."""
+        at = self.at()
+        found = uses.of(self._ids[at]).topk(min(n, len(at)), largest=False, sorted=False)
+        return at[found.indices.numpy()]
 
     def nbytes(self) -> int:
         """Host memory of the map and of what is known of each place."""

@@ -117,9 +117,7 @@ class TierTables(SeveralTables):
         calls: list[tuple[Any, Tensor, Tensor, dict[str, Any]]] = []
         steps = self._steps(keys, grads, by_table, step, counts, per_occurrence)
         alone = set(range(len(self._tables))).difference(*(one.numbers for one in steps))
-        for k, (table, ids, own) in enumerate(
-            self._shares("grads", keys, grads) if alone else ()
-        ):
+        for k, (table, ids, own) in enumerate(self._shares("grads", keys, grads) if alone else ()):
             if not len(ids) or k not in alone:
                 continue
             mine = None if counts is None else counts[keys.splits[k] : keys.splits[k + 1]]

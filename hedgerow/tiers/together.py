@@ -22,10 +22,11 @@ from ..tables.multi.device_group import DeviceGroup
 from ..tables.schedules import Rate
 from ..tables.store import Applied, Missing, TableKeys
 from .caching import CachingTable
-from .device_places import DevicePlaces
+from .device_cache_places import DeviceCachePlaces
 from .hybrid import HybridTable
+from .tier_writes import check_update
 
-COUNTED_STEPS = 8  # of so many, one tells which rows are hot: that takes longer than a step
+COUNTED_STEPS = 16  # of so many, one tells which rows are hot: that takes longer than a step
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -65,12 +66,12 @@ class Together:
         self.device = tables[0].device
         self._caches = [table for table in tables if isinstance(table, CachingTable)]
         self._hybrids = [table for table in tables if isinstance(table, HybridTable)]
-        self._used, parts = group.spread(torch.int32)
-        self._changed, flags = group.spread(torch.bool)
-        self._firsts = [int(part.storage_offset()) for part in parts]  # the first slot of each table
-        for table, used, changed in zip(tables, parts, flags, strict=True):
-            assert isinstance(table.places, DevicePlaces)
-            table.places.used, table.places.changed = used, changed
+        if self._caches:
+            self._used, uses = group.spread(torch.int32)
+            self._changed, changes = group.spread(torch.bool)
+            self._firsts = [int(part.storage_offset()) for part in uses]  # slots of each table
+            for table, used, changed in zip(self._caches, uses, changes, strict=True):
+                _places(table).used, _places(table).changed = used, changed
         self._steps = 0
         self.names = tuple(table.config.name for table in tables)
 
@@ -192,13 +193,16 @@ class Together:
     ) -> list[Applied]:
         (own,) = to_host(grads[rest.at])
         seen = None if counts is None else counts[rest.at].cpu()
-        done = []
+        calls: list[tuple[int, Tensor, Tensor, dict[str, Any]]] = []
         for k, share in rest.shares():
-            table, ids = self._tables[k], rest.ids[share]
-            table._settle(ids)
-            settings: dict[str, Any] = {"rates": rates, "step": step, "ts": times[k]}
+            settings: dict[str, Any] = {"rates": rates, "step": step}
             settings["counts"] = None if seen is None else seen[share]
-            done.append(table.slow.apply_gradients(ids, own[share], **settings))
+            calls.append((k, rest.ids[share], own[share], settings))
+            check_update(self._tables[k].slow, rest.ids[share], own[share], **settings)
+        done = []
+        for k, ids, mine, settings in calls:  # all were asked before the first changes
+            self._tables[k]._settle(ids)
+            done.append(self._tables[k].slow.apply_gradients(ids, mine, ts=times[k], **settings))
         return done
 
     def _after(self, keys: TableKeys) -> None:
@@ -232,11 +236,10 @@ class Together:
                     fast._begin(0, share.stop - share.start)
                     fast._timed, fast._epoch = True, object()
                 at = self._group.put(absent, moving)
-                mark.mark(at, self._used, None, now)
                 for k, share in rest.shares():
-                    places = self._tables[k].places
-                    assert isinstance(places, DevicePlaces)
-                    places.came(torch.where(at[share] >= 0, at[share] - self._firsts[k], -1))
+                    mine = torch.where(at[share] >= 0, at[share] - self._firsts[k], -1)
+                    _places(self._caches[k]).came(mine)
+                mark.mark(at, self._used, None, now)
 
     def _read_absent(self, rest: _Rest) -> MovingRows:
         """Whole rows of caches from behind them, on the device; found False for what cannot come.
@@ -304,3 +307,8 @@ class Together:
 def _fast(table: CachingTable | HybridTable) -> DeviceTable:
     assert isinstance(table.fast, DeviceTable)
     return table.fast
+
+
+def _places(table: CachingTable) -> DeviceCachePlaces:
+    assert isinstance(table.places, DeviceCachePlaces)
+    return table.places

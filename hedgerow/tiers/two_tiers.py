@@ -53,7 +53,7 @@ class TwoTiers:
         self.layout: RowLayout = slow.layout
         room = checks.count("fast_rows", fast_rows, least=1)
         _check_room(fast, room)
-        self.places = _places(fast, room)
+        self.places = self._make_places(fast, room)
         self.counters = Counters()
         self._writing = WriteLock()
         self._moves = SharedLock()
@@ -187,6 +187,10 @@ class TwoTiers:
         names = ("fast_hits", "slow_hits", "absent")
         return {name: self.counters.read(name) for name in names}
 
+    def device_bytes(self) -> int:
+        """Bytes on the device beside those of the fast table."""
+        return 0 if isinstance(self.fast, HostTable) else self._known_bytes()
+
     def _known_bytes(self) -> int:
         return self.places.nbytes()
 
@@ -218,6 +222,13 @@ class TwoTiers:
 
     # ---- helpers
 
+    def _make_places(self, fast: HostTable | DeviceTable, rows: int) -> Places | DevicePlaces:
+        if isinstance(fast, HostTable):
+            return Places(rows)
+        from .device_places import DevicePlaces
+
+        return DevicePlaces(fast, rows)
+
     def _reference_s(self, now_s: int | None) -> int | None:
         """The time from which ages are counted, of both tiers together; None: the rule needs none.
 
@@ -235,14 +246,6 @@ class TwoTiers:
         """Places of ids, and which stand in the fast tier and which do not."""
         at = self.places.find(ids.numpy())
         return at, _where(at >= 0), _where(at < 0)
-
-
-def _places(fast: HostTable | DeviceTable, rows: int) -> Places | DevicePlaces:
-    if isinstance(fast, HostTable):
-        return Places(rows)
-    from .device_places import DevicePlaces
-
-    return DevicePlaces(fast, rows)
 
 
 def _where(mask: np.ndarray) -> Int64[Tensor, "n"]:

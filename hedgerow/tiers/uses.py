@@ -34,9 +34,9 @@ class Uses:
         self, ids: int, *, half_life_steps: int, device: torch.device = checks.CPU
     ) -> None:
         # A step may use many ids that are never seen again, and half-lives are many steps.
-        self._bits = max(14, int(16 * ids - 1).bit_length())
+        self._many = max(1 << 10, 4 * ids)
         self._cells: Float32[Tensor, "2 cells"] = torch.zeros(
-            2, 1 << self._bits, dtype=torch.float32, device=device
+            2, self._many, dtype=torch.float32, device=device
         )
         self._growth = 2.0 ** (1 / half_life_steps)
         self.weight = 1.0  # of a use now: older ones keep the smaller one they were counted with
@@ -52,9 +52,9 @@ class Uses:
         for cells, at in zip(self._cells, places, strict=True):  # what others added more stays
             cells.scatter_reduce_(0, at, counted, "amax")
 
-    def of(self, ids: Ids) -> np.ndarray:
-        """Uses of each id, in weights."""
-        return self._least(self._at(ids)).cpu().numpy()
+    def of(self, ids: Ids | Int64[Tensor, "n"]) -> Float32[Tensor, "n"]:
+        """Uses of each id, in weights, where the cells are."""
+        return self._least(self._at(ids))
 
     def nbytes(self) -> int:
         """Memory of the cells."""
@@ -64,8 +64,9 @@ class Uses:
         first, second = (cells[at] for cells, at in zip(self._cells, places, strict=True))
         return torch.minimum(first, second)
 
-    def _at(self, ids: Ids) -> list[Int64[Tensor, "n"]]:
-        words = torch.from_numpy(np.ascontiguousarray(ids)).to(self._cells.device)
+    def _at(self, ids: Ids | Int64[Tensor, "n"]) -> list[Int64[Tensor, "n"]]:
+        words = torch.from_numpy(np.ascontiguousarray(ids)) if isinstance(ids, np.ndarray) else ids
+        words = words.to(self._cells.device)
         words = words ^ ((words >> 32) & 0xFFFFFFFF)
-        left = (1 << self._bits) - 1
-        return [((words * signed64(odd)) >> (64 - self._bits)) & left for odd in _ODD]
+        halves = (((words * signed64(odd)) >> 32) & 0xFFFFFFFF for odd in _ODD)
+        return [(half * self._many) >> 32 for half in halves]

@@ -41,7 +41,11 @@ def compile_only(kernel: Any, grid: tuple[int]) -> Any:
         ptx = made.asm["ptx"]
         told = {
             "kernel": kernel.__name__,
-            "places": options.get("START", 0) == 0 and options.get("PASS", 1) == 1,  # its rows
+            "places": (  # rows, by swapping keys
+                options.get("START", 0) == 0
+                and options.get("PASS", 1) == 1
+                and options.get("INSERT", True)
+            ),
             "cubin_bytes": len(made.asm["cubin"]),
             "fused": len(re.findall(r"\bfma\.", ptx)),
             "flushed": ptx.count(".ftz"),
@@ -69,7 +73,10 @@ def every_kernel() -> None:
         find_or_insert,
         first_values,
         lookup,
+        mark,
         placement,
+        put_rows,
+        seat,
         step,
         sum_gradients,
     )
@@ -100,6 +107,9 @@ def every_kernel() -> None:
     part = Part(0, dim, dim, uniform, "adam", NUMBERS, draws_of([uniform, uniform], CPU))
     lookup.lookup(several, ids, rows, [part], None, splits)
     step.step(several, ids, rows, counts, [part], [0.1], 5, slots, None, splits)
+    seats = seat.seat(several, ids, slots, None, splits, insert=False)
+    put_rows.put_rows(several, seats, rows, torch.ones(100, 3 * dim), ids)
+    mark.mark(seats, seats, usable, 5)
     assign.assign(wide, grouped, rows, usable, torch.ones(dim), counts, 5)
     rare_verbs(wide, grouped, rows, usable, counts, dataclasses.replace(part, draws=None))
     all_slots(table, ids, rows)

@@ -108,9 +108,12 @@ STRICT = Layout(name="strict", whole=_TABLE, front=_TIER, cache=_TIER, host=_TAB
 """What the published run time allocates: two hash tables where a table lies in both memories."""
 
 # A device table: 16 ids and 16 time stamps a bucket; two slots more are in a bucket of their own,
-# of which 14 are not there. Ids are refused from about 0.85 full on; a cache replaces rows instead,
-# so it may be full.
+# of which 14 are not there. Ids are refused from about 0.85 full on.
 _CARD = Slots(slot_bytes=16, bucket=16, fullest=Fraction(17, 20), extra=2, fixed_bytes=14 * 16)
+# Of the fast rows of two tiers more is known on the card: of a cache when a row was last used and
+# whether it was changed, five bytes a slot; of a hybrid how often ids were used, 32 bytes a row.
+_CACHE = replace(_CARD, slot_bytes=16 + 5)
+_FRONT = replace(_CARD, slot_bytes=16 + 32 * _CARD.fullest)
 # A host table: a time stamp a row, and an index of 64-byte buckets for 4 ids. Its 64 shards grow by
 # halves at different times: 16 * 0.5 / ln 1.5 = 19.73 bytes a row on average. Shards fill unevenly:
 # 4 % more, and the smallest size of all shards (6 buckets), cover that for any number of rows.
@@ -122,8 +125,8 @@ _FILTER = Slots(slot_bytes=Fraction(144, 5), fixed_bytes=6 * 128 * 8)
 HEDGEROW = Layout(
     name="hedgerow",
     whole=_CARD,
-    front=_CARD,
-    cache=replace(_CARD, fullest=Fraction(1)),
+    front=_FRONT,
+    cache=_CACHE,
     host=_HOST,
     counter=_FILTER,
     host_index_on_card=False,

@@ -124,9 +124,7 @@ class DeviceGroup:
         """
         with self._tables[0]._here():
             cuts = self._cuts(keys)
-            slots, new = find_or_insert.find_or_insert(
-                self._arrays, keys.ids, cuts, moving.found
-            )
+            slots, new = find_or_insert.find_or_insert(self._arrays, keys.ids, cuts, moving.found)
             at = seat.seat(
                 self._arrays, keys.ids, torch.where(new, slots, -1), None, cuts, insert=False
             )

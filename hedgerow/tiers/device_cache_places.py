@@ -1,0 +1,118 @@
+"""What is known of the rows of a cache on a device: there, slot by slot."""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from ..core.shapes import Bool, Int32
+from ..kernels import mark
+from ..tables.device import DeviceTable
+from .device_places import DevicePlaces
+from .places import Ids
+
+_LATEST = 2**31 - 1  # a use that none comes after
+
+
+class DeviceCachePlaces(DevicePlaces):
+    """Of each row: when it was last used, whether it was changed since it came, who holds it.
+
+    `used` and `changed` are written by steps on the device; `Together` puts those of several tables
+    into one piece.
+    """
+
+    def __init__(self, table: DeviceTable, rows: int) -> None:
+        super().__init__(table, rows)
+        slots = len(table._table.values)
+        self.used: Int32[Tensor, "slots"] = torch.zeros(
+            slots, dtype=torch.int32, device=table.device
+        )
+        self.changed: Bool[Tensor, "slots"] = torch.zeros(
+            slots, dtype=torch.bool, device=table.device
+        )
+        self._pins: Int32[Tensor, "slots"] = self.used[:0]  # made with the first hold
+        self._born: Int32[Tensor, "slots"] = self.used[:0]
+        self._holds = self._stays = 0
+
+    def have_room(self, ids: int) -> bool:
+        """Whether so many more may come; waits for the device only if that is not clear."""
+        return self._most + ids <= self.rows or len(self) + ids <= self.rows
+
+    def came(self, slots: Int32[Tensor, "n"]) -> None:
+        """Rows have come to these slots; negative ones are left out."""
+        super().came(slots)
+        self._stays += 1
+        mark.mark(slots, self.used, None, 0)
+        if len(self._born):
+            mark.mark(slots, self._born, None, self._stays)
+
+    def give(self, at: Ids) -> None:
+        """The ids at these places leave."""
+        super().give(at)
+        slots = self._tensor(at)
+        self.changed[slots] = False
+        if len(self._pins):
+            self._pins[slots] = 0
+
+    def clear(self) -> None:
+        """All ids leave."""
+        super().clear()
+        self.changed.zero_()
+        self._pins.zero_()
+
+    def use(self, at: Ids, now: int) -> None:
+        """These were used at a time, not before that of other uses."""
+        self.used[self._tensor(at)] = now
+
+    def set_dirty(self, at: Ids, dirty: bool) -> None:
+        """Their rows are changed since they came, or are not."""
+        self.changed[self._tensor(at)] = dirty
+
+    def are_dirty(self, at: Ids) -> np.ndarray:
+        """Which of these have changed rows."""
+        return self.changed[self._tensor(at)].cpu().numpy()
+
+    def dirty(self) -> Ids:
+        """All places whose rows are changed, in order."""
+        return self.changed.nonzero()[:, 0].cpu().numpy()
+
+    def hold(self, at: Ids) -> Ids:
+        """They stay until they are let go; the number of the stay of each."""
+        if not len(self._pins):
+            self._pins, self._born = torch.zeros_like(self.used), torch.zeros_like(self.used)
+        slots = self._tensor(at)
+        self._pins[slots] += 1
+        self._holds += 1
+        return self._born[slots].cpu().numpy()
+
+    def let_go(self, at: Ids, born: Ids) -> None:
+        """Ends one `hold` of these; not of ids that left in between."""
+        slots = self._tensor(at)
+        same = (self._born[slots] == self._tensor(born)) & self._table._table.taken()[slots]
+        self._pins[slots[same]] -= 1
+        self._holds -= 1
+
+    def not_held(self, stay: Ids) -> int:
+        """How many of the places are neither held nor among those that `stay`, which differ."""
+        if not self._holds:
+            return self.rows - len(stay)
+        held = self._pins > 0
+        held[self._tensor(stay)] = True
+        return self.rows - int(held.sum())
+
+    def coldest(self, n: int, stay: Ids, before: int) -> Ids:
+        """The n longest unused that are neither held nor among those that `stay`.
+
+        Fewer, if fewer were last used `before` this time.
+        """
+        used = torch.where(self._table._table.taken(), self.used, _LATEST)
+        used[self._tensor(stay)] = _LATEST
+        if self._holds:
+            used[self._pins > 0] = _LATEST
+        found = used.topk(min(n, len(used)), largest=False)
+        return found.indices[found.values < before].cpu().numpy()
+
+    def nbytes(self) -> int:
+        """Device memory of what is known of each place."""
+        return sum(x.nbytes for x in (self.used, self.changed, self._pins, self._born))
