@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -12,7 +13,7 @@ from torch import Tensor
 
 from ..core import checks
 from ..core.errors import CacheTooSmallError
-from ..core.shapes import Float32, Int64
+from ..core.shapes import Bool, Float32, Int64
 from ..tables.copies import in_host
 from ..tables.host import HostTable
 from ..tables.moving import MovingRows
@@ -117,12 +118,6 @@ class CacheMoves(TierWatch):
             self.counters.add("cache_evictions", len(going))
         return min(rows, self.places.free)
 
-    def read_absent(self, room: MovingRows) -> None:
-        """Rows that are not cached, as they are; zeros for ids without. The caller writes."""
-        self._settle(room.ids)
-        self.slow.read_into(room)
-        self.counters.add("fetches", int(room.found.sum()))
-
     def _room_for(self, missing: Ids, hits: Ids) -> int:
         """How many of the rows can come while `hits` and pinned rows stay."""
         room = self.places.not_held(hits)
@@ -200,6 +195,13 @@ class CacheMoves(TierWatch):
         self.places.set_dirty(at, True)
 
     @contextmanager
+    def noted(self) -> Iterator[Notes]:
+        """What is written behind the cache meanwhile, for who reads there without the lock."""
+        with self._logged() as log:
+            era = self._era
+            yield Notes(log, lambda: era == self._era)
+
+    @contextmanager
     def _logged(self) -> Iterator[list[Ids]]:
         """Every id that is written behind the cache meanwhile."""
         log: list[Ids] = []
@@ -216,6 +218,22 @@ class CacheMoves(TierWatch):
 
     def _replaced(self) -> None:
         self._era += 1
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Notes:
+    """Ids that were written behind a cache since somebody began to read there."""
+
+    log: list[Ids]
+    same: Callable[[], bool]  # whether the rows were not replaced altogether
+
+    def unchanged(self, ids: Int64[Tensor, "n"]) -> Bool[Tensor, "n"]:
+        """Which rows are as they were read; the caller has the lock now."""
+        if not self.same():
+            return torch.zeros(len(ids), dtype=torch.bool)
+        if not self.log:
+            return torch.ones(len(ids), dtype=torch.bool)
+        return torch.from_numpy(np.isin(ids.numpy(), np.concatenate(self.log), invert=True))
 
 
 def _present(table: HostTable, ids: Int64[Tensor, "n"]) -> Int64[Tensor, "m"]:

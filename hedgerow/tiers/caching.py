@@ -120,8 +120,7 @@ class CachingTable(CacheMoves):
 
     def _bring_ahead(self, batch: Prefetched) -> None:
         """In the thread of the prefetcher: reads beside training, then moves rows in at once."""
-        with self._logged() as log:
-            era = self._era
+        with self.noted() as notes:
             with self._moves.shared():
                 missing = torch.from_numpy(batch.ids[self.places.find(batch.ids) < 0])
                 with self._back.still() as leaving:
@@ -129,9 +128,7 @@ class CachingTable(CacheMoves):
             known = self.slow.read_out(missing)
             known = known.where(known.found)
             with self._writing:
-                written = np.concatenate([batch.ids[:0], *log])
-                fresh = np.isin(known.ids.numpy(), written, invert=True) & (era == self._era)
-                self._fetch(batch.ids, known.where(torch.from_numpy(fresh)))
+                self._fetch(batch.ids, known.where(notes.unchanged(known.ids)))
                 at = self.places.find(batch.ids)
                 batch.home, batch.places = self.places, at[at >= 0]
                 batch.born = self.places.hold(batch.places)

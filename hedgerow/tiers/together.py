@@ -219,44 +219,57 @@ class Together:
     # ---- rows that are not on the device
 
     def _bring(self, keys: TableKeys, found: Found) -> None:
-        """Rows that caches lack come; what this call uses stays."""
+        """Rows that caches lack come; what this call uses stays.
+
+        They are read beside whoever steps: what is written behind a cache meanwhile does not come.
+        """
         rest = self._rest(keys, found)
         if rest is None:
             return
         for k, share in rest.shares():
             self._caches[k]._await(rest.ids[share].numpy())
-        with self._writing():
-            now = self._tick()
-            mark.mark(self._group.numbered(keys, found.slots), self._used, None, now)
-            moving = self._read_absent(rest)
-            with self._alone():
+            self._caches[k]._settle(rest.ids[share])
+        with ExitStack() as noting:
+            notes = {k: noting.enter_context(self._caches[k].noted()) for k, _ in rest.shares()}
+            here = self._read_absent(rest)
+            there = [to_device(x, self.device) for x in (here.rows, here.states, here.ts)]
+            with self._writing():
+                now = self._tick()
+                mark.mark(self._group.numbered(keys, found.slots), self._used, None, now)
+                for k, share in rest.shares():
+                    here.found[share] &= notes[k].unchanged(rest.ids[share])
+                    here.found[share][self._caches[k].make_way(share.stop - share.start) :] = False
+                    self._caches[k].counters.add("fetches", int(here.found[share].sum()))
                 absent = TableKeys(keys.ids[rest.at], rest.splits)
-                for k, share in rest.shares():
-                    fast = _fast(self._tables[k])
-                    fast._begin(0, share.stop - share.start)
-                    fast._timed, fast._epoch = True, object()
-                at = self._group.put(absent, moving)
-                for k, share in rest.shares():
-                    mine = torch.where(at[share] >= 0, at[share] - self._firsts[k], -1)
-                    _places(self._caches[k]).came(mine)
-                mark.mark(at, self._used, None, now)
+                come = to_device(here.found, self.device)
+                self._put(rest, absent, MovingRows(absent.ids, come, *there), now)
 
     def _read_absent(self, rest: _Rest) -> MovingRows:
-        """Whole rows of caches from behind them, on the device; found False for what cannot come.
-
-        That are ids without a row, and those for which there is no room.
-        """
+        """Whole rows from behind caches, in memory that the device reaches."""
         layout, m = self._tables[0].layout, len(rest.ids)
-        shapes = (((m,), torch.bool), ((m, layout.dim), torch.float32))
-        shapes += (((m, layout.state_floats), torch.float32), ((m,), torch.int64))
-        room = MovingRows(rest.ids, *(host_room(*shape, self.device) for shape in shapes))
+        room = MovingRows(
+            rest.ids,
+            host_room((m,), torch.bool, self.device),
+            host_room((m, layout.dim), torch.float32, self.device),
+            host_room((m, layout.state_floats), torch.float32, self.device),
+            host_room((m,), torch.int64, self.device),
+        )
         parts = (room.ids, room.found, room.rows, room.states, room.ts)
         for k, share in rest.shares():
-            own = MovingRows(*(part[share] for part in parts))
-            fits = self._caches[k].make_way(len(own))
-            self._caches[k].read_absent(own)
-            own.found[fits:] = False
-        return MovingRows(*(to_device(part, self.device) for part in parts))
+            self._caches[k].slow.read_into(MovingRows(*(part[share] for part in parts)))
+        return room
+
+    def _put(self, rest: _Rest, absent: TableKeys, moving: MovingRows, now: int) -> None:
+        with self._alone():
+            for k, share in rest.shares():
+                fast = _fast(self._tables[k])
+                fast._begin(0, share.stop - share.start)
+                fast._timed, fast._epoch = True, object()
+            at = self._group.put(absent, moving)
+            for k, share in rest.shares():
+                mine = torch.where(at[share] >= 0, at[share] - self._firsts[k], -1)
+                _places(self._caches[k]).came(mine)
+            mark.mark(at, self._used, None, now)
 
     def _rest(self, keys: TableKeys, found: Found) -> _Rest | None:
         if not found.absent:
