@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from itertools import pairwise
@@ -27,6 +28,8 @@ from .hybrid import HybridTable
 from .tier_writes import check_update
 
 COUNTED_STEPS = 16  # of so many, one tells which rows are hot: that takes longer than a step
+_MANY_ROWS = 4096  # fewer are read before threads have started
+_READERS = 8
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -255,8 +258,19 @@ class Together:
             host_room((m,), torch.int64, self.device),
         )
         parts = (room.ids, room.found, room.rows, room.states, room.ts)
-        for k, share in rest.shares():
+
+        def read(k: int, share: slice) -> None:
             self._caches[k].slow.read_into(MovingRows(*(part[share] for part in parts)))
+
+        shares = list(rest.shares())
+        if m < _MANY_ROWS:
+            for k, share in shares:
+                read(k, share)
+            return room
+        # A table reads some thousands of rows in the thread that asks: so several do.
+        with ThreadPoolExecutor(min(len(shares), _READERS)) as threads:
+            for reading in [threads.submit(read, k, share) for k, share in shares]:
+                reading.result()
         return room
 
     def _put(self, rest: _Rest, absent: TableKeys, moving: MovingRows, now: int) -> None:
