@@ -1,0 +1,256 @@
+"""Steps of ten tables whose rows lie in HBM, in host memory or in both, on one GPU.
+
+`python -m hedgerow.bench.gpu_tiers --json` runs it: it needs torch, Triton and the C++ core.
+"""
+
+from __future__ import annotations
+
+import argparse
+import gc
+import json
+import statistics
+import sys
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ..core.errors import ConfigError
+from ..tables.config import Segment, TableConfig
+from ..tables.host import HostTable
+from ..tables.initializers import Zeros
+from ..tables.moving import MovingRows
+from ..tables.multi.device_tables import DeviceTables
+from ..tables.optimizers import Sgd
+from ..tables.store import TableKeys
+from ..tiers.build import Tiers
+from ..tiers.device_build import device_tier_tables
+from ..tiers.tier_tables import TierTables
+
+_ZIPF = 1.05
+_CHUNK = 100_000  # rows of a table that come at once
+_TOLERANCE = 1e-4  # sums of many gradients of one id are added in another order on the host
+
+
+@dataclass(frozen=True, slots=True)
+class Work:
+    """The tables, the keys of a step, and how many steps count."""
+
+    tables: int = 10
+    rows: int = 4_000_000
+    dim: int = 128
+    keys: int = 1 << 20
+    steps: int = 20  # of a round
+    warm_up: int = 320  # until a hybrid has its rows; the hot set moves for 200
+
+    @staticmethod
+    def quick() -> Work:
+        """A check of the tool."""
+        return Work(tables=2, rows=200, dim=4, keys=64, steps=2, warm_up=2)
+
+
+class Batches:
+    """Keys of steps: each table's, Zipf over its rows; the same ones for every store."""
+
+    def __init__(self, work: Work, device: torch.device) -> None:
+        self.work, self.device = work, device
+        weights = torch.arange(1, work.rows + 1, dtype=torch.float64, device=device) ** -_ZIPF
+        self._chances = weights.cumsum(0) / weights.sum()
+        self.ids = [self._ids(k) for k in range(work.tables)]
+        per = work.keys // work.tables
+        self.splits = tuple(per * k for k in range(work.tables + 1))
+        self.grads = 1e-3 * torch.randn(self.splits[-1] * work.dim, device=device)
+        self._random = torch.Generator(device)
+
+    def _ids(self, k: int) -> Tensor:
+        """Ids of a table, by rank."""
+        order = torch.randperm(self.work.rows, generator=torch.Generator().manual_seed(k))
+        return ((order * 2654435761 + 7 * k + 12345) * 0x9E3779B1).to(self.device)
+
+    def start(self) -> None:
+        """From the first batch again."""
+        self._random.manual_seed(5)
+
+    def next(self, shift: int = 0) -> TableKeys:
+        """The next batch; with a shift, other rows are hot."""
+        per = self.splits[1]
+        drawn = torch.rand(
+            self.splits[-1], generator=self._random, device=self.device, dtype=torch.float64
+        )
+        ranks = torch.searchsorted(self._chances, drawn).clamp(max=self.work.rows - 1) + shift
+        parts = [
+            self.ids[k][ranks[per * k : per * (k + 1)] % self.work.rows]
+            for k in range(self.work.tables)
+        ]
+        return TableKeys(torch.cat(parts), self.splits)
+
+    def chunks(self, share: float = 1.0) -> Iterator[TableKeys]:
+        """All ids of all tables, or those of the first ranks, in parts."""
+        for start in range(0, int(share * self.work.rows), _CHUNK):
+            parts = [ids[start : start + _CHUNK] for ids in self.ids]
+            sizes = [len(parts[0]) * k for k in range(len(parts) + 1)]
+            yield TableKeys(torch.cat(parts), tuple(sizes))
+
+
+def _configs(work: Work) -> list[TableConfig]:
+    segments = (Segment(work.dim, Zeros(), Sgd(lr=0.01)),)
+    return [TableConfig(f"t{k:02d}", segments) for k in range(work.tables)]
+
+
+def _fill(table: HostTable, ids: Tensor, dim: int) -> None:
+    """Rows of zeros for all ids."""
+    for part in ids.cpu().split(5 * _CHUNK):
+        n = len(part)
+        found, ts = torch.ones(n, dtype=torch.bool), torch.ones(n, dtype=torch.int64)
+        table.move_in(MovingRows(part, found, torch.zeros(n, dim), torch.zeros(n, 0), ts))
+
+
+def _in_tiers(batches: Batches, mode: str, share: float) -> TierTables:
+    work = batches.work
+    rows = max(1, int(share * work.rows))
+    tiers = Tiers(mode=mode, fast_rows=rows, slots=max(64, int(rows / 0.8)), allow_small=True)
+    made = [(config, tiers) for config in _configs(work)]
+    tables, groups = device_tier_tables(made, batches.device)
+    for table, ids in zip(tables, batches.ids, strict=True):
+        _fill(table.slow, ids, work.dim)
+    store = TierTables(tables, device=batches.device, together=groups)
+    for keys in batches.chunks(share) if mode == "CACHING" else ():
+        store.lookup(keys, missing="training")
+    return store
+
+
+def _in_hbm(batches: Batches) -> DeviceTables:
+    configs = {config.name: config for config in _configs(batches.work)}
+    room = dict.fromkeys(configs, batches.work.rows)
+    store = DeviceTables(configs, device=batches.device, capacity_rows=room)
+    for keys in batches.chunks():
+        zeros = torch.zeros(len(keys.ids) * batches.work.dim, device=batches.device)
+        store.apply_gradients(keys, zeros)
+    return store
+
+
+def _on_host(batches: Batches) -> DeviceTables:
+    configs = {config.name: config for config in _configs(batches.work)}
+    store = DeviceTables(configs, device=batches.device, on_host=list(configs))
+    for table, ids in zip(store.tables, batches.ids, strict=True):
+        _fill(table, ids, batches.work.dim)
+    return store
+
+
+def _stores() -> dict[str, Callable[[Batches], Any]]:
+    return {
+        "HBM_ONLY": _in_hbm,
+        "CACHING@1.0": lambda batches: _in_tiers(batches, "CACHING", 1.0),
+        "CACHING@0.8": lambda batches: _in_tiers(batches, "CACHING", 0.8),
+        "HYBRID@0.1": lambda batches: _in_tiers(batches, "HYBRID", 0.1),
+        "HOST_ONLY": _on_host,
+    }
+
+
+def _step(store: Any, keys: TableKeys, grads: Tensor) -> None:
+    found = store.lookup(keys, missing="training")
+    store.apply_gradients(found, grads)
+
+
+def _steps_ms(store: Any, batches: Batches, rounds: int, shift: int = 0) -> float:
+    """The median over rounds of the time of a step, by the clock."""
+    spent = []
+    for _ in range(rounds):
+        ready = [batches.next(shift) for _ in range(batches.work.steps)]
+        _wait(batches.device)
+        begun = time.perf_counter()
+        for keys in ready:
+            _step(store, keys, batches.grads)
+        _wait(batches.device)
+        spent.append(1e3 * (time.perf_counter() - begun) / len(ready))
+    return statistics.median(spent)
+
+
+def _wait(device: torch.device) -> None:
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+
+
+def _measured(
+    name: str, store: Any, batches: Batches, rounds: int
+) -> tuple[dict[str, Any], Tensor]:
+    """One line of the report, and rows after a few steps that every store takes alike."""
+    work = batches.work
+    batches.start()
+    for _ in range(4):
+        _step(store, batches.next(), batches.grads)
+    rows = store.lookup(batches.next()).rows.clone()
+    line: dict[str, Any] = {"case": name}
+    if name.startswith("HYBRID"):
+        for _ in range(work.warm_up):
+            _step(store, batches.next(), batches.grads)
+    if name.startswith("HOST"):
+        rounds = 1
+    line["ms"] = round(_steps_ms(store, batches, rounds), 3)
+    if name.startswith("HYBRID"):
+        for _ in range(max(0, min(200, work.warm_up) - work.steps)):
+            _step(store, batches.next(work.rows // 2), batches.grads)
+        line["ms_200_steps_after_the_hot_set_moved"] = round(
+            _steps_ms(store, batches, 1, work.rows // 2), 3
+        )
+    return line, rows
+
+
+def run(
+    work: Work | None = None, *, rounds: int = 5, cases: Sequence[str] = (), device: str = "cuda"
+) -> dict[str, Any]:
+    """Measures the stores, one after the other; `over_hbm` is a step's time over HBM_ONLY's."""
+    where = torch.empty(0, device=device).device if device != "cuda" else torch.device("cuda", 0)
+    if where.type == "cuda" and not torch.cuda.is_available():
+        raise ConfigError("bench gpu_tiers needs a GPU that torch sees, and there is none here.")
+    work = work or Work()
+    batches, results, first = Batches(work, where), [], None
+    for name, make in _stores().items():
+        if cases and name not in cases:
+            continue
+        store = make(batches)
+        line, rows = _measured(name, store, batches, rounds)
+        first = rows if first is None else first
+        line["equal"] = torch.allclose(rows, first, rtol=_TOLERANCE, atol=1e-7)
+        results.append(line)
+        del store
+        gc.collect()
+        if where.type == "cuda":
+            torch.cuda.empty_cache()
+    ms = {line["case"]: line["ms"] for line in results}
+    for line in results:
+        for other in ("HBM_ONLY", "HOST_ONLY"):
+            if other in ms:
+                line[f"over_{other.lower()}"] = round(line["ms"] / ms[other], 3)
+    return {"bench": "gpu_tiers", "work": vars_of(work), "results": results}
+
+
+def vars_of(work: Work) -> dict[str, int]:
+    """The numbers of a work."""
+    return {name: getattr(work, name) for name in Work.__dataclass_fields__}
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """The benchmark without the program."""
+    parser = argparse.ArgumentParser(
+        prog="python -m hedgerow.bench.gpu_tiers", description=run.__doc__
+    )
+    parser.add_argument("--json", action="store_true", help="one JSON object instead of lines")
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--cases", default="", help="names, separated by commas")
+    parser.add_argument("--quick", action="store_true", help="small works: a check of the tool")
+    parser.add_argument("--device", default="cuda")
+    given = parser.parse_args(arguments)
+    chosen = [name.strip() for name in given.cases.split(",") if name.strip()]
+    work = Work.quick() if given.quick else Work()
+    report = run(work, rounds=given.rounds, cases=chosen, device=given.device)
+    lines = [json.dumps(line) for line in report["results"]]
+    sys.stdout.write((json.dumps(report, indent=1) if given.json else "\n".join(lines)) + "\n")
+    return 0 if all(line["equal"] for line in report["results"]) else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())
