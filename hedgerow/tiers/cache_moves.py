@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from ..tables.device import DeviceTable
     from .device_cache_places import DeviceCachePlaces
 
-_LEAVE_AT_ONCE = 64  # of a cache on a device, this part
+_LEAVE_AT_ONCE = 32  # of a cache on a device, this part
 
 
 class CacheMoves(TierWatch):

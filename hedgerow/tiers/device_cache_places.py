@@ -39,12 +39,17 @@ class DeviceCachePlaces(DevicePlaces):
         """Whether so many more may come; waits for the device only if that is not clear."""
         return self._most + ids <= self.rows or len(self) + ids <= self.rows
 
-    def came(self, slots: Int32[Tensor, "n"]) -> None:
-        """Rows have come to these slots; negative ones are left out."""
-        super().came(slots)
+    @property
+    def numbers_stays(self) -> bool:
+        """Whether `came` must be told the slots: rows were held since the cache was made."""
+        return len(self._born) > 0
+
+    def came(self, most: int, slots: Int32[Tensor, "n"] | None = None) -> None:
+        """So many rows at most have come; `slots` say where to, those below 0 nowhere."""
+        super().came(most)
         self._stays += 1
-        mark.mark(slots, self.used, None, 0)
-        if len(self._born):
+        if self.numbers_stays:
+            assert slots is not None
             mark.mark(slots, self._born, None, self._stays)
 
     def give(self, at: Ids) -> None:

@@ -57,12 +57,12 @@ class DevicePlaces:
     def take(self, ids: Ids) -> Ids:
         """The places of ids whose rows have just come."""
         at = self.find(ids)
-        self.came(self._tensor(at).to(torch.int32))
+        self.came(len(ids), self._tensor(at).to(torch.int32))
         return at
 
-    def came(self, slots: Int32[Tensor, "n"]) -> None:
-        """Rows have come to these slots; negative ones are left out."""
-        self._most, self._counted = self._most + len(slots), False
+    def came(self, most: int, slots: Int32[Tensor, "n"] | None = None) -> None:
+        """So many rows at most have come; `slots` say where to, those below 0 nowhere."""
+        self._most, self._counted = self._most + most, False
 
     def give(self, at: Ids) -> None:
         """The ids at these places leave."""

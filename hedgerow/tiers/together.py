@@ -281,8 +281,10 @@ class Together:
                 fast._timed, fast._epoch = True, object()
             at = self._group.put(absent, moving)
             for k, share in rest.shares():
-                mine = torch.where(at[share] >= 0, at[share] - self._firsts[k], -1)
-                _places(self._caches[k]).came(mine)
+                places, mine = _places(self._caches[k]), None
+                if places.numbers_stays:
+                    mine = torch.where(at[share] >= 0, at[share] - self._firsts[k], -1)
+                places.came(share.stop - share.start, mine)
             mark.mark(at, self._used, None, now)
 
     def _rest(self, keys: TableKeys, found: Found) -> _Rest | None:
