@@ -200,13 +200,15 @@ class HostTable(HostEvictions, HostMoves, HostReads, HostWatch):
         ids, rows = self._keys_and_rows(keys, rows)
         return Applied.of(*self._assign_at(ids.data_ptr(), len(ids), rows.data_ptr(), ts=ts))
 
-    def _assign_at(self, ids_at: int, n: int, rows_at: int, *, ts: int) -> tuple[int, int, int]:
+    def _assign_at(
+        self, ids_at: int, n: int, rows_at: int, *, ts: int, in_one_thread: bool = False
+    ) -> tuple[int, int, int]:
         """As `assign`, of ids and rows at addresses that the caller has measured and checked.
 
         It tells how many rows were born, refused, and left out.
         """
         with _memory_errors():
-            return self._table.assign(ids_at, n, rows_at, self._time(ts))
+            return self._table.assign(ids_at, n, rows_at, self._time(ts), in_one_thread)
 
     def _rejects_at(self, rows_at: int, n: int) -> bool:
         """Whether one of the rows at an address is why `assign` would raise NotFiniteError."""
