@@ -11,7 +11,6 @@
 #include "admission.h"
 #include "bind.h"
 #include "row_file.h"
-#include "pool.h"
 #include "table.h"
 
 namespace hedgerow {
@@ -89,8 +88,7 @@ void bind_writes(nb::class_<Table>& table) {
   table
       .def(
           "assign",
-          [](Table& t, Address ids, u64 n, Address rows, i64 time, bool in_one_thread) {
-            const RunAlone alone(in_one_thread);
+          [](Table& t, Address ids, u64 n, Address rows, i64 time) {
             return counts(t.assign(at<i64>(ids), n, at<float>(rows), time));
           },
           unlocked)

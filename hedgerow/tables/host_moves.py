@@ -44,4 +44,4 @@ class HostMoves:
 
     def saw(self, ts: int) -> None:
         """A row was written at this time, in another store."""
-        self._table.assign(0, 0, 0, ts, True)
+        self._table.assign(0, 0, 0, ts)

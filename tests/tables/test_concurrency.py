@@ -132,7 +132,7 @@ def test_the_gil_is_released_during_a_call(table: HostTable) -> None:
 
     def call() -> None:
         running.set()
-        native_table.assign(ids.data_ptr(), len(ids), rows.data_ptr(), 0, False)
+        native_table.assign(ids.data_ptr(), len(ids), rows.data_ptr(), 0)
         done.set()
 
     worker = threading.Thread(target=call)

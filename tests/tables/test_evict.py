@@ -168,7 +168,7 @@ def test_counts_of_uses_stop_at_their_largest() -> None:
     table, one = _table(hr.Lfu(1), dim=1), torch.ones(1, 1)
     ids, row, core = torch.tensor([1]), one.clone(), table._table
     for _ in range(2**15 + 10):  # past the argument checks: they are most of the time
-        core.assign(ids.data_ptr(), 1, row.data_ptr(), 0, False)
+        core.assign(ids.data_ptr(), 1, row.data_ptr(), 0)
     for _ in range(20):
         table.assign(torch.tensor([2]), one)
     assert _told(table.evict(capture=True)) == [2]
