@@ -147,7 +147,7 @@ nb::object rows_after(const std::vector<const Table*>& tables, const std::vector
   {
     const nb::gil_scoped_release unlock;
     const RunAlone alone(true);  // the other cores are the trainer's
-    std::vector<float> aside;  // for rows that would stand where no floats can
+    std::vector<float> aside;    // for rows that would stand where no floats can
     for (std::size_t k = 0; k < shares && there; ++k) {
       const u64 n = counts[k], row_bytes = n * u64(tables[k]->layout().dim) * sizeof(float);
       const i64* const keys = at<const i64>(ids[k]);

@@ -69,10 +69,8 @@ bool RowLayout::can_hold(const float* values) const {
     if (kind != CodecKind::fp16 && kind != CodecKind::bf16) continue;
     const float* part = values + segment.first_column;
     for (int i = 0; i < segment.dim; ++i) {
-      if (kind == CodecKind::fp16 && (float_to_half(part[i]) & 0x7fffu) == 0x7c00u)
-        return false;
-      if (kind == CodecKind::bf16 && (float_to_bfloat(part[i]) & 0x7fffu) == 0x7f80u)
-        return false;
+      if (kind == CodecKind::fp16 && (float_to_half(part[i]) & 0x7fffu) == 0x7c00u) return false;
+      if (kind == CodecKind::bf16 && (float_to_bfloat(part[i]) & 0x7fffu) == 0x7f80u) return false;
     }
   }
   return true;

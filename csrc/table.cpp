@@ -17,7 +17,8 @@ namespace hedgerow {
 namespace {
 
 constexpr u64 kWriteRows = 1024;  // rows changed under one hold of a shard's lock
-constexpr u64 kKeysOfLine = 4;    // about: keys in one line of an index
+constexpr u64 kFewShards = 8;     // a call on so few comes shard by shard
+constexpr u64 kShardIds = 512;    // where it has so many ids at least
 constexpr u64 kTileBytes = u64(512) << 10;
 constexpr u64 kLeastTile = 512, kMostTile = 16384;  // ids
 
@@ -79,9 +80,8 @@ void Table::saw_time(i64 time) {
   }
 }
 
-// Finds the rows of a shard's groups, under shared locks. Where they are so many that each line of
-// the shard's index is used, that is read once, while the arrays of dense ids are those of all
-// shards and would be read by each.
+// Finds the rows of a shard's groups, under shared locks. Ids that come shard by shard lie closer
+// together in its index than in the arrays of dense ids, which are those of all shards.
 void Table::locate(Plan& plan, int number) const {
   const std::span<Group> groups = plan.groups(number);
   plan.absent[number] = plan.promised[number] = 0;
@@ -95,8 +95,8 @@ void Table::locate(Plan& plan, int number) const {
     for (u64 i = 0; i < block.size(); ++i) keys[i] = i64(block[i].key);
     const std::shared_lock hold(shard.lock);
     if (from == 0) plan.version[number] = shard.version;
-    const bool near =
-        groups.size() * kKeysOfLine < shard.index.size() && near_.serves(keys, block.size());
+    const bool by_shard = plan.ids() >= kShardIds && groups.size() * kFewShards >= plan.ids();
+    const bool near = !by_shard && near_.serves(keys, block.size());
     find_rows(keys, block.size(), near, rows);
     for (u64 i = 0; i < block.size(); ++i) {
       block[i].row = rows[i];
