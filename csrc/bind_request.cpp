@@ -1,6 +1,7 @@
 // A plain PredictRequest as Python values, the answer to one that asks for rows, and one that
 // brings them. The first two take bytes, not addresses: to find out an address takes longer than
 // the work.
+#include <nanobind/stl/tuple.h>
 #include <nanobind/stl/vector.h>
 
 #include <algorithm>
@@ -8,10 +9,13 @@
 #include <memory>
 #include <stdexcept>
 #include <string>
+#include <tuple>
 #include <vector>
 
 #include "bind.h"
+#include "finite.h"
 #include "plain_request.h"
+#include "pool.h"
 #include "table.h"
 
 namespace hedgerow {
@@ -142,7 +146,8 @@ nb::object rows_after(const std::vector<const Table*>& tables, const std::vector
   bool there = true;
   {
     const nb::gil_scoped_release unlock;
-    std::vector<float> aside;  // for rows that would stand where no floats can
+    const RunAlone alone(true);  // the other cores are the trainer's
+    std::vector<float> aside;    // for rows that would stand where no floats can
     for (std::size_t k = 0; k < shares && there; ++k) {
       const u64 n = counts[k], row_bytes = n * u64(tables[k]->layout().dim) * sizeof(float);
       const i64* const keys = at<const i64>(ids[k]);
@@ -162,12 +167,61 @@ nb::object rows_after(const std::vector<const Table*>& tables, const std::vector
   return made;
 }
 
+// Of one table in a message: the byte of its first id, how many there are, the byte of its first
+// row.
+using Place = std::tuple<u64, u64, u64>;
+
+// Where numbers of a kind stand in a message from a byte on; null where none can in memory.
+template <class Number>
+const Number* numbers_in(const nb::bytes& message, u64 start, u64 count) {
+  if (start > message.size() || count > (message.size() - start) / sizeof(Number))
+    throw std::invalid_argument(std::to_string(count) + " numbers from byte " +
+                                std::to_string(start) + " on end beyond the message of " +
+                                std::to_string(message.size()));
+  const char* const from = message.c_str() + start;
+  const bool aligned = reinterpret_cast<Address>(from) % alignof(Number) == 0;
+  return aligned ? reinterpret_cast<const Number*>(from) : nullptr;
+}
+
+// Assigns ids and rows out of a message. False, with nothing changed, where numbers cannot stand so
+// in memory, or a table that rejects them would get a value that is not finite. In one thread: keys
+// that changed come shard by shard, so threads would wait for each other at the locks of one or
+// two, on cores that readers want.
+bool assign_in(const std::vector<Table*>& tables, const nb::bytes& message,
+               const std::vector<Place>& places, const std::vector<i64>& times,
+               const std::vector<bool>& rejects) {
+  const std::size_t shares = tables.size();
+  if (places.size() != shares || times.size() != shares || rejects.size() != shares)
+    throw std::invalid_argument("give a place, a time and a rule for each of the " +
+                                std::to_string(shares) + " tables");
+  if (std::find(tables.begin(), tables.end(), nullptr) != tables.end())
+    throw std::invalid_argument("one of the tables is None; give tables");
+  std::vector<const i64*> ids(shares);
+  std::vector<const float*> rows(shares);
+  for (std::size_t k = 0; k < shares; ++k) {
+    const auto [ids_from, n, rows_from] = places[k];
+    ids[k] = numbers_in<i64>(message, ids_from, n);
+    rows[k] = numbers_in<float>(message, rows_from, n * u64(tables[k]->layout().dim));
+    if (ids[k] == nullptr || rows[k] == nullptr) return false;
+  }
+  const nb::gil_scoped_release unlock;
+  const RunAlone alone(true);
+  for (std::size_t k = 0; k < shares; ++k)
+    if (rejects[k] &&
+        first_not_finite(rows[k], std::get<1>(places[k]) * u64(tables[k]->layout().dim)) >= 0)
+      return false;
+  for (std::size_t k = 0; k < shares; ++k)
+    tables[k]->assign(ids[k], std::get<1>(places[k]), rows[k], times[k]);
+  return true;
+}
+
 }  // namespace
 
 void bind_request(nb::module_& m) {
   m.def("plain_request", &plain_request);
   m.def("lookup_between", &lookup_between);
   m.def("rows_after", &rows_after);
+  m.def("assign_in", &assign_in);
 }
 
 }  // namespace hedgerow

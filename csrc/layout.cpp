@@ -65,12 +65,12 @@ bool RowLayout::can_hold(const float* values) const {
   if (!all_finite(values, u64(dim))) return false;
   if (!serving) return true;
   for (const Segment& segment : segments) {
+    const CodecKind kind = segment.codec.kind;
+    if (kind != CodecKind::fp16 && kind != CodecKind::bf16) continue;
     const float* part = values + segment.first_column;
     for (int i = 0; i < segment.dim; ++i) {
-      if (segment.codec.kind == CodecKind::fp16 && (float_to_half(part[i]) & 0x7fffu) == 0x7c00u)
-        return false;
-      if (segment.codec.kind == CodecKind::bf16 && (float_to_bfloat(part[i]) & 0x7fffu) == 0x7f80u)
-        return false;
+      if (kind == CodecKind::fp16 && (float_to_half(part[i]) & 0x7fffu) == 0x7c00u) return false;
+      if (kind == CodecKind::bf16 && (float_to_bfloat(part[i]) & 0x7fffu) == 0x7f80u) return false;
     }
   }
   return true;

@@ -115,14 +115,19 @@ bool read_shape(const u8* data, Span message, PlainInput& input) {
 }
 
 bool read_tensor(const u8* data, Span message, PlainInput& input) {
-  const bool plain = each(data, message, [&](const Field& field, bool seen) {
+  return each(data, message, [&](const Field& field, bool seen) {
     if (seen) return false;
     if (is(field, 2, kBytes)) return read_shape(data, field.bytes, input);
     if (is(field, 1, kVarint)) input.dtype = i64(field.value);
     if (is(field, 4, kBytes)) input.content = field.bytes;
     return is(field, 1, kVarint) || is(field, 4, kBytes);
   });
-  return plain && input.content.size > 0;
+}
+
+// Of a size of 0: such a tensor has no values in any form.
+bool is_empty(const PlainInput& input) {
+  return std::find(input.dims.begin(), input.dims.begin() + input.rank, 0) !=
+         input.dims.begin() + input.rank;
 }
 
 bool read_input(const u8* data, Span message, PlainInput& input) {
@@ -132,7 +137,7 @@ bool read_input(const u8* data, Span message, PlainInput& input) {
     if (is(field, 2, kBytes)) return read_tensor(data, field.bytes, input);
     return is(field, 1, kBytes);
   });
-  return plain && input.content.size > 0;
+  return plain && (input.content.size > 0 || is_empty(input));
 }
 
 // Our own clients put a client's name of zeros before a tensor, so that its values stand at a
@@ -154,7 +159,11 @@ std::optional<PlainRequest> read_plain_request(const u8* data, u64 n) {
     if (!is(field, 2, kBytes) || request.inputs.size() == PlainRequest::kMostInputs) return false;
     return read_input(data, field.bytes, request.inputs.emplace_back());
   });
-  if (!plain) return std::nullopt;
+  // Where no tensor has content, nothing says that the answer is wanted as raw buffers.
+  const bool raw = request.inputs.empty() ||
+                   std::any_of(request.inputs.begin(), request.inputs.end(),
+                               [](const PlainInput& input) { return input.content.size > 0; });
+  if (!plain || !raw) return std::nullopt;
   return request;
 }
 

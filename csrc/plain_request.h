@@ -36,7 +36,7 @@ struct PlainRequest {
 };
 
 // Nothing for a message with a field that is not told above (but padding), with one that comes
-// twice, with a tensor without content, or with broken bytes.
+// twice, with a tensor that has sizes and no content, without content at all, or with broken bytes.
 std::optional<PlainRequest> read_plain_request(const u8* data, u64 n);
 
 }  // namespace hedgerow

@@ -53,6 +53,8 @@ class Plan {
   // Groups the equal ids of one shard, in the order in which they first occur.
   void group(int shard);
 
+  u64 ids() const { return ids_; }
+
   std::span<Group> groups(int shard) {
     return {groups_.data() + starts_[shard], group_count_[shard]};
   }

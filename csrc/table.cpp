@@ -17,6 +17,8 @@ namespace hedgerow {
 namespace {
 
 constexpr u64 kWriteRows = 1024;  // rows changed under one hold of a shard's lock
+constexpr u64 kFewShards = 8;     // a call on so few comes shard by shard
+constexpr u64 kShardIds = 512;    // where it has so many ids at least
 constexpr u64 kTileBytes = u64(512) << 10;
 constexpr u64 kLeastTile = 512, kMostTile = 16384;  // ids
 
@@ -78,7 +80,8 @@ void Table::saw_time(i64 time) {
   }
 }
 
-// Finds the rows of a shard's groups, under shared locks.
+// Finds the rows of a shard's groups, under shared locks. Ids that come shard by shard lie closer
+// together in its index than in the arrays of dense ids, which are those of all shards.
 void Table::locate(Plan& plan, int number) const {
   const std::span<Group> groups = plan.groups(number);
   plan.absent[number] = plan.promised[number] = 0;
@@ -92,7 +95,9 @@ void Table::locate(Plan& plan, int number) const {
     for (u64 i = 0; i < block.size(); ++i) keys[i] = i64(block[i].key);
     const std::shared_lock hold(shard.lock);
     if (from == 0) plan.version[number] = shard.version;
-    find_rows(keys, block.size(), rows);
+    const bool by_shard = plan.ids() >= kShardIds && groups.size() * kFewShards >= plan.ids();
+    const bool near = !by_shard && near_.serves(keys, block.size());
+    find_rows(keys, block.size(), near, rows);
     for (u64 i = 0; i < block.size(); ++i) {
       block[i].row = rows[i];
       plan.absent[number] += rows[i] == kNoRow;

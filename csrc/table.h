@@ -177,7 +177,7 @@ class Table {
   template <class Visitor>
   void visit_piece(const i64* ids, u64 from, u64 count, const Visitor& visitor) const;
   static constexpr u64 kFindIds = 2048;
-  void find_rows(const i64* keys, u64 n, u32* rows) const;
+  void find_rows(const i64* keys, u64 n, bool near, u32* rows) const;
   u64 task_ids(u64 n, u64 fresh_row_bytes) const;
 
   template <class Op>

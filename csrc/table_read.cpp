@@ -1,5 +1,6 @@
 // Reading verbs of the table: grouped, prefetched, in input order.
 #include <algorithm>
+#include <bit>
 #include <cstring>
 #include <utility>
 #include <vector>
@@ -48,17 +49,25 @@ u64 shards_of(const i64* keys, u64 n) {
   return shards;
 }
 
+// Whether keys come shard by shard, as the first of them show: those that changed do, and all of a
+// scan. They lie closer together in the index of their shard than in the arrays of dense ids.
+bool of_one_shard(const i64* keys, u64 n) {
+  constexpr u64 kFirstKeys = 16;
+  return n >= kFirstKeys && std::has_single_bit(shards_of(keys, kFirstKeys));
+}
+
 u64 piece_count(u64 n, u64 size) { return (n + size - 1) / size; }
 
 }  // namespace
 
-// Rows of distinct keys, at most kFindIds. The caller holds the locks of their shards.
-void Table::find_rows(const i64* keys, u64 n, u32* rows) const {
+// Rows of distinct keys, at most kFindIds, with `near` by the arrays of dense ids first. The caller
+// holds the locks of their shards.
+void Table::find_rows(const i64* keys, u64 n, bool near, u32* rows) const {
   const auto search = [&](const i64* some, u64 count, u32* found) {
     ProbeAhead probe(views_, some, count, found);
     for (u64 i = 0; i < count; i += kGroup) probe.step();
   };
-  if (!near_.serves(keys, n)) return search(keys, n, rows);
+  if (!near) return search(keys, n, rows);
   u32 left[kFindIds], found[kFindIds];
   i64 far[kFindIds];
   const u64 others = near_.find(keys, n, rows, left);
@@ -89,8 +98,8 @@ void Table::visit_piece(const i64* ids, u64 from, u64 count, const Visitor& visi
     const u64 n = std::min(kGroup, runs - start);
     visitor.visit(from, Found{data + start % (2 * kGroup), rows + start, places + start, n});
   };
-  if (near_.serves(keys, runs)) {
-    find_rows(keys, runs, rows);
+  if (near_.serves(keys, runs) && !of_one_shard(keys, runs)) {
+    find_rows(keys, runs, true, rows);
     fetch(0);
     for (u64 start = 0; start < runs; start += kGroup) {
       fetch(start + kGroup);

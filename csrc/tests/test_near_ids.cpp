@@ -120,6 +120,14 @@ void rows_are_those_of_the_index() {
   write(table, ids, 2);  // found by the write, too: nothing is born
   CHECK(table.size() == 2 * kRange + mixed.size());
   check_rows(table, ids, 2);
+  std::vector<i64> by_shard = ids;  // of such the index is asked
+  std::stable_sort(by_shard.begin(), by_shard.end(),
+                   [](i64 a, i64 b) { return shard_of_key(u64(a)) < shard_of_key(u64(b)); });
+  check_rows(table, by_shard, 2);
+  const std::vector<i64> few(by_shard.begin() + 100, by_shard.begin() + 3000);
+  write(table, few, 3);
+  CHECK(table.size() == 2 * kRange + mixed.size());
+  check_rows(table, few, 3);
 }
 
 void erased_ids_come_back_in_other_rows() {

@@ -54,6 +54,16 @@ void fields_that_come_twice_or_are_unknown_are_left() {
   CHECK(read("")->inputs.empty());
 }
 
+void a_tensor_without_values_is_read_beside_another() {
+  const std::string none = field(2, field(1, "no") + field(2, field(2, field(2, ""))));
+  const auto found = read(request() + none);
+  CHECK(found.has_value() && found->inputs.size() == 2);
+  CHECK(found->inputs[1].rank == 1 && found->inputs[1].content.size == 0);
+  CHECK(!read(none));
+  CHECK(!read(request() + field(2, field(1, "no") + field(2, field(2, field(2, {8, 1}))))));
+  CHECK(!read(request() + field(2, field(1, "no"))));
+}
+
 void no_byte_behind_the_end_is_read() {
   const std::string data = request();
   std::mt19937_64 random(1);
@@ -76,6 +86,7 @@ void no_byte_behind_the_end_is_read() {
 int main() {
   a_plain_request_is_read();
   fields_that_come_twice_or_are_unknown_are_left();
+  a_tensor_without_values_is_read_beside_another();
   no_byte_behind_the_end_is_read();
   return 0;
 }

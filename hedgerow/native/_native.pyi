@@ -117,6 +117,14 @@ def rows_after(
     before_rows: Sequence[bytes],
     /,
 ) -> bytes | None: ...
+def assign_in(
+    tables: Sequence[Table],
+    message: bytes,
+    places: Sequence[tuple[int, int, int]],
+    times: Sequence[int],
+    rejects: Sequence[bool],
+    /,
+) -> bool: ...
 def first_not_finite(values_at: int, n: int, /) -> int: ...
 def gather(rows_at: int, numbers_at: int, n: int, dim: int, out_at: int, /) -> None: ...
 def route(

@@ -64,6 +64,7 @@ __all__ = [
     "add_rows",
     "add_windows",
     "admission_probability",
+    "assign_in",
     "bucketize",
     "check_part",
     "copy_rows",
@@ -335,3 +336,25 @@ def rows_after(
             return None
         parts += [first, at(start, n, np.int64).tobytes(), second, rows.tobytes()]
     return b"".join(parts)
+
+
+def assign_in(
+    tables: Sequence[Table],
+    message: bytes,
+    places: Sequence[tuple[int, int, int]],
+    times: Sequence[int],
+    rejects: Sequence[bool],
+) -> bool:
+    """Assigns ids and rows that stand in a message; see the core for what is left undone."""
+    given = []
+    for table, (first, n, row), time, strict in zip(tables, places, times, rejects, strict=True):
+        ids = np.frombuffer(message, np.int64, n, first)
+        rows = np.frombuffer(message, np.float32, n * table.dim(), row)
+        if ids.ctypes.data % 8 or rows.ctypes.data % 4:
+            return False
+        if strict and not np.isfinite(rows).all():
+            return False
+        given.append((table, ids, rows, time))
+    for table, ids, rows, time in given:
+        table.assign(ids.ctypes.data, len(ids), rows.ctypes.data, time)
+    return True

@@ -64,6 +64,8 @@ def _plain_request(message: bytes) -> PlainRequest | None:
             paddings += 1
         else:
             return None
+    if inputs and not any(size for _, _, _, size in inputs.values()):
+        return None
     asked = _once(spec, 0, {1: bytes, 2: bytes, 3: bytes})
     version = None
     if 2 in asked:
@@ -82,7 +84,7 @@ def _plain_input(entry: bytes, entry_at: int) -> tuple[str, PlainInput]:
         if number != 2 or not isinstance(dim, bytes) or len(dims) == _MOST_DIMS:
             raise WireError("a shape that is not plain")
         dims.append(_signed(_once(dim, 0, {1: int}).get(1, (0, 0))[0]))
-    if not content:
+    if not content and 0 not in dims:
         raise WireError("a tensor without content")
     number = _signed(fields.get(1, (0, 0))[0])
     return parts.get(1, (b"", 0))[0].decode(), (number, tuple(dims), content_at, len(content))

@@ -30,7 +30,7 @@ from .target import Target, TargetSettings, TargetStatus
 MOST_PENDING = 2_097_152  # keys of one replica: 16 MiB; as many as a table's marks
 TIMEOUT_S = 5.0
 _FORGET_S = 60.0  # a replica that is on no list for so long begins anew if it comes back
-_LOOK_S, _AGAIN_S = 0.002, 0.1
+_LOOK_S, _AGAIN_S = 0.05, 0.1  # of a flush: it is told, but another may have heard it
 _LONGEST_EVERY_S = 366 * 86400.0  # threads cannot wait for ever
 _log = logging.getLogger("hedgerow")
 

@@ -37,7 +37,7 @@ class TargetSettings:
     timeout_s: float
     trust: Trust | None
     claims: Claims
-    moved: threading.Event  # set when one of them has all of a further pass
+    moved: threading.Event  # set when one of them has all of a further pass, or other weights
 
 
 @dataclass(frozen=True, slots=True)
@@ -271,6 +271,7 @@ class Target:
                 self._dense_refused[name] = str(error)  # these never fit: others may
                 _log.warning("dense weights for %s: %s", self.address, error)
             self._dense_sent[name] = mark
+            self._settings.moved.set()
 
     def _dense_is_sent(self) -> bool:
         state = self._dense()

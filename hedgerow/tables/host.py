@@ -92,7 +92,7 @@ class HostTable(HostEvictions, HostMoves, HostReads, HostWatch):
             raise DtypeError(f"rows_in is {rows_in!r}; pass RowFile(folder, resident_bytes).")
         self._rows_in = rows_in
         self._file = None if rows_in is None else rows_in.open()
-        with _memory_errors():
+        with memory_errors():
             self._table = native.Table(
                 [native_segment(s) for s in config.segments],
                 config.serving,
@@ -176,7 +176,7 @@ class HostTable(HostEvictions, HostMoves, HostReads, HostWatch):
         per_occurrence: bool,
     ) -> Applied:
         """The update itself, of what `_update_arguments` gave."""
-        with _memory_errors():
+        with memory_errors():
             done = self._table.apply_gradients(
                 ids.data_ptr(),
                 len(ids),
@@ -198,21 +198,9 @@ class HostTable(HostEvictions, HostMoves, HostReads, HostWatch):
     ) -> Applied:
         """Sets rows and keeps optimizer state (fresh for an absent id). The last of equals wins."""
         ids, rows = self._keys_and_rows(keys, rows)
-        return Applied.of(*self._assign_at(ids.data_ptr(), len(ids), rows.data_ptr(), ts=ts))
-
-    def _assign_at(self, ids_at: int, n: int, rows_at: int, *, ts: int) -> tuple[int, int, int]:
-        """As `assign`, of ids and rows at addresses that the caller has measured and checked.
-
-        It tells how many rows were born, refused, and left out.
-        """
-        with _memory_errors():
-            return self._table.assign(ids_at, n, rows_at, self._time(ts))
-
-    def _rejects_at(self, rows_at: int, n: int) -> bool:
-        """Whether one of the rows at an address is why `assign` would raise NotFiniteError."""
-        if self.config.not_finite != "reject":
-            return False
-        return native.first_not_finite(rows_at, n * self.layout.dim) >= 0
+        with memory_errors():
+            done = self._table.assign(ids.data_ptr(), len(ids), rows.data_ptr(), self._time(ts))
+        return Applied.of(*done)
 
     def assign_add(
         self,
@@ -223,7 +211,7 @@ class HostTable(HostEvictions, HostMoves, HostReads, HostWatch):
     ) -> Applied:
         """Adds to rows; an absent one starts from its first value (serving tables: zeros)."""
         ids, rows = self._keys_and_rows(keys, rows)
-        with _memory_errors():
+        with memory_errors():
             done = self._table.assign_add(ids.data_ptr(), len(ids), rows.data_ptr(), self._time(ts))
         return Applied.of(*done)
 
@@ -241,7 +229,7 @@ class HostTable(HostEvictions, HostMoves, HostReads, HostWatch):
         if self.config.serving:
             states = [{} for _ in self.config.segments]
         raw, ts = self.layout.join(states, len(ids)), self._times(entries.ts)
-        with _memory_errors():
+        with memory_errors():
             done = self._table.restore(
                 ids.data_ptr(), len(ids), rows.data_ptr(), raw.data_ptr(), ts.data_ptr()
             )
@@ -252,7 +240,7 @@ class HostTable(HostEvictions, HostMoves, HostReads, HostWatch):
         self._refuse_serving("reinitialize")
         ids = self._keys(keys).ids
         status = torch.empty(len(ids), dtype=torch.int8)
-        with _memory_errors():
+        with memory_errors():
             self._table.reinitialize(
                 ids.data_ptr(), len(ids), self._clock.now_s(), status.data_ptr()
             )
@@ -262,7 +250,7 @@ class HostTable(HostEvictions, HostMoves, HostReads, HostWatch):
         """Removes rows and says which were there. Their memory serves the next new ids."""
         ids = self._keys(keys).ids
         erased = torch.empty(len(ids), dtype=torch.bool)
-        with _memory_errors():
+        with memory_errors():
             self._table.erase(ids.data_ptr(), len(ids), erased.data_ptr())
         return erased
 
@@ -371,7 +359,8 @@ class HostTable(HostEvictions, HostMoves, HostReads, HostWatch):
 
 
 @contextmanager
-def _memory_errors() -> Iterator[None]:
+def memory_errors() -> Iterator[None]:
+    """The core's errors for lack of memory as ours."""
     try:
         yield
     except MemoryError as error:

@@ -18,6 +18,12 @@ from hedgerow.wire.predict_bytes import request_bytes
 
 TEXTS = st.text(max_size=5)
 SIZES = st.integers(-(2**63), 2**63 - 1) | st.integers(0, 3)
+EMPTY = st.tuples(
+    st.integers(0, 200),
+    st.permutations([0, 3]) | st.just([0]),
+    st.just(b""),
+    st.just(False),
+)
 PLAIN = st.builds(
     lambda dtype, dims, content: (dtype, dims, content, False),
     st.integers(0, 200),
@@ -55,7 +61,12 @@ PLAIN_REQUESTS = st.builds(
     TEXTS,
     VERSIONS,
     TEXTS,
-    st.dictionaries(TEXTS, PLAIN, max_size=4),
+    st.dictionaries(TEXTS, PLAIN, max_size=4)
+    | st.builds(
+        lambda some, more: more | some,
+        st.dictionaries(TEXTS, PLAIN, min_size=1, max_size=2),
+        st.dictionaries(TEXTS, EMPTY, max_size=2),
+    ),
     st.just(""),
     st.just(False),
 )
@@ -64,7 +75,7 @@ ANY_REQUESTS = st.builds(
     TEXTS,
     VERSIONS,
     TEXTS,
-    st.dictionaries(TEXTS, PLAIN | ODD, max_size=4),
+    st.dictionaries(TEXTS, PLAIN | EMPTY | ODD, max_size=4),
     TEXTS,
     st.booleans(),
 )
@@ -220,3 +231,56 @@ def test_rows_after_bytes_need_all_their_parts(core: Any) -> None:
             core.rows_after(tables, [0, 0], counts, 0, before, empty)
     with pytest.raises((ValueError, AttributeError)):
         core.rows_after([None], [0], [0], 0, [b""], [b""])
+
+
+@pytest.mark.parametrize("core", [native, reference])
+def test_tensors_without_values_are_plain_beside_others(core: Any) -> None:
+    """A push names all tables, those without keys as well; without any content it is no raw one."""
+    empty, one = (9, [0], b"", False), (9, [1], bytes(8), False)
+    found = core.plain_request(_message("m", None, "", {"a": empty, "b": one}, "", False))
+    assert found[3]["a"] == (9, (0,), 0, 0)
+    for inputs in ({"a": empty}, {"a": (9, [2], b"", False), "b": one}, {"a": (9, [], b"", False)}):
+        assert core.plain_request(_message("m", None, "", inputs, "", False)) is None
+
+
+def _rows_in(core: Any, tables: Any, ids: list[Any]) -> list[bytes]:
+    rows = []
+    for table, keys in zip(tables, ids, strict=True):
+        out = np.empty((len(keys), table.dim()), np.float32)
+        table.lookup(keys.ctypes.data, len(keys), "zeros", 0, out.ctypes.data, True)
+        rows.append(out.tobytes())
+    return rows
+
+
+@pytest.mark.parametrize("bad", [None, 0, 1])
+@pytest.mark.parametrize("strict", [True, False])
+def test_rows_assigned_out_of_a_message_agree(bad: int | None, strict: bool) -> None:
+    """A value that a table rejects changes no table; one that drops it loses the row alone."""
+    ids = [np.array([3, 9], np.int64), np.array([-1], np.int64)]
+    values = [np.full((2, 3), 7, np.float32), np.full((1, 1), 5, np.float32)]
+    if bad is not None:
+        values[bad][0, 0] = np.nan
+    message = bytes(16) + b"".join(
+        keys.tobytes() + rows.tobytes() for keys, rows in zip(ids, values, strict=True)
+    )
+    places = [(16, 2, 32), (56, 1, 64)]
+    found = []
+    for core in (native, reference):
+        tables = _tables(core)
+        done = core.assign_in(tables, message, places, [1, 2], [strict, strict])
+        assert done == (bad is None or not strict)
+        found.append(_rows_in(core, tables, ids))
+    assert found[0] == found[1]
+    assert (found[0] == [rows.tobytes() for rows in values]) == (bad is None)
+
+
+@pytest.mark.parametrize("core", [native, reference])
+def test_what_does_not_stand_in_a_message_is_not_assigned(core: Any) -> None:
+    tables, rules = _tables(core), ([0, 0], [True, True])
+    assert not core.assign_in(tables, bytes(64), [(1, 1, 16), (8, 1, 16)], *rules)
+    assert not core.assign_in(tables, bytes(64), [(8, 1, 17), (8, 1, 16)], *rules)
+    for place in ((64, 1, 0), (0, 1, 64), (72, 0, 0), (0, 2**60, 0), (0, 2**63, 0)):
+        with pytest.raises((ValueError, OverflowError)):
+            core.assign_in(tables, bytes(64), [(8, 1, 16), place], *rules)
+    with pytest.raises(ValueError, match=r"."):
+        core.assign_in(tables, bytes(64), [(8, 1, 16)], *rules)

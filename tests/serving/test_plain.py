@@ -19,6 +19,7 @@ from hedgerow.wire import tensors
 from hedgerow.wire.codec import from_bytes, to_bytes
 from hedgerow.wire.messages import tf_serving
 from hedgerow.wire.plain_request import PlainRequest
+from hedgerow.wire.predict_bytes import request_bytes
 
 IDS = torch.tensor([3, -1, 2**63 - 1, 4, 3])
 
@@ -69,6 +70,12 @@ def _splits(*splits: int) -> Tensor:
     return torch.tensor(splits)
 
 
+ONE_TABLE = {
+    "item_id": IDS[:1],
+    "item_value": torch.arange(3.0)[None],
+    "user_id": IDS[:0],
+    "user_value": torch.ones(0, 2),
+}
 RAW = ("ps_0", "raw_lookup")
 REQUESTS = {
     "rows": _asked(*RAW, {"id": IDS, "id_split": _splits(0, 2, 5)}),
@@ -82,6 +89,9 @@ REQUESTS = {
     "ids of another shape": _asked(*RAW, {"id": IDS[None], "id_split": _splits(0, 2, 5)}),
     "an input too many": _asked(*RAW, {"id": IDS, "id_split": _splits(0, 2, 5), "x": IDS}),
     "another input": _asked(*RAW, {"id": IDS, "split": _splits(0, 2, 5)}),
+    "rows of one table by name": _asked("ps_0", "lookup", {"item": IDS, "user": IDS[:0]}),
+    "nothing but empty tensors": _asked("ps_0", "lookup", {"item": IDS[:0], "user": IDS[:0]}),
+    "an assign to one table": _asked("ps_0", "hashtable_assign", ONE_TABLE),
     "rows by name": _asked("ps_0", "lookup", {"item": IDS, "user": IDS}),
     "another version": _asked(*RAW, {"id": IDS}, version=2),
     "another model": _asked("ps_1", "raw_lookup", {"id": IDS}),
@@ -108,13 +118,14 @@ def test_plain_requests_are_answered_alike(case: str, compat: Any, registry: Reg
     data = to_bytes(REQUESTS[case])
     message = from_bytes(tf_serving.PredictRequest, data)
     plain = PlainRequest.read(data)
-    assert (plain is None) == (case == "no ids")  # nothing is sent for them
+    assert (plain is None) == (case == "nothing but empty tensors")  # they tell no form
     if plain is not None:
         expected = _outcome(registry, message, compat)
         assert _outcome(registry, plain, compat) == expected
         fine = ("rows", "rows of one table", "two requests in one", "rows by name", "a matrix")
-        also_fine = ("a large matrix", "nothing given", "bools")
-        assert isinstance(expected, bytes) == (case in (*fine, *also_fine))
+        also_fine = ("a large matrix", "nothing given", "bools", "an assign to one table")
+        empty = ("no ids", "rows of one table by name")
+        assert isinstance(expected, bytes) == (case in (*fine, *also_fine, *empty))
 
 
 def test_a_shape_whose_product_wraps_is_refused(registry: Registry) -> None:
@@ -124,3 +135,13 @@ def test_a_shape_whose_product_wraps_is_refused(registry: Registry) -> None:
     assert plain is not None
     code, _ = _outcome(registry, plain, None)
     assert code == "INVALID_ARGUMENT"
+
+
+def test_an_assign_to_some_tables_takes_the_short_way(registry: Registry) -> None:
+    head = _asked("ps_0", "hashtable_assign", {})
+    plain = PlainRequest.read(request_bytes(head, ONE_TABLE))  # its numbers stand where they can
+    assert plain is not None
+    with registry.find("ps_0", 1) as model:
+        short = model.signatures["hashtable_assign"].answer_plain
+        assert short is not None
+        assert short(plain, b"") is not None

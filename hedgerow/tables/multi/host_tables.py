@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from itertools import pairwise
 
-import numpy as np
 import torch
 from torch import Tensor
 
@@ -16,7 +15,7 @@ from ...core.shapes import Bool, Float32, Int8, Int64
 from .. import arguments
 from ..config import TableConfig
 from ..filters import SlidingFilter
-from ..host import HostTable
+from ..host import HostTable, memory_errors
 from ..schedules import Rate
 from ..store import Applied, Lookup, Missing, TableKeys, as_keys
 from . import parts
@@ -168,18 +167,15 @@ class HostTables(SeveralTables):
         False, with nothing changed, where numbers could not stand there in memory, or a table
         rejects a value: `assign` does it, or says why not. The caller has measured the places.
         """
-        start = np.frombuffer(message, np.uint8).ctypes.data
-        given = [
-            (table, start + ids, n, start + rows)
-            for table, (ids, n, rows) in zip(self._tables, places, strict=True)
-            if n
-        ]
-        for table, ids_at, n, rows_at in given:
-            if ids_at % 8 or rows_at % 4 or table._rejects_at(rows_at, n):
-                return False
-        for table, ids_at, n, rows_at in given:
-            table._assign_at(ids_at, n, rows_at, ts=ts)
-        return True
+        given = [one for one in zip(self._tables, places, strict=True) if one[1][1]]
+        with memory_errors():
+            return native.assign_in(
+                [table._table for table, _ in given],
+                message,
+                [place for _, place in given],
+                [table._time(ts) for table, _ in given],
+                [table.config.not_finite == "reject" for table, _ in given],
+            )
 
     def assign_add(
         self,
