@@ -66,7 +66,9 @@ def tier_table(
         from ..tables.device import DeviceTable
 
         slots = tiers.slots or tiers.fast_rows
-        fast = DeviceTable(front_config(config, tiers), capacity_rows=slots, device=device, clock=clock)
+        fast = DeviceTable(
+            front_config(config, tiers), capacity_rows=slots, device=device, clock=clock
+        )
     return over(fast, slow or HostTable(config, clock=clock), tiers)
 
 

@@ -1,4 +1,4 @@
-"""Makes tables of two tiers with fast rows on a device, so that those that are alike step together."""
+"""Makes tables of two tiers with fast rows on a device; those that are alike step together."""
 
 from __future__ import annotations
 
