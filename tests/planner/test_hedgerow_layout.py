@@ -68,11 +68,11 @@ def test_a_device_table_takes_what_is_planned(rows: int, dim: int) -> None:
 def test_a_table_in_both_memories_has_its_host_index_on_the_host() -> None:
     spec = TableSpec(name="t", rows=17_000, dim=4, optimizer="sgd")
     cached = stored("CACHING", "0.1", spec=spec, layout=HEDGEROW)
-    # 125 buckets, 0.85 full, and the slots beside them: values, id and time, marks.
-    assert cached.hbm == (2000 + 2) * (16 + 16 + 5) + 14 * 16
+    # 133 buckets, four fifths full, and the slots beside them: values, id and time, marks.
+    assert cached.hbm == (133 * 16 + 2) * (16 + 16 + 5) + 14 * 16
     assert cached.ddr == stored("HOST_ONLY", "0", spec=spec, layout=HEDGEROW).ddr
     split = stored("HYBRID", "0.1", spec=spec, layout=HEDGEROW)
-    counts = split.hbm - (2000 + 2) * (16 + 16) - 14 * 16
+    counts = split.hbm - (125 * 16 + 2) * (16 + 16) - 14 * 16  # 0.85 full
     assert 1700 * 32 <= counts <= 1702 * 32  # of its rows; two slots beside the buckets count, too
     assert split.hbm > cached.hbm  # counts of uses are more than marks
     assert split.ddr < cached.ddr

@@ -140,4 +140,4 @@ def test_an_option_that_is_gone_is_not_kept() -> None:
 
 
 def _card() -> Topology:
-    return replace(topology(52 * GIB), world=1, local_world=1)
+    return replace(topology(56 * GIB), world=1, local_world=1)
