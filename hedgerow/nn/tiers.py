@@ -40,7 +40,7 @@ def tiers_as_planned(one: Collection, placed: Sequence[Placed], device: torch.de
         elif line.mode is Mode.HBM_ONLY:
             from ..tables.device import DeviceTable
 
-            slots = _front(line).count(line.rows_per_rank) - _front(line).extra
+            slots = HEDGEROW.whole.count(line.rows_per_rank) - HEDGEROW.whole.extra
             made = DeviceTable(config, capacity_rows=slots, device=device, clock=one.clock)
         else:
             made = HostTable(config, clock=one.clock)
