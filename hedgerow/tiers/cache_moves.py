@@ -121,7 +121,6 @@ class CacheMoves(TierWatch):
         """Rows that are not cached, as they are; zeros for ids without. The caller writes."""
         self._settle(room.ids)
         self.slow.read_into(room)
-        self.counters.add("fetches", int(room.found.sum()))
 
     def _room_for(self, missing: Ids, hits: Ids) -> int:
         """How many of the rows can come while `hits` and pinned rows stay."""

@@ -43,9 +43,10 @@ class DeviceCachePlaces(DevicePlaces):
         """Rows have come to these slots; negative ones are left out."""
         super().came(slots)
         self._stays += 1
-        mark.mark(slots, self.used, None, 0)
-        if len(self._born):
-            mark.mark(slots, self._born, None, self._stays)
+        with self._table._here():
+            mark.mark(slots, self.used, None, 0)
+            if len(self._born):
+                mark.mark(slots, self._born, None, self._stays)
 
     def give(self, at: Ids) -> None:
         """The ids at these places leave."""
