@@ -248,14 +248,17 @@ class CachingTable(CacheMoves):
         # Rows on their way stay there meanwhile: one that arrived after the slow store was cleared
         # would live on.
         with self._writing, self._moves.alone(), self._back.still():
-            self._replaced()
-            self._back.clear()
             try:
-                self.slow.clear()
+                self.slow.clear()  # first: it refuses while a snapshot is open
+                self._back.clear()
                 self.places.clear()
                 self.fast.clear()
+                self._replaced()
             except BaseException:
-                self._remove_orphans()
+                if not self.slow.size():
+                    self._back.clear()
+                    self._remove_orphans()
+                    self._replaced()
                 raise
 
     def _all_to_slow(self) -> None:

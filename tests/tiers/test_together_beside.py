@@ -9,11 +9,10 @@ from typing import Any
 import pytest
 import torch
 
-from hedgerow.core.errors import CacheTooSmallError
+from hedgerow.core.errors import CacheTooSmallError, StateError
 from hedgerow.kernels import put_rows
 from hedgerow.tables.store import TableKeys
 
-from ..support import everything
 from .test_together import NAMES, Pair, config
 
 
@@ -150,6 +149,20 @@ def test_a_clear_that_breaks_off_leaves_no_row_in_the_cache(
     assert not bool(table.contains(torch.tensor([1, 2, 3], device=device)).any())
     pair.model.table(0).clear()
     pair.step(_keys(1, 2, 3))
+    pair.compare()
+
+
+def test_a_clear_that_is_refused_loses_no_row_on_its_way(device: torch.device) -> None:
+    pair = _pair(device)
+    table = pair.ours.table(0)
+    for ids in (range(8), range(8)):
+        pair.step(_keys(*ids))
+    with table.snapshot(), table._back.still():
+        for ids in (range(8), [0, 1, 20], [0, 1, 20]):
+            pair.step(_keys(*ids))
+        assert table._back._rows.size() > 0
+        with pytest.raises(StateError, match="nothing was removed"):
+            table.clear()
     pair.compare()
 
 
