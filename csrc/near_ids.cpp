@@ -87,7 +87,8 @@ void NearIds::make_array(u64 range) {
   const std::lock_guard hold(mutex_);
   Range& at = ranges_[range];
   if (at.rows.load(std::memory_order_relaxed) != nullptr) return;
-  if (blocks_.size() >= kMostArrays && !blocks_.contains(range)) return;
+  // Those that were dropped have no pages: where ids wander, the ranges they left do not count.
+  if (arrays_.load(std::memory_order_relaxed) >= kMostArrays) return;
   try {
     Block& block = blocks_[range];
     if (block.data() == nullptr) block = Block(kArrayBytes, PageSize::small);

@@ -96,6 +96,17 @@ void arrays_take_sixteen_megabytes_at_most() {
   CHECK(near.bytes() == 63 * kArrayBytes);
   for (u64 key = 0; key < kRange; ++key) near.insert(shard_of_key(key), key, 5);
   CHECK(near.bytes() == 64 * kArrayBytes && near.serves(&first, 1));  // in the memory that it had
+  // Ids that wander on: those they left make room.
+  const u64 next = u64(last) + kRange;
+  for (u64 key = 0; key < kRange; ++key) {
+    near.erase(shard_of_key(key), key);
+    near.insert(shard_of_key(next + key), next + key, 7);
+  }
+  const i64 newest = i64(next);
+  CHECK(near.bytes() == 63 * kArrayBytes && !near.serves(&newest, 1));  // it came before the room
+  for (u64 key = 0; key < kRange; ++key) near.erase(shard_of_key(next + key), next + key);
+  for (u64 key = 0; key < kRange; ++key) near.insert(shard_of_key(next + key), next + key, 7);
+  CHECK(near.bytes() == 64 * kArrayBytes && near.serves(&newest, 1));
 }
 
 void rows_are_those_of_the_index() {

@@ -7,7 +7,7 @@ from torch import Tensor
 
 from ..core.shapes import Bool, Int64
 from ..kernels import assign, erase, find, lookup
-from ..kernels.layout import TIMES, group
+from ..kernels.layout import NEWBORN, SCORE, TIMES, group
 from .device_evict import DeviceEvictions
 from .moving import MovingRows
 
@@ -50,3 +50,12 @@ class DeviceMoves(DeviceEvictions):
         if len(ids):
             with self._here():
                 erase.erase(self._table, group(ids.to(self.device)))
+
+    def move_out_unset(self, ids: Int64[Tensor, "n"]) -> None:
+        """Lets those of the ids go that were given a place and never a row."""
+        ids = ids.to(self.device)
+        with self._here():
+            slots = find.find(self._table, ids)
+        times = self._table.read(TIMES, slots.clamp(min=0))
+        unset = (slots >= 0) & (times == NEWBORN & SCORE)
+        self.move_out(ids[unset])

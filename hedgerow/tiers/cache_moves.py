@@ -118,6 +118,14 @@ class CacheMoves(TierWatch):
             self.counters.add("cache_evictions", len(going))
         return min(rows, self.places.free)
 
+    def read_behind(self, room: MovingRows) -> None:
+        """Rows as they are behind the cache; who reads without the lock has begun to note.
+
+        Rows on their way arrive first. One that sets out after that has been noted.
+        """
+        self._back.settle(room.ids)
+        self.slow.read_into(room)
+
     def _room_for(self, missing: Ids, hits: Ids) -> int:
         """How many of the rows can come while `hits` and pinned rows stay."""
         room = self.places.not_held(hits)

@@ -147,7 +147,7 @@ class CachingTable(CacheMoves):
         if not batches:
             return
         with self._moves.shared():
-            missing = distinct[self.places.find(distinct) < 0]
+            missing = np.unique(distinct[self.places.find(distinct) < 0])  # a group's are not
         for batch in batches:
             late = int(np.isin(missing, batch.ids).sum())
             if late:
@@ -159,6 +159,10 @@ class CachingTable(CacheMoves):
     def check_room(self, ids: Int64[Tensor, "n"], step: int | None) -> None:
         """The part of `check_update` that no single store has."""
         super().check_room(ids, step)
+        self.check_distinct(ids)
+
+    def check_distinct(self, ids: Int64[Tensor, "n"]) -> None:
+        """Refuses more different ids than the cache may be asked for at once."""
         if len(ids) > self.places.rows:
             self._check_size(torch.unique(ids).cpu().numpy())
 
@@ -200,8 +204,7 @@ class CachingTable(CacheMoves):
                 assert found.ids is not None
                 self._remove_copies(found.ids)
             except BaseException:
-                cached = torch.from_numpy(self.places.ids_at(self.places.at()))
-                self._remove_copies(cached[~self.slow.contains(cached)])
+                self._remove_orphans()
                 raise
         return found if capture else Evicted(found.rows)
 
@@ -214,6 +217,11 @@ class CachingTable(CacheMoves):
         gone = torch.from_numpy(self.places.ids_at(at))
         self.places.give(at)
         self.fast.move_out(gone)
+
+    def _remove_orphans(self) -> None:
+        """Copies of rows that the slow store has no longer go too."""
+        cached = torch.from_numpy(self.places.ids_at(self.places.at()))
+        self._remove_copies(cached[~self.slow.contains(cached)])
 
     def flush(self) -> None:
         """Writes every change back to the slow store; the rows stay cached."""
@@ -237,11 +245,18 @@ class CachingTable(CacheMoves):
         # Rows on their way stay there meanwhile: one that arrived after the slow store was cleared
         # would live on.
         with self._writing, self._moves.alone(), self._back.still():
-            self._back.clear()
-            self.slow.clear()
-            self.places.clear()
-            self.fast.clear()
-            self._replaced()
+            try:
+                self.slow.clear()  # first: it refuses while a snapshot is open
+                self._back.clear()
+                self.places.clear()
+                self.fast.clear()
+                self._replaced()
+            except BaseException:
+                if not self.slow.size():
+                    self._back.clear()
+                    self._remove_orphans()
+                    self._replaced()
+                raise
 
     def _all_to_slow(self) -> None:
         self._flush()

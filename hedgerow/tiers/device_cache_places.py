@@ -50,7 +50,8 @@ class DeviceCachePlaces(DevicePlaces):
         self._stays += 1
         if self.numbers_stays:
             assert slots is not None
-            mark.mark(slots, self._born, None, self._stays)
+            with self._table._here():
+                mark.mark(slots, self._born, None, self._stays)
 
     def give(self, at: Ids) -> None:
         """The ids at these places leave."""

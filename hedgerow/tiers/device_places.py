@@ -28,8 +28,12 @@ class DevicePlaces:
 
     def __len__(self) -> int:
         if not self._counted:
-            self._most, self._counted = self._table.size(), True
+            self.recount()
         return self._most
+
+    def recount(self) -> None:
+        """Asks the table how many ids it has."""
+        self._most, self._counted = self._table.size(), True
 
     @property
     def free(self) -> int:

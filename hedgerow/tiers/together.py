@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any
@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from ..core import checks
-from ..core.shapes import Float32, Int64
+from ..core.shapes import Float32, Int32, Int64
 from ..kernels import mark
 from ..tables.copies import host_room, to_device, to_host
 from ..tables.device import DeviceTable
@@ -26,6 +26,7 @@ from .caching import CachingTable
 from .device_cache_places import DeviceCachePlaces
 from .hybrid import HybridTable
 from .tier_writes import check_update
+from .write_lock import all_of
 
 COUNTED_STEPS = 16  # of so many, one tells which rows are hot: that takes longer than a step
 _MANY_ROWS = 4096  # fewer are read before threads have started
@@ -91,34 +92,46 @@ class Together:
 
         The caller has checked its arguments.
         """
-        found = self._read(keys, out)
-        if found.absent and missing == "training" and self._caches:
+        brings = missing == "training" and bool(self._caches)
+        for table, (start, stop) in self._shares(keys) if brings else ():
+            table.check_distinct(keys.ids[start:stop])
+        while True:
+            # No row moves between the two reads: one that came from behind a cache meanwhile would
+            # be read there as it was.
+            with self._unmoved():
+                found = self._told(self._group.lookup(keys, out, born=False))
+                if not (brings and found.absent):
+                    self._read_rest(keys, found, out, missing, step)
+                    return found
             self._bring(keys, found)
-            found = self._read(keys, out)
+            brings = False
+
+    def _read_rest(
+        self, keys: TableKeys, found: Found, out: Tensor, missing: Missing, step: int | None
+    ) -> None:
+        """Rows that are not on the device; counts the hits of the call."""
         rest, absent = self._rest(keys, found), [0] * len(self._tables)
         if rest is not None:
             self._read_slow(rest, out, missing, step)
             absent = np.diff(rest.splits).tolist()
         for (table, (start, stop)), missed in zip(self._shares(keys), absent, strict=True):
             table._count_hits(stop - start - missed, 0, stop - start - missed)
-        return found
 
-    def _read(self, keys: TableKeys, out: Float32[Tensor, "n dim"]) -> Found:
+    def _where(self, keys: TableKeys) -> Found:
+        # The mark of a move that is under way beside slots of before would make these believed.
         with self._unmoved():
-            slots = self._group.lookup(keys, out, born=False)
-            return self._told(slots)
+            return self._told(self._group.find(keys))
 
     def _told(self, slots: Int64[Tensor, "n"]) -> Found:
         return Found(slots, self.epochs(), int((slots < 0).sum()))
 
     def _read_slow(self, rest: _Rest, out: Tensor, missing: Missing, step: int | None) -> None:
         rows = host_room((len(rest.ids), out.shape[1]), torch.float32, self.device)
-        with self._unmoved():
-            for k, share in rest.shares():
-                table, ids = self._tables[k], rest.ids[share]
-                table._read_slow(ids, missing, step, rows[share])
-                there = int(table._in_slow(ids).sum())
-                table._count_hits(0, there, len(ids))
+        for k, share in rest.shares():
+            table, ids = self._tables[k], rest.ids[share]
+            table._read_slow(ids, missing, step, rows[share])
+            there = int(table._in_slow(ids).sum())
+            table._count_hits(0, there, len(ids))
         out[rest.at] = to_device(rows, self.device)
 
     # ---- the step
@@ -158,17 +171,18 @@ class Together:
         with self._writing():
             found = self._ready(keys, found, bring=False)
             rest = self._rest(keys, found)
-            times = [table.slow._time(ts) for table in self._tables]
+            sizes = [stop - start for start, stop in pairwise(keys.splits)]
+            # A table without keys in the call is not told of its time: rows would expire by it.
+            times = {k: self._tables[k].slow._time(ts) for k, n in enumerate(sizes) if n}
             done = [] if rest is None else self._step_slow(rest, grads, rates, step, times, counts)
             numbered = self._group.numbered(keys, found.slots)
             if self._caches:
-                mark.mark(numbered, self._used, self._changed, self._tick())
-            for (table, (start, stop)), time in zip(self._shares(keys), times, strict=True):
-                if start < stop:
-                    _fast(table)._begin(time, stop - start)
-            made = self._group.step_known(keys, numbered, grads, rates, max(times))
-            for table, time in zip(self._tables, times, strict=True):
-                table.slow.saw(time)
+                self._mark(numbered, self._changed, self._tick())
+            for k, time in times.items():
+                _fast(self._tables[k])._begin(time, sizes[k])
+            made = self._group.step_known(keys, numbered, grads, rates, max(times.values()))
+            for k, time in times.items():
+                self._tables[k].slow.saw(time)
             self._after(keys)
             counted = made.sum(dim=0)
         return Applied(sum((one.counts.to(self.device) for one in done), counted))
@@ -179,10 +193,10 @@ class Together:
         That may wait for another thread, which needs the locks.
         """
         if found is None or found.epoch != self.epochs():
-            found = self._told(self._group.find(keys))
+            found = self._where(keys)
         if bring and found.absent and self._caches:
             self._bring(keys, found)
-            found = self._told(self._group.find(keys))
+            found = self._where(keys)
         return found
 
     def _step_slow(
@@ -191,7 +205,7 @@ class Together:
         grads: Tensor,
         rates: Sequence[float],
         step: int | None,
-        times: Sequence[int],
+        times: Mapping[int, int],
         counts: Tensor | None,
     ) -> list[Applied]:
         (own,) = to_host(grads[rest.at])
@@ -231,21 +245,30 @@ class Together:
             return
         for k, share in rest.shares():
             self._caches[k]._await(rest.ids[share].numpy())
-            self._caches[k]._settle(rest.ids[share])
         with ExitStack() as noting:
             notes = {k: noting.enter_context(self._caches[k].noted()) for k, _ in rest.shares()}
             here = self._read_absent(rest)
             there = [to_device(x, self.device) for x in (here.rows, here.states, here.ts)]
             with self._writing():
                 now = self._tick()
-                mark.mark(self._group.numbered(keys, found.slots), self._used, None, now)
+                self._mark(self._group.numbered(keys, found.slots), None, now)
                 for k, share in rest.shares():
                     here.found[share] &= notes[k].unchanged(rest.ids[share])
                     here.found[share][self._caches[k].make_way(share.stop - share.start) :] = False
-                    self._caches[k].counters.add("fetches", int(here.found[share].sum()))
                 absent = TableKeys(keys.ids[rest.at], rest.splits)
                 come = to_device(here.found, self.device)
                 self._put(rest, absent, MovingRows(absent.ids, come, *there), now)
+
+    @contextmanager
+    def _whole_rows(self, rest: _Rest) -> Iterator[None]:
+        """If this breaks off, ids that have a place and not their row yet leave it again."""
+        try:
+            yield
+        except BaseException:
+            for k, share in rest.shares():
+                _fast(self._caches[k]).move_out_unset(rest.ids[share])
+                _places(self._caches[k]).recount()
+            raise
 
     def _read_absent(self, rest: _Rest) -> MovingRows:
         """Whole rows from behind caches, in memory that the device reaches."""
@@ -260,7 +283,7 @@ class Together:
         parts = (room.ids, room.found, room.rows, room.states, room.ts)
 
         def read(k: int, share: slice) -> None:
-            self._caches[k].slow.read_into(MovingRows(*(part[share] for part in parts)))
+            self._caches[k].read_behind(MovingRows(*(part[share] for part in parts)))
 
         shares = list(rest.shares())
         if m < _MANY_ROWS:
@@ -279,13 +302,17 @@ class Together:
                 fast = _fast(self._tables[k])
                 fast._begin(0, share.stop - share.start)
                 fast._timed, fast._epoch = True, object()
-            at = self._group.put(absent, moving)
+            with self._whole_rows(rest):
+                at = self._group.put(absent, moving)
             for k, share in rest.shares():
                 places, mine = _places(self._caches[k]), None
                 if places.numbers_stays:
                     mine = torch.where(at[share] >= 0, at[share] - self._firsts[k], -1)
                 places.came(share.stop - share.start, mine)
-            mark.mark(at, self._used, None, now)
+            self._mark(at, None, now)
+        (came,) = to_host(torch.stack([(at[share] >= 0).sum() for _, share in rest.shares()]))
+        for (k, _), rows in zip(rest.shares(), came.tolist(), strict=True):
+            self._caches[k].counters.add("fetches", rows)
 
     def _rest(self, keys: TableKeys, found: Found) -> _Rest | None:
         if not found.absent:
@@ -308,15 +335,15 @@ class Together:
             table._now = now
         return now
 
+    def _mark(self, slots: Int32[Tensor, "n"], changed: Tensor | None, now: int) -> None:
+        with _fast(self._tables[0])._here():
+            mark.mark(slots, self._used, changed, now)
+
     def _shares(self, keys: TableKeys) -> Iterator[tuple[Any, tuple[int, int]]]:
         return zip(self._tables, pairwise(keys.splits), strict=True)
 
-    @contextmanager
-    def _writing(self) -> Iterator[None]:
-        with ExitStack() as held:
-            for table in self._tables:
-                held.enter_context(table._writing)
-            yield
+    def _writing(self) -> AbstractContextManager[None]:
+        return all_of([table._writing for table in self._tables])
 
     @contextmanager
     def _alone(self) -> Iterator[None]:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from threading import Condition, get_ident
 from types import TracebackType
 
@@ -30,6 +32,16 @@ class WriteLock:
             self._owner = me
             self._depth += 1
 
+    def enter_now(self) -> bool:
+        """Enters if nobody is to be waited for; whether that was so."""
+        me = get_ident()
+        with self._changed:
+            is_free = self._owner in (None, me) and self._paused_by in (None, me)
+            if is_free:
+                self._owner = me
+                self._depth += 1
+            return is_free
+
     def __exit__(
         self,
         kind: type[BaseException] | None,
@@ -51,3 +63,28 @@ class WriteLock:
         with self._changed:
             self._paused_by = None
             self._changed.notify_all()
+
+
+@contextmanager
+def all_of(locks: Sequence[WriteLock]) -> Iterator[None]:
+    """Has all of these locks.
+
+    It waits for one with none of the others: who saves several tables pauses them one after the
+    other, in an order of its own, and would wait for ever for one that is held here.
+    """
+    first = 0
+    while True:
+        with ExitStack() as held:
+            held.enter_context(locks[first])
+            busy = [i for i, lock in enumerate(locks) if i != first and not _entered(lock, held)]
+            if not busy:
+                yield
+                return
+        first = busy[0]
+
+
+def _entered(lock: WriteLock, held: ExitStack) -> bool:
+    if not lock.enter_now():
+        return False
+    held.push(lock)
+    return True

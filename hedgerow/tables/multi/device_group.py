@@ -141,12 +141,14 @@ class DeviceGroup:
         return whole, parts
 
     def _cuts(self, keys: TableKeys) -> Int64[Tensor, "K+1"]:
-        if self._last[0] == keys.splits:  # most calls of a model have the same
-            return self._last[1]
+        capturing = self._tables[0]._capturing()  # a graph needs its own: those kept are replaced
+        last = self._last  # once: another thread's call may replace it
+        if last[0] == keys.splits and not capturing:  # most calls of a model have the same
+            return last[1]
         cuts = torch.tensor(keys.splits)
         if keys.ids.device.type == "cuda":
             cuts = cuts.pin_memory().to(keys.ids.device, non_blocking=True)
-        if not self._tables[0]._capturing():  # else they are the graph's
+        if not capturing:
             self._last = (keys.splits, cuts)
         return cuts
 
