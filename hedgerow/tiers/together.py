@@ -140,7 +140,7 @@ class Together:
         step: int | None,
         counts: Int64[Tensor, "n"] | None,
     ) -> list[float] | None:
-        """Refuses what `apply_gradients` of a table would; the rates, None if tables differ.
+        """Refuses what `apply_gradients` of a table would; the rates, None if there is no one set.
 
         The caller has checked keys and gradients.
         """
@@ -148,10 +148,12 @@ class Together:
             checks.tensor("counts", counts, torch.int64, (len(keys.ids),), self.device)
         found: list[Sequence[float]] = []
         for k, (table, (start, stop)) in enumerate(self._shares(keys)):
+            if start == stop:  # what it would need is not asked for
+                continue
             own = None if rates is None else rates[k]
             found.append(_fast(table)._rates_at(own, step)[0])
             table.check_room(keys.ids[start:stop], step)
-        return list(found[0]) if all(rates == found[0] for rates in found) else None
+        return list(found[0]) if found and all(one == found[0] for one in found) else None
 
     def apply(
         self,
@@ -251,9 +253,9 @@ class Together:
                     fast._timed, fast._epoch = True, object()
                 with self._whole_rows(rest):
                     at = self._group.put(absent, moving)
-                for k, share in rest.shares():
-                    mine = torch.where(at[share] >= 0, at[share] - self._firsts[k], -1)
-                    _places(self._caches[k]).came(mine)
+                    for k, share in rest.shares():
+                        mine = torch.where(at[share] >= 0, at[share] - self._firsts[k], -1)
+                        _places(self._caches[k]).came(mine)
                 self._mark(at, None, now)
             (came,) = to_host(torch.stack([(at[share] >= 0).sum() for _, share in rest.shares()]))
             for (k, _), rows in zip(rest.shares(), came.tolist(), strict=True):
@@ -261,7 +263,7 @@ class Together:
 
     @contextmanager
     def _whole_rows(self, rest: _Rest) -> Iterator[None]:
-        """If this breaks off, ids that have a place and not their row yet leave it again."""
+        """If this breaks off, ids that have a place and not their row yet leave it; all count."""
         try:
             yield
         except BaseException:

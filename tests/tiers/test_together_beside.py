@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 
-from hedgerow.core.errors import CacheTooSmallError, StateError
+from hedgerow.core.errors import CacheTooSmallError, InputError, StateError
 from hedgerow.kernels import put_rows
 from hedgerow.tables.store import TableKeys
 
@@ -182,6 +182,21 @@ def test_a_table_without_keys_is_not_told_the_time(device: torch.device) -> None
     assert [table.max_ts() for table in pair.ours.tables] == [100, 200, 0]
     pair.ours.apply_gradients(keys, torch.ones(4, device=device), ts=2**40)  # of the future
     assert [int(table.stats()["clamped_ts"]) for table in pair.ours.tables] == [0, 1, 0]
+
+
+def test_a_table_without_keys_needs_no_step(device: torch.device) -> None:
+    pair = Pair("CACHING", device, 3, [config(name) for name in reversed(NAMES)])
+    assert [group.names for group in pair.groups] == [NAMES]  # neighbours, as the store has them
+    rates = [0.1, lambda step: 0.1 * step, 0.3]
+    done = [
+        store.apply_gradients(_on(at, _keys(1)), torch.ones(4, device=at), rates=rates)
+        for store, at in ((pair.ours, device), (pair.model, torch.device("cpu")))
+    ]
+    assert repr(done[0]) == repr(done[1])
+    keys = TableKeys(torch.tensor([1, 1], device=device), (0, 1, 2, 2))
+    with pytest.raises(InputError, match="table 'b' learns by the step, which was not given"):
+        pair.ours.apply_gradients(keys, torch.ones(8, device=device), rates=rates)
+    pair.compare()
 
 
 def test_a_lookup_for_training_is_refused_as_its_step_is(device: torch.device) -> None:
