@@ -242,8 +242,13 @@ class Together:
         for k, share in rest.shares():
             self._caches[k]._await(rest.ids[share].numpy())
         with self._writing():
+            fresh = self._ready(keys, found, bring=False)
+            if fresh is not found:  # some may have come meanwhile
+                rest = self._rest(keys, fresh)
             now = self._tick()
-            self._mark(self._group.numbered(keys, found.slots), None, now)
+            self._mark(self._group.numbered(keys, fresh.slots), None, now)
+            if rest is None:
+                return
             moving = self._read_absent(rest)
             with self._alone():
                 absent = TableKeys(keys.ids[rest.at], rest.splits)
@@ -284,9 +289,9 @@ class Together:
         parts = (room.ids, room.found, room.rows, room.states, room.ts)
         for k, share in rest.shares():
             own = MovingRows(*(part[share] for part in parts))
-            fits = self._caches[k].make_way(len(own))
             self._caches[k].read_absent(own)
-            own.found[fits:] = False
+            fits = self._caches[k].make_way(int(own.found.sum()))  # nobody leaves for ids without
+            own.found[own.found.cumsum(0) > fits] = False
         return MovingRows(*(to_device(part, self.device) for part in parts))
 
     def _rest(self, keys: TableKeys, found: Found) -> _Rest | None:

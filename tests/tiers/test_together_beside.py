@@ -174,6 +174,15 @@ def test_rows_that_come_are_counted_once(device: torch.device) -> None:
     assert len(pair.ours.table(0).places) == 2
 
 
+def test_rows_do_not_leave_for_ids_without_a_row(device: torch.device) -> None:
+    pair = _pair(device)
+    for ids in (range(8), range(8), range(20, 25)):
+        pair.step(_keys(*ids))
+    assert pair.stat("cache_evictions") == 0
+    pair.step(_keys(*range(20, 25)))
+    assert pair.stat("cache_evictions") == 5
+
+
 def test_a_table_without_keys_is_not_told_the_time(device: torch.device) -> None:
     pair = _pair(device)
     pair.step(_keys(1))
