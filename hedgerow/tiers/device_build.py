@@ -45,9 +45,10 @@ def _alike(
 ) -> list[list[int]]:
     """Numbers of tables of one mode and of alike rows, as many as one group can hold."""
     kinds: dict[object, list[int]] = {}
-    for i, (front, (_, tiers)) in enumerate(zip(fronts, configs, strict=True)):
-        if (kind := kind_of(front)) is not None:
-            kinds.setdefault((tiers.mode, kind), []).append(i)
+    # In the order that a store has them: the parts of neighbours need no copy.
+    for i in sorted(range(len(configs)), key=lambda i: configs[i][0].name.encode()):
+        if (kind := kind_of(fronts[i])) is not None:
+            kinds.setdefault((configs[i][1].mode, kind), []).append(i)
     return [
         mine for mine in kinds.values() if DeviceGroup.fits([_buckets(configs[i][1]) for i in mine])
     ]

@@ -158,7 +158,7 @@ class TierTables(SeveralTables):
             seen = None if counts is None else _parts_of(counts, keys.splits, mine)
             mine_rates = None if rates is None else [rates[k] for k in mine]
             agreed = one.check(own, mine_rates, step, seen)
-            if agreed is not None and len(own.ids):
+            if agreed is not None:
                 steps.append(_Step(mine, one, own, rows, agreed, seen))
         return steps
 

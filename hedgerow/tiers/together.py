@@ -143,7 +143,7 @@ class Together:
         step: int | None,
         counts: Int64[Tensor, "n"] | None,
     ) -> list[float] | None:
-        """Refuses what `apply_gradients` of a table would; the rates, None if tables differ.
+        """Refuses what `apply_gradients` of a table would; the rates, None if there is no one set.
 
         The caller has checked keys and gradients.
         """
@@ -151,10 +151,12 @@ class Together:
             checks.tensor("counts", counts, torch.int64, (len(keys.ids),), self.device)
         found: list[Sequence[float]] = []
         for k, (table, (start, stop)) in enumerate(self._shares(keys)):
+            if start == stop:  # what it would need is not asked for
+                continue
             own = None if rates is None else rates[k]
             found.append(_fast(table)._rates_at(own, step)[0])
             table.check_room(keys.ids[start:stop], step)
-        return list(found[0]) if all(rates == found[0] for rates in found) else None
+        return list(found[0]) if found and all(one == found[0] for one in found) else None
 
     def apply(
         self,
@@ -251,17 +253,21 @@ class Together:
             there = [to_device(x, self.device) for x in (here.rows, here.states, here.ts)]
             with self._writing():
                 now = self._tick()
-                self._mark(self._group.numbered(keys, found.slots), None, now)
+                fresh = self._ready(keys, found, bring=False)  # some may have come meanwhile
+                self._mark(self._group.numbered(keys, fresh.slots), None, now)
                 for k, share in rest.shares():
-                    here.found[share] &= notes[k].unchanged(rest.ids[share])
-                    here.found[share][self._caches[k].make_way(share.stop - share.start) :] = False
+                    come = here.found[share]
+                    come &= notes[k].unchanged(rest.ids[share])
+                    # Nobody leaves for ids without a row.
+                    fits = self._caches[k].make_way(int(come.sum()))
+                    come[come.cumsum(0) > fits] = False
                 absent = TableKeys(keys.ids[rest.at], rest.splits)
-                come = to_device(here.found, self.device)
-                self._put(rest, absent, MovingRows(absent.ids, come, *there), now)
+                found_there = to_device(here.found, self.device)
+                self._put(rest, absent, MovingRows(absent.ids, found_there, *there), now)
 
     @contextmanager
     def _whole_rows(self, rest: _Rest) -> Iterator[None]:
-        """If this breaks off, ids that have a place and not their row yet leave it again."""
+        """If this breaks off, ids that have a place and not their row yet leave it; all count."""
         try:
             yield
         except BaseException:
@@ -304,11 +310,11 @@ class Together:
                 fast._timed, fast._epoch = True, object()
             with self._whole_rows(rest):
                 at = self._group.put(absent, moving)
-            for k, share in rest.shares():
-                places, mine = _places(self._caches[k]), None
-                if places.numbers_stays:
-                    mine = torch.where(at[share] >= 0, at[share] - self._firsts[k], -1)
-                places.came(share.stop - share.start, mine)
+                for k, share in rest.shares():
+                    places, mine = _places(self._caches[k]), None
+                    if places.numbers_stays:
+                        mine = torch.where(at[share] >= 0, at[share] - self._firsts[k], -1)
+                    places.came(share.stop - share.start, mine)
             self._mark(at, None, now)
         (came,) = to_host(torch.stack([(at[share] >= 0).sum() for _, share in rest.shares()]))
         for (k, _), rows in zip(rest.shares(), came.tolist(), strict=True):

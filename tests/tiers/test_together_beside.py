@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 
-from hedgerow.core.errors import CacheTooSmallError, StateError
+from hedgerow.core.errors import CacheTooSmallError, InputError, StateError
 from hedgerow.kernels import put_rows
 from hedgerow.tables.store import TableKeys
 from hedgerow.tiers.together import Found
@@ -176,6 +176,15 @@ def test_rows_that_come_are_counted_once(device: torch.device) -> None:
     assert len(pair.ours.table(0).places) == 2
 
 
+def test_rows_do_not_leave_for_ids_without_a_row(device: torch.device) -> None:
+    pair = _pair(device)
+    for ids in (range(8), range(8), range(20, 25)):
+        pair.step(_keys(*ids))
+    assert pair.stat("cache_evictions") == 0
+    pair.step(_keys(*range(20, 25)))
+    assert pair.stat("cache_evictions") == 5
+
+
 def test_a_table_without_keys_is_not_told_the_time(device: torch.device) -> None:
     pair = _pair(device)
     pair.step(_keys(1))
@@ -184,6 +193,21 @@ def test_a_table_without_keys_is_not_told_the_time(device: torch.device) -> None
     assert [table.max_ts() for table in pair.ours.tables] == [100, 200, 0]
     pair.ours.apply_gradients(keys, torch.ones(4, device=device), ts=2**40)  # of the future
     assert [int(table.stats()["clamped_ts"]) for table in pair.ours.tables] == [0, 1, 0]
+
+
+def test_a_table_without_keys_needs_no_step(device: torch.device) -> None:
+    pair = Pair("CACHING", device, 3, [config(name) for name in reversed(NAMES)])
+    assert [group.names for group in pair.groups] == [NAMES]  # neighbours, as the store has them
+    rates = [0.1, lambda step: 0.1 * step, 0.3]
+    done = [
+        store.apply_gradients(_on(at, _keys(1)), torch.ones(4, device=at), rates=rates)
+        for store, at in ((pair.ours, device), (pair.model, torch.device("cpu")))
+    ]
+    assert repr(done[0]) == repr(done[1])
+    keys = TableKeys(torch.tensor([1, 1], device=device), (0, 1, 2, 2))
+    with pytest.raises(InputError, match="table 'b' learns by the step, which was not given"):
+        pair.ours.apply_gradients(keys, torch.ones(8, device=device), rates=rates)
+    pair.compare()
 
 
 def test_a_lookup_for_training_is_refused_as_its_step_is(device: torch.device) -> None:
