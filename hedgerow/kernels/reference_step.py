@@ -21,6 +21,8 @@ def seat(
     known: Int64[Tensor, "n"] | None = None,
     used: Int64[Tensor, "K"] | None = None,
     splits: Int64[Tensor, "K+1"] | None = None,
+    *,
+    insert: bool = True,
 ) -> Int32[Tensor, "n"]:
     """The slot of each key; -1 for room, and below -1 a number of each id that found no place."""
     places = torch.full((len(ids),), -1, dtype=torch.int32)
@@ -28,7 +30,7 @@ def seat(
         believed = -1 if known is None else int(known[i])
         if believed >= 0:
             places[i] = believed
-        elif used is None or i < int(used):
+        elif insert and (used is None or i < int(used)):
             slot, _ = reference.insert_one(table, id_)
             places[i] = slot if slot >= 0 else -2 - (id_ & 0x3FFFFFFF)
     return places

@@ -70,6 +70,7 @@ def _read_one(rows: tl.tuple, PLACE: tl.constexpr, K: tl.constexpr) -> tl.tensor
 @jit
 def _write_one(rows: tl.tuple, state: tl.tensor, PLACE: tl.constexpr) -> None:
     values, at, there, _, _ = rows
+    tl.debug_barrier()  # every warp reads the one number for itself: before any of them writes it
     tl.store(values + at + PLACE, state, mask=there)
 
 

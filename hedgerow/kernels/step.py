@@ -135,6 +135,7 @@ def _settled(
     old = tl.load(index + word(slot, TIMES, LINES), mask=there, other=0)
     born, lost = there & (old == NEWBORN), there & ~finite
     changes = there & finite
+    tl.debug_barrier()  # every warp reads the time for itself: before any of them writes it
     time = tl.zeros_like(slot) + now
     tl.store(index + word(slot, TIMES, LINES), time, mask=changes & (old != now))
     if tl.max(lost.to(tl.int32), axis=0) > 0:

@@ -89,6 +89,26 @@ def test_many_rows_of_any_dim_are_those_of_the_host_table(device: torch.device, 
     assert everything(ours) == everything(model)
 
 
+@pytest.mark.parametrize("dim", [300, 1024])
+@pytest.mark.parametrize("rule", ["adam", "rowwise"])
+def test_rows_of_several_warps_are_read_before_they_are_written(
+    device: torch.device, dim: int, rule: str
+) -> None:
+    """Every warp reads the time and the one number of a row; one that lags read what was written."""
+    optimizer = optimizers.Adam(lr=0.01) if rule == "adam" else optimizers.RowAdagrad(lr=0.01)
+    config = table_config(optimizer, dim=dim, init=initializers.Uniform(0.05))
+    ours, model = DeviceTable(config, capacity_rows=1 << 15, device=device), host_table(config)
+    for turn in range(4):
+        ids = torch.randperm(20_000, device=device)[:12_000] + 2_000 * turn
+        grads = torch.randn(len(ids), dim, device=device)
+        for keys in (ids, TableKeys(ids, (0, len(ids)), distinct=True)):  # two kernels
+            ours.apply_gradients(keys, grads)
+            model.apply_gradients(ids.cpu(), grads.cpu())
+    ids = torch.arange(28_000)
+    found, wanted = ours.lookup(ids.to(device)).rows.cpu(), model.lookup(ids).rows
+    assert torch.allclose(found, wanted, rtol=1e-4, atol=1e-6)
+
+
 def test_one_id_may_fill_a_batch(device: torch.device) -> None:
     """Added in pieces: the twin's bits, and the host table's value up to the order."""
     table = _table(device, dim=4, rows=64)
