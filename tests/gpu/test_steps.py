@@ -94,7 +94,7 @@ def test_many_rows_of_any_dim_are_those_of_the_host_table(device: torch.device, 
 def test_rows_of_several_warps_are_read_before_they_are_written(
     device: torch.device, dim: int, rule: str
 ) -> None:
-    """Every warp reads the time and the one number of a row; one that lags read what was written."""
+    """Every warp reads the time and the one number of a row; one that lagged read what was new."""
     optimizer = optimizers.Adam(lr=0.01) if rule == "adam" else optimizers.RowAdagrad(lr=0.01)
     config = table_config(optimizer, dim=dim, init=initializers.Uniform(0.05))
     ours, model = DeviceTable(config, capacity_rows=1 << 15, device=device), host_table(config)
