@@ -67,12 +67,13 @@ class PlainRequest(NamedTuple):
         number, sizes, start, size_bytes = self.inputs[alias]
         if number != element.number or len(sizes) != len(shape):
             return None
-        reach = element.width
+        count, reach = 1, element.width
         for size, wanted in zip(sizes, shape, strict=True):
             if size < 0 or (size != wanted and wanted is not None):
                 return None
-            reach *= size
-        if reach != size_bytes:
+            count *= size
+            reach *= size or 1  # beside a size of 0 others may be beyond all addresses
+        if count * element.width != size_bytes or reach >= 1 << 63:
             return None
         return np.frombuffer(self.data, element.bits, size_bytes // element.width, start)
 

@@ -137,6 +137,26 @@ def test_a_shape_whose_product_wraps_is_refused(registry: Registry) -> None:
     assert code == "INVALID_ARGUMENT"
 
 
+@pytest.mark.parametrize("sizes", [(0, 2**62), (2**62, 0), (2**31, 2**31, 0), (0, 2**62 - 1)])
+def test_empty_tensors_of_sizes_beyond_addresses_are_refused(sizes: tuple[int, ...]) -> None:
+    """A size of 0 makes them fit into no bytes; neither torch nor numpy takes such a shape."""
+    spec, numbers = (
+        TensorSpec(torch.float32, (None,) * len(sizes)),
+        TensorSpec(torch.int64, (None,)),
+    )
+    back = Signature({"x": spec, "k": numbers}, {"y": spec}, lambda given: {"y": given["x"]})
+    registry = Registry()
+    registry.add(Model("m", 1, {"back": back}))
+    request = _asked("m", "back", {"x": torch.ones((0,) * len(sizes)), "k": IDS})
+    for dim, size in zip(request.inputs["x"].tensor_shape.dim, sizes, strict=True):
+        dim.size = size
+    plain = PlainRequest.read(to_bytes(request))
+    assert plain is not None
+    expected = _outcome(registry, request, None)
+    assert expected[0] == "INVALID_ARGUMENT"
+    assert _outcome(registry, plain, None) == expected
+
+
 def test_an_assign_to_some_tables_takes_the_short_way(registry: Registry) -> None:
     head = _asked("ps_0", "hashtable_assign", {})
     plain = PlainRequest.read(request_bytes(head, ONE_TABLE))  # its numbers stand where they can
