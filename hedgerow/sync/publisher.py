@@ -142,7 +142,7 @@ class Publisher:
             now_s = time.monotonic()
             if now_s > end_s or self._ending.is_set():
                 return False
-            self._moved.wait(_LOOK_S)
+            self._moved.wait(min(_LOOK_S, max(0.0, end_s - now_s)))
             self._moved.clear()  # of another flush as well: that one looks a little later
             if self._looks.error and now_s > again_s:  # what a failed look left is not sent
                 number = self._pass(end_s - now_s)
