@@ -12,7 +12,7 @@ import statistics
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any
 
 import torch
@@ -200,7 +200,12 @@ def _measured(
 
 
 def run(
-    work: Work | None = None, *, rounds: int = 5, cases: Sequence[str] = (), device: str = "cuda"
+    work: Work | None = None,
+    *,
+    rounds: int = 5,
+    cases: Sequence[str] = (),
+    device: str = "cuda",
+    tell: Callable[[str], object] = lambda name: None,
 ) -> dict[str, Any]:
     """Measures the stores, one after the other; `over_hbm` is a step's time over HBM_ONLY's."""
     where = torch.empty(0, device=device).device if device != "cuda" else torch.device("cuda", 0)
@@ -211,6 +216,7 @@ def run(
     for name, make in _stores().items():
         if cases and name not in cases:
             continue
+        tell(name)
         store = make(batches)
         line, rows = _measured(name, store, batches, rounds)
         first = rows if first is None else first
@@ -225,12 +231,7 @@ def run(
         for other in ("HBM_ONLY", "HOST_ONLY"):
             if other in ms:
                 line[f"over_{other.lower()}"] = round(line["ms"] / ms[other], 3)
-    return {"bench": "gpu_tiers", "work": vars_of(work), "results": results}
-
-
-def vars_of(work: Work) -> dict[str, int]:
-    """The numbers of a work."""
-    return {name: getattr(work, name) for name in Work.__dataclass_fields__}
+    return {"bench": "gpu_tiers", "work": asdict(work), "results": results}
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -246,7 +247,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     given = parser.parse_args(arguments)
     chosen = [name.strip() for name in given.cases.split(",") if name.strip()]
     work = Work.quick() if given.quick else Work()
-    report = run(work, rounds=given.rounds, cases=chosen, device=given.device)
+    settings: dict[str, Any] = {"cases": chosen, "device": given.device}
+    report = run(work, rounds=given.rounds, tell=lambda n: sys.stderr.write(n + "\n"), **settings)
     lines = [json.dumps(line) for line in report["results"]]
     sys.stdout.write((json.dumps(report, indent=1) if given.json else "\n".join(lines)) + "\n")
     return 0 if all(line["equal"] for line in report["results"]) else 1

@@ -16,7 +16,9 @@ def test_all_modes_take_the_same_steps(
 ) -> None:
     given = ["--json", "--quick", "--rounds", "1", "--device", str(device)]
     assert gpu_tiers.main(given) == 0
-    report = json.loads(capsys.readouterr().out)
+    told = capsys.readouterr()
+    report = json.loads(told.out)
+    assert told.err.split() == [line["case"] for line in report["results"]]
     assert [line["case"] for line in report["results"]] == [
         "HBM_ONLY",
         "CACHING@1.0",
