@@ -10,6 +10,7 @@
 
 #include "admission.h"
 #include "bind.h"
+#include "read_several.h"
 #include "row_file.h"
 #include "table.h"
 
@@ -248,6 +249,15 @@ void bind_table(nb::module_& m) {
   bind_writes(table);
   bind_evictions(table);
   bind_watching(table);
+  m.def("read_several",
+        [](const std::vector<Table*>& tables, const std::vector<u64>& splits, Address ids,
+           Address found, Address rows, Address states, Address times) {
+          const nb::gil_scoped_release release;
+          const std::vector<const Table*> asked(tables.begin(), tables.end());
+          read_several(asked, splits,
+                       {at<i64>(ids), at<u8>(found), at<float>(rows), at<float>(states),
+                        at<i64>(times)});
+        });
 }
 
 }  // namespace hedgerow

@@ -179,7 +179,10 @@ class DeviceWrites(DeviceRoom, Stamps):
 
     def _begin(self, ts: int, n: int) -> int:
         """What comes before every write of `n` ids; its time."""
-        now = self._time(ts)
+        return self._begin_at(self._time(ts), n)
+
+    def _begin_at(self, now: int, n: int) -> int:
+        """`_begin` at a time that is known to be good."""
         self._before_change()
         self._make_room(n)
         self._max_ts = max(self._max_ts, now)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 from torch import Tensor
 
@@ -47,3 +49,10 @@ class HostMoves:
     def saw(self, ts: int) -> None:
         """A row was written at this time, in another store."""
         self._table.assign(0, 0, 0, ts)
+
+
+def read_several(tables: Sequence[HostMoves], splits: Sequence[int], room: MovingRows) -> None:
+    """`read_into` for the ids of several tables of alike rows, table after table."""
+    parts = (room.ids, room.found, room.rows, room.states, room.ts)
+    cores = [table._table for table in tables]
+    native.read_several(cores, splits, *(part.data_ptr() for part in parts))

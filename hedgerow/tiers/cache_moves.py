@@ -118,13 +118,9 @@ class CacheMoves(TierWatch):
             self.counters.add("cache_evictions", len(going))
         return min(rows, self.places.free)
 
-    def read_behind(self, room: MovingRows) -> None:
-        """Rows as they are behind the cache; who reads without the lock has begun to note.
-
-        Rows on their way arrive first. One that sets out after that has been noted.
-        """
-        self._back.settle(room.ids)
-        self.slow.read_into(room)
+    def settle(self, ids: Int64[Tensor, "n"]) -> None:
+        """Rows on their way arrive. One that sets out after that is noted, for who has begun to."""
+        self._back.settle(ids)
 
     def _room_for(self, missing: Ids, hits: Ids) -> int:
         """How many of the rows can come while `hits` and pinned rows stay."""
@@ -235,13 +231,12 @@ class Notes:
     log: list[Ids]
     same: Callable[[], bool]  # whether the rows were not replaced altogether
 
-    def unchanged(self, ids: Int64[Tensor, "n"]) -> Bool[Tensor, "n"]:
-        """Which rows are as they were read; the caller has the lock now."""
+    def keep_unchanged(self, ids: Int64[Tensor, "n"], which: Bool[Tensor, "n"]) -> None:
+        """Leaves only those `which` are as they were read; the caller has the lock now."""
         if not self.same():
-            return torch.zeros(len(ids), dtype=torch.bool)
-        if not self.log:
-            return torch.ones(len(ids), dtype=torch.bool)
-        return torch.from_numpy(np.isin(ids.numpy(), np.concatenate(self.log), invert=True))
+            which.zero_()
+        elif self.log:
+            which &= torch.from_numpy(np.isin(ids.numpy(), np.concatenate(self.log), invert=True))
 
 
 def _present(table: HostTable, ids: Int64[Tensor, "n"]) -> Int64[Tensor, "m"]:

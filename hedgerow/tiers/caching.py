@@ -128,7 +128,9 @@ class CachingTable(CacheMoves):
             known = self.slow.read_out(missing)
             known = known.where(known.found)
             with self._writing:
-                self._fetch(batch.ids, known.where(notes.unchanged(known.ids)))
+                same = torch.ones(len(known), dtype=torch.bool)
+                notes.keep_unchanged(known.ids, same)
+                self._fetch(batch.ids, known.where(same))
                 at = self.places.find(batch.ids)
                 batch.home, batch.places = self.places, at[at >= 0]
                 batch.born = self.places.hold(batch.places)

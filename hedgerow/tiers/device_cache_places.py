@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import numpy as np
 import torch
 from torch import Tensor
@@ -11,6 +13,9 @@ from ..kernels import mark
 from ..tables.device import DeviceTable
 from .device_places import DevicePlaces
 from .places import Ids
+
+if TYPE_CHECKING:
+    from .cache_moves import CacheMoves
 
 _LATEST = 2**31 - 1  # a use that none comes after
 
@@ -37,16 +42,16 @@ class DeviceCachePlaces(DevicePlaces):
 
     def have_room(self, ids: int) -> bool:
         """Whether so many more may come; waits for the device only if that is not clear."""
-        return self._most + ids <= self.rows or len(self) + ids <= self.rows
+        return self._ids + ids <= self.rows or len(self) + ids <= self.rows
 
     @property
     def numbers_stays(self) -> bool:
         """Whether `came` must be told the slots: rows were held since the cache was made."""
         return len(self._born) > 0
 
-    def came(self, most: int, slots: Int32[Tensor, "n"] | None = None) -> None:
-        """So many rows at most have come; `slots` say where to, those below 0 nowhere."""
-        super().came(most)
+    def came(self, rows: int, slots: Int32[Tensor, "n"] | None = None) -> None:
+        """So many rows have come; `slots` say where to, those below 0 nowhere."""
+        super().came(rows)
         self._stays += 1
         if self.numbers_stays:
             assert slots is not None
@@ -116,9 +121,15 @@ class DeviceCachePlaces(DevicePlaces):
         used[self._tensor(stay)] = _LATEST
         if self._holds:
             used[self._pins > 0] = _LATEST
-        found = used.topk(min(n, len(used)), largest=False)
+        found = used.topk(min(n, len(used)), largest=False, sorted=False)
         return found.indices[found.values < before].cpu().numpy()
 
     def nbytes(self) -> int:
         """Device memory of what is known of each place."""
         return sum(x.nbytes for x in (self.used, self.changed, self._pins, self._born))
+
+
+def places_of(table: CacheMoves) -> DeviceCachePlaces:
+    """The places of a cache whose rows lie on a device."""
+    assert isinstance(table.places, DeviceCachePlaces)
+    return table.places

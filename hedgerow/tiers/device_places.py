@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import numpy as np
 import torch
 from torch import Tensor
@@ -11,6 +13,9 @@ from ..kernels import find
 from ..tables.device import DeviceTable
 from .places import Ids
 from .uses import Uses
+
+if TYPE_CHECKING:
+    from .two_tiers import TwoTiers
 
 
 class DevicePlaces:
@@ -24,16 +29,16 @@ class DevicePlaces:
     def __init__(self, table: DeviceTable, rows: int) -> None:
         self.rows = rows
         self._table = table
-        self._most, self._counted = 0, True  # ids at most, and whether there are so many
+        self._ids, self._counted = 0, True  # how many, at most that if they are not counted
 
     def __len__(self) -> int:
         if not self._counted:
             self.recount()
-        return self._most
+        return self._ids
 
     def recount(self) -> None:
         """Asks the table how many ids it has."""
-        self._most, self._counted = self._table.size(), True
+        self._ids, self._counted = self._table.size(), True
 
     @property
     def free(self) -> int:
@@ -64,9 +69,9 @@ class DevicePlaces:
         self.came(len(ids), self._tensor(at).to(torch.int32))
         return at
 
-    def came(self, most: int, slots: Int32[Tensor, "n"] | None = None) -> None:
-        """So many rows at most have come; `slots` say where to, those below 0 nowhere."""
-        self._most, self._counted = self._most + most, False
+    def came(self, rows: int, slots: Int32[Tensor, "n"] | None = None) -> None:
+        """So many rows have come; `slots` say where to, those below 0 nowhere."""
+        self._ids += rows
 
     def give(self, at: Ids) -> None:
         """The ids at these places leave."""
@@ -89,3 +94,9 @@ class DevicePlaces:
 
     def _tensor(self, at: Ids) -> Tensor:
         return torch.from_numpy(np.ascontiguousarray(at)).to(self._table.device)
+
+
+def fast_of(table: TwoTiers) -> DeviceTable:
+    """The fast store of a table, on a device."""
+    assert isinstance(table.fast, DeviceTable)
+    return table.fast

@@ -155,16 +155,23 @@ class HybridTable(TierWatch):
 
     # ---- moves
 
-    def _after_update(self, distinct: Ids, steps: int = 1) -> None:
-        self._uses.step(distinct, steps)
-        self._looked += steps
-        if self._scans or not self.promotions:
-            return
+    def _after_update(self, distinct: Ids) -> None:
+        self._uses.step(distinct)
         waiting = distinct[self.places.find(distinct) < 0]
+        self.promote(torch.from_numpy(waiting).to(self.device), 1)
+
+    def promote(self, waiting: Int64[Tensor, "n"], steps: int) -> None:
+        """Those of ids in the slow tier that are used most come, after so many steps.
+
+        The ids differ, and have been used by the last step; the caller holds `_writing`.
+        """
+        self._looked += steps
+        if self._scans or not self.promotions or not len(waiting):
+            return
         uses, order = self._uses.of(waiting).sort(stable=True, descending=True)
-        coming = waiting[order[: self.promotions].cpu().numpy()]
-        there = self.slow.contains(torch.from_numpy(coming))  # others were not let in
-        coming, uses = coming[there.numpy()], uses[: len(there)][there.to(uses.device)]
+        coming = waiting[order[: self.promotions]].cpu()
+        there = self.slow.contains(coming)  # others were not let in
+        coming, uses = coming[there].numpy(), uses[: len(there)][there.to(uses.device)]
         if len(coming):
             free = self.places.free
             leaving = self._colder(uses[free:])

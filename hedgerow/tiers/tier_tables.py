@@ -80,7 +80,7 @@ class TierTables(SeveralTables):
         for mine, one in self._groups():
             own = _keys_of(keys, mine)
             rows = _parts_of(flat, at, mine).view(len(own.ids), self.dims[mine[0]])
-            where[one] = one.lookup(own, rows, missing, step)
+            where[one] = one.lookup(own, rows, missing, step, keys.ids)
             if not _follow(mine):
                 for k, part in zip(mine, rows.split(_sizes(own)), strict=True):
                     flat[at[k] : at[k + 1]] = part.reshape(-1)
@@ -90,6 +90,15 @@ class TierTables(SeveralTables):
                 found = table.lookup(ids, missing=missing, step=step)
                 flat[at[k] : at[k + 1]] = found.rows
         return Lookup(keys, flat, self.dims, epoch=where)
+
+    def prefetch(self, keys: TableKeys | Int64[Tensor, "n"]) -> None:
+        """Starts to read rows that caches on the device lack, beside training.
+
+        They come when `lookup` is called for training with the very same ids. It changes no number.
+        """
+        keys = self._keys(keys)
+        for mine, one in self._groups():
+            one.prefetch(_keys_of(keys, mine), keys.ids)
 
     def contains(self, keys: TableKeys | Int64[Tensor, "n"]) -> Bool[Tensor, "n"]:
         """Whether each key has a row."""
@@ -233,6 +242,8 @@ class TierTables(SeveralTables):
         return answers
 
     def _total(self, done: Sequence[Applied]) -> Applied:
+        if len(done) == 1 and done[0].counts.device == self.device:
+            return done[0]
         return parts.total([Applied(one.counts.to(self.device)) for one in done])
 
 

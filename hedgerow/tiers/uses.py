@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
+from itertools import accumulate, pairwise
+
 import numpy as np
 import torch
 from torch import Tensor
@@ -9,6 +12,7 @@ from torch import Tensor
 from ..core import checks
 from ..core.hashing import signed64
 from ..core.shapes import Float32, Int64
+from ..tables.store import TableKeys
 from .places import Ids
 
 _ODD = (0x9E3779B97F4A7C15, 0xD6E8FEB86659FD93)
@@ -41,16 +45,20 @@ class Uses:
         self._growth = 2.0 ** (1 / half_life_steps)
         self.weight = 1.0  # of a use now: older ones keep the smaller one they were counted with
 
-    def step(self, ids: Ids, steps: int = 1) -> None:
-        """A step used these ids, which differ: the last of so many, of which it alone counts."""
-        self.weight *= self._growth**steps
-        if self.weight > _RENEW:
-            self._cells /= self.weight
-            self.weight = 1.0
+    def step(self, ids: Ids) -> None:
+        """A step used these ids, which differ."""
+        self.fade()
         places = self._at(ids)
         counted = self._least(places) + self.weight
         for cells, at in zip(self._cells, places, strict=True):  # what others added more stays
             cells.scatter_reduce_(0, at, counted, "amax")
+
+    def fade(self) -> None:
+        """A step begins: uses before it count less than those of it."""
+        self.weight *= self._growth
+        if self.weight > _RENEW:
+            self._cells /= self.weight
+            self.weight = 1.0
 
     def of(self, ids: Ids | Int64[Tensor, "n"]) -> Float32[Tensor, "n"]:
         """Uses of each id, in weights, where the cells are."""
@@ -66,7 +74,50 @@ class Uses:
 
     def _at(self, ids: Ids | Int64[Tensor, "n"]) -> list[Int64[Tensor, "n"]]:
         words = torch.from_numpy(np.ascontiguousarray(ids)) if isinstance(ids, np.ndarray) else ids
-        words = words.to(self._cells.device)
-        words = words ^ ((words >> 32) & 0xFFFFFFFF)
-        halves = (((words * signed64(odd)) >> 32) & 0xFFFFFFFF for odd in _ODD)
-        return [(half * self._many) >> 32 for half in halves]
+        return [(half * self._many) >> 32 for half in _halves(words.to(self._cells.device))]
+
+
+class SeveralUses:
+    """`Uses` of several tables, counted together: their cells become one piece. Single-owner."""
+
+    def __init__(self, each: Sequence[Uses]) -> None:
+        self._each = each
+        device = each[0]._cells.device
+        self._cells = torch.cat([one._cells.view(-1) for one in each])
+        sizes = [one._cells.numel() for one in each]
+        for one, cells in zip(each, self._cells.split(sizes), strict=True):
+            one._cells = cells.view(2, -1)
+        self._many = torch.tensor([one._many for one in each], device=device)
+        self._firsts = torch.tensor([0, *accumulate(sizes[:-1])], device=device)
+        self._last: tuple[tuple[int, ...], Tensor | None] = ((), None)
+
+    def step(self, keys: TableKeys) -> None:
+        """A step used these keys, each of which counts once."""
+        for one in self._each:
+            one.fade()
+        table = self._tables_of(keys)
+        weights = torch.tensor([one.weight for one in self._each], dtype=torch.float32)
+        many, first = self._many[table], self._firsts[table]
+        halves = _halves(keys.ids)
+        places = [first + row * many + ((half * many) >> 32) for row, half in enumerate(halves)]
+        least = torch.minimum(*(self._cells[at] for at in places))
+        # Floats above 0 stand in the order of their bits, and those have a maximum in one go.
+        counted = (least + weights.to(least.device)[table]).view(torch.int32)
+        for at in places:  # what others added more stays
+            self._cells.view(torch.int32).scatter_reduce_(0, at, counted, "amax")
+
+    def _tables_of(self, keys: TableKeys) -> Int64[Tensor, "n"]:
+        """The number of each key's table; most calls of a model have the same."""
+        splits, table = self._last
+        if table is None or splits != keys.splits:
+            sizes = [stop - start for start, stop in pairwise(keys.splits)]
+            numbers = torch.arange(len(sizes)).repeat_interleave(torch.tensor(sizes))
+            table = numbers.to(self._cells.device)
+            self._last = (keys.splits, table)
+        return table
+
+
+def _halves(words: Int64[Tensor, "n"]) -> Iterator[Int64[Tensor, "n"]]:
+    """Two numbers of 32 bits of each id."""
+    words = words ^ ((words >> 32) & 0xFFFFFFFF)
+    return (((words * signed64(odd)) >> 32) & 0xFFFFFFFF for odd in _ODD)

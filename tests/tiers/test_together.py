@@ -79,7 +79,7 @@ class Pair:
 def test_steps_give_the_numbers_of_plain_tables(
     mode: str, seed: int, device: torch.device, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("hedgerow.tiers.together.COUNTED_STEPS", 2)
+    monkeypatch.setattr("hedgerow.tiers.promotions.MOVE_STEPS", 2)
     pair = Pair(mode, device, seed, [config(name) for name in NAMES])
     assert len(pair.groups) == 1
     assert pair.groups[0].can()
@@ -174,3 +174,38 @@ def test_a_group_takes_no_more_memory_than_its_tables(device: torch.device) -> N
         assert getattr(table.fast, "capacity_rows", 0) == 128
         if alone is not None:
             assert table.memory().row_bytes == alone.memory().row_bytes
+
+
+def test_prefetched_batches_give_the_same_numbers(device: torch.device) -> None:
+    pair = Pair("CACHING", device, 11, [config(name) for name in NAMES], fast_rows=12, slots=24)
+    coming = [pair.keys() for _ in range(17)]
+    there = [TableKeys(keys.ids.to(device), keys.splits) for keys in coming]
+    for turn in range(16):
+        for later in range(turn + 1, min(turn + 3, 17)) if turn % 2 == 0 else ():
+            pair.ours.prefetch(there[later])
+        found = pair.ours.lookup(there[turn], missing="training")
+        wanted = pair.model.lookup(coming[turn], missing="training")
+        assert torch.equal(found.rows.cpu(), wanted.rows), turn
+        grads = torch.from_numpy(pair.random.normal(size=wanted.rows.shape).astype(np.float32))
+        pair.ours.apply_gradients(found, grads.to(device), ts=turn)
+        pair.model.apply_gradients(coming[turn], grads, ts=turn)
+        if turn == 9:  # behind the cache, while rows of it are on their way
+            some = pair.keys()
+            pair.ours.erase(TableKeys(some.ids.to(device), some.splits))
+            pair.model.erase(some)
+    assert pair.stat("prefetches") > 0
+    pair.compare()
+
+
+def test_a_batch_that_nobody_looks_up_is_forgotten(device: torch.device) -> None:
+    pair = Pair("CACHING", device, 12, [config(name) for name in NAMES])
+    pair.run(3)
+    batches = [pair.keys() for _ in range(12)]
+    for keys in batches:
+        pair.ours.prefetch(TableKeys(keys.ids.to(device), keys.splits))
+    fetches = pair.groups[0]._fetches
+    fetches._thread.submit(int).result()  # all before it are read
+    assert 0 < len(fetches._ahead) < len(batches)
+    kept = max(len(table._writes) for table in pair.ours.tables)
+    assert kept <= len(fetches._ahead)
+    pair.run(3)
