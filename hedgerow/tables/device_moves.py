@@ -7,7 +7,7 @@ from torch import Tensor
 
 from ..core.shapes import Bool, Int64
 from ..kernels import assign, erase, find, lookup
-from ..kernels.layout import NEWBORN, SCORE, TIMES, group
+from ..kernels.layout import NEWBORN, SCORE, TIMES, Grouped, group
 from .device_evict import DeviceEvictions
 from .moving import MovingRows
 
@@ -44,12 +44,12 @@ class DeviceMoves(DeviceEvictions):
             return find.find(self._table, there.ids) >= 0
 
     def move_out(self, ids: Int64[Tensor, "n"]) -> None:
-        """Lets rows go."""
+        """Lets rows go; the ids differ."""
         self._before_change()
         self._epoch = object()
         if len(ids):
             with self._here():
-                erase.erase(self._table, group(ids.to(self.device)))
+                erase.erase(self._table, Grouped(ids.to(self.device), None))
 
     def move_out_unset(self, ids: Int64[Tensor, "n"]) -> None:
         """Lets those of the ids go that were given a place and never a row."""
@@ -58,4 +58,4 @@ class DeviceMoves(DeviceEvictions):
             slots = find.find(self._table, ids)
         times = self._table.read(TIMES, slots.clamp(min=0))
         unset = (slots >= 0) & (times == NEWBORN & SCORE)
-        self.move_out(ids[unset])
+        self.move_out(torch.unique(ids[unset]))

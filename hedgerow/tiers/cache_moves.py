@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -179,15 +179,15 @@ class CacheMoves(TierWatch):
 
     def _drop(self, at: Ids) -> None:
         """Rows leave the cache; changed ones are on their way to the slow store from now on."""
-        ids = self.places.ids_at(at)
-        dirty = ids[self.places.are_dirty(at)]
+        ids, dirty = self.places.whose(at)
         if len(dirty):
-            self._log(dirty)
-            self._back.put(in_host(self.fast.read_out(torch.from_numpy(dirty))))
+            rows = in_host(self.fast.read_out(dirty))
+            self._log(rows.ids.numpy())
+            self._back.put(rows)
         # If this breaks off in between, copies stay that nobody asks for; a place without its
         # row would be read as zeros.
         self.places.give(at)
-        self.fast.move_out(torch.from_numpy(ids))
+        self.fast.move_out(ids)
 
     # ---- writes behind the cache
 
@@ -201,20 +201,31 @@ class CacheMoves(TierWatch):
     @contextmanager
     def noted(self) -> Iterator[Notes]:
         """What is written behind the cache meanwhile, for who reads there without the lock."""
-        with self._logged() as log:
-            era = self._era
-            yield Notes(log, lambda: era == self._era)
-
-    @contextmanager
-    def _logged(self) -> Iterator[list[Ids]]:
-        """Every id that is written behind the cache meanwhile."""
-        log: list[Ids] = []
         with self._writing:
-            self._writes.append(log)
+            notes = self.begin_notes()
         try:
-            yield log
+            yield notes
         finally:
-            self._writes = [one for one in self._writes if one is not log]
+            self.end_notes(notes)
+
+    def begin_notes(self) -> Notes:
+        """From now on it is noted what is written behind the cache; the caller has the lock."""
+        notes = Notes([], self._era)
+        self._writes.append(notes.log)
+        return notes
+
+    def end_notes(self, notes: Notes) -> None:
+        """Nobody asks for these any more."""
+        self._writes = [one for one in self._writes if one is not notes.log]
+
+    def keep_unchanged(
+        self, notes: Notes, ids: Int64[Tensor, "n"], which: Bool[Tensor, "n"]
+    ) -> None:
+        """Leaves only those `which` are as they were read; the caller has the lock."""
+        if notes.era != self._era:
+            which.zero_()
+        elif notes.log:
+            which &= torch.from_numpy(np.isin(ids.numpy(), np.concatenate(notes.log), invert=True))
 
     def _log(self, ids: Ids) -> None:
         for log in self._writes:
@@ -229,14 +240,7 @@ class Notes:
     """Ids that were written behind a cache since somebody began to read there."""
 
     log: list[Ids]
-    same: Callable[[], bool]  # whether the rows were not replaced altogether
-
-    def keep_unchanged(self, ids: Int64[Tensor, "n"], which: Bool[Tensor, "n"]) -> None:
-        """Leaves only those `which` are as they were read; the caller has the lock now."""
-        if not self.same():
-            which.zero_()
-        elif self.log:
-            which &= torch.from_numpy(np.isin(ids.numpy(), np.concatenate(self.log), invert=True))
+    era: int  # rows that were replaced altogether since are not those
 
 
 def _present(table: HostTable, ids: Int64[Tensor, "n"]) -> Int64[Tensor, "m"]:

@@ -129,7 +129,7 @@ class CachingTable(CacheMoves):
             known = known.where(known.found)
             with self._writing:
                 same = torch.ones(len(known), dtype=torch.bool)
-                notes.keep_unchanged(known.ids, same)
+                self.keep_unchanged(notes, known.ids, same)
                 self._fetch(batch.ids, known.where(same))
                 at = self.places.find(batch.ids)
                 batch.home, batch.places = self.places, at[at >= 0]
@@ -271,6 +271,7 @@ class CachingTable(CacheMoves):
         return (self.slow,)
 
     def _tier_counts(self) -> dict[str, int]:
+        self.counters.add("fetches", self.places.take_fetched())
         names = ("fetches", "cache_evictions", "write_backs", "prefetches", "late_prefetches")
         moved = {name: self.counters.read(name) for name in names}
         return {**super()._tier_counts(), "dirty_rows": len(self.places.dirty()), **moved}

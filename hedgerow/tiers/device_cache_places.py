@@ -8,7 +8,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ..core.shapes import Bool, Int32
+from ..core.shapes import Bool, Int32, Int64
 from ..kernels import mark
 from ..tables.device import DeviceTable
 from .device_places import DevicePlaces
@@ -36,6 +36,7 @@ class DeviceCachePlaces(DevicePlaces):
         self.changed: Bool[Tensor, "slots"] = torch.zeros(
             slots, dtype=torch.bool, device=table.device
         )
+        self.fetched: Int64[Tensor, ""] = torch.zeros((), dtype=torch.int64, device=table.device)
         self._pins: Int32[Tensor, "slots"] = self.used[:0]  # made with the first hold
         self._born: Int32[Tensor, "slots"] = self.used[:0]
         self._holds = self._stays = 0
@@ -49,9 +50,9 @@ class DeviceCachePlaces(DevicePlaces):
         """Whether `came` must be told the slots: rows were held since the cache was made."""
         return len(self._born) > 0
 
-    def came(self, rows: int, slots: Int32[Tensor, "n"] | None = None) -> None:
-        """So many rows have come; `slots` say where to, those below 0 nowhere."""
-        super().came(rows)
+    def came(self, most: int, slots: Int32[Tensor, "n"] | None = None) -> None:
+        """So many rows at most have come; `slots` say where to, those below 0 nowhere."""
+        super().came(most)
         self._stays += 1
         if self.numbers_stays:
             assert slots is not None
@@ -83,6 +84,18 @@ class DeviceCachePlaces(DevicePlaces):
     def are_dirty(self, at: Ids) -> np.ndarray:
         """Which of these have changed rows."""
         return self.changed[self._tensor(at)].cpu().numpy()
+
+    def whose(self, at: Ids) -> tuple[Int64[Tensor, "n"], Int64[Tensor, "m"]]:
+        """The ids at places, and those of them with changed rows; on the device."""
+        slots = self._tensor(at)
+        ids = self._table._table.ids(slots)
+        return ids, ids[self.changed[slots]]
+
+    def take_fetched(self) -> int:
+        """Rows that came and that nobody has counted yet."""
+        rows = int(self.fetched)
+        self.fetched.zero_()
+        return rows
 
     def dirty(self) -> Ids:
         """All places whose rows are changed, in order."""

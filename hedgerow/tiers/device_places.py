@@ -69,9 +69,9 @@ class DevicePlaces:
         self.came(len(ids), self._tensor(at).to(torch.int32))
         return at
 
-    def came(self, rows: int, slots: Int32[Tensor, "n"] | None = None) -> None:
-        """So many rows have come; `slots` say where to, those below 0 nowhere."""
-        self._ids += rows
+    def came(self, most: int, slots: Int32[Tensor, "n"] | None = None) -> None:
+        """So many rows at most have come; `slots` say where to, those below 0 nowhere."""
+        self._ids, self._counted = self._ids + most, False
 
     def give(self, at: Ids) -> None:
         """The ids at these places leave."""

@@ -25,26 +25,16 @@ class Found:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Rest:
-    """Keys of a call that are not on the device: their positions, and ids by table on the host."""
+class Asked:
+    """Keys of several tables, table after table, on the device and on the host."""
 
-    at: Int64[Tensor, "m"]
-    there: Int64[Tensor, "m"]  # the ids on the device
+    there: Int64[Tensor, "m"]
     ids: Int64[Tensor, "m"]
     splits: tuple[int, ...]
 
-    def asked(self) -> TableKeys:
+    def keys(self) -> TableKeys:
         """They, on the device."""
         return TableKeys(self.there, self.splits)
-
-    @staticmethod
-    def of(keys: TableKeys, slots: Int64[Tensor, "n"]) -> Rest:
-        """Waits for the device."""
-        at = (slots < 0).nonzero()[:, 0]
-        there = keys.ids[at]
-        ids, where = to_host(there, at)
-        cuts = np.searchsorted(where.numpy(), np.array(keys.splits))
-        return Rest(at, there, ids, tuple(cuts.tolist()))
 
     def shares(self) -> Iterator[tuple[int, slice]]:
         """Number and part of each table that has some."""
@@ -56,3 +46,19 @@ class Rest:
         """How many of each table's; `which` lies on the host."""
         sums = np.append(0, np.cumsum(which.numpy()))[list(self.splits)]
         return np.diff(sums).tolist()
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Rest(Asked):
+    """Keys of a call that are not on the device, and their positions in the call."""
+
+    at: Int64[Tensor, "m"]
+
+    @staticmethod
+    def of(keys: TableKeys, slots: Int64[Tensor, "n"]) -> Rest:
+        """Waits for the device."""
+        at = (slots < 0).nonzero()[:, 0]
+        there = keys.ids[at]
+        ids, where = to_host(there, at)
+        cuts = np.searchsorted(where.numpy(), np.array(keys.splits))
+        return Rest(there, ids, tuple(cuts.tolist()), at)

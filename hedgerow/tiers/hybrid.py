@@ -27,8 +27,9 @@ if TYPE_CHECKING:
     from ..tables.device import DeviceTable
 
 _MOVED = 16  # a step promotes up to this part of the fast rows
-_RENEW_STEPS = 8  # after so many the coldest rows are looked for anew
+_RENEW_STEPS = 32  # after so many the coldest rows are looked for anew
 _SPARE = 2  # so many times as many as a step may promote
+_GAIN = 2  # uses of now, by which a row must be hotter: to move both costs more than a few reads
 _HALF_LIFE_STEPS = 64
 
 
@@ -37,7 +38,7 @@ class HybridTable(TierWatch):
 
     Rows are born in the slow store. After each update the rows it used that are used most come to
     the fast one, at most `promotions` of them (a sixteenth of `fast_rows` if not given), where room
-    is, or where a row lies that was used less by one use of now: that one goes back. Uses fade: one
+    is, or where a row lies that was used less by two uses of now: that one goes back. Uses fade: one
     of 64 updates ago counts half. Which rows lie where follows from the calls alone, and no number
     depends on it.
 
@@ -187,7 +188,7 @@ class HybridTable(TierWatch):
         at = self._coldest[self.places.are_taken(self._coldest)]
         theirs, order = self._uses.of(self.places.ids_at(at)).sort(stable=True)
         both = min(len(uses), len(theirs))
-        gains = uses[:both] > theirs[:both] + self._uses.weight
+        gains = uses[:both] > theirs[:both] + _GAIN * self._uses.weight
         going = order[: int(gains.cumprod(0).sum())].cpu().numpy()
         stays = np.ones(len(at), np.bool_)
         stays[going] = False

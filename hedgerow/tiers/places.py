@@ -6,7 +6,9 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
+from torch import Tensor
 
+from ..core.shapes import Int64
 from ..tables.config import Segment, TableConfig
 from ..tables.host import HostTable
 from ..tables.initializers import Zeros
@@ -128,6 +130,15 @@ class Places:
     def are_dirty(self, at: Ids) -> np.ndarray:
         """Which of these have changed rows."""
         return self._dirty[at]
+
+    def whose(self, at: Ids) -> tuple[Int64[Tensor, "n"], Int64[Tensor, "m"]]:
+        """The ids at places, and those of them with changed rows."""
+        ids = self.ids_at(at)
+        return torch.from_numpy(ids), torch.from_numpy(ids[self.are_dirty(at)])
+
+    def take_fetched(self) -> int:
+        """Rows that came and that nobody has counted yet."""
+        return 0
 
     def dirty(self) -> Ids:
         """All places whose rows are changed, in order."""

@@ -23,7 +23,6 @@ from .fetches import Fetches
 from .found import Found, Rest
 from .hybrid import HybridTable
 from .promotions import Promotions
-from .tier_writes import check_update
 from .two_tiers import share_locks
 
 
@@ -68,7 +67,10 @@ class Together:
         """
         fetches = self._fetches if missing == "training" else None
         for table, (start, stop) in self._shares(keys) if fetches is not None else ():
-            table.check_distinct(keys.ids[start:stop])
+            if stop - start > table.places.rows:
+                table.check_distinct(keys.ids[start:stop])
+        if fetches is not None:
+            fetches.bring_ahead(batch)
         found = None
         while True:
             # No row moves between the two reads: one that came from behind a cache meanwhile would
@@ -82,12 +84,12 @@ class Together:
                 if fetches is None or not found.absent or found.asked:
                     self._read_rest(keys, found, out, missing, step)
                     return found
-            found = fetches.bring(keys, found, lambda old: self._now_found(keys, old), out, batch)
+            found = fetches.bring(keys, found, lambda old: self._now_found(keys, old), out)
 
     def prefetch(self, keys: TableKeys, batch: Int64[Tensor, "all"]) -> None:
         """Starts to read rows that caches lack of a batch to be looked up later."""
         if self._fetches is not None:
-            self._fetches.prefetch(keys, batch)
+            self._fetches.ahead.add(keys, batch)
 
     def _read_rest(
         self, keys: TableKeys, found: Found, out: Tensor, missing: Missing, step: int | None
@@ -143,7 +145,8 @@ class Together:
             if not (found and rates is None and self._same_rates):
                 own = None if rates is None else rates[k]
                 found.append(fast_of(table)._rates_at(own, step)[0])
-            table.check_room(keys.ids[start:stop], step)
+            if table.config.admit is not None or stop - start > table.places.rows:
+                table.check_room(keys.ids[start:stop], step)
         return list(found[0]) if found and all(one == found[0] for one in found) else None
 
     def apply(
@@ -158,8 +161,10 @@ class Together:
     ) -> Applied:
         """One step on all tables, at the rates that `check` told."""
         found = self._now_found(keys, found)
-        if self._fetches is not None and found.absent and not found.asked:
-            found = self._fetches.bring(keys, found, lambda old: self._now_found(keys, old))
+        if self._fetches is not None:
+            if found.absent and not found.asked:
+                found = self._fetches.bring(keys, found, lambda old: self._now_found(keys, old))
+            self._fetches.ahead.go_on()
         with self._writing:
             found = self._now_found(keys, found)
             rest = Rest.of(keys, found.slots) if found.absent else None
@@ -178,6 +183,8 @@ class Together:
             if self._promotions is not None:
                 self._promotions.after(keys, rest)
             counted = made.sum(dim=0)
+        if self._fetches is not None:
+            self._fetches.ahead.go_on()
         return Applied(sum((one.counts.to(self.device) for one in done), counted))
 
     def _step_slow(
@@ -191,16 +198,15 @@ class Together:
     ) -> list[Applied]:
         (own,) = to_host(grads[rest.at])
         seen = None if counts is None else counts[rest.at].cpu()
-        calls: list[tuple[int, Tensor, Tensor, dict[str, Any]]] = []
+        calls = []
         for k, share in rest.shares():
-            settings: dict[str, Any] = {"rates": rates, "step": step}
-            settings["counts"] = None if seen is None else seen[share]
-            calls.append((k, rest.ids[share], own[share], settings))
-            check_update(self._tables[k].slow, rest.ids[share], own[share], **settings)
+            mine = None if seen is None else seen[share]
+            slow, ids = self._tables[k].slow, rest.ids[share]
+            calls.append((k, slow._update_arguments(ids, own[share], rates, step, mine), mine))
         done = []
-        for k, ids, mine, settings in calls:  # all were asked before the first changes
-            self._tables[k]._settle(ids)
-            done.append(self._tables[k].slow.apply_gradients(ids, mine, ts=times[k], **settings))
+        for k, checked, mine in calls:  # all were asked before the first changes
+            self._tables[k]._settle(checked[0])
+            done.append(self._tables[k].slow._apply_checked(*checked, times[k], mine, False))
         return done
 
     # ---- helpers

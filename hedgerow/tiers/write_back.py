@@ -66,6 +66,8 @@ class WriteBack:
 
     def settle(self, ids: Int64[Tensor, "n"]) -> None:
         """Brings those of the ids that are on their way to the slow store at once."""
+        if not self._order:  # most often; what sets out from now on is not asked for
+            return
         with self._changed:
             if self._rows.size():
                 self._write(ids)

@@ -203,9 +203,8 @@ def test_a_batch_that_nobody_looks_up_is_forgotten(device: torch.device) -> None
     batches = [pair.keys() for _ in range(12)]
     for keys in batches:
         pair.ours.prefetch(TableKeys(keys.ids.to(device), keys.splits))
-    fetches = pair.groups[0]._fetches
-    fetches._thread.submit(int).result()  # all before it are read
-    assert 0 < len(fetches._ahead) < len(batches)
-    kept = max(len(table._writes) for table in pair.ours.tables)
-    assert kept <= len(fetches._ahead)
+    ahead = pair.groups[0]._fetches.ahead
+    ahead.go_on()
+    assert 0 < len(ahead) < len(batches)
+    assert max(len(table._writes) for table in pair.ours.tables) <= len(ahead)
     pair.run(3)

@@ -8,7 +8,7 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from ...core.shapes import Float32, Int32, Int64
+from ...core.shapes import Bool, Float32, Int32, Int64
 from ...kernels import find, find_or_insert, lookup, put_rows, runs, seat, step
 from ...kernels.layout import LANES, Arrays, Part, draws_of
 from ..device import DeviceTable
@@ -130,6 +130,11 @@ class DeviceGroup:
             )
             put_rows.put_rows(self._arrays, at, moving.rows, moving.states, moving.ts)
         return at
+
+    def counts_of(self, keys: TableKeys, which: Bool[Tensor, "n"]) -> Int64[Tensor, "K"]:
+        """How many of each table's keys are among those `which`."""
+        sums = torch.nn.functional.pad(which.cumsum(0), (1, 0))
+        return sums[self._cuts(keys)].diff()
 
     def spread(self, dtype: torch.dtype) -> tuple[Tensor, list[Tensor]]:
         """Zeros for every slot of all tables, and the part of each table."""

@@ -1,0 +1,88 @@
+"""Rows as they are behind several caches, on their way to the device."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from types import TracebackType
+
+import torch
+from torch import Tensor
+
+from ..core.shapes import Bool
+from ..tables.copies import host_room, to_device
+from ..tables.host_moves import read_several
+from ..tables.moving import MovingRows
+from .caching import CachingTable
+from .found import Asked
+
+
+class Behind:
+    """Room for rows of some keys, read without a lock; as a context it ends what it notes.
+
+    What is written behind the caches from the moment it is made on is noted, until it ends.
+    """
+
+    def __init__(self, caches: Sequence[CachingTable], asked: Asked) -> None:
+        self._caches, self.asked = caches, asked
+        self.device = caches[0].device
+        layout, m = caches[0].layout, len(asked.ids)
+        self._room = MovingRows(
+            asked.ids,
+            host_room((m,), torch.bool, self.device),
+            host_room((m, layout.dim), torch.float32, self.device),
+            host_room((m, layout.state_floats), torch.float32, self.device),
+            host_room((m,), torch.int64, self.device),
+        )
+        self._there: tuple[Tensor, ...] = ()
+        self._arrived: torch.Event | torch.cuda.Event | None = None
+        with caches[0]._writing:
+            self._notes = {k: caches[k].begin_notes() for k, _ in asked.shares()}
+
+    def __enter__(self) -> Behind:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Nothing is noted any more; a second call does nothing."""
+        for k, notes in self._notes.items():
+            self._caches[k].end_notes(notes)
+
+    @property
+    def found(self) -> Bool[Tensor, "m"]:
+        """On the host, which ids have a row that may come."""
+        return self._room.found
+
+    def read(self) -> None:
+        """Reads them, those that are on their way back after they have arrived."""
+        for k, share in self.asked.shares():
+            self._caches[k].settle(self.asked.ids[share])
+        read_several([table.slow for table in self._caches], self.asked.splits, self._room)
+
+    def copy(self) -> None:
+        """Starts to copy them to the device, on the stream of the caller."""
+        parts = (self._room.rows, self._room.states, self._room.ts)
+        self._there = tuple(to_device(part, self.device) for part in parts)
+        if self.device.type == "cuda":
+            self._arrived = torch.cuda.current_stream(self.device).record_event()
+
+    def keep_unchanged(self) -> None:
+        """Rows that were written since do not come; the caller has the caches' lock."""
+        for k, share in self.asked.shares():
+            ids, found = self.asked.ids[share], self.found[share]
+            self._caches[k].keep_unchanged(self._notes[k], ids, found)
+
+    def coming(self) -> MovingRows:
+        """The rows on the device, to be used on the stream of the caller."""
+        if self._arrived is not None:
+            stream = torch.cuda.current_stream(self.device)
+            stream.wait_event(self._arrived)
+            for part in (self.asked.there, *self._there):
+                part.record_stream(stream)  # their memory may be another stream's
+        return MovingRows(self.asked.there, to_device(self.found, self.device), *self._there)
