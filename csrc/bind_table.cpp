@@ -10,8 +10,8 @@
 
 #include "admission.h"
 #include "bind.h"
-#include "read_several.h"
 #include "row_file.h"
+#include "several_tables.h"
 #include "table.h"
 
 namespace hedgerow {
@@ -226,6 +226,28 @@ void bind_watching(nb::class_<Table>& table) {
       .def("close_snapshot", &Table::close_snapshot, unlocked);
 }
 
+void bind_several(nb::module_& m) {
+  m.def("read_several",
+        [](const std::vector<Table*>& tables, const std::vector<u64>& splits, Address ids,
+           Address found, Address rows, Address states, Address times) {
+          const nb::gil_scoped_release release;
+          const std::vector<const Table*> asked(tables.begin(), tables.end());
+          read_several({asked, splits}, {at<i64>(ids), at<u8>(found), at<float>(rows),
+                                         at<float>(states), at<i64>(times)});
+        });
+  m.def("lookup_several",
+        [](const std::vector<Table*>& tables, const std::vector<u64>& splits,
+           const std::vector<std::string>& missing, i64 step, Address ids, Address rows,
+           Address found) {
+          std::vector<Missing> rules;
+          for (const std::string& name : missing) rules.push_back(missing_rule(name));
+          const nb::gil_scoped_release release;
+          const std::vector<const Table*> asked(tables.begin(), tables.end());
+          lookup_several({asked, splits},
+                         {at<i64>(ids), rules, step, at<float>(rows), at<u8>(found)});
+        });
+}
+
 }  // namespace
 
 void bind_table(nb::module_& m) {
@@ -249,15 +271,7 @@ void bind_table(nb::module_& m) {
   bind_writes(table);
   bind_evictions(table);
   bind_watching(table);
-  m.def("read_several",
-        [](const std::vector<Table*>& tables, const std::vector<u64>& splits, Address ids,
-           Address found, Address rows, Address states, Address times) {
-          const nb::gil_scoped_release release;
-          const std::vector<const Table*> asked(tables.begin(), tables.end());
-          read_several(asked, splits,
-                       {at<i64>(ids), at<u8>(found), at<float>(rows), at<float>(states),
-                        at<i64>(times)});
-        });
+  bind_several(m);
 }
 
 }  // namespace hedgerow

@@ -105,7 +105,9 @@ class Table {
 
   // Reads. `out` [n, dim]; nothing is inserted. `reused` says that the output was written before: a
   // large one is then stored past the caches, one that was not comes on huge pages where it may.
-  void lookup(const i64* ids, u64 n, Missing missing, i64 step, float* out, bool reused) const;
+  // `found` says which ids have a row, if it is given.
+  void lookup(const i64* ids, u64 n, Missing missing, i64 step, float* out, bool reused,
+              u8* found = nullptr) const;
   void contains(const i64* ids, u64 n, u8* out) const;
   // Raw rows [n, dim], states [n, state_floats] and times of the ids found; others are zeros.
   void entries(const i64* ids, u64 n, u8* found, float* rows, float* states, i64* times) const;

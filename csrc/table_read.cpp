@@ -166,8 +166,8 @@ void Table::read_row(const u8* row, i64 step, float* out) const {
                  out + segment.first_column);
 }
 
-void Table::lookup(const i64* ids, u64 n, Missing missing, i64 step, float* out,
-                   bool reused) const {
+void Table::lookup(const i64* ids, u64 n, Missing missing, i64 step, float* out, bool reused,
+                   u8* found) const {
   struct Reader {
     const Table& table;
     const i64* ids;
@@ -176,6 +176,7 @@ void Table::lookup(const i64* ids, u64 n, Missing missing, i64 step, float* out,
     float* out;
     CopyFunction copy;
     int bytes;  // of a row, that a lookup reads
+    u8* told;
 
     const u8* fetch(const Arena::View& arena, u32 row) const {
       const u8* const data = arena.row(row);
@@ -185,6 +186,8 @@ void Table::lookup(const i64* ids, u64 n, Missing missing, i64 step, float* out,
     void visit(u64 from, const Found& found) const {
       const auto [data, rows, places, n] = found;
       const bool zeros = missing == Missing::zeros;
+      if (told != nullptr)
+        found.each_place([&](u64 place, u64 i) { told[from + place] = found.data[i] != nullptr; });
       if (table.layout_.plain && (zeros || std::find(data, data + n, nullptr) == data + n))
         return copy({data, places, n, table.layout_.dim, out + from * u64(table.layout_.dim)});
       found.each_place([&](u64 place, u64 i) { visit_one(from + place, found.data[i]); });
@@ -209,7 +212,8 @@ void Table::lookup(const i64* ids, u64 n, Missing missing, i64 step, float* out,
                                 : copy_function(isa);
   const u64 fresh_row_bytes = reused ? 0 : sizeof(float) * u64(layout_.dim);
   ask_for_huge_pages(out, n * fresh_row_bytes);
-  visit(ids, n, task_ids(n, fresh_row_bytes), Reader{*this, ids, missing, step, out, copy, bytes});
+  visit(ids, n, task_ids(n, fresh_row_bytes),
+        Reader{*this, ids, missing, step, out, copy, bytes, found});
 }
 
 void Table::contains(const i64* ids, u64 n, u8* out) const {

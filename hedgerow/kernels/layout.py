@@ -185,10 +185,11 @@ class Arrays:
 
     def ids(self, slots: Int64[Tensor, "n"]) -> Int64[Tensor, "n"]:
         """The ids of the rows in these slots."""
-        own = torch.tensor([self.buckets], device=slots.device)
-        if self.spans is not None:
-            own = self.spans.sum(dim=1)
-        special, first = torch.isin(slots // LANES, own), slots % LANES == 0
+        if self.spans is None:
+            special = slots >= self.buckets * LANES
+        else:
+            special = torch.isin(slots // LANES, self.spans.sum(dim=1))
+        first = slots % LANES == 0
         ids = torch.where(special & first, EMPTY, self.read(KEYS, slots))
         return torch.where(special & ~first, ERASED, ids)
 

@@ -8,6 +8,16 @@ def set_isa(name: str) -> None: ...
 def threads() -> int: ...
 def set_threads(count: int) -> None: ...
 def memory_used() -> int: ...
+def lookup_several(
+    tables: Sequence[Table],
+    splits: Sequence[int],
+    missing: Sequence[str],
+    step: int,
+    ids_at: int,
+    rows_at: int,
+    found_at: int,
+    /,
+) -> None: ...
 def read_several(
     tables: Sequence[Table],
     splits: Sequence[int],

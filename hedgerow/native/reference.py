@@ -81,6 +81,7 @@ __all__ = [
     "hash_strings",
     "join_rows",
     "lookup_between",
+    "lookup_several",
     "mark_keys",
     "number_fids",
     "philox",
@@ -114,6 +115,22 @@ def read_several(
         row, state = 4 * table.dim() * start, 4 * table.state_floats() * start
         where = (found_at + start, rows_at + row, states_at + state, times_at + 8 * start)
         table.entries(ids_at + 8 * start, stop - start, *where)
+
+
+def lookup_several(
+    tables: Sequence[Rows],
+    splits: Sequence[int],
+    missing: Sequence[str],
+    step: int,
+    ids_at: int,
+    rows_at: int,
+    found_at: int,
+) -> None:
+    """`lookup` of tables whose rows are alike, table after table, and which ids have a row."""
+    for table, rule, (start, stop) in zip(tables, missing, pairwise(splits), strict=True):
+        ids, n, row = ids_at + 8 * start, stop - start, 4 * table.dim() * start
+        table.lookup(ids, n, rule, step, rows_at + row, True)
+        table.contains(ids, n, found_at + start)
 
 
 def rule_names() -> list[str]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Self
 
@@ -79,6 +79,11 @@ class HostReads:
 
         `reused` says whether that memory was written before.
         """
+        rule, at_step = self._reading(missing, step)
+        self._table.lookup(ids_at, n, rule, at_step, rows_at, reused)
+
+    def _reading(self, missing: Missing, step: int | None) -> tuple[str, int]:
+        """What the core is told of a lookup."""
         arguments.missing_rule(missing)
         if missing == "training":
             missing = "initializer" if self.config.admit is None else "zeros"
@@ -87,8 +92,7 @@ class HostReads:
                 f"table {self.config.name!r} is a serving table and has no initializer; "
                 f"use missing='zeros'."
             )
-        at_step = self._step(step, self._table.needs_step(), "shows one_bit segments")
-        self._table.lookup(ids_at, n, missing, at_step, rows_at, reused)
+        return missing, self._step(step, self._table.needs_step(), "shows one_bit segments")
 
     def reader(self, step: int | None = None) -> native.Table:
         """The core's table, for lookups at a step: where rows are shown by it, one is needed."""
@@ -234,3 +238,24 @@ def entry_room(layout: RowLayout, n: int) -> tuple[Tensor, Tensor, Tensor]:
         torch.empty(n, layout.state_floats, dtype=torch.float32),
         torch.empty(n, dtype=torch.int64),
     )
+
+
+def lookup_several(
+    tables: Sequence[HostReads],
+    ids: Int64[Tensor, "n"],
+    splits: Sequence[int],
+    missing: Missing,
+    step: int | None,
+    out: Float32[Tensor, "n dim"],
+) -> Bool[Tensor, "n"]:
+    """`lookup` of several tables of alike rows, table after table; which ids have a row.
+
+    The caller has measured `out`.
+    """
+    found = torch.empty(len(ids), dtype=torch.bool)
+    rules, steps = zip(*(table._reading(missing, step) for table in tables), strict=True)
+    native.lookup_several(
+        *([table._table for table in tables], splits, rules, max(steps)),
+        *(ids.data_ptr(), out.data_ptr(), found.data_ptr()),
+    )
+    return found

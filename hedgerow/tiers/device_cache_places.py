@@ -10,6 +10,7 @@ from torch import Tensor
 
 from ..core.shapes import Bool, Int32, Int64
 from ..kernels import mark
+from ..kernels.layout import LANES
 from ..tables.device import DeviceTable
 from .device_places import DevicePlaces
 from .places import Ids
@@ -128,12 +129,19 @@ class DeviceCachePlaces(DevicePlaces):
     def coldest(self, n: int, stay: Ids, before: int) -> Ids:
         """The n longest unused that are neither held nor among those that `stay`.
 
-        Fewer, if fewer were last used `before` this time.
+        Fewer, if fewer were last used `before` this time. First comes one of each full bucket:
+        else a new row that belongs there would find no room, again and again.
         """
-        used = torch.where(self._table._table.taken(), self.used, _LATEST)
+        taken = self._table._table.taken()
+        used = torch.where(taken, self.used, _LATEST)
         used[self._tensor(stay)] = _LATEST
         if self._holds:
             used[self._pins > 0] = _LATEST
+        slots = self._table._table.buckets * LANES  # behind them are those of two special ids
+        full = taken[:slots].view(-1, LANES).all(dim=1)
+        oldest, lane = used[:slots].view(-1, LANES).min(dim=1)
+        first = torch.where(full & (oldest < before), -1, oldest)
+        used[:slots].view(-1, LANES).scatter_(1, lane[:, None], first[:, None])
         found = used.topk(min(n, len(used)), largest=False, sorted=False)
         return found.indices[found.values < before].cpu().numpy()
 

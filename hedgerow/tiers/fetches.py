@@ -76,7 +76,7 @@ class Fetches:
 
         `now_found` tells where keys are if rows have moved since they were found.
         """
-        rest = Rest.of(keys, found.slots)
+        rest = found.rest_of(keys)
         for k, share in rest.shares():
             self._caches[k]._await(rest.ids[share].numpy())
         with Behind(self._caches, rest) as behind:
@@ -85,7 +85,7 @@ class Fetches:
             with self._caches[0]._writing:
                 before, found = found, now_found(found)
                 if found is not before:  # some may have come meanwhile
-                    rest = Rest.of(keys, found.slots)
+                    rest = found.rest_of(keys)
                 now, slots = self.tick(), found.slots
                 used = lambda: self.mark(self._group.numbered(keys, slots), now)  # noqa: E731
                 if self._choose(behind, used):

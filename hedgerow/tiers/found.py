@@ -15,16 +15,6 @@ from ..tables.store import TableKeys
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Found:
-    """Where the keys of a call are: slots within each table, -1 = not on the device."""
-
-    slots: Int64[Tensor, "n"]
-    epoch: tuple[object, ...]
-    absent: int  # keys that are not on the device
-    asked: bool = False  # they were asked for, and could not come
-
-
-@dataclass(frozen=True, slots=True, eq=False)
 class Asked:
     """Keys of several tables, table after table, on the device and on the host."""
 
@@ -62,3 +52,18 @@ class Rest(Asked):
         ids, where = to_host(there, at)
         cuts = np.searchsorted(where.numpy(), np.array(keys.splits))
         return Rest(there, ids, tuple(cuts.tolist()), at)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Found:
+    """Where the keys of a call are: slots within each table, -1 = not on the device."""
+
+    slots: Int64[Tensor, "n"]
+    epoch: tuple[object, ...]
+    absent: int  # keys that are not on the device
+    asked: bool = False  # they were asked for, and could not come
+    rest: Rest | None = None  # they, once somebody needed them
+
+    def rest_of(self, keys: TableKeys) -> Rest:
+        """The keys that are not on the device; waits for it if that was not asked for before."""
+        return self.rest or Rest.of(keys, self.slots)

@@ -38,9 +38,9 @@ class HybridTable(TierWatch):
 
     Rows are born in the slow store. After each update the rows it used that are used most come to
     the fast one, at most `promotions` of them (a sixteenth of `fast_rows` if not given), where room
-    is, or where a row lies that was used less by two uses of now: that one goes back. Uses fade: one
-    of 64 updates ago counts half. Which rows lie where follows from the calls alone, and no number
-    depends on it.
+    is, or where a row lies that was used less by two uses of now: that one goes back. Uses fade:
+    one of 64 updates ago counts half. Which rows lie where follows from the calls alone, and no
+    number depends on it.
 
     >>> from hedgerow import HostTable, Segment, Sgd, TableConfig, Zeros
     >>> config = TableConfig("user", (Segment(1, Zeros(), Sgd(lr=1.0)),))
@@ -169,12 +169,15 @@ class HybridTable(TierWatch):
         self._looked += steps
         if self._scans or not self.promotions or not len(waiting):
             return
-        uses, order = self._uses.of(waiting).sort(stable=True, descending=True)
+        uses, free = self._uses.of(waiting), self.places.free
+        if not free:  # a row that nobody used for long leaves for no other
+            hotter = uses > _GAIN * self._uses.weight
+            waiting, uses = waiting[hotter], uses[hotter]
+        uses, order = uses.sort(stable=True, descending=True)
         coming = waiting[order[: self.promotions]].cpu()
         there = self.slow.contains(coming)  # others were not let in
         coming, uses = coming[there].numpy(), uses[: len(there)][there.to(uses.device)]
         if len(coming):
-            free = self.places.free
             leaving = self._colder(uses[free:])
             self._swap(coming[: free + len(leaving)], leaving)
 

@@ -11,7 +11,7 @@ from .found import Rest
 from .hybrid import HybridTable
 from .uses import SeveralUses
 
-MOVE_STEPS = 8  # of so many, rows move after one: that takes longer than a step
+MOVE_STEPS = 16  # of so many, rows move after one: that takes longer than a step
 _SOON_STEPS = 2  # while many keys are not on the device
 _MANY = 5  # one of so many
 

@@ -14,6 +14,7 @@ from torch import Tensor
 from ..core import checks
 from ..core.shapes import Float32, Int64
 from ..tables.copies import host_room, to_device, to_host
+from ..tables.host_reads import lookup_several
 from ..tables.multi.device_group import DeviceGroup
 from ..tables.schedules import Rate
 from ..tables.store import Applied, Missing, TableKeys
@@ -82,8 +83,7 @@ class Together:
                         self._told(self._group.lookup(keys, out, born=False)), asked=asked
                     )
                 if fetches is None or not found.absent or found.asked:
-                    self._read_rest(keys, found, out, missing, step)
-                    return found
+                    return self._read_rest(keys, found, out, missing, step)
             found = fetches.bring(keys, found, lambda old: self._now_found(keys, old), out)
 
     def prefetch(self, keys: TableKeys, batch: Int64[Tensor, "all"]) -> None:
@@ -93,15 +93,16 @@ class Together:
 
     def _read_rest(
         self, keys: TableKeys, found: Found, out: Tensor, missing: Missing, step: int | None
-    ) -> None:
+    ) -> Found:
         """Rows that are not on the device; counts the hits of the call."""
-        absent = [0] * len(self._tables)
+        rest, sizes = None, [0] * len(self._tables)
+        there = sizes
         if found.absent:
-            rest = Rest.of(keys, found.slots)
-            self._read_slow(rest, out, missing, step)
-            absent = np.diff(rest.splits).tolist()
-        for (table, (start, stop)), missed in zip(self._shares(keys), absent, strict=True):
-            table._count_hits(stop - start - missed, 0, stop - start - missed)
+            rest = found.rest_of(keys)
+            there, sizes = self._read_slow(rest, out, missing, step), np.diff(rest.splits).tolist()
+        for k, (table, (start, stop)) in enumerate(self._shares(keys)):
+            table._count_hits(stop - start - sizes[k], there[k], stop - start)
+        return replace(found, rest=rest)
 
     def _now_found(self, keys: TableKeys, found: Found | None) -> Found:
         """Where keys are: as found, unless rows have moved since."""
@@ -114,14 +115,20 @@ class Together:
     def _told(self, slots: Int64[Tensor, "n"]) -> Found:
         return Found(slots, self.epochs(), int((slots < 0).sum()))
 
-    def _read_slow(self, rest: Rest, out: Tensor, missing: Missing, step: int | None) -> None:
+    def _read_slow(self, rest: Rest, out: Tensor, missing: Missing, step: int | None) -> list[int]:
+        """Rows of the slow tier; how many of each table are there."""
         rows = host_room((len(rest.ids), out.shape[1]), torch.float32, self.device)
-        for k, share in rest.shares():
-            table, ids = self._tables[k], rest.ids[share]
-            table._read_slow(ids, missing, step, rows[share])
-            there = int(table._in_slow(ids).sum())
-            table._count_hits(0, there, len(ids))
-        out[rest.at] = to_device(rows, self.device)
+        there = [0] * len(self._tables)
+        if self._fetches is None:
+            slow = [table.slow for table in self._tables]
+            found = lookup_several(slow, rest.ids, rest.splits, missing, step, rows)
+            there = rest.counts(found)
+        else:  # few, and some may be on their way back
+            for k, share in rest.shares():
+                self._tables[k]._read_slow(rest.ids[share], missing, step, rows[share])
+                there[k] = int(self._tables[k]._in_slow(rest.ids[share]).sum())
+        out.index_copy_(0, rest.at, to_device(rows, self.device))
+        return there
 
     # ---- the step
 
@@ -167,7 +174,7 @@ class Together:
             self._fetches.ahead.go_on()
         with self._writing:
             found = self._now_found(keys, found)
-            rest = Rest.of(keys, found.slots) if found.absent else None
+            rest = found.rest_of(keys) if found.absent else None
             sizes = [stop - start for start, stop in pairwise(keys.splits)]
             # A table without keys in the call is not told of its time: rows would expire by it.
             times = {k: self._tables[k].slow._time(ts) for k, n in enumerate(sizes) if n}

@@ -1,0 +1,38 @@
+// Reads of several tables in one call: some thousands of ids of one table are read by the thread
+// that asks, those of all tables by the pool.
+#pragma once
+
+#include <span>
+
+#include "table.h"
+
+namespace hedgerow {
+
+// Tables whose rows are alike; the ids of table k are splits[k] .. splits[k + 1] of all.
+struct SeveralTables {
+  std::span<const Table* const> tables;
+  std::span<const u64> splits;
+};
+
+// Where ids are and whole rows go, table after table.
+struct EntryRoom {
+  const i64* ids;
+  u8* found;
+  float* rows;
+  float* states;
+  i64* times;
+};
+
+// Where ids are and what a lookup tells goes, table after table; `missing` is each table's rule.
+struct LookupRoom {
+  const i64* ids;
+  std::span<const Missing> missing;
+  i64 step;
+  float* rows;
+  u8* found;
+};
+
+void read_several(const SeveralTables& several, const EntryRoom& room);
+void lookup_several(const SeveralTables& several, const LookupRoom& room);
+
+}  // namespace hedgerow
