@@ -31,6 +31,7 @@ _START = {
     "host_key": 1e-4,
     "host_speed": 1e7,
 }
+_MOST = 40.0  # of a logarithm: a speed of which the points tell nothing stays a number
 _LEAST = {"launch": 1e-7, "table": 1e-7, "key": 1e-9, "id": 1e-9, "id_byte": 1e-13}
 _LEAST |= {"host": 1e-7, "host_key": 1e-9}  # of milliseconds: as good as nothing
 
@@ -91,7 +92,7 @@ def _fit_steps(steps: Sequence[Point]) -> tuple[TimeParameters, list[float]]:
         names = columns.names()
         start = np.log([_start(name, overlap) for name in names])
         least = np.log([_LEAST.get(name.split(" ")[0], 1e-3) for name in names])
-        found = robust_fit(columns.errors(names), start, least)
+        found = robust_fit(columns.errors(names), start, least, _MOST)
         if best is None or found.loss < best[0]:
             best = found.loss, found.values, names
     if best is None:

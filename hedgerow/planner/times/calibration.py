@@ -140,6 +140,22 @@ class Calibration:
             )
         return found
 
+    def text(self) -> str:
+        """In lines: costs of modes, speeds, how well they fit, and what speaks against them."""
+        costs, errors = self.parameters, self.residuals
+        lines = [f"{self.device}, {self.driver}"]
+        lines += [f"  {name}: {cost.text()}" for name, cost in costs.modes.items()]
+        lines += [f"  {name}: {speed / 1e6:.1f} GB/s" for name, speed in costs.memories.items()]
+        if costs.promotion is not None:
+            lines.append(f"  HYBRID: {costs.promotion:.0%} of what the hottest rows serve")
+        if errors is not None:
+            steps = sum(point.kind == "step" for point in self.points)
+            lines.append(
+                f"  off by {errors.median:.1%} (median), {errors.p90:.1%} (one in ten), "
+                f"{errors.worst:.1%} (worst) over {steps} measured steps"
+            )
+        return "\n".join([*lines, *(f"warning: {text}" for text in self.warnings())])
+
     def to_dict(self) -> dict[str, Any]:
         """Fit for JSON."""
         return {

@@ -57,6 +57,22 @@ class ModeCost:
         """Whether steps of several tables were measured: alike ones share a launch."""
         return self.table_ms is not None
 
+    def text(self) -> str:
+        """In words.
+
+        >>> ModeCost(0.5, 1e-6, host_key_ms=1e-4).text()
+        '0.5000 ms a step, 1.0 ns a distinct key, 100.0 more on the host'
+        """
+        words = [f"{self.launch_ms:.4f} ms a step"]
+        if self.table_ms is not None:
+            words.append(f"{self.table_ms:.4f} ms a table")
+        words.append(f"{1e6 * self.key_ms:.1f} ns a distinct key")
+        if self.id_ms:
+            words.append(f"{1e6 * self.id_ms:.1f} ns an id")
+        if self.host_key_ms:
+            words.append(f"{1e6 * self.host_key_ms:.1f} more on the host")
+        return ", ".join(words)
+
     def to_dict(self) -> dict[str, float]:
         """Fit for JSON: what says something."""
         usual = {f.name: f.default for f in fields(self)}
