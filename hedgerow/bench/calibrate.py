@@ -1,7 +1,7 @@
 """Measures what a device takes for steps of our tables, and fits a calibration to the points.
 
-On the CPU a table is filled with random ids, and steps look up and update parts of it in turn, so that rows
-come from memory and not from a cache.
+On the CPU a table is filled with random ids, and steps look up and update parts of it in turn, so
+that rows come from memory and not from a cache.
 """
 
 from __future__ import annotations

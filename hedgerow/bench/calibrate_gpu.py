@@ -5,7 +5,7 @@ from __future__ import annotations
 import gc
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from statistics import median
 
 import torch
@@ -25,7 +25,13 @@ SHARES = (0.0, 0.01, 0.05, 0.1, 0.25, 0.5, 0.75, 1.0)
 _MOST_ROUNDS = 10
 _POINTS = 600  # about so many share the time
 _LONGEST = 5.0  # a round may take so many times the share of a point, or is left out
+_MOSTLY_NEAR = 0.5  # ids that repeat are of rows that are used much, which lie in HBM
 _NEEDS_BYTES = 12 * 2**30  # of the card, and of the host
+
+
+def _stream() -> Work:
+    """Keys of a power law for a hybrid: a tenth of the tables that `gpu_tiers` has."""
+    return Work(tables=1, rows=400_000, keys=10_485, steps=64, warm_up=384)
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,7 +44,7 @@ class Size:
     hybrid_rows: int = 1 << 19  # in HBM: a hybrid takes many steps to promote more
     cache_rows: int = 1 << 20
     copies: tuple[int, ...] = (1 << 20, 1 << 24, 1 << 28)
-    stream: Work = Work(tables=1, rows=400_000, keys=10_485, steps=64, warm_up=384)
+    stream: Work = field(default_factory=_stream)
     warm_ups: int = 3
     steps: int = 16  # of a round: a hybrid looks for hot rows every 16th, a cache makes way then
     tries: int = 64  # steps in which a hybrid's rows may come to its fast tier
@@ -108,9 +114,7 @@ def _tiers(mode: str) -> Iterator[Sweep]:
     for dim, factor in ((16, 0.5), (128, 0.1), (128, 0.8), (256, 0.5)):
         yield Sweep(mode=mode, dim=dim, keys=keys, factor=factor, shares=SHARES)
     keys = (2**14, 2**16, 2**18)
-    yield Sweep(
-        mode=mode, dim=128, keys=keys, tables=10, factor=0.5, shares=SHARES, repeats=(1, 3)
-    )
+    yield Sweep(mode=mode, dim=128, keys=keys, tables=10, factor=0.5, shares=SHARES, repeats=(1, 3))
 
 
 def card(device: str) -> torch.device:
@@ -125,7 +129,8 @@ def card(device: str) -> torch.device:
         )
     if where.index is not None and where.index >= torch.cuda.device_count():
         raise ConfigError(
-            f"device is {device!r}; this machine has cuda:0 to cuda:{torch.cuda.device_count() - 1}."
+            f"device is {device!r}; the last of this machine is "
+            f"cuda:{torch.cuda.device_count() - 1}."
         )
     where = torch.device("cuda", where.index or 0)
     rooms = {"HBM": torch.cuda.mem_get_info(where)[0], "host memory": free_bytes()}
@@ -160,7 +165,7 @@ def _swept(sweep: Sweep, size: Size, device: torch.device, seconds: float) -> It
     filled = Filled(sweep, size.rows_of(sweep), device, size.tries)
     for keys in sweep.keys:
         for far in sweep.shares if filled.fits(keys) else ():
-            for repeat in sweep.repeats:
+            for repeat in sweep.repeats if far <= _MOSTLY_NEAR else (1,):
                 yield from _step_points(filled, (keys, far, repeat), size, seconds)
         if sweep.mode == "HBM_ONLY" and sweep.tables == 1 and filled.fits(keys):
             yield from _parts(filled, keys, size, seconds)

@@ -158,7 +158,8 @@ class Filled:
     def _chunks(self, start: int, stop: int, size: int) -> Iterator[TableKeys]:
         for at in range(start, stop, size):
             parts = [ids[at : min(stop, at + size)] for ids in self._ids]
-            yield TableKeys(torch.cat(parts), tuple(len(parts[0]) * k for k in range(len(parts) + 1)))
+            splits = tuple(len(parts[0]) * k for k in range(len(parts) + 1))
+            yield TableKeys(torch.cat(parts), splits)
 
     # ---- whose turn it is
 

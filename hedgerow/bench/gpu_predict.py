@@ -10,7 +10,7 @@ import argparse
 import gc
 import json
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -21,12 +21,15 @@ from ..planner.make_plan import plan
 from ..planner.problem.table_spec import Feature, TableSpec
 from ..planner.problem.topology import Topology
 from ..planner.times.calibration import Calibration
+from ..planner.times.hit_rate import touched
+from ..planner.times.key_model import EXPONENT, zipf
 from ..tables.store import TableKeys
 from .calibrate_gpu import card
 from .gpu_tiers import _CHUNK, Batches, Work, _step, _steps_ms, _stores
 
 CASES = ("HBM_ONLY", "HYBRID@0.1", "CACHING@0.8", "HOST_ONLY")
 WITHIN = 0.25
+_MISSES = {"HYBRID": "slow_hits", "CACHING": "fetches"}
 _PLENTY = 1 << 50  # bytes: the mode is given, not chosen
 
 
@@ -46,16 +49,16 @@ def planned(calibration: Calibration, work: Work, case: str) -> dict[str, float]
     one = Topology(world=1, hbm_per_device=_PLENTY, ddr_per_machine=_PLENTY)
     pin = dict.fromkeys((spec.name for spec in specs), case)
     found = plan(specs, one, calibration, batch=1, pin=pin, thrashing=True)
+    hits = found.tables[0].forecast.hit_rate
+    distinct = touched(zipf(work.rows, EXPONENT), per).distinct
     return {
         "planned_ms": round(found.solver.total_ms, 4),
-        "planned_hit_rate": round(found.tables[0].forecast.hit_rate, 4),
+        "planned_host_keys": round(work.tables * distinct * (1 - hits)),
     }
 
 
-def measured(
-    work: Work, device: torch.device, case: str, rounds: int
-) -> dict[str, float]:
-    """A step of all tables: after a warm-up, by the clock, and the hits of distinct keys."""
+def measured(work: Work, device: torch.device, case: str, rounds: int) -> dict[str, float]:
+    """A step of all tables: after a warm-up, by the clock, and its keys on the host."""
     batches = Batches(work, device)
     store = _stores()[case](batches)
     batches.start()
@@ -67,24 +70,17 @@ def measured(
     before = _misses(store, mode)
     rounds = 1 if mode == "HOST_ONLY" else rounds
     line = {"measured_ms": round(_steps_ms(store, batches, rounds), 4)}
-    if before is not None:
-        missed = (_misses(store, mode) or 0) - before
-        line["measured_hit_rate"] = round(
-            1 - missed / (rounds * work.steps * _distinct(batches)), 4
-        )
+    if mode in _MISSES:
+        missed = _misses(store, mode) - before
+        line["measured_host_keys"] = round(missed / (rounds * work.steps))
     return line
 
 
-def _misses(store: Any, mode: str) -> int | None:
-    name = {"HYBRID": "slow_hits", "CACHING": "fetches"}.get(mode)
-    return None if name is None else sum(int(table.stats()[name]) for table in store.tables)
-
-
-def _distinct(batches: Batches) -> int:
-    """Keys of a step that differ."""
-    keys = batches.next()
-    parts = zip(keys.splits[:-1], keys.splits[1:], strict=True)
-    return sum(len(torch.unique(keys.ids[start:stop])) for start, stop in parts)
+def _misses(store: Any, mode: str) -> int:
+    """Of all steps until now; a hybrid counts equal ids, of which few are missed."""
+    if mode not in _MISSES:
+        return 0
+    return sum(int(table.stats()[_MISSES[mode]]) for table in store.tables)
 
 
 def _age(store: Any, batches: Batches, share: float) -> None:
@@ -94,7 +90,7 @@ def _age(store: Any, batches: Batches, share: float) -> None:
     """
     work = batches.work
     rank = torch.arange(1, work.rows + 1, dtype=torch.float64, device=batches.device)
-    weight = rank**-1.05
+    weight = rank**-EXPONENT
     chance = -torch.expm1(batches.splits[1] * torch.log1p(-weight / weight.sum()))
     parts = []
     for ids in batches.ids:
@@ -122,9 +118,8 @@ def run(
     cases: Sequence[str] = CASES,
     told: dict[str, float] | None = None,
     tell: Callable[[str], object] = lambda name: None,
-) -> list[dict[str, Any]]:
+) -> Iterator[dict[str, Any]]:
     """A line of each case; times that were measured elsewhere may be `told`."""
-    lines = []
     for case in cases:
         tell(case)
         line: dict[str, Any] = {"case": case, **planned(calibration, work, case)}
@@ -132,11 +127,10 @@ def run(
             line["measured_ms"] = told[case]
         else:
             line |= measured(work, device, case, rounds)
-        lines.append(compared(line))
+        yield compared(line)
         gc.collect()
         if device.type == "cuda":
             torch.cuda.empty_cache()
-    return lines
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -145,7 +139,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         prog="python -m hedgerow.bench.gpu_predict", description=main.__doc__
     )
     parser.add_argument("calibration")
-    parser.add_argument("--measured", help="lines of an earlier run of this, or of gpu_tiers --json")
+    parser.add_argument("--measured", help="of an earlier run, or of gpu_tiers --json")
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--cases", default=",".join(CASES))
     parser.add_argument("--quick", action="store_true", help="small works: a check of the tool")
@@ -158,7 +152,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     told = None if given.measured is None else _told(Path(given.measured))
     if told is not None:
         cases = [name for name in cases if name in told]
-    lines = run(
+    found = run(
         Calibration.load(given.calibration),
         Work.quick() if given.quick else Work(),
         torch.device("cpu") if told is not None else card(given.device),
@@ -167,8 +161,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
         told=told,
         tell=lambda name: sys.stderr.write(name + "\n"),
     )
-    sys.stdout.write("".join(json.dumps(line) + "\n" for line in lines))
-    return 0 if all(line["within"] for line in lines) else 1
+    good = True
+    for line in found:  # each as soon as it is known
+        sys.stdout.write(json.dumps(line) + "\n")
+        sys.stdout.flush()
+        good = good and line["within"]
+    return 0 if good else 1
 
 
 def _told(path: Path) -> dict[str, float]:

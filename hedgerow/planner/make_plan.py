@@ -90,9 +90,7 @@ def plan_from(
         raise ConfigError(f"tables {', '.join(names)}: names must differ in a plan.")
     choices, alike = {}, alike_tables(tables)
     for done, spec in enumerate(tables, start=1):
-        choices[spec.name] = weigh(
-            spec, topology, calibration, settings, alike[spec.name]
-        )
+        choices[spec.name] = weigh(spec, topology, calibration, settings, alike[spec.name])
         if progress is not None:
             progress("tables weighed", done, len(names))
     digests = {s.name: stats_digest(s.stats) for s in tables if s.stats is not None}

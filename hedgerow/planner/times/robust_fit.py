@@ -44,7 +44,8 @@ def robust_fit(
         bend = slopes.T @ (weight[:, None] * slopes)
         pull = slopes.T @ (weight * now)
         damped = bend + damping * np.diag(np.maximum(np.diag(bend), 1e-12))
-        tried = np.clip(values - np.linalg.solve(damped, pull), least, most)
+        tried = np.maximum(values - np.linalg.solve(damped, pull), least)
+        tried = np.minimum(tried, most)
         after = errors(tried)
         loss = _loss(after)
         if np.isfinite(loss) and loss < best:

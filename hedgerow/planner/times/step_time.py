@@ -54,9 +54,7 @@ def steps_ms(steps: Step[Floats], cost: ModeCost, speeds: Speeds) -> Floats:
     return _step_ms(steps, cost, speeds, _overlapped)
 
 
-def _step_ms(
-    step: Step[N], cost: ModeCost, speeds: Speeds, both: Callable[[N, N, float], N]
-) -> N:
+def _step_ms(step: Step[N], cost: ModeCost, speeds: Speeds, both: Callable[[N, N, float], N]) -> N:
     every = step.read + step.write
     near = step.keys * (cost.key_ms + (1 - step.far) * every / speeds.near)
     near = near + step.ids * (cost.id_ms + step.id_bytes * cost.id_byte_ms)

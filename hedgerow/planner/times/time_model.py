@@ -206,8 +206,6 @@ def _exchange_ms(
     return max(within, across)  # the two kinds of links work at the same time
 
 
-def _idle_ms(
-    variant: Variant, topology: Topology, calibration: Calibration, alike: int
-) -> float:
+def _idle_ms(variant: Variant, topology: Topology, calibration: Calibration, alike: int) -> float:
     cost = calibration.parameters.mode(CPU if topology.device == "cpu" else variant.mode)
     return cost.launch_ms if cost.table_ms is None else cost.launch_ms / alike + cost.table_ms
