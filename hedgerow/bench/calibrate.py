@@ -73,7 +73,8 @@ def _measure_gpu(device: str, seconds: float, progress: Progress) -> Measured:
     from .calibrate_gpu import card, points_of  # needs Triton
 
     where = card(device)
-    points = tuple(points_of(where, seconds, progress))
+    with torch.cuda.device(where):
+        points = tuple(points_of(where, seconds, progress))
     return Measured(
         points=points,
         device=torch.cuda.get_device_name(where),

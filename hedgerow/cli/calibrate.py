@@ -26,8 +26,8 @@ def calibrate(
 
     Tables of dim 16 to 256 are looked up and updated with 256 to 1,048,576 keys a step, as far as
     time and memory allow, with as many threads as a job would use; on a GPU in every mode, with
-    shares of the keys on the host, which needs 12 GiB of both memories, and compiles kernels first.
-    End other programs: what they take is counted.
+    shares of the keys on the host: that needs 12 GiB of HBM and 6 GiB of host memory, and compiles
+    kernels first, which adds a minute or two. End other programs: what they take is counted.
     """
     from ..bench.calibrate import calibration_of, measure, refitted
     from .show import progress_bar
