@@ -141,7 +141,11 @@ class Calibration:
         return found
 
     def text(self) -> str:
-        """In lines: costs of modes, speeds, how well they fit, and what speaks against them."""
+        """In lines: costs of modes, speeds, how well they fit, and what speaks against them.
+
+        >>> Calibration.default("cpu").text().splitlines()[1]
+        '  CPU: 0.0400 ms a step, 70.0 ns a distinct key'
+        """
         costs, errors = self.parameters, self.residuals
         lines = [f"{self.device}, {self.driver}"]
         lines += [f"  {name}: {cost.text()}" for name, cost in costs.modes.items()]
