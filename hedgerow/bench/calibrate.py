@@ -1,23 +1,27 @@
-"""Measures what a device takes for steps of our tables: the points that a calibration is fitted to.
+"""Measures what a device takes for steps of our tables, and fits a calibration to the points.
 
-A table is filled with random ids, and steps look up and update parts of it in turn, so that rows
-come from memory and not from a cache.
+On the CPU a table is filled with random ids, and steps look up and update parts of it in turn, so
+that rows come from memory and not from a cache.
 """
 
 from __future__ import annotations
 
+import argparse
+import sys
 import time
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
 from importlib import metadata
+from pathlib import Path
 from statistics import median
 
 import torch
 from torch import Tensor
 
-from ..core.errors import InputError, NotSupportedError
+from ..core.errors import InputError
 from ..core.hashing import mix64
-from ..planner.times.calibration import Point
+from ..planner.times.calibrate import fit
+from ..planner.times.calibration import Calibration, Point
 from ..planner.times.time_parameters import CPU
 from ..tables.config import Segment, TableConfig
 from ..tables.host import HostTable
@@ -49,15 +53,11 @@ class Measured:
 
 
 def measure(device: str, seconds: float, progress: Progress) -> Measured:
-    """Sweeps dims and steps for about so many seconds."""
-    if device != "cpu":
-        raise NotSupportedError(
-            f"device is {device!r}; calibrate measures host tables only, since tables of several "
-            f"tiers on cards are not there yet: use device='cpu', or plan for cards with "
-            f"Calibration.default(name)."
-        )
+    """Sweeps dims, steps and, on a GPU, modes for about so many seconds."""
     if not 0 < seconds <= _MOST_SECONDS:
         raise InputError(f"seconds is {seconds!r}; give a number above 0, up to {_MOST_SECONDS}.")
+    if _kind(device) == "cuda":
+        return _measure_gpu(device, seconds, progress)
     points = [*_copies(), *_sweep(seconds, progress)]
     room = free_bytes()
     return Measured(
@@ -65,8 +65,59 @@ def measure(device: str, seconds: float, progress: Progress) -> Measured:
         device=str(machine()["cpu"]),
         memory_bytes=0 if room is None else room,
         driver=f"torch {torch.__version__}, {torch.get_num_threads()} threads",
-        library=metadata.version("hedgerow"),
+        library=_library(),
     )
+
+
+def _measure_gpu(device: str, seconds: float, progress: Progress) -> Measured:
+    from .calibrate_gpu import card, points_of  # needs Triton
+
+    where = card(device)
+    with torch.cuda.device(where):
+        points = tuple(points_of(where, seconds, progress))
+    return Measured(
+        points=points,
+        device=torch.cuda.get_device_name(where),
+        memory_bytes=torch.cuda.get_device_properties(where).total_memory,
+        driver=f"torch {torch.__version__}, CUDA {torch.version.cuda}",
+        library=_library(),
+    )
+
+
+def _kind(device: str) -> str:
+    """cpu or cuda."""
+    kind, colon, number = device.partition(":")
+    if device == "cpu" or (kind == "cuda" and (number.isdecimal() or not colon)):
+        return kind
+    raise InputError(f"device is {device!r}; calibrate measures cpu, cuda or cuda:N.")
+
+
+def _library() -> str:
+    try:
+        return metadata.version("hedgerow")
+    except metadata.PackageNotFoundError:  # run from its sources
+        return "not installed"
+
+
+def calibration_of(measured: Measured) -> Calibration:
+    """Fitted to what was measured."""
+    fitted = fit(measured.points, measured.device)
+    return Calibration(
+        device=measured.device,
+        memory_bytes=measured.memory_bytes,
+        driver=measured.driver,
+        library=measured.library,
+        parameters=fitted.parameters,
+        residuals=fitted.residuals,
+        points=measured.points,
+    )
+
+
+def refitted(path: Path | str) -> Calibration:
+    """A calibration of the points of an earlier file: measured then, fitted now."""
+    known = Calibration.load(path)
+    fitted = fit(known.points, known.device)
+    return replace(known, parameters=fitted.parameters, residuals=fitted.residuals)
 
 
 def _sweep(seconds: float, progress: Progress) -> Iterator[Point]:
@@ -172,3 +223,28 @@ def _ms(work: Callable[[], object]) -> float:
     start = time.perf_counter()
     work()
     return 1000 * (time.perf_counter() - start)
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """`hedgerow calibrate` without the program: for machines that have torch and little else."""
+    parser = argparse.ArgumentParser(prog="python -m hedgerow.bench.calibrate")
+    parser.add_argument("--device", default="cpu")
+    parser.add_argument("--seconds", type=float, default=60.0)
+    parser.add_argument("--points", help="fit the points of this file anew, and measure nothing")
+    parser.add_argument("--out", default="calibration.json")
+    given = parser.parse_args(arguments)
+    if given.points is not None:
+        calibration = refitted(given.points)
+    else:
+        calibration = calibration_of(measure(given.device, given.seconds, _tell))
+    calibration.save(given.out)
+    sys.stdout.write(calibration.text() + "\n")
+    return 0
+
+
+def _tell(text: str, done: int, total: int) -> None:
+    sys.stderr.write(f"{time.perf_counter():.1f} s  {done}/{total} {text}\n")
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -11,6 +11,7 @@ from .problem.topology import Topology
 from .times.calibration import Calibration
 from .times.routing_advice import routing_advice
 from .times.time_model import expected
+from .weigh import alike_tables
 
 EXPONENTS = (0.8, 1.3)
 """Power laws beside the assumed one at which a plan's time is told."""
@@ -32,7 +33,7 @@ def doubts_of(
     batch: int,
 ) -> Doubts:
     """Of the plan as it is: the choices stay, the keys change."""
-    pairs = list(zip(specs, tables, strict=True))
+    pairs, alike = list(zip(specs, tables, strict=True)), alike_tables(specs)
     uses = [
         (spec.dim, expected(spec, table.variant, topology, calibration, batch).distinct)
         for spec, table in pairs
@@ -43,7 +44,11 @@ def doubts_of(
     zipf_ms = {}
     for exponent in EXPONENTS:
         times = [
-            expected(spec, table.variant, topology, calibration, batch, exponent=exponent).ms
+            expected(
+                *(spec, table.variant, topology, calibration, batch),
+                exponent=exponent,
+                alike=alike[spec.name],
+            ).ms
             for spec, table in pairs
         ]
         zipf_ms[str(exponent)] = round(sum(times), 6)

@@ -24,7 +24,7 @@ from .sizes.storage import storage_of
 from .solver.solve import solve
 from .times.calibration import Calibration
 from .unfit import told
-from .weigh import weigh
+from .weigh import alike_tables, weigh
 
 Progress = Callable[[str, int, int], None]
 """Told what is done, how many of it, and of how many."""
@@ -88,9 +88,9 @@ def plan_from(
     names = [spec.name for spec in tables]
     if len(set(names)) != len(names):
         raise ConfigError(f"tables {', '.join(names)}: names must differ in a plan.")
-    choices = {}
+    choices, alike = {}, alike_tables(tables)
     for done, spec in enumerate(tables, start=1):
-        choices[spec.name] = weigh(spec, topology, calibration, settings)
+        choices[spec.name] = weigh(spec, topology, calibration, settings, alike[spec.name])
         if progress is not None:
             progress("tables weighed", done, len(names))
     digests = {s.name: stats_digest(s.stats) for s in tables if s.stats is not None}

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections import Counter
+from collections.abc import Sequence
+
 from ..core.units import format_count
 from .plan_inputs import Choice, PlanSettings
 from .problem.table_spec import TableSpec
@@ -15,9 +18,14 @@ from .times.time_model import Expected, expected, thrashes
 
 
 def weigh(
-    spec: TableSpec, topology: Topology, calibration: Calibration, settings: PlanSettings
+    spec: TableSpec,
+    topology: Topology,
+    calibration: Calibration,
+    settings: PlanSettings,
+    alike: int = 1,
 ) -> tuple[Choice, ...]:
-    """The options of one table; a cache that would thrash is refused, with the reason."""
+    """The options of one of so many alike tables; a cache that would thrash is refused, with the
+    reason."""
     ways = variants(
         settings.factors, device=topology.device, fixed=spec.load_factor, modes=spec.modes
     )
@@ -25,12 +33,29 @@ def weigh(
     found = []
     for variant in ways:
         storage = storage_of(spec, variant, topology, layout, load)
-        cost = expected(spec, variant, topology, calibration, settings.batch)
+        cost = expected(spec, variant, topology, calibration, settings.batch, alike=alike)
         refused = ""
         if not settings.thrashing:
             refused = _refusal(spec, variant, topology, settings.batch, cost)
         found.append(_choice(variant, storage, cost, refused))
     return tuple(found)
+
+
+def alike_tables(specs: Sequence[TableSpec]) -> dict[str, int]:
+    """By name: how many tables step together with it, itself among them, if kept in one mode.
+
+    >>> pair = [TableSpec(name=name, rows=9, dim=8) for name in "ab"]
+    >>> alike_tables([*pair, TableSpec(name="c", rows=9, dim=16)])
+    {'a': 2, 'b': 2, 'c': 1}
+    """
+    kinds = Counter(_kind(spec) for spec in specs)
+    return {spec.name: kinds[_kind(spec)] for spec in specs}
+
+
+def _kind(spec: TableSpec) -> tuple[object, ...]:
+    """Rows that one launch can serve are alike; a table that admits ids is asked for itself."""
+    alone = spec.name if spec.counter_rows else None
+    return spec.group, spec.dim, spec.dtype, spec.optimizer, alone
 
 
 def _choice(variant: Variant, storage: Storage, cost: Expected, refused: str) -> Choice:

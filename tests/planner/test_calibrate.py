@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,7 @@ from hedgerow.core.errors import ConfigError, FileDamagedError, FileMissingError
 from hedgerow.planner.times.calibrate import fit
 from hedgerow.planner.times.calibration import Calibration, Point, Residuals
 from hedgerow.planner.times.robust_fit import robust_fit
+from hedgerow.planner.times.step_time import Speeds, Step, step_ms
 from hedgerow.planner.times.time_parameters import (
     CPU,
     LinkCost,
@@ -110,6 +112,90 @@ def test_a_card_is_recovered_through_noise() -> None:
 def test_serial_tiers_are_found_too() -> None:
     true = TimeParameters(modes={"HYBRID": ModeCost(0.05, 2e-6)}, overlap=1.0)
     assert fit(_card_points(true, 0.0)).parameters.overlap == pytest.approx(1.0, abs=0.02)
+
+
+TRUE = {
+    "HBM_ONLY": ModeCost(0.25, 1e-6, table_ms=0.03, id_ms=3e-7, id_byte_ms=4e-10, ahead=6),
+    "CACHING": ModeCost(
+        *(0.6, 1.5e-6),
+        table_ms=0.06,
+        host_ms=1.4,
+        host_key_ms=5e-4,
+        host_bytes_per_ms=1e7,
+        ahead=1.5,
+    ),
+}
+
+
+def _together_points() -> list[Point]:
+    """Of two modes' own paths: one and ten tables, ids that repeat, shares on the host."""
+    random, found = np.random.default_rng(5), []
+    for mode, cost in TRUE.items():
+        shares = (0.0,) if mode == "HBM_ONLY" else SHARES
+        repeats = (1, 3) if mode == "HBM_ONLY" else (1,)
+        for dim, keys, tables in product((16, 128), KEYS, (1, 10)):
+            for far, repeat in product(shares, repeats):
+                size = 4.0 * dim
+                step = Step(keys, repeat * keys, 2 * size, size, size, far, tables)
+                ms = step_ms(step, cost, Speeds(2.5e9, 1.0, 1.0, 1.0))
+                found.append(
+                    Point(
+                        kind="step",
+                        mode=mode,
+                        keys=keys,
+                        ids=repeat * keys,
+                        read_bytes=2 * size,
+                        write_bytes=size,
+                        ms=ms * float(np.exp(0.03 * random.normal())),
+                        dim=dim,
+                        host_share=far,
+                        tables=tables,
+                    )
+                )
+    return found
+
+
+def test_modes_that_were_measured_with_several_tables_tell_more() -> None:
+    hits = Point(
+        kind="hits",
+        mode="HYBRID",
+        keys=9,
+        read_bytes=0.0,
+        write_bytes=0.0,
+        ms=1.0,
+        host_share=0.4,
+        factor=0.1,
+        hottest=0.7,
+    )
+    copies = [
+        Point(kind="copy", mode=way, keys=1, read_bytes=1e6, write_bytes=1e6, ms=ms)
+        for way, ms in (("h2d", 0.02), ("h2d", 0.04), ("d2h", 0.05))
+    ]
+    found = fit([*_together_points(), hits, *copies], "NVIDIA H200")
+    near, far = found.parameters.modes["HBM_ONLY"], found.parameters.modes["CACHING"]
+    assert near.launch_ms == pytest.approx(0.25, rel=0.1)
+    assert near.table_ms == pytest.approx(0.03, rel=0.1)
+    assert near.id_ms + 512 * near.id_byte_ms == pytest.approx(3e-7 + 512 * 4e-10, rel=0.2)
+    assert near.ahead > 3 > 2 > far.ahead
+    assert near.host_key_ms == 0 < far.host_key_ms
+    assert far.host_ms == pytest.approx(1.4, rel=0.15)
+    row = 1536 / (far.host_bytes_per_ms or 0)
+    assert far.host_key_ms + row == pytest.approx(5e-4 + 1536 / 1e7, rel=0.1)
+    assert found.residuals.p90 < 0.08
+    assert found.parameters.promotion == pytest.approx(0.5 / 0.6)
+    assert found.parameters.memories["host_read"] == 5e7
+    assert found.parameters.memories["host_write"] == 2e7
+    again = TimeParameters.from_dict(json.loads(json.dumps(found.parameters.to_dict())))
+    assert again == found.parameters
+
+
+def test_files_of_before_are_read() -> None:
+    old = {"modes": {"CPU": {"launch_ms": 0.5, "key_ms": 1e-4}}, "memories": {"ddr": 1e7}}
+    found = TimeParameters.from_dict({**old, "links": {}, "overlap": 64.0})
+    assert found.modes["CPU"] == ModeCost(0.5, 1e-4)
+    assert not found.modes["CPU"].together
+    assert found.promotion is None
+    assert found.to_dict()["modes"] == old["modes"]
 
 
 def test_links_are_fitted_beside() -> None:
@@ -224,5 +310,11 @@ def test_parameters_that_cannot_be_are_refused() -> None:
             LinkCost(*values)
     with pytest.raises(ConfigError):
         TimeParameters(modes={}, overlap=0.5)
+    for more in ({"table_ms": -1.0}, {"ahead": 0.5}, {"host_bytes_per_ms": 0.0}, {"id_ms": -1.0}):
+        with pytest.raises(ConfigError):
+            ModeCost(0.1, 0.1, **more)
+    for promotion in (-0.1, 1.1, float("nan")):
+        with pytest.raises(ConfigError, match="promotion"):
+            TimeParameters(modes={}, promotion=promotion)
     with pytest.raises(KeyError, match="HYBIRD"):
         TimeParameters(modes={"HYBIRD": ModeCost(0.1, 0.1)})

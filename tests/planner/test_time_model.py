@@ -7,6 +7,7 @@ import time
 import pytest
 
 from hedgerow.core.errors import ConfigError, DtypeError
+from hedgerow.planner.make_plan import plan
 from hedgerow.planner.problem.key_stats import KeyStats
 from hedgerow.planner.problem.table_spec import Feature, TableSpec
 from hedgerow.planner.problem.topology import Topology
@@ -59,6 +60,45 @@ def test_the_formula_by_hand() -> None:
     near = found.distinct * (1e-6 + 0.25 * (read + row) / 1e9)
     far = found.distinct * 0.75 * (read / 1e8 + row / 5e7)
     assert found.ms == pytest.approx(0.5 + near + far)
+
+
+def test_alike_tables_share_a_launch_where_that_was_measured() -> None:
+    cost = ModeCost(0.5, 1e-6, table_ms=0.1, id_ms=1e-6, id_byte_ms=1e-9)
+    costs = TimeParameters(modes={"HBM_ONLY": cost}, memories={"hbm": 1e9}, overlap=1.0)
+    known = Calibration(device="test", parameters=costs)
+    alone, ten = (expected(ITEM, HBM_ONLY, CARD, known, BATCH, alike=n) for n in (1, 10))
+    read, row = 512 + 1024, 1024
+    work = alone.distinct * (1e-6 + (read + row) / 1e9) + BATCH * (1e-6 + 512 * 1e-9)
+    assert alone.ms == pytest.approx(0.6 + work)
+    assert ten.ms == pytest.approx(0.05 + 0.1 + work)
+    before = [expected(ITEM, HBM_ONLY, CARD, _simple(), BATCH, alike=n).ms for n in (1, 10)]
+    assert before[0] == before[1]
+    idle = TableSpec(name="idle", rows=10, dim=4, features=[])
+    assert expected(idle, HBM_ONLY, CARD, known, 64, alike=10).ms == pytest.approx(0.15)
+
+
+def test_plans_count_a_launch_of_alike_tables_once() -> None:
+    cost = ModeCost(0.5, 0.0, table_ms=0.01)
+    costs = TimeParameters(modes=dict.fromkeys(Mode, cost), memories={"hbm": 1e12})
+    known = Calibration(device="test", parameters=costs)
+    tables = [TableSpec(name=f"t{k}", rows=100, dim=8) for k in range(4)]
+    tables.append(TableSpec(name="other", rows=100, dim=16))
+    pin = dict.fromkeys((table.name for table in tables), "HBM_ONLY")
+    found = plan(tables, CARD, known, batch=1, pin=pin)
+    assert found.solver.total_ms == pytest.approx(2 * 0.5 + 5 * 0.01, rel=1e-3)
+
+
+def test_promoted_rows_serve_more_than_a_split() -> None:
+    def hit(promotion: float | None, drift: float = 0.0) -> float:
+        costs = TimeParameters(modes={"HYBRID": ModeCost(0.5, 1e-6)}, promotion=promotion)
+        stats = KeyStats(sampled=300, head=(100, 50), tail=((1, 150),), drift=drift)
+        spec = TableSpec(name="item", rows=10_000, dim=8, stats=stats)
+        known = Calibration(device="test", parameters=costs)
+        return expected(spec, Variant(Mode.HYBRID, "0.1"), CARD, known, 64).hit_rate
+
+    assert hit(None) == hit(0.0) == 0.1 < hit(0.5) < hit(1.0)
+    assert hit(0.5) == pytest.approx((0.1 + hit(1.0)) / 2)
+    assert hit(1.0, drift=0.5) == pytest.approx((0.1 + hit(1.0)) / 2)
 
 
 def test_full_overlap_is_the_slower_tier_and_none_the_sum() -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -11,13 +11,29 @@ from numpy.typing import NDArray
 from ...core.errors import InputError
 from .calibration import Point, Residuals
 from .device_defaults import default_parameters
+from .fit_columns import Columns
 from .robust_fit import robust_fit
-from .time_parameters import CPU, FULL_OVERLAP, LinkCost, ModeCost, TimeParameters
+from .time_parameters import FULL_OVERLAP, LinkCost, TimeParameters
 
 Floats = NDArray[np.float64]
 _OVERLAPS = (1.2, 2.5, 10.0)  # where fits start; the best one counts
-_START = {"launch": 0.02, "key": 1e-5, "hbm": 1e9, "host_read": 2e7, "host_write": 2e7, "ddr": 1e7}
-_LEAST = {"launch": 1e-7, "key": 1e-9}  # of milliseconds: as good as nothing
+_START = {
+    "launch": 0.02,
+    "key": 1e-5,
+    "hbm": 1e9,
+    "host_read": 2e7,
+    "host_write": 2e7,
+    "ddr": 1e7,
+    "table": 0.02,
+    "id": 1e-6,
+    "id_byte": 1e-9,
+    "host": 0.1,
+    "host_key": 1e-4,
+    "host_speed": 1e7,
+}
+_MOST = 40.0  # of a logarithm: a speed of which the points tell nothing stays a number
+_LEAST = {"launch": 1e-7, "table": 1e-7, "key": 1e-9, "id": 1e-9, "id_byte": 1e-13}
+_LEAST |= {"host": 1e-7, "host_key": 1e-9}  # of milliseconds: as good as nothing
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,7 +66,11 @@ def fit(points: Sequence[Point], device_name: str = "cpu") -> Fit:
         links[name], times = _fit_link(exchanges)
         predicted, measured = [*predicted, *times], [*measured, *(p.ms for p in exchanges)]
     parameters = TimeParameters(
-        modes=costs.modes, memories=costs.memories, links=links, overlap=costs.overlap
+        modes=costs.modes,
+        memories={**_copies(points), **costs.memories},
+        links=links,
+        overlap=costs.overlap,
+        promotion=_promotion(points),
     )
     return Fit(parameters, residuals(predicted, measured))
 
@@ -66,13 +86,13 @@ def residuals(predicted: Sequence[float], measured: Sequence[float]) -> Residual
 
 
 def _fit_steps(steps: Sequence[Point]) -> tuple[TimeParameters, list[float]]:
-    columns = _Columns(steps)
+    columns = Columns(steps)
     best: tuple[float, Floats, tuple[str, ...]] | None = None
-    for overlap in _OVERLAPS if columns.two_tiers else (FULL_OVERLAP,):
+    for overlap in _OVERLAPS if columns.has_overlap else (FULL_OVERLAP,):
         names = columns.names()
         start = np.log([_start(name, overlap) for name in names])
         least = np.log([_LEAST.get(name.split(" ")[0], 1e-3) for name in names])
-        found = robust_fit(columns.errors(names), start, least)
+        found = robust_fit(columns.errors(names), start, least, _MOST)
         if best is None or found.loss < best[0]:
             best = found.loss, found.values, names
     if best is None:
@@ -82,78 +102,32 @@ def _fit_steps(steps: Sequence[Point]) -> tuple[TimeParameters, list[float]]:
 
 
 def _start(name: str, overlap: float) -> float:
-    return overlap - 1 if name == "overlap" else _START[name.split(" ")[0]]
+    kind = name.split(" ")[0]
+    return overlap - 1 if kind in ("overlap", "ahead") else _START[kind]
 
 
-class _Columns:
-    """Points of steps as columns, and the model's time of each."""
+def _copies(points: Sequence[Point]) -> dict[str, float]:
+    """Speeds of copies between host and device: no row of a mode that was not measured is faster.
 
-    def __init__(self, steps: Sequence[Point]) -> None:
-        self._modes = [point.mode for point in steps]
-        self._keys = np.array([point.keys for point in steps], np.float64)
-        self._read = np.array([point.read_bytes for point in steps], np.float64)
-        self._write = np.array([point.write_bytes for point in steps], np.float64)
-        self._far = np.array([point.host_share for point in steps], np.float64)
-        self._measured = np.array([point.ms for point in steps], np.float64)
-        self._cpu = np.array([mode == CPU for mode in self._modes])
-        self.two_tiers = bool((self._far > 0).any())
-
-    def names(self) -> tuple[str, ...]:
-        """Of the parameters that these points say something of."""
-        modes = dict.fromkeys(self._modes)
-        found = [f"{kind} {mode}" for mode in modes for kind in ("launch", "key")]
-        if self._cpu.any():
-            found.append("ddr")
-        if not self._cpu.all():
-            found.append("hbm")
-        if self.two_tiers:
-            found += ["host_read", "host_write", "overlap"]
-        return tuple(found)
-
-    def errors(self, names: tuple[str, ...]) -> Callable[[Floats], Floats]:
-        """ln(predicted / measured) of all points, as a function of the parameters' logarithms."""
-
-        def of(logs: Floats) -> Floats:
-            values = dict(zip(names, np.exp(logs).tolist(), strict=True))
-            return np.log(self.predicted(values) / self._measured)
-
-        return of
-
-    def predicted(self, values: dict[str, float]) -> Floats:
-        launch = np.array([values[f"launch {mode}"] for mode in self._modes])
-        key = np.array([values[f"key {mode}"] for mode in self._modes])
-        every = self._read + self._write
-        near = np.where(
-            self._cpu, every / values.get("ddr", 1.0), (1 - self._far) * every / _hbm(values)
-        )
-        near = self._keys * (key + near)
-        if not self.two_tiers:
-            return launch + near
-        far = self._read / values["host_read"] + self._write / values["host_write"]
-        far = self._keys * self._far * far
-        most, least = np.maximum(near, far), np.minimum(near, far)
-        overlap = _overlap(values)
-        return launch + most * (1 + (least / most) ** overlap) ** (1 / overlap)
-
-    def parameters(self, values: dict[str, float]) -> TimeParameters:
-        modes = dict.fromkeys(self._modes)
-        return TimeParameters(
-            modes={m: ModeCost(values[f"launch {m}"], values[f"key {m}"]) for m in modes},
-            memories={
-                name: values[name]
-                for name in ("hbm", "host_read", "host_write", "ddr")
-                if name in values
-            },
-            overlap=_overlap(values) if self.two_tiers else FULL_OVERLAP,
-        )
+    The steps of a mode that was measured have their own.
+    """
+    named = {"host_read": "h2d", "host_write": "d2h"}
+    found = {}
+    for name, direction in named.items():
+        speeds = [p.read_bytes / p.ms for p in points if (p.kind, p.mode) == ("copy", direction)]
+        if speeds:
+            found[name] = max(speeds)
+    return found
 
 
-def _hbm(values: dict[str, float]) -> float:
-    return values.get("hbm", 1.0)
-
-
-def _overlap(values: dict[str, float]) -> float:
-    return min(FULL_OVERLAP, 1 + values["overlap"])
+def _promotion(points: Sequence[Point]) -> float | None:
+    """How near HYBRID's fast rows came to the hottest: of what those serve more than a split."""
+    shares = [
+        (1 - p.host_share - p.factor) / (p.hottest - p.factor)
+        for p in points
+        if p.kind == "hits" and p.hottest > p.factor
+    ]
+    return min(1.0, max(0.0, float(np.median(shares)))) if shares else None
 
 
 def _fit_link(points: Sequence[Point]) -> tuple[LinkCost, list[float]]:

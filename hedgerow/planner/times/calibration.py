@@ -15,6 +15,7 @@ from .device_defaults import default_parameters
 from .time_parameters import TimeParameters
 
 FORMAT, VERSION = "hedgerow-calibration", 1
+KINDS = ("step", "link", "hits", "find", "lookup", "update", "copy")
 _POOR_FIT = 0.20  # relative error that one point in ten may exceed before plans are in doubt
 
 
@@ -22,8 +23,10 @@ _POOR_FIT = 0.20  # relative error that one point in ten may exceed before plans
 class Point:
     """One measurement: `keys` distinct keys, bytes read and written of each, and its time.
 
-    `kind` is "step" or "link", which are fitted, or what stands in the file only to be looked at:
-    "lookup", "update" or "copy". `mode` is a mode, a link or, of a copy, its direction.
+    `kind` is "step", "link" or "hits", which are fitted, or what stands in the file only to be
+    looked at: "find", "lookup", "update" or "copy". `mode` is a mode, a link or, of a copy, its
+    direction. Keys and ids are those of all `tables` of the step; `ids` counts equal ones too, 0 is
+    as many as keys. Of "hits", `hottest` is the share of keys that the hottest rows would serve.
     """
 
     kind: str
@@ -34,12 +37,18 @@ class Point:
     ms: float
     dim: int = 0
     host_share: float = 0.0  # of keys whose rows lie on the host
+    tables: int = 1
+    ids: int = 0
+    factor: float = 0.0  # share of the rows that the fast tier holds
+    hottest: float = 0.0
 
     def __post_init__(self) -> None:
-        checks.choice("Point", "kind", self.kind, ("step", "link", "lookup", "update", "copy"))
+        checks.choice("Point", "kind", self.kind, KINDS)
         checks.whole("Point", "keys", self.keys, least=1)
-        checks.whole("Point", "dim", self.dim, least=0)
-        for name in ("read_bytes", "write_bytes", "host_share"):
+        checks.whole("Point", "tables", self.tables, least=1)
+        for name in ("dim", "ids"):
+            checks.whole("Point", name, getattr(self, name), least=0)
+        for name in ("read_bytes", "write_bytes", "host_share", "factor", "hottest"):
             checks.setting("Point", name, getattr(self, name), least=0)
         checks.setting("Point", "ms", self.ms, above=0)
 
@@ -130,6 +139,26 @@ class Calibration:
                 f"time is extrapolated."
             )
         return found
+
+    def text(self) -> str:
+        """In lines: costs of modes, speeds, how well they fit, and what speaks against them.
+
+        >>> Calibration.default("cpu").text().splitlines()[1]
+        '  CPU: 0.0400 ms a step, 70.0 ns a distinct key'
+        """
+        costs, errors = self.parameters, self.residuals
+        lines = [f"{self.device}, {self.driver}"]
+        lines += [f"  {name}: {cost.text()}" for name, cost in costs.modes.items()]
+        lines += [f"  {name}: {speed / 1e6:.1f} GB/s" for name, speed in costs.memories.items()]
+        if costs.promotion is not None:
+            lines.append(f"  HYBRID: {costs.promotion:.0%} of what the hottest rows serve")
+        if errors is not None:
+            steps = sum(point.kind == "step" for point in self.points)
+            lines.append(
+                f"  off by {errors.median:.1%} (median), {errors.p90:.1%} (one in ten), "
+                f"{errors.worst:.1%} (worst) over {steps} measured steps"
+            )
+        return "\n".join([*lines, *(f"warning: {text}" for text in self.warnings())])
 
     def to_dict(self) -> dict[str, Any]:
         """Fit for JSON."""

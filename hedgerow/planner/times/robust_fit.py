@@ -22,8 +22,13 @@ class Found:
     loss: float
 
 
-def robust_fit(errors: Callable[[Floats], Floats], start: Floats, least: Floats) -> Found:
-    """Values, none below its `least`, from which `errors` are small.
+def robust_fit(
+    errors: Callable[[Floats], Floats],
+    start: Floats,
+    least: Floats,
+    most: float = float("inf"),
+) -> Found:
+    """Values, none below its `least` or above `most`, from which `errors` are small.
 
     >>> def errors(line: Floats) -> Floats:
     ...     return line[0] * np.arange(5.0) - np.array([0, 2, 4, 60, 8])
@@ -40,6 +45,7 @@ def robust_fit(errors: Callable[[Floats], Floats], start: Floats, least: Floats)
         pull = slopes.T @ (weight * now)
         damped = bend + damping * np.diag(np.maximum(np.diag(bend), 1e-12))
         tried = np.maximum(values - np.linalg.solve(damped, pull), least)
+        tried = np.minimum(tried, most)
         after = errors(tried)
         loss = _loss(after)
         if np.isfinite(loss) and loss < best:

@@ -15,7 +15,8 @@ from ..problem.variant import Mode, Variant
 from .calibration import Calibration
 from .hit_rate import Touched, touched
 from .key_model import EXPONENT, from_stats, zipf
-from .time_parameters import CPU, overlapped
+from .step_time import Speeds, Step, step_ms
+from .time_parameters import CPU
 
 _KEY_BYTES = 8
 _KEPT = 8192  # tables whose sums are kept between the variants of each
@@ -38,10 +39,13 @@ def expected(
     batch: int,
     *,
     exponent: float = EXPONENT,
+    alike: int = 1,
 ) -> Expected:
     """What a table kept in that way takes, with `batch` samples a step on every rank.
 
-    A table without sampled keys follows Zipf's law with that exponent.
+    A table without sampled keys follows Zipf's law with that exponent. Where the calibration knows
+    of steps of several tables, so many that are `alike` share one: the time is this one's part,
+    taken as if the others were of its size and kept as it is.
 
     >>> from ..problem.variant import HBM_ONLY, HOST_ONLY
     >>> item = TableSpec(name="item", rows=10**8, dim=64)
@@ -53,13 +57,14 @@ def expected(
     """
     step = _step(spec, topology, batch, exponent)
     if step is None:
-        return Expected(_idle_ms(variant, topology, calibration), 1.0, 0.0)
+        return Expected(_idle_ms(variant, topology, calibration, alike), 1.0, 0.0)
     distinct = step.distinct / topology.world
-    hits = _hit_rate(spec, variant, topology, step)
-    ms = _lookup_ms(spec, variant, topology, calibration, distinct, hits)
+    # An owner gets each key once from every rank that has it; one rank alone sends itself all ids.
+    ids = _ids(spec, batch) if topology.world == 1 else _source(spec, batch, exponent)
+    hits = _hit_rate(spec, variant, topology, step, calibration.parameters.promotion)
+    ms = _lookup_ms(spec, variant, topology, calibration, (distinct, ids, hits, alike))
     if topology.world > 1:
-        sent = _source(spec, batch, exponent)
-        ms += _exchange_ms(spec, topology, calibration, sent)
+        ms += _exchange_ms(spec, topology, calibration, ids)
     return Expected(ms, hits, distinct)
 
 
@@ -137,15 +142,20 @@ def _share(load_factor: str) -> float:
     return float(Fraction(load_factor))
 
 
-def _hit_rate(spec: TableSpec, variant: Variant, topology: Topology, step: Touched) -> float:
+def _hit_rate(
+    spec: TableSpec, variant: Variant, topology: Topology, step: Touched, promotion: float | None
+) -> float:
     if variant.mode == Mode.HBM_ONLY:
         return 1.0
     if variant.mode == Mode.HOST_ONLY or topology.device == "cpu":
         return 0.0
     share = _share(variant.load_factor)
-    if variant.mode == Mode.HYBRID:
-        return step.split_hit(share)
     kept = 1.0 if spec.stats is None else 1 - spec.stats.drift
+    if variant.mode == Mode.HYBRID:
+        split = step.split_hit(share)
+        if not promotion:
+            return split
+        return split + kept * promotion * (step.frequency_hit(share * spec.rows) - split)
     return kept * step.recency_hit(share * spec.rows)
 
 
@@ -154,20 +164,32 @@ def _lookup_ms(
     variant: Variant,
     topology: Topology,
     calibration: Calibration,
-    distinct: float,
-    hits: float,
+    uses: tuple[float, float, float, int],
 ) -> float:
+    """Of one table, from its distinct keys, ids, hits and the number of alike tables."""
     costs, links = calibration.parameters, topology.links
+    distinct, ids, hits, alike = uses
+    cpu = topology.device == "cpu"
+    cost = costs.mode(CPU if cpu else variant.mode)
+    many = alike if cost.together else 1
     write = row_bytes(spec)
-    read = spec.dim * spec.element_bytes + write  # forward, and again for the update
-    if topology.device == "cpu":
-        cost = costs.mode(CPU)
-        ddr = costs.memory("ddr", links)
-        return cost.launch_ms + distinct * (cost.key_ms + (read + write) / ddr)
-    cost = costs.mode(variant.mode)
-    near = distinct * (cost.key_ms + hits * (read + write) / costs.memory("hbm", links))
-    far_key = read / costs.memory("host_read", links) + write / costs.memory("host_write", links)
-    return cost.launch_ms + overlapped(near, distinct * (1 - hits) * far_key, costs.overlap)
+    values = float(spec.dim * spec.element_bytes)
+    step = Step(
+        keys=many * distinct,
+        ids=many * ids,
+        read=values + write,  # forward, and again for the update
+        write=write,
+        id_bytes=values,
+        far=0.0 if cpu else 1 - hits,
+        tables=float(many),
+    )
+    speeds = Speeds(
+        near=costs.memory("ddr" if cpu else "hbm", links),
+        host_read=costs.memory("host_read", links),
+        host_write=costs.memory("host_write", links),
+        overlap=costs.overlap,
+    )
+    return step_ms(step, cost, speeds) / many
 
 
 def _exchange_ms(
@@ -184,6 +206,6 @@ def _exchange_ms(
     return max(within, across)  # the two kinds of links work at the same time
 
 
-def _idle_ms(variant: Variant, topology: Topology, calibration: Calibration) -> float:
-    name = CPU if topology.device == "cpu" else variant.mode
-    return calibration.parameters.mode(name).launch_ms
+def _idle_ms(variant: Variant, topology: Topology, calibration: Calibration, alike: int) -> float:
+    cost = calibration.parameters.mode(CPU if topology.device == "cpu" else variant.mode)
+    return cost.launch_ms if cost.table_ms is None else cost.launch_ms / alike + cost.table_ms

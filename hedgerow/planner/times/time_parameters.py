@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field, fields
 from typing import Any
 
 from ...core import checks
@@ -23,14 +23,60 @@ _LINK_MS = 0.02  # an all-to-all of nothing between cards of a machine
 
 @dataclass(frozen=True, slots=True)
 class ModeCost:
-    """What a step costs whatever is read, and what finding one distinct key costs."""
+    """What a step costs whatever is read, and what finding one distinct key costs.
+
+    All else is known only where the real path of a mode was measured. Tables that are alike step
+    together: `launch_ms` is then of the step of all of them, and `table_ms` of each. `id_ms` and
+    `id_byte_ms` are of every id, equal ones too, and of every byte of its vector: it is written for
+    the model and its gradient read. Keys whose rows lie on the host cost `host_ms` if there are
+    any, `host_key_ms` each, and their bytes at `host_bytes_per_ms`. `ahead` is 1 if the device
+    waits while the host launches, and large if the longer of the two counts.
+    """
 
     launch_ms: float
     key_ms: float
+    table_ms: float | None = None
+    id_ms: float = 0.0
+    id_byte_ms: float = 0.0
+    host_ms: float = 0.0
+    host_key_ms: float = 0.0
+    host_bytes_per_ms: float | None = None
+    ahead: float = 1.0
 
     def __post_init__(self) -> None:
-        checks.setting("ModeCost", "launch_ms", self.launch_ms, least=0)
-        checks.setting("ModeCost", "key_ms", self.key_ms, least=0)
+        for name in ("launch_ms", "key_ms", "id_ms", "id_byte_ms", "host_ms", "host_key_ms"):
+            checks.setting("ModeCost", name, getattr(self, name), least=0)
+        if self.table_ms is not None:
+            checks.setting("ModeCost", "table_ms", self.table_ms, least=0)
+        if self.host_bytes_per_ms is not None:
+            checks.setting("ModeCost", "host_bytes_per_ms", self.host_bytes_per_ms, above=0)
+        checks.setting("ModeCost", "ahead", self.ahead, least=1)
+
+    @property
+    def together(self) -> bool:
+        """Whether steps of several tables were measured: alike ones share a launch."""
+        return self.table_ms is not None
+
+    def text(self) -> str:
+        """In words.
+
+        >>> ModeCost(0.5, 1e-6, host_key_ms=1e-4).text()
+        '0.5000 ms a step, 1.0 ns a distinct key, 100.0 more on the host'
+        """
+        words = [f"{self.launch_ms:.4f} ms a step"]
+        if self.table_ms is not None:
+            words.append(f"{self.table_ms:.4f} ms a table")
+        words.append(f"{1e6 * self.key_ms:.1f} ns a distinct key")
+        if self.id_ms:
+            words.append(f"{1e6 * self.id_ms:.1f} ns an id")
+        if self.host_key_ms:
+            words.append(f"{1e6 * self.host_key_ms:.1f} more on the host")
+        return ", ".join(words)
+
+    def to_dict(self) -> dict[str, float]:
+        """Fit for JSON: what says something."""
+        usual = {f.name: f.default for f in fields(self)}
+        return {name: value for name, value in asdict(self).items() if value != usual[name]}
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,6 +101,8 @@ class TimeParameters:
 
     `overlap` is 1 if the two tiers of a table are read one after the other, and large if they are
     read at the same time. Memories and links that are not given are those of the topology.
+    `promotion` says how near the fast rows of HYBRID come to the hottest ones: 0 is a split by a
+    hash, 1 the hottest; None was not measured, and counts as a split.
 
     >>> costs = TimeParameters(modes={"CPU": ModeCost(0.01, 1e-4)}, memories={"ddr": 1e7})
     >>> TimeParameters.from_dict(costs.to_dict()) == costs
@@ -65,8 +113,13 @@ class TimeParameters:
     memories: Mapping[str, float] = field(default_factory=dict)
     links: Mapping[str, LinkCost] = field(default_factory=dict)
     overlap: float = FULL_OVERLAP
+    promotion: float | None = None
 
     def __post_init__(self) -> None:
+        if self.promotion is not None and not 0 <= self.promotion <= 1:
+            raise ConfigError(
+                f"TimeParameters.promotion is {self.promotion!r}; give a share from 0 to 1."
+            )
         for name, known in (("modes", MODES), ("memories", MEMORIES), ("links", LINKS)):
             values = getattr(self, name)
             if not isinstance(values, Mapping):
@@ -103,16 +156,14 @@ class TimeParameters:
     def to_dict(self) -> dict[str, Any]:
         """Fit for JSON."""
         return {
-            "modes": {
-                name: {"launch_ms": cost.launch_ms, "key_ms": cost.key_ms}
-                for name, cost in self.modes.items()
-            },
+            "modes": {name: cost.to_dict() for name, cost in self.modes.items()},
             "memories": dict(self.memories),
             "links": {
                 name: {"latency_ms": cost.latency_ms, "bytes_per_ms": cost.bytes_per_ms}
                 for name, cost in self.links.items()
             },
             "overlap": self.overlap,
+            **({} if self.promotion is None else {"promotion": self.promotion}),
         }
 
     @classmethod
@@ -124,6 +175,7 @@ class TimeParameters:
                 memories=values["memories"],
                 links={name: LinkCost(**cost) for name, cost in values["links"].items()},
                 overlap=values["overlap"],
+                promotion=values.get("promotion"),
             )
         except (KeyError, TypeError, AttributeError) as error:
             raise ConfigError(

@@ -1,0 +1,343 @@
+"""Measures what a GPU takes for steps of our tables in every mode, and for copies."""
+
+from __future__ import annotations
+
+import gc
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from statistics import median
+
+import torch
+
+from ..core.errors import ConfigError, InputError
+from ..core.units import format_bytes
+from ..planner.times.calibration import Point
+from ..planner.times.hit_rate import touched
+from ..planner.times.key_model import EXPONENT, zipf
+from ..tables.store import TableKeys
+from .calibrate_stores import Filled, Sweep
+from .gpu_tiers import Batches, Work, _in_tiers
+from .progress import Progress
+from .room import free_bytes
+
+DIMS = (16, 32, 64, 128, 256)
+SHARES = (0.0, 0.01, 0.05, 0.1, 0.25, 0.5, 0.75, 1.0)
+_MOST_ROUNDS = 10
+_POINTS = 600  # about so many share the time
+_LONGEST = 5.0  # a round may take so many times the share of a point, or is left out
+_MOSTLY_NEAR = 0.5  # ids that repeat are of rows that are used much, which lie in HBM
+_NEEDS_BYTES = {"HBM": 12 * 2**30, "host memory": 6 * 2**30}
+
+
+def _stream() -> Work:
+    """Keys of a power law for a hybrid: a tenth of the tables that `gpu_tiers` has."""
+    return Work(tables=1, rows=400_000, keys=10_485, steps=64, warm_up=384)
+
+
+@dataclass(frozen=True, slots=True)
+class Size:
+    """How much is measured: of a whole sweep, or of a check of the tool."""
+
+    sweeps: tuple[Sweep, ...]
+    rows: int = 1 << 22  # of a table in HBM; in host memory half
+    table_bytes: int = 1 << 31  # likewise, of all tables of a sweep
+    hybrid_rows: int = 1 << 19  # in HBM: a hybrid takes many steps to promote more
+    cache_rows: int = 1 << 20
+    copies: tuple[int, ...] = (1 << 20, 1 << 24, 1 << 28)
+    stream: Work = field(default_factory=_stream)
+    warm_ups: int = 3
+    steps: int = 16  # of a round: a hybrid looks for hot rows every 16th, a cache makes way then
+    tries: int = 64  # steps in which a hybrid's rows may come to its fast tier
+
+    @staticmethod
+    def whole() -> Size:
+        """What a calibration needs."""
+        return Size((*_in_hbm(), *_on_host(), *_tiers("HYBRID"), *_tiers("CACHING")))
+
+    @staticmethod
+    def quick() -> Size:
+        """A check of the tool: up to two tables, and few keys."""
+        modes = (("HBM_ONLY", 1.0), ("HOST_ONLY", 1.0), ("HYBRID", 0.5), ("CACHING", 0.5))
+        sweeps = [
+            Sweep(
+                mode=mode,
+                dim=4,
+                keys=(16, 32) if tables == 1 else (16,),
+                tables=tables,
+                factor=factor,
+                shares=(0.0, 0.5) if factor < 1 else (0.0,),
+                repeats=(1,) if tables == 1 else (2,),
+            )
+            for mode, factor in modes
+            for tables in (1, 2)
+        ]
+        stream = Work(tables=1, rows=64, dim=4, keys=16, steps=1, warm_up=1)
+        return Size(
+            *(tuple(sweeps), 1024, 1 << 20, 256, 512, (1 << 10,), stream),
+            warm_ups=1,
+            steps=2,
+            tries=0,
+        )
+
+    def rows_of(self, sweep: Sweep) -> int:
+        """Of each table of a sweep."""
+        near = sweep.mode == "HBM_ONLY"
+        rows = min(self.rows, self.table_bytes // (4 * sweep.dim)) // (1 if near else 2)
+        most = {"HYBRID": self.hybrid_rows, "CACHING": self.cache_rows}.get(sweep.mode)
+        if most is not None:
+            rows = min(rows, int(most / sweep.factor))
+        return rows // sweep.tables
+
+
+def _powers(first: int, last: int, by: int = 1) -> tuple[int, ...]:
+    return tuple(2**power for power in range(first, last + 1, by))
+
+
+def _in_hbm() -> Iterator[Sweep]:
+    for dim in DIMS:
+        repeats = (1, 3) if dim in (16, 128) else (1,)
+        yield Sweep(mode="HBM_ONLY", dim=dim, keys=_powers(12, 20), repeats=repeats)
+    for dim in (16, 128):
+        keys = _powers(12, 20, 2)
+        yield Sweep(mode="HBM_ONLY", dim=dim, keys=keys, adagrad=True)
+        yield Sweep(mode="HBM_ONLY", dim=dim, keys=keys, tables=10, repeats=(1, 3))
+
+
+def _on_host() -> Iterator[Sweep]:
+    for dim in (16, 128, 256):
+        yield Sweep(mode="HOST_ONLY", dim=dim, keys=_powers(12, 18, 2), repeats=(1, 3))
+    yield Sweep(mode="HOST_ONLY", dim=128, keys=_powers(14, 18, 2), tables=10, repeats=(1, 3))
+
+
+def _tiers(mode: str) -> Iterator[Sweep]:
+    keys = (2**12, 2**14, 2**16, 2**17)
+    for dim, factor in ((16, 0.5), (128, 0.1), (128, 0.8), (256, 0.5)):
+        yield Sweep(mode=mode, dim=dim, keys=keys, factor=factor, shares=SHARES)
+    keys = (2**14, 2**16, 2**18)
+    yield Sweep(mode=mode, dim=128, keys=keys, tables=10, factor=0.5, shares=SHARES, repeats=(1, 3))
+
+
+def card(device: str) -> torch.device:
+    """The device of that name, if it is there and has room."""
+    where = torch.device(device)
+    if where.type == "cpu":  # kernels are interpreted: to test the tool
+        return where
+    if not torch.cuda.is_available():
+        raise ConfigError(
+            f"device is {device!r}, and torch sees no GPU here; use device='cpu', or calibrate on "
+            f"the machine that will train."
+        )
+    if where.index is not None and where.index >= torch.cuda.device_count():
+        raise ConfigError(
+            f"device is {device!r}; the last of this machine is "
+            f"cuda:{torch.cuda.device_count() - 1}."
+        )
+    where = torch.device("cuda", where.index or 0)
+    rooms = {"HBM": torch.cuda.mem_get_info(where)[0], "host memory": free_bytes()}
+    for name, room in rooms.items():
+        if room is not None and room < _NEEDS_BYTES[name]:
+            raise InputError(
+                f"{format_bytes(room)} of {name} are free; to calibrate {device!r} needs "
+                f"{format_bytes(_NEEDS_BYTES[name])}: end other programs first."
+            )
+    return where
+
+
+def points_of(
+    device: torch.device, seconds: float, progress: Progress, size: Size | None = None
+) -> Iterator[Point]:
+    """All points, in about so many seconds beside what compiling kernels takes."""
+    size = size or Size.whole()
+    total = len(size.sweeps) + 2
+    progress("copies", 0, total)
+    yield from _copies(device, size)
+    for done, sweep in enumerate(size.sweeps, start=1):
+        progress(sweep.name, done, total)
+        yield from _swept(sweep, size, device, seconds / _POINTS)
+        _free(device)
+    progress("HYBRID, rows that are hot", total - 1, total)
+    yield _hits(device, size)
+    _free(device)
+    progress("done", total, total)
+
+
+def _swept(sweep: Sweep, size: Size, device: torch.device, seconds: float) -> Iterator[Point]:
+    filled = Filled(sweep, size.rows_of(sweep), device, size.tries)
+    for keys in sweep.keys:
+        for far in sweep.shares if filled.fits(keys) else ():
+            for repeat in sweep.repeats if far <= _MOSTLY_NEAR else (1,):
+                yield from _step_points(filled, (keys, far, repeat), size, seconds)
+        if sweep.mode == "HBM_ONLY" and sweep.tables == 1 and filled.fits(keys):
+            yield from _parts(filled, keys, size, seconds)
+
+
+class _Clock:
+    """Times rounds: where the host takes no part by the device's own events, else by the wall.
+
+    Both see steps that follow one another, as training has them: a device that waits for its host
+    to launch is measured so. Events leave out how long the host takes to notice the end. Where the
+    host reads and writes rows itself, a step ends when the host says so, and only the wall tells.
+    """
+
+    def __init__(self, device: torch.device, events: bool) -> None:
+        self._device = device
+        self._events = events and device.type == "cuda"
+
+    def ms(self, work: Callable[[], object]) -> float:
+        """Of this work, from an idle device to an idle device."""
+        self._wait()
+        begun = time.perf_counter()
+        if not self._events:
+            work()
+            self._wait()
+            return 1e3 * (time.perf_counter() - begun)
+        first, last = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+        first.record()
+        work()
+        last.record()
+        self._wait()
+        return first.elapsed_time(last)
+
+    def _wait(self) -> None:
+        if self._device.type == "cuda":
+            torch.cuda.synchronize(self._device)
+
+
+def _step_points(
+    filled: Filled, what: tuple[int, float, int], size: Size, seconds: float
+) -> Iterator[Point]:
+    """One point, if there is time for it."""
+    sweep, (keys, far, repeat) = filled.sweep, what
+    clock = _Clock(filled.device, events=sweep.mode == "HBM_ONLY")
+    ready = [filled.batch(keys, far, repeat) for _ in range(size.warm_ups)]
+    grads = filled.grads(ready[0])
+    once = min(clock.ms(lambda b=batch: filled.step(b, grads)) for batch in ready)
+    count = size.steps
+    if count * once > 1e3 * _LONGEST * seconds:
+        count = max(1, count // 4)  # of many keys: what comes now and then is a small part of it
+        if count * once > 1e3 * _LONGEST * seconds and keys > sweep.keys[0]:
+            return
+    rounds = min(_MOST_ROUNDS, max(1, int(1e3 * seconds / (count * once))))
+    before = filled.far_keys() if sweep.tiered else 0
+    spent = []
+    for _ in range(rounds):
+        ready = [filled.batch(keys, far, repeat) for _ in range(count)]
+
+        def steps(batches: list[TableKeys] = ready) -> None:
+            for batch in batches:
+                filled.step(batch, grads)
+
+        spent.append(clock.ms(steps) / count)
+    share = float(sweep.mode == "HOST_ONLY")
+    if sweep.tiered:  # as it came out: rows move by themselves
+        share = (filled.far_keys() - before) / (rounds * count * keys)
+    yield _point(filled, "step", keys, median(spent), min(1.0, share), len(ready[0].ids))
+
+
+def _parts(filled: Filled, keys: int, size: Size, seconds: float) -> Iterator[Point]:
+    """What a step in HBM is made of: where rows are, rows, and the update with its own search."""
+    store, clock = filled.store, _Clock(filled.device, events=True)
+    grads = filled.grads(filled.batch(keys, 0.0, 1))
+    calls: dict[str, Callable[[TableKeys], object]] = {
+        "find": store.find,  # pyright: ignore[reportAttributeAccessIssue, reportUnknownMemberType]
+        "lookup": store.lookup,
+        "update": lambda batch: store.apply_gradients(batch, grads),
+    }
+    for kind, call in calls.items():
+        spent = []
+        begun = time.perf_counter()
+        for place in range(size.warm_ups + _MOST_ROUNDS):
+            batch = filled.batch(keys, 0.0, 1)
+            took = clock.ms(lambda c=call, b=batch: c(b))
+            if place == size.warm_ups - 1:
+                begun = time.perf_counter()
+            if place >= size.warm_ups:
+                spent.append(took)
+            if spent and time.perf_counter() - begun > _LONGEST * seconds:
+                break
+        yield _point(filled, kind, keys, median(spent), 0.0, keys)
+
+
+def _point(filled: Filled, kind: str, keys: int, ms: float, far: float, ids: int) -> Point:
+    sweep = filled.sweep
+    values = 4.0 * sweep.dim
+    row = 2 * values if sweep.adagrad else values
+    reads = {"find": 0.0, "lookup": values, "update": row, "step": values + row}
+    return Point(
+        kind=kind,
+        mode=sweep.mode,
+        keys=keys // sweep.tables * sweep.tables,
+        read_bytes=reads[kind],
+        write_bytes=row if kind in ("update", "step") else 0.0,
+        ms=ms,
+        dim=sweep.dim,
+        host_share=far,
+        tables=sweep.tables,
+        ids=ids,
+        factor=sweep.factor if sweep.tiered else 0.0,
+    )
+
+
+def _hits(device: torch.device, size: Size) -> Point:
+    """How many keys of a power law a hybrid's fast rows serve, after some hundred steps."""
+    work, share = size.stream, 0.1
+    batches = Batches(work, device)
+    batches.start()
+    store = _in_tiers(batches, "HYBRID", share)
+    clock, missed, keys, spent = _Clock(device, events=False), 0, 0, []
+    for place in range(work.warm_up + work.steps):
+        # Each key once, as the model counts them: uses of a hybrid are counted so, too.
+        ids = torch.unique(batches.next().ids)
+        batch = TableKeys(ids, (0, len(ids)))
+        grads = batches.grads[: len(ids) * work.dim]
+        before = store.tables[0].stats()["slow_hits"] if place == work.warm_up else 0.0
+        missed -= int(before)
+
+        def step(keys: TableKeys = batch, grads: torch.Tensor = grads) -> None:
+            store.apply_gradients(store.lookup(keys, missing="training"), grads)
+
+        took = clock.ms(step)
+        if place >= work.warm_up:
+            keys += len(ids)
+            spent.append(took)
+    missed += int(store.tables[0].stats()["slow_hits"])
+    known = touched(zipf(work.rows, EXPONENT), work.keys)
+    return Point(
+        kind="hits",
+        mode="HYBRID",
+        keys=max(1, keys // work.steps),
+        ids=work.keys,
+        read_bytes=8.0 * work.dim,
+        write_bytes=4.0 * work.dim,
+        ms=median(spent),
+        dim=work.dim,
+        host_share=missed / keys,
+        factor=share,
+        hottest=known.frequency_hit(share * work.rows),
+    )
+
+
+def _copies(device: torch.device, size: Size) -> Iterator[Point]:
+    """Between pinned memory and the device: what no row that lies on the host can beat."""
+    clock = _Clock(device, events=True)
+    for count in size.copies:
+        here = torch.ones(count // 4, pin_memory=device.type == "cuda")
+        there = torch.ones(count // 4, device=device)
+        ways = {"h2d": (there, here), "d2h": (here, there)}
+        for name, (target, source) in ways.items():
+            spent = [
+                clock.ms(lambda t=target, s=source: t.copy_(s, non_blocking=True))
+                for _ in range(size.warm_ups + _MOST_ROUNDS)
+            ]
+            bytes_ = float(count)
+            ms = median(spent[size.warm_ups :])
+            yield Point(
+                kind="copy", mode=name, keys=1, read_bytes=bytes_, write_bytes=bytes_, ms=ms
+            )
+
+
+def _free(device: torch.device) -> None:
+    gc.collect()
+    if device.type == "cuda":
+        torch.cuda.empty_cache()

@@ -1,0 +1,187 @@
+"""Filled tables of every mode on a device, and steps whose keys lie where a measurement wants."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from ..core.hashing import mix64
+from ..tables.config import Segment, TableConfig
+from ..tables.initializers import Zeros
+from ..tables.multi.device_tables import DeviceTables
+from ..tables.optimizers import Adagrad, Sgd
+from ..tables.store import TableKeys
+from ..tiers.build import Tiers
+from ..tiers.device_build import device_tier_tables
+from ..tiers.tier_tables import TierTables
+from .gpu_tiers import _fill
+
+_CHUNK = 1 << 16  # rows of a table that come to a cache at once
+_PARTS = 16  # of a hybrid's fast rows: as many as come at once
+_ROTATED = 0.25  # up to this share of misses all hot rows of a cache stay, however long unused
+_BUSY_STEPS = 4  # steps after which a hot row is used again where there are more misses
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Sweep:
+    """One set of tables, and what is measured on it: all sizes with all shares and repeats."""
+
+    mode: str
+    dim: int
+    keys: tuple[int, ...]  # distinct ones of a step, of all tables
+    tables: int = 1
+    factor: float = 1.0  # share of the rows that the fast tier has room for
+    adagrad: bool = False
+    shares: tuple[float, ...] = (0.0,)  # of keys whose rows lie on the host
+    repeats: tuple[int, ...] = (1,)  # ids of each key
+
+    @property
+    def tiered(self) -> bool:
+        """Whether there are two tiers."""
+        return self.mode in ("HYBRID", "CACHING")
+
+    @property
+    def name(self) -> str:
+        """For people."""
+        more = f", {self.tables} tables" if self.tables > 1 else ""
+        return f"{self.mode}, dim {self.dim}" + (f" at {self.factor}" * self.tiered) + more
+
+    def configs(self) -> dict[str, TableConfig]:
+        """Of its tables, in their order."""
+        rule = Adagrad(lr=0.01) if self.adagrad else Sgd(lr=0.01)
+        names = [f"t{k:02d}" for k in range(self.tables)]
+        return {name: TableConfig(name, (Segment(self.dim, Zeros(), rule),)) for name in names}
+
+
+class Filled:
+    """Tables of a sweep with all their rows, and batches of chosen keys; single-owner.
+
+    The first `hot` rows of each table are in the fast tier, if there are two, and stay there. All
+    others take turns: a row comes again after all others, so that a cache has lost it by then.
+    """
+
+    def __init__(self, sweep: Sweep, rows: int, device: torch.device, tries: int) -> None:
+        self.sweep, self.device = sweep, device
+        self.rows, self._tries = rows, tries  # steps for rows of a hybrid to come
+        self.fast = max(1, int(sweep.factor * rows)) if sweep.tiered else rows
+        self.hot = self.fast // 2 if sweep.mode == "CACHING" else self.fast
+        self._ids = [_ids(k, rows).to(device) for k in range(sweep.tables)]
+        self._hot_next, self._cold_next = 0, 0
+        self._random = torch.Generator(device).manual_seed(7)
+        self.store: DeviceTables | TierTables = self._in_tiers() if sweep.tiered else self._in_one()
+
+    def fits(self, keys: int) -> bool:
+        """Whether steps of so many keys find what they need: hot rows that stay, cold ones."""
+        most = self.fast // 6 if self.sweep.mode == "CACHING" else self.hot // 2
+        if self.sweep.mode == "HYBRID":
+            most = min(most, (self.rows - self.hot) // 2)
+        return self.sweep.tables <= keys <= most * self.sweep.tables
+
+    def batch(self, keys: int, far: float, repeat: int) -> TableKeys:
+        """So many distinct keys, that share of them cold; ids that repeat are of hot ones."""
+        each = keys // self.sweep.tables
+        cold = round(far * each) if self.sweep.tiered else 0
+        hot, rest = self._hot(each - cold, far), self._cold(cold)
+        rows = torch.cat([hot, rest])
+        often = hot if len(hot) else rest
+        # As of a power law: few keys have most of the ids.
+        drawn = torch.rand((repeat - 1) * each, generator=self._random, device=self.device)
+        rows = torch.cat([rows, often[(len(often) ** drawn).long() - 1]])
+        rows = rows[torch.randperm(len(rows), generator=self._random, device=self.device)]
+        ids = torch.cat([ids[rows] for ids in self._ids])
+        return TableKeys(ids, tuple(len(rows) * k for k in range(self.sweep.tables + 1)))
+
+    def step(self, keys: TableKeys, grads: Tensor) -> None:
+        """What training does: a lookup and an update."""
+        found = self.store.lookup(keys, missing="training")
+        self.store.apply_gradients(found, grads)
+
+    def grads(self, keys: TableKeys) -> Tensor:
+        """For a batch of this size."""
+        return torch.full((len(keys.ids) * self.sweep.dim,), 1e-3, device=self.device)
+
+    def far_keys(self) -> int:
+        """Keys whose rows were on the host, of all steps until now."""
+        name = {"HYBRID": "slow_hits", "CACHING": "fetches"}[self.sweep.mode]
+        return sum(int(table.stats()[name]) for table in self.store.tables)
+
+    # ---- rows
+
+    def _in_one(self) -> DeviceTables:
+        configs = self.sweep.configs()
+        if self.sweep.mode == "HOST_ONLY":
+            store = DeviceTables(configs, device=self.device, on_host=list(configs))
+            self._fill_hosts(list(store.tables))
+            return store
+        room = dict.fromkeys(configs, self.rows)
+        store = DeviceTables(configs, device=self.device, capacity_rows=room)
+        for keys in self._chunks(0, self.rows, max(1, (1 << 20) // self.sweep.tables)):
+            store.apply_gradients(keys, 0 * self.grads(keys))
+        return store
+
+    def _in_tiers(self) -> TierTables:
+        # A cache is at most four fifths full, as the planner has it.
+        tiers = Tiers(
+            mode=self.sweep.mode,
+            fast_rows=self.fast,
+            slots=max(64, int(self.fast / 0.8)),
+            allow_small=True,
+        )
+        made = [(config, tiers) for config in self.sweep.configs().values()]
+        tables, groups = device_tier_tables(made, self.device)
+        self._fill_hosts([table.slow for table in tables])
+        self.store = TierTables(tables, device=self.device, together=groups)
+        if self.sweep.mode == "CACHING":
+            for keys in self._chunks(0, self.fast, max(1, _CHUNK // self.sweep.tables)):
+                self.step(keys, self.grads(keys))
+            self._cold_next = self.fast - self.hot
+        else:
+            self._promote(self.store)
+        return self.store
+
+    def _promote(self, store: TierTables) -> None:
+        """Uses parts of the hot rows until they are in the fast tier."""
+        for keys in self._chunks(0, self.fast, -(-self.fast // _PARTS)):
+            grads, before = self.grads(keys), _fast_rows(store)
+            for _ in range(self._tries):
+                self.step(keys, grads)
+                if _fast_rows(store) - before >= 0.99 * len(keys.ids):
+                    break
+
+    def _fill_hosts(self, tables: list[object]) -> None:
+        for table, ids in zip(tables, self._ids, strict=True):
+            _fill(table, ids, self.sweep.dim)  # pyright: ignore[reportArgumentType]
+
+    def _chunks(self, start: int, stop: int, size: int) -> Iterator[TableKeys]:
+        for at in range(start, stop, size):
+            parts = [ids[at : min(stop, at + size)] for ids in self._ids]
+            splits = tuple(len(parts[0]) * k for k in range(len(parts) + 1))
+            yield TableKeys(torch.cat(parts), splits)
+
+    # ---- whose turn it is
+
+    def _hot(self, count: int, far: float) -> Tensor:
+        turn = self.hot
+        if self.sweep.mode == "CACHING" and far > _ROTATED:
+            turn = min(turn, _BUSY_STEPS * count)
+        found = (self._hot_next + torch.arange(count, device=self.device)) % max(1, turn)
+        self._hot_next += count
+        return found
+
+    def _cold(self, count: int) -> Tensor:
+        turn = self._cold_next + torch.arange(count, device=self.device)
+        self._cold_next += count
+        return self.hot + turn % max(1, self.rows - self.hot)
+
+
+def _ids(k: int, rows: int) -> Tensor:
+    """Random ids of a table; neighbours of a batch lie apart in memory."""
+    order = torch.randperm(rows, generator=torch.Generator().manual_seed(k))
+    return mix64(order + k * rows)
+
+
+def _fast_rows(store: TierTables) -> int:
+    return sum(table.fast.size() for table in store.tables)  # pyright: ignore

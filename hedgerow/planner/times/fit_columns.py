@@ -1,0 +1,129 @@
+"""Measured steps as columns, with the parameters that they say something of."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+from .calibration import Point
+from .step_time import Speeds, Step, steps_ms
+from .time_parameters import CPU, FULL_OVERLAP, ModeCost, TimeParameters
+
+Floats = NDArray[np.float64]
+_FLOAT_BYTES = 4.0
+
+
+class _Mode:
+    """Steps of one mode."""
+
+    def __init__(self, name: str, steps: Sequence[Point]) -> None:
+        self.name = name
+        self.steps = Step(
+            keys=_column(p.keys for p in steps),
+            ids=_column(p.ids or p.keys for p in steps),
+            read=_column(p.read_bytes for p in steps),
+            write=_column(p.write_bytes for p in steps),
+            id_bytes=_column(_FLOAT_BYTES * p.dim for p in steps),
+            far=_column(p.host_share for p in steps),
+            tables=_column(p.tables for p in steps),
+        )
+        # Steps of several tables are of a mode's own path, of which more can be told.
+        self.together = bool((self.steps.tables > 1).any())
+        self.repeats = bool((self.steps.ids > self.steps.keys).any())
+        self.two_tiers = bool((self.steps.far > 0).any())
+        self.one_share = bool((self.steps.far == self.steps.far[0]).all())
+
+    def kinds(self) -> list[str]:
+        """Of its parameters."""
+        found = ["launch", "key"]
+        if self.together:
+            found += ["table", "ahead"]
+        if self.repeats:
+            found += ["id", "id_byte"]
+        if self.together and self.two_tiers:
+            found += ["host_speed"] if self.one_share else ["host_speed", "host_key", "host"]
+        return found
+
+    def cost(self, values: dict[str, float]) -> ModeCost:
+        def of(kind: str, usual: float = 0.0) -> float:
+            return values.get(f"{kind} {self.name}", usual)
+
+        return ModeCost(
+            launch_ms=of("launch"),
+            key_ms=of("key"),
+            table_ms=of("table") if self.together else None,
+            id_ms=of("id"),
+            id_byte_ms=of("id_byte"),
+            host_ms=of("host"),
+            host_key_ms=of("host_key"),
+            host_bytes_per_ms=values.get(f"host_speed {self.name}"),
+            ahead=min(FULL_OVERLAP, 1 + of("ahead")),
+        )
+
+
+class Columns:
+    """Points of steps by mode, and the model's time of each."""
+
+    def __init__(self, steps: Sequence[Point]) -> None:
+        self._modes: list[_Mode] = []
+        self._at: list[NDArray[np.int64]] = []
+        for name in dict.fromkeys(point.mode for point in steps):
+            at = [place for place, point in enumerate(steps) if point.mode == name]
+            self._modes.append(_Mode(name, [steps[place] for place in at]))
+            self._at.append(np.array(at, np.int64))
+        self._measured = _column(point.ms for point in steps)
+        self._plain_tiers = any(m.two_tiers and not m.together for m in self._modes)
+        self.has_overlap = any(mode.two_tiers for mode in self._modes)
+
+    def names(self) -> tuple[str, ...]:
+        """Of the parameters that these points say something of."""
+        found = [f"{kind} {mode.name}" for mode in self._modes for kind in mode.kinds()]
+        names = {mode.name for mode in self._modes}
+        found += ["ddr"] if CPU in names else []
+        found += ["hbm"] if names - {CPU} else []
+        found += ["host_read", "host_write"] if self._plain_tiers else []
+        return (*found, *(["overlap"] if self.has_overlap else []))
+
+    def errors(self, names: tuple[str, ...]) -> Callable[[Floats], Floats]:
+        """ln(predicted / measured) of all points, as a function of the parameters' logarithms."""
+
+        def of(logs: Floats) -> Floats:
+            values = dict(zip(names, np.exp(logs).tolist(), strict=True))
+            return np.log(self.predicted(values) / self._measured)
+
+        return of
+
+    def predicted(self, values: dict[str, float]) -> Floats:
+        """Milliseconds of all points, in their order."""
+        found = np.empty(len(self._measured))
+        for mode, at in zip(self._modes, self._at, strict=True):
+            speeds = Speeds(
+                near=values["ddr" if mode.name == CPU else "hbm"],
+                host_read=values.get("host_read", 1.0),
+                host_write=values.get("host_write", 1.0),
+                overlap=_overlap(values),
+            )
+            found[at] = steps_ms(mode.steps, mode.cost(values), speeds)
+        return found
+
+    def parameters(self, values: dict[str, float]) -> TimeParameters:
+        """As a calibration keeps them."""
+        return TimeParameters(
+            modes={mode.name: mode.cost(values) for mode in self._modes},
+            memories={
+                name: values[name]
+                for name in ("hbm", "host_read", "host_write", "ddr")
+                if name in values
+            },
+            overlap=_overlap(values),
+        )
+
+
+def _overlap(values: dict[str, float]) -> float:
+    return min(FULL_OVERLAP, 1 + values["overlap"]) if "overlap" in values else FULL_OVERLAP
+
+
+def _column(values: Iterable[float]) -> Floats:
+    return np.fromiter(values, np.float64)
