@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -111,7 +111,7 @@ class CacheMoves(TierWatch):
         if self.places.have_room(rows):
             return rows
         needed = max(rows - self.places.free, self.places.rows // _LEAVE_AT_ONCE)
-        going = self.places.coldest(needed, np.empty(0, np.int64), self._now)
+        going = self.places.leaving(needed, self._now)
         if len(going):
             with self._moves.alone():
                 self._drop(going)
@@ -177,8 +177,11 @@ class CacheMoves(TierWatch):
         needed = rows - self.places.free
         return self.places.coldest(needed, stay, self._now) if needed > 0 else stay[:0]
 
-    def _drop(self, at: Ids) -> None:
-        """Rows leave the cache; changed ones are on their way to the slow store from now on."""
+    def _drop(self, at: Any) -> None:
+        """Rows leave the cache; changed ones are on their way to the slow store from now on.
+
+        Places, as `places` has them: on a device they may lie there.
+        """
         ids, dirty = self.places.whose(at)
         if len(dirty):
             rows = in_host(self.fast.read_out(dirty))

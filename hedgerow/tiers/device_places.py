@@ -73,7 +73,7 @@ class DevicePlaces:
         """So many rows at most have come; `slots` say where to, those below 0 nowhere."""
         self._ids, self._counted = self._ids + most, False
 
-    def give(self, at: Ids) -> None:
+    def give(self, at: Ids | Tensor) -> None:
         """The ids at these places leave."""
         self._counted = False
 
@@ -92,7 +92,9 @@ class DevicePlaces:
         """Memory beside the table's own."""
         return 0
 
-    def _tensor(self, at: Ids) -> Tensor:
+    def _tensor(self, at: Ids | Tensor) -> Tensor:
+        if isinstance(at, Tensor):
+            return at
         return torch.from_numpy(np.ascontiguousarray(at)).to(self._table.device)
 
 

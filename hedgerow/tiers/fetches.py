@@ -11,6 +11,7 @@ from torch import Tensor
 
 from ..core.shapes import Float32, Int32, Int64
 from ..kernels import mark
+from ..kernels.put_rows import Uses
 from ..tables.multi.device_group import DeviceGroup
 from ..tables.store import TableKeys
 from .caching import CachingTable
@@ -34,11 +35,12 @@ class Fetches:
         self._used, uses = group.spread(torch.int32)
         self._changed, changes = group.spread(torch.bool)
         self._firsts = [int(part.storage_offset()) for part in uses]  # slots of each table
-        self._fetched = torch.zeros(len(caches), dtype=torch.int64, device=self.device)
+        self._came = torch.zeros(len(caches), dtype=torch.int64, device=self.device)
         for k, table in enumerate(caches):
             places = places_of(table)
             places.used, places.changed = uses[k], changes[k]
-            places.fetched = self._fetched[k]
+            places.fetched = self._came[k]
+        self._uses = Uses(self._used, self._came)
         self.ahead = ReadsAhead(caches, group)
 
     def tick(self) -> int:
@@ -134,9 +136,8 @@ class Fetches:
                 fast = fast_of(self._caches[k])
                 fast._begin_at(0, share.stop - share.start)
                 fast._timed, fast._epoch = True, object()
-            at = self._group.put(asked.keys(), behind.coming())
-            self.mark(at, now)
-            self._fetched += self._group.counts_of(asked.keys(), at >= 0)
+            coming = behind.coming()
+            at = self._group.put(TableKeys(coming.ids, asked.splits), coming, self._uses, now)
             for k, share in asked.shares():
                 places, mine = places_of(self._caches[k]), None
                 if places.numbers_stays:

@@ -16,15 +16,10 @@ from ..tables.store import TableKeys
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Asked:
-    """Keys of several tables, table after table, on the device and on the host."""
+    """Keys of several tables on the host, table after table."""
 
-    there: Int64[Tensor, "m"]
     ids: Int64[Tensor, "m"]
     splits: tuple[int, ...]
-
-    def keys(self) -> TableKeys:
-        """They, on the device."""
-        return TableKeys(self.there, self.splits)
 
     def shares(self) -> Iterator[tuple[int, slice]]:
         """Number and part of each table that has some."""
@@ -40,9 +35,14 @@ class Asked:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Rest(Asked):
-    """Keys of a call that are not on the device, and their positions in the call."""
+    """Keys of a call that are not on the device: there, and their positions in the call."""
 
+    there: Int64[Tensor, "m"]
     at: Int64[Tensor, "m"]
+
+    def keys(self) -> TableKeys:
+        """They, on the device."""
+        return TableKeys(self.there, self.splits)
 
     @staticmethod
     def of(keys: TableKeys, slots: Int64[Tensor, "n"]) -> Rest:
@@ -51,7 +51,7 @@ class Rest(Asked):
         there = keys.ids[at]
         ids, where = to_host(there, at)
         cuts = np.searchsorted(where.numpy(), np.array(keys.splits))
-        return Rest(there, ids, tuple(cuts.tolist()), at)
+        return Rest(ids, tuple(cuts.tolist()), there, at)
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -6,6 +6,7 @@ from collections import deque
 from collections.abc import Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import AbstractContextManager, nullcontext
+from itertools import accumulate
 
 import torch
 from torch import Tensor
@@ -19,8 +20,6 @@ from .found import Asked
 from .reads_behind import Behind
 
 _MOST_BATCHES = 8  # that wait to be looked up; the oldest is forgotten then
-_SHARE = 4  # of the keys of a batch, one of so many is read ahead at most
-_LEAST = 1 << 12
 
 
 class ReadsAhead:
@@ -84,21 +83,13 @@ class ReadsAhead:
 
     def _absent(
         self, keys: TableKeys
-    ) -> tuple[Tensor, Tensor, Tensor, torch.Event | torch.cuda.Event | None]:
-        """Ids that the device lacks, there and on the host, and how many of each table's."""
-        n = len(keys.ids)
-        room = min(n, max(_LEAST, n // _SHARE))
-        absent = self._group.find(keys) < 0
-        number = absent.cumsum(0)
-        # Others go to a place behind the last, as do those for which there is no room.
-        to = torch.where(absent, number - 1, room).clamp(max=room)
-        there = keys.ids.new_empty(room + 1).scatter_(0, to, keys.ids)[:room]
-        ends = self._group.counts_of(keys, absent).cumsum(0).clamp(max=room)
-        here = [host_room(tuple(x.shape), x.dtype, self.device) for x in (there, ends)]
-        for target, source in zip(here, (there, ends), strict=True):
+    ) -> tuple[tuple[int, ...], Tensor, Tensor, torch.Event | torch.cuda.Event | None]:
+        """Ids that the device lacks, on the host: from where each table's begin, and how many."""
+        there = self._group.absent(keys)
+        ids, counts = (host_room(tuple(x.shape), x.dtype, self.device) for x in there)
+        for target, source in zip((ids, counts), there, strict=True):
             target.copy_(source, non_blocking=True)
-        event = None if self._stream is None else self._stream.record_event()
-        return there, here[0], here[1], event
+        return keys.splits, ids, counts, self._stream and self._stream.record_event()
 
     def _read(self, one: _Batch) -> None:
         asked = one.asked()
@@ -135,13 +126,13 @@ class _Batch:
     def __init__(
         self,
         whole: Tensor,
-        there: Tensor,
-        here: Tensor,
-        ends: Tensor,
+        starts: tuple[int, ...],
+        ids: Tensor,
+        counts: Tensor,
         event: torch.Event | torch.cuda.Event | None,
     ) -> None:
         self.whole = whole  # kept, so that no other batch lies there
-        self._there, self._here, self._ends, self._event = there, here, ends, event
+        self._starts, self._ids, self._counts, self._event = starts, ids, counts, event
         self.behind: Behind | None = None
         self.reading: Future[None] = Future()
         self.is_copied = self.is_nothing = False
@@ -154,8 +145,9 @@ class _Batch:
         """The keys that the device lacks; waits for it."""
         if self._event is not None:
             self._event.synchronize()
-        splits = (0, *self._ends.tolist())
-        return Asked(self._there[: splits[-1]], self._here[: splits[-1]], splits)
+        counts = self._counts.tolist()
+        parts = [self._ids[a : a + n] for a, n in zip(self._starts, counts, strict=False)]
+        return Asked(torch.cat(parts), (0, *accumulate(counts)))
 
     def forget(self) -> None:
         """Nobody will look it up."""

@@ -26,14 +26,14 @@ class Behind:
         self._caches, self.asked = caches, asked
         self.device = caches[0].device
         layout, m = caches[0].layout, len(asked.ids)
-        self._room = MovingRows(
-            asked.ids,
-            host_room((m,), torch.bool, self.device),
-            host_room((m, layout.dim), torch.float32, self.device),
-            host_room((m, layout.state_floats), torch.float32, self.device),
-            host_room((m,), torch.int64, self.device),
-        )
-        self._there: tuple[Tensor, ...] = ()
+        # In one piece, which goes to the device in one copy.
+        widths = (8, 8, 4 * layout.dim, 4 * layout.state_floats)
+        self._memory = host_room((m * sum(widths),), torch.uint8, self.device)
+        self._found = host_room((m,), torch.bool, self.device)
+        self._cuts = [m * width for width in widths]
+        self._room = self._rows_in(self._memory, self._found)
+        self._room.ids.copy_(asked.ids)
+        self._there: Tensor | None = None
         self._arrived: torch.Event | torch.cuda.Event | None = None
         with caches[0]._writing:
             self._notes = {k: caches[k].begin_notes() for k, _ in asked.shares()}
@@ -57,7 +57,16 @@ class Behind:
     @property
     def found(self) -> Bool[Tensor, "m"]:
         """On the host, which ids have a row that may come."""
-        return self._room.found
+        return self._found
+
+    def _rows_in(self, memory: Tensor, found: Tensor) -> MovingRows:
+        ids, ts, rows, states = memory.split(self._cuts)
+        m, floats = len(found), torch.float32
+        return MovingRows(
+            *(ids.view(torch.int64), found, rows.view(floats).view(m, -1)),
+            *(states.view(floats).view(m, self._caches[0].layout.state_floats),),
+            ts.view(torch.int64),
+        )
 
     def read(self) -> None:
         """Reads them, those that are on their way back after they have arrived."""
@@ -67,8 +76,7 @@ class Behind:
 
     def copy(self) -> None:
         """Starts to copy them to the device, on the stream of the caller."""
-        parts = (self._room.rows, self._room.states, self._room.ts)
-        self._there = tuple(to_device(part, self.device) for part in parts)
+        self._there = to_device(self._memory, self.device)
         if self.device.type == "cuda":
             self._arrived = torch.cuda.current_stream(self.device).record_event()
 
@@ -80,9 +88,9 @@ class Behind:
 
     def coming(self) -> MovingRows:
         """The rows on the device, to be used on the stream of the caller."""
+        assert self._there is not None
         if self._arrived is not None:
             stream = torch.cuda.current_stream(self.device)
             stream.wait_event(self._arrived)
-            for part in (self.asked.there, *self._there):
-                part.record_stream(stream)  # their memory may be another stream's
-        return MovingRows(self.asked.there, to_device(self.found, self.device), *self._there)
+            self._there.record_stream(stream)  # its memory may be another stream's
+        return self._rows_in(self._there, to_device(self._found, self.device))

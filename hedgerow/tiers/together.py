@@ -146,10 +146,11 @@ class Together:
         if counts is not None:
             checks.tensor("counts", counts, torch.int64, (len(keys.ids),), self.device)
         found: list[Sequence[float]] = []
+        once = self._same_rates and (rates is None or all(one is None for one in rates))
         for k, (table, (start, stop)) in enumerate(self._shares(keys)):
             if start == stop:  # what it would need is not asked for
                 continue
-            if not (found and rates is None and self._same_rates):
+            if not (found and once):
                 own = None if rates is None else rates[k]
                 found.append(fast_of(table)._rates_at(own, step)[0])
             if table.config.admit is not None or stop - start > table.places.rows:

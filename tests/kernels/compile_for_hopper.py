@@ -66,6 +66,7 @@ def use_hopper() -> None:
 def every_kernel() -> None:
     """Each once, and each rule: as that of a narrow segment, whose rows have been placed."""
     from hedgerow.kernels import (
+        absent,
         apply,
         assign,
         erase,
@@ -108,7 +109,9 @@ def every_kernel() -> None:
     lookup.lookup(several, ids, rows, [part], None, splits)
     step.step(several, ids, rows, counts, [part], [0.1], 5, slots, None, splits)
     seats = seat.seat(several, ids, slots, None, splits, insert=False)
-    put_rows.put_rows(several, seats, rows, torch.ones(100, 3 * dim), ids)
+    uses = put_rows.Uses(seats, ids)
+    put_rows.put_rows(several, ids, usable, rows, torch.ones(100, 3 * dim), ids, uses, 5, splits)
+    absent.absent(several, ids, splits)
     mark.mark(seats, seats, usable, 5)
     assign.assign(wide, grouped, rows, usable, torch.ones(dim), counts, 5)
     rare_verbs(wide, grouped, rows, usable, counts, dataclasses.replace(part, draws=None))

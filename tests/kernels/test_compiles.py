@@ -23,6 +23,7 @@ SWAPPING = {
     "_add_counts": 2 * 32 * 16 // 128,
     "_seat": 2 * 128 * 16 // 128,
     "_exchange": 8,
+    "_put_rows": 2 * 2 * 16 // 32,
     "_rehash": 2 * 32 * 16 // 64,
     "_insert_and_evict": 4 * 16 * 16 // 64,  # and two lines of scores
 }
@@ -36,7 +37,7 @@ TWINS = {
 LAYOUTS = {"_to_layout", "_to_layout_backward"}  # their twins are `ops.layout.plain`
 BY_SLOTS = {  # their twins have other names, or are several
     *("_seat", "_count_runs", "_write_runs", "_sum_long_runs", "_step", "_exchange", "_rehash"),
-    *("_mark", "_put_rows"),
+    *("_absent", "_mark", "_put_rows"),
     *("_insert_and_evict", "_pin", "_touch", "_count_chosen", "_write_chosen", "_erase_chosen"),
 }
 

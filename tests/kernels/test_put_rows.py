@@ -5,35 +5,58 @@ from __future__ import annotations
 import pytest
 import torch
 
-from hedgerow.kernels import find, find_or_insert, mark, put_rows, seat
+from hedgerow.kernels import absent, find, find_or_insert, mark, put_rows, seat
 from hedgerow.kernels.layout import TIMES, Arrays
 
 from .cases import some_ids, values
 
 
 @pytest.mark.parametrize(("dim", "states"), [(3, 0), (4, 9), (33, 2)])
-def test_rows_states_and_times_come_to_their_slots_and_nowhere_else(
+def test_rows_states_and_times_come_to_ids_that_have_none_and_nowhere_else(
     device: torch.device, dim: int, states: int
 ) -> None:
     table = Arrays.make_several([2, 3], dim, device, states)
     ids = some_ids(40, seed=1).to(device)
+    ids[39] = ids[38]  # of equal ids one gets its row
     splits = torch.tensor([0, 15, 40], device=device)
-    slots, new = find_or_insert.find_or_insert(table, ids, splits)
+    known = (torch.arange(40, device=device) % 5 == 0) & (ids != ids[38])
+    find_or_insert.find_or_insert(table, ids, splits, known)
     rows, raw = (values(40, width, seed=width).to(device) for width in (dim, states))
     times = torch.arange(40, device=device)
-    put = seat.seat(table, ids, torch.where(times % 3 > 0, slots, -1), None, splits, insert=False)
-    before = table.values.clone()
-    put_rows.put_rows(table, put, rows, raw, times)
-    there = put.long()[put >= 0]
-    chosen = (put >= 0).cpu()
-    assert bool(new.all()) or bool((slots < 0).any())
-    assert len(there) > 20
-    wanted = before.clone()
-    wanted[there, :dim], wanted[there, dim : dim + states] = rows[chosen], raw[chosen]
-    assert torch.equal(table.values, wanted)
-    assert torch.equal(table.read(TIMES, there), times[chosen])
+    wanted, before = times % 7 > 0, table.values.clone()
+    uses = put_rows.Uses(
+        torch.zeros(len(table.values), dtype=torch.int32, device=device),
+        torch.ones(2, dtype=torch.int64, device=device),
+    )
+    at = put_rows.put_rows(table, ids, wanted, rows, raw, times, uses, 6, splits).long()
+    came = at >= 0
+    assert not bool((came & (known | ~wanted)).any())
+    assert int(came[38:].sum()) == 1
+    assert int(came.sum()) > 20
+    there, after = at[came], before.clone()
+    after[there, :dim], after[there, dim : dim + states] = rows[came], raw[came]
+    assert torch.equal(table.values, after)
+    assert torch.equal(table.read(TIMES, there), times[came])
+    assert torch.equal(uses.used.nonzero()[:, 0], there.sort().values)
+    assert bool((uses.used[there] == 6).all())
+    assert uses.came.tolist() == [1 + int(came[:15].sum()), 1 + int(came[15:].sum())]
     numbered = table.numbered(find.find(table, ids, None, splits), splits)
-    assert torch.equal(numbered[chosen], there)
+    assert torch.equal(numbered[came], there)
+    assert bool((numbered[~came & wanted & (ids != ids[38])] >= 0).all())
+
+
+def test_ids_without_a_row_are_listed_by_table(device: torch.device) -> None:
+    table = Arrays.make_several([2, 3], 1, device)
+    ids = some_ids(300, seed=9).to(device)
+    splits = torch.tensor([0, 100, 300], device=device)
+    known = torch.arange(300, device=device) % 9 == 0
+    slots, _ = find_or_insert.find_or_insert(table, ids, splits, known)
+    out, counts = absent.absent(table, ids, splits)
+    for k, (start, stop) in enumerate([(0, 100), (100, 300)]):
+        lacking = ids[start:stop][slots[start:stop] < 0]
+        assert counts[k] == len(lacking)
+        assert torch.equal(out[start : start + len(lacking)].sort().values, lacking.sort().values)
+    assert absent.absent(table, ids[:0], splits * 0)[1].tolist() == [0, 0]
 
 
 def test_known_slots_are_numbered_and_nothing_is_inserted(device: torch.device) -> None:

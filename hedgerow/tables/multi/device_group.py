@@ -8,8 +8,8 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from ...core.shapes import Bool, Float32, Int32, Int64
-from ...kernels import find, find_or_insert, lookup, put_rows, runs, seat, step
+from ...core.shapes import Float32, Int32, Int64
+from ...kernels import absent, find, lookup, put_rows, runs, seat, step
 from ...kernels.layout import LANES, Arrays, Part, draws_of
 from ..device import DeviceTable
 from ..device_reads import MAX_IDS
@@ -116,25 +116,21 @@ class DeviceGroup:
             self._totals[:, :3] += done
         return done
 
-    def put(self, keys: TableKeys, moving: MovingRows) -> Int32[Tensor, "n"]:
+    def put(
+        self, keys: TableKeys, moving: MovingRows, uses: put_rows.Uses, now: int
+    ) -> Int32[Tensor, "n"]:
         """Rows that were found elsewhere come to those of the keys that have none here.
 
-        Keys may be equal. The slots that were taken, as all tables together number them; -1 for a
-        key that has a row, that was found nowhere, or that found no room.
+        As `put_rows.put_rows`, with slots numbered through all tables.
         """
+        parts = (moving.ids, moving.found, moving.rows, moving.states, moving.ts)
         with self._tables[0]._here():
-            cuts = self._cuts(keys)
-            slots, new = find_or_insert.find_or_insert(self._arrays, keys.ids, cuts, moving.found)
-            at = seat.seat(
-                self._arrays, keys.ids, torch.where(new, slots, -1), None, cuts, insert=False
-            )
-            put_rows.put_rows(self._arrays, at, moving.rows, moving.states, moving.ts)
-        return at
+            return put_rows.put_rows(self._arrays, *parts, uses, now, self._cuts(keys))
 
-    def counts_of(self, keys: TableKeys, which: Bool[Tensor, "n"]) -> Int64[Tensor, "K"]:
-        """How many of each table's keys are among those `which`."""
-        sums = torch.nn.functional.pad(which.cumsum(0), (1, 0))
-        return sums[self._cuts(keys)].diff()
+    def absent(self, keys: TableKeys) -> tuple[Int64[Tensor, "n"], Int64[Tensor, "K"]]:
+        """Keys without a row, from where each table's begin, and how many of each table's."""
+        with self._tables[0]._here():
+            return absent.absent(self._arrays, keys.ids, self._cuts(keys))
 
     def spread(self, dtype: torch.dtype) -> tuple[Tensor, list[Tensor]]:
         """Zeros for every slot of all tables, and the part of each table."""

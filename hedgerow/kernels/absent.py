@@ -1,0 +1,58 @@
+"""Lists the ids that have no row; changes nothing."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from ..core.shapes import Int64
+from .find import probe, span_of, table_of
+from .layout import Arrays
+from .toolchain import blocks, jit, several, tl
+
+_TILE = {"ROWS": 128, "num_warps": 4}
+
+
+@jit(do_not_specialize=["n", "buckets"])
+def _absent(
+    ids: tl.tensor,
+    index: tl.tensor,
+    spans: tl.tensor | None,
+    splits: tl.tensor,
+    out: tl.tensor,
+    counts: tl.tensor,
+    n: tl.tensor,
+    buckets: tl.tensor,
+    K: tl.constexpr,
+    ROOM: tl.constexpr,
+    LINES: tl.constexpr,
+    ROWS: tl.constexpr,
+) -> None:
+    i = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)
+    base, count, live = span_of((spans, splits), None, i, n, buckets, K, ROOM)
+    key = tl.load(ids + i, mask=live, other=0)
+    absent = live & (probe(index, key, live, base, count, LINES) < 0)
+    if tl.max(absent.to(tl.int32), axis=0) > 0:
+        k = tl.where(live, table_of(splits, i, K, ROOM), 0)
+        one = tl.full((ROWS,), 1, tl.int64)
+        place = tl.atomic_add(counts + k, one, mask=absent, sem="relaxed")
+        tl.store(out + tl.load(splits + k) + place, key, mask=absent)
+
+
+def absent(
+    table: Arrays, ids: Int64[Tensor, "n"], splits: Int64[Tensor, "K+1"]
+) -> tuple[Int64[Tensor, "n"], Int64[Tensor, "K"]]:
+    """Those of the ids without a row, in any order, and how many of each table's.
+
+    Those of a table begin where its ids do; behind them is room.
+    """
+    out = torch.empty_like(ids)
+    counts = torch.zeros(len(splits) - 1, dtype=torch.int64, device=ids.device)
+    if len(ids):
+        _absent[blocks(len(ids), _TILE["ROWS"])](
+            *(ids, table.index, table.spans, splits, out, counts, len(ids), table.buckets),
+            **several(table.tables),
+            LINES=table.lines,
+            **_TILE,
+        )
+    return out, counts
