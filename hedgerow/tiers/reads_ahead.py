@@ -25,10 +25,9 @@ _MOST_BATCHES = 8  # that wait to be looked up; the oldest is forgotten then
 class ReadsAhead:
     """Later batches of K caches, in the order of their lookups. Single-owner.
 
-    A batch goes through three stages, none of which the owner waits for: the device finds which
-    keys it lacks, a thread reads their rows, they are copied to the device on a stream of its own.
-    Each call of the owner starts the next stage of what is ready. It is a hint: rows that come or
-    leave in between are found when the batch is looked up.
+    The owner waits for nothing: the device finds which keys it lacks, a thread reads their rows and
+    copies them to the device, on a stream of its own. `go_on` starts the thread once the device has
+    told. It is a hint: which rows come or left in between is found when the batch is looked up.
     """
 
     def __init__(self, caches: Sequence[CachingTable], group: DeviceGroup) -> None:
@@ -49,12 +48,10 @@ class ReadsAhead:
             self._batches.append(_Batch(whole, *self._absent(keys)))
 
     def go_on(self) -> None:
-        """Starts what can be started."""
+        """Starts to read what the device has found."""
         for one in self._batches:
-            if one.behind is None and not one.is_nothing and one.is_found():
+            if one.reading is None and one.is_found():
                 self._read(one)
-            if one.behind is not None and not one.is_copied and one.reading.done():
-                self._copy(one)
 
     def take(self, whole: Int64[Tensor, "all"]) -> Behind | None:
         """The rows that were read for a batch, which is looked up now: the very same ids.
@@ -65,13 +62,16 @@ class ReadsAhead:
             return None
         while (one := self._batches.popleft()).whole.data_ptr() != whole.data_ptr():
             one.forget()
-        late = not one.is_copied
-        if one.behind is None and not one.is_nothing:
+        late = one.reading is None or not one.reading.done()
+        if one.reading is None:
             self._read(one)
-        if one.behind is None:
+        if one.behind is None or one.reading is None:
             return None
-        if not one.is_copied:
-            self._copy(one)
+        try:
+            one.reading.result()
+        except BaseException:
+            one.behind.close()
+            raise
         for k, share in one.behind.asked.shares():
             counters, rows = self._caches[k].counters, share.stop - share.start
             counters.add("prefetches", rows)
@@ -92,25 +92,20 @@ class ReadsAhead:
         return keys.splits, ids, counts, self._stream and self._stream.record_event()
 
     def _read(self, one: _Batch) -> None:
-        asked = one.asked()
-        if not len(asked.ids):
-            one.is_nothing = True
-            return
-        one.behind = Behind(self._caches, asked)
         if self._thread is None:
             self._thread = ThreadPoolExecutor(1, thread_name_prefix="hedgerow prefetch")
-        one.reading = self._thread.submit(one.behind.read)
+        asked = one.asked()
+        if len(asked.ids):
+            one.behind = Behind(self._caches, asked)
+            one.reading = self._thread.submit(self._read_and_copy, one.behind)
+        else:
+            one.reading = Future()
 
-    def _copy(self, one: _Batch) -> None:
-        assert one.behind is not None
-        try:
-            one.reading.result()
-        except BaseException:
-            one.behind.close()
-            raise
-        with self._beside():
-            one.behind.copy()
-        one.is_copied = True
+    def _read_and_copy(self, behind: Behind) -> None:
+        """In the thread."""
+        behind.read()
+        with torch.cuda.stream(self._stream) if self._stream is not None else nullcontext():
+            behind.copy()
 
     def _beside(self) -> AbstractContextManager[object]:
         """On the stream of its own, after what the caller's has to do now."""
@@ -133,9 +128,8 @@ class _Batch:
     ) -> None:
         self.whole = whole  # kept, so that no other batch lies there
         self._starts, self._ids, self._counts, self._event = starts, ids, counts, event
-        self.behind: Behind | None = None
-        self.reading: Future[None] = Future()
-        self.is_copied = self.is_nothing = False
+        self.behind: Behind | None = None  # if the device lacks some
+        self.reading: Future[None] | None = None
 
     def is_found(self) -> bool:
         """Whether the device has told which keys it lacks."""
@@ -151,8 +145,10 @@ class _Batch:
 
     def forget(self) -> None:
         """Nobody will look it up."""
-        if self.behind is not None and not self.reading.cancel():
+        if self.behind is None or self.reading is None:
+            return
+        if self.reading.cancel():
+            self.behind.close()
+        else:
             behind = self.behind
             self.reading.add_done_callback(lambda _: behind.close())
-        elif self.behind is not None:
-            self.behind.close()
