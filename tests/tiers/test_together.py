@@ -203,7 +203,8 @@ def test_a_batch_that_nobody_looks_up_is_forgotten(device: torch.device) -> None
     batches = [pair.keys() for _ in range(12)]
     for keys in batches:
         pair.ours.prefetch(TableKeys(keys.ids.to(device), keys.splits))
-    ahead = pair.groups[0]._fetches.ahead
+    fetches: Any = pair.groups[0]._fetches
+    ahead = fetches.ahead
     ahead.go_on()
     assert 0 < len(ahead) < len(batches)
     assert max(len(table._writes) for table in pair.ours.tables) <= len(ahead)

@@ -248,7 +248,8 @@ def test_a_row_that_sets_out_while_a_fetch_begins_does_not_come_back_old(
     keys = _on(device, _keys(0))
     missed = Found(torch.full_like(keys.ids, -1), group.epochs(), 1)
     _after_once(monkeypatch, table, when, leave)
-    group._fetches.bring(keys, missed, lambda found: group._now_found(keys, found))
+    fetches: Any = group._fetches
+    fetches.bring(keys, missed, lambda found: group._now_found(keys, found))
     pair.step(_keys(0))
     monkeypatch.undo()
     pair.compare()

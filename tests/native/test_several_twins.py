@@ -1,0 +1,102 @@
+"""Reads of several tables in one call give what each table gives, in the core and in its twin."""
+
+from __future__ import annotations
+
+from itertools import accumulate, pairwise
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+import hedgerow as hr
+from hedgerow import native
+from hedgerow.native import reference
+from hedgerow.tables.host_moves import read_several
+from hedgerow.tables.host_reads import lookup_several
+from hedgerow.tables.moving import MovingRows
+
+DIM, STATES = 3, 3
+
+
+def tables(count: int, rows: int) -> list[hr.HostTable]:
+    made = []
+    for k in range(count):
+        segments = (hr.Segment(DIM, hr.Uniform(), hr.Adagrad(lr=0.1)),)
+        table = hr.HostTable(hr.TableConfig(f"t{k}", segments, seed=k))
+        ids = torch.arange(rows) * 3 + k
+        table.apply_gradients(ids, torch.full((rows, DIM), 0.5), ts=7 + k)
+        made.append(table)
+    return made
+
+
+def asked(sizes: list[int], seed: int = 0) -> tuple[torch.Tensor, list[int]]:
+    ids = np.random.default_rng(seed).integers(0, 3000, sum(sizes))
+    return torch.from_numpy(ids), [0, *accumulate(sizes)]
+
+
+@pytest.mark.parametrize("threads", [1, 4])
+@pytest.mark.parametrize("sizes", [[0, 0], [1, 0, 2], [3000, 0, 700, 513], [9000]])
+def test_reads_are_those_of_each_table(sizes: list[int], threads: int) -> None:
+    before = native.threads()
+    native.set_threads(threads)
+    try:
+        made, (ids, splits) = tables(len(sizes), 900), asked(sizes)
+        n = len(ids)
+        room = MovingRows(
+            *(ids, torch.ones(n, dtype=torch.bool), torch.full((n, DIM), 9.0)),
+            *(torch.full((n, STATES), 9.0), torch.full((n,), 9)),
+        )
+        read_several(made, splits, room)
+        rows = torch.full((n, DIM), 9.0)
+        found = lookup_several(made, ids, splits, "training", None, rows)
+    finally:
+        native.set_threads(before)
+    assert torch.equal(found, room.found)
+    for table, (start, stop) in zip(made, pairwise(splits), strict=True):
+        part = ids[start:stop]
+        own = table.read_out(part)
+        for name in ("found", "rows", "states", "ts"):
+            assert torch.equal(getattr(room, name)[start:stop], getattr(own, name)), name
+        assert torch.equal(rows[start:stop], table.lookup(part, missing="training").rows_of())
+        assert torch.equal(found[start:stop], table.contains(part))
+
+
+@pytest.mark.parametrize("missing", ["zeros", "initializer"])
+def test_the_twin_reads_as_the_core(missing: str) -> None:
+    ids, splits = asked([30, 50], seed=3)
+    told: list[list[np.ndarray]] = []
+    for core in (native, reference):
+        several: list[Any] = [_of_one_core(core, k) for k in range(2)]
+        parts = [
+            np.ones(len(ids), np.bool_),
+            np.full((len(ids), DIM), 9, np.float32),
+            np.full((len(ids), STATES), 9, np.float32),
+            np.full(len(ids), 9, np.int64),
+            np.full((len(ids), DIM), 9, np.float32),
+            np.ones(len(ids), np.bool_),
+        ]
+        at = [part.ctypes.data for part in parts]
+        core.read_several(several, splits, ids.data_ptr(), *at[:4])
+        core.lookup_several(several, splits, [missing] * 2, 0, ids.data_ptr(), *at[4:])
+        told.append(parts)
+    for one, other in zip(*told, strict=True):
+        assert np.array_equal(one, other)
+    assert 0 < told[0][0].sum() < len(ids)
+
+
+def _of_one_core(core: Any, k: int) -> Any:
+    codec = core.Codec("fp32")
+    state = [0.5] * DIM
+    segment = core.Segment(DIM, "constant", 0.25, 0.0, "adagrad", [0.0, 0.1], state, codec, False)
+    table = core.Table([segment], False, False, k, 1)
+    ids = np.arange(700, dtype=np.int64) * 4 + k
+    rows = np.arange(700 * DIM, dtype=np.float32)
+    table.assign(ids.ctypes.data, 700, rows.ctypes.data, 5 + k)
+    return table
+
+
+def test_a_rule_that_is_none_is_refused() -> None:
+    made, (ids, splits) = tables(1, 3), asked([2])
+    with pytest.raises(ValueError, match="missing is 'maybe'"):
+        native.lookup_several([made[0]._table], splits, ["maybe"], 0, ids.data_ptr(), 0, 0)
