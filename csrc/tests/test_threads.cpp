@@ -5,6 +5,7 @@
 
 #include "check.h"
 #include "pool.h"
+#include "several_tables.h"
 
 using namespace hedgerow;
 
@@ -124,12 +125,51 @@ void clearing_and_resizing_the_pool_meanwhile() {
   CHECK(table.size() == 0 && table.memory().row_bytes == 0);
 }
 
+// Two threads read two tables in one call each while others write them: every piece whole.
+void several_tables_at_once() {
+  Table first = sgd_table(kDim), second = sgd_table(kDim);
+  const std::vector<i64> ids = random_ids(6000, 9);
+  const std::vector<u64> splits = {0, 2500, ids.size()};
+  const std::vector<const Table*> tables = {&first, &second};
+  std::atomic<bool> stop{false};
+  std::thread writer([&] {
+    for (int round = 0; round < 40; ++round) {
+      const std::vector<float> rows = ones(ids.size() * kDim, float(round + 1));
+      first.assign(ids.data(), splits[1], rows.data(), round);
+      second.assign(ids.data() + splits[1], ids.size() - splits[1], rows.data(), round);
+    }
+    stop = true;
+  });
+  const auto read = [&] {
+    std::vector<u8> found(ids.size());
+    std::vector<float> rows(ids.size() * kDim);
+    std::vector<i64> times(ids.size());
+    const std::vector<Missing> zeros(2, Missing::zeros);
+    float no_state = 0;
+    while (!stop) {
+      read_several({tables, splits},
+                   {ids.data(), found.data(), rows.data(), &no_state, times.data()});
+      for (u64 i = 0; i < ids.size(); ++i) CHECK(whole(&rows[i * kDim]));
+      lookup_several({tables, splits}, {ids.data(), zeros, 0, rows.data(), found.data()});
+      for (u64 i = 0; i < ids.size(); ++i) {
+        CHECK(whole(&rows[i * kDim]));
+        CHECK((rows[i * kDim] != 0) == (found[i] != 0));
+      }
+    }
+  };
+  std::thread other(read);
+  read();
+  other.join();
+  writer.join();
+}
+
 }  // namespace
 
 int main() {
   set_thread_count(4);
   everything_at_once(4);
   no_update_is_lost();
+  several_tables_at_once();
   clearing_and_resizing_the_pool_meanwhile();
   return 0;
 }
