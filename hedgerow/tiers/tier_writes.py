@@ -14,6 +14,7 @@ from ..core.shapes import Bool, Float32, Int8, Int64
 from ..tables.host import HostTable
 from ..tables.schedules import Rate
 from ..tables.store import Applied, Entries, Lookup, TableKeys
+from .host_parts import some_of
 from .places import Ids
 from .two_tiers import TwoTiers
 
@@ -202,18 +203,6 @@ def check_update(
         table.check_update(ids, grads, rates, step, counts)
     else:
         table._call(ids, grads, rates, step, counts)
-
-
-def some_of(values: Tensor, which: Int64[Tensor, "m"]) -> Tensor:
-    """Those at places `which`, in their order, without a copy if that is all of them.
-
-    In host memory by numpy: torch wakes its threads for it, and beside other work waits for them.
-    """
-    if len(which) == len(values):
-        return values
-    if values.device == checks.CPU:
-        return torch.from_numpy(values.numpy().take(which.numpy(), 0))
-    return values[which.to(values.device)]
 
 
 def _some(entries: Entries, which: Int64[Tensor, "m"]) -> Entries:
