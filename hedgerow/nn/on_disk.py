@@ -5,9 +5,11 @@ from __future__ import annotations
 import logging
 import os
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 
 from torch import nn
 
+from ..core.clock import Clock
 from ..core.errors import ConfigError
 from ..core.units import format_bytes, parse_bytes
 from ..launch.rank_info import rank_info
@@ -56,7 +58,7 @@ def keep_on_disk(
     sizes = {spec.name: -(-spec.rows // ranks) for spec in specs_of(model, rows)}
     found = [(one, one.configs_to_place(folder)) for one in collections_of(model)]
     needs = {
-        name: sizes[name] * (RowLayout(config).row_bytes + _TS_BYTES)
+        name: sizes[name] * stored_bytes(config)
         for _, configs in found
         for name, config in configs.items()
     }
@@ -82,13 +84,29 @@ def _made(
     """An empty table; those that are too large for memory in a file."""
     if config.name not in small:
         return HostTable(config, clock=one.clock)
-    part = small[config.name]
-    if isinstance(config.evict, Lfu):  # counts of uses do not move with a row
-        return HostTable(config, clock=one.clock, rows_in=RowFile(folder, part))
-    slow = HostTable(config, clock=one.clock, rows_in=RowFile(folder, part - part // 2))
-    hot = part // 2 // (RowLayout(config).row_bytes + _TS_BYTES)
-    tiers = Tiers(mode="HYBRID", fast_rows=max(1, hot))
-    return tier_table(config, tiers, clock=one.clock, slow=slow)
+    mode = "pages" if isinstance(config.evict, Lfu) else "HYBRID"  # counts do not move with a row
+    return on_disk(config, RowFile(folder, small[config.name]), mode, clock=one.clock)
+
+
+def on_disk(
+    config: TableConfig, within: RowFile, mode: str, *, clock: Clock | None = None
+) -> HostTable | TierTable:
+    """An empty table with rows in a file, and those bytes in memory: HYBRID, CACHING, or "pages".
+
+    Half of the memory is for hot rows and half for pages of the file, or all of it for pages.
+    """
+    if mode == "pages":
+        return HostTable(config, clock=clock, rows_in=within)
+    hot_bytes = within.resident_bytes // 2
+    behind = replace(within, resident_bytes=within.resident_bytes - hot_bytes)
+    hot = max(1, hot_bytes // stored_bytes(config))
+    slow = HostTable(config, clock=clock, rows_in=behind)
+    return tier_table(config, Tiers(mode=mode, fast_rows=hot), clock=clock, slow=slow)
+
+
+def stored_bytes(config: TableConfig) -> int:
+    """Of a row with its states and its time."""
+    return RowLayout(config).row_bytes + _TS_BYTES
 
 
 def _shared_evenly(needs: Mapping[str, int], limit: int) -> dict[str, int]:
