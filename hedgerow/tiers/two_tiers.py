@@ -183,6 +183,7 @@ class TwoTiers:
             "longest_search": max(fast["longest_search"], slow["longest_search"]),
             "fast_rows": len(self.places),
             "fast_capacity_rows": self.places.rows,
+            **{name: slow[name] for name in ("file_bytes", "resident_bytes") if name in slow},
             **self._tier_counts(),
         }
 

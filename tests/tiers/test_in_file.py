@@ -92,6 +92,7 @@ def test_a_table_4_times_its_memory_trains_as_one_in_memory(
         most_bytes = max(most_bytes, fast_bytes + ours.slow.measured_bytes())
     assert budget / 2 < most_bytes < 1.25 * budget  # pages of a call, and those the system is late with
     assert ours.stats()["fast_hits"] > ours.stats()["slow_hits"] * (mode == "CACHING")
+    assert ours.stats()["resident_bytes"] <= budget // 2 < ours.stats()["file_bytes"]
     assert ours.size() == plain.size() == rows
     assert all(_same(ours.entries(part), plain.entries(part)) for part in ids.split(65_536))
     hr.save_tables([ours], tmp_path / "saved")
