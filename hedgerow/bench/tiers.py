@@ -149,7 +149,9 @@ def _case(
     }
 
 
-def _cases(plan: WorkPlan, folder: Path, rounds: int, on_round: OnRound) -> Iterator[dict[str, Any]]:
+def _cases(
+    plan: WorkPlan, folder: Path, rounds: int, on_round: OnRound
+) -> Iterator[dict[str, Any]]:
     """Every mode with the same batches, and new tables for each: one use warms no other."""
     for mode in _MODES:
         pair, random = _Pair.make(plan, folder, mode), np.random.default_rng(5)

@@ -38,8 +38,8 @@ def keep_on_disk(
 
     Tables share the memory evenly; a small one that needs less than its part is whole in it, and
     what it leaves goes to the others. Of those half is for their hottest rows (HYBRID), and half
-    for pages of a file in `folder`, which has no name and goes with the process. The index of all
-    rows (16 to 20 bytes a row) is in memory beside. No number changes by it.
+    for pages of a file in `folder`, which has no name and goes with the process. Indexes are in
+    memory beside: 16 to 20 bytes a row, 134 more for a hot one. No number changes by it.
 
     A table's size is `rows` here, or `rows=` of its hr.Table; one that gets more rows than that
     takes more memory if it was to be whole, and more of the disk if not. Call it before rows are

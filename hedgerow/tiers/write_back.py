@@ -25,7 +25,8 @@ class WriteBack:
     """A bounded queue of rows in front of `slow`; owns the lock under which rows leave it.
 
     What is on its way counts: whoever reads or writes the slow store for a row that may be here
-    holds the rows still, or settles them first. The thread ends a second after its last work, or with the process.
+    holds the rows still, or settles them first. The thread ends a second after its last work, or
+    with the process.
     """
 
     def __init__(self, slow: HostTable, room_rows: int, counters: Counters) -> None:

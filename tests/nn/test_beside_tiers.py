@@ -28,9 +28,7 @@ TIERS = {"item": Tiers(mode="CACHING", fast_rows=8), "user": Tiers(mode="HYBRID"
 
 def _plain() -> hr.EmbeddingBags:
     tables = [hr.Table(name, dim, evict=hr.Lru(1000)) for name, dim in DIMS.items()]
-    return hr.EmbeddingBags(
-        tables, optimizer=hr.Adagrad(lr=0.5), seed=4, clock=ManualClock(10**6)
-    )
+    return hr.EmbeddingBags(tables, optimizer=hr.Adagrad(lr=0.5), seed=4, clock=ManualClock(10**6))
 
 
 def _tiered() -> hr.EmbeddingBags:
@@ -42,7 +40,7 @@ def _tiered() -> hr.EmbeddingBags:
 
 def _batch(first: int) -> hr.IdBatch:
     ids = [[first + k, first + 2 * k] for k in range(4)]
-    return hr.IdBatch.from_lists({name: ids for name in DIMS})
+    return hr.IdBatch.from_lists(dict.fromkeys(DIMS, ids))
 
 
 def _learn(*models: hr.EmbeddingBags) -> None:
@@ -68,7 +66,7 @@ def test_a_frozen_form_reads_both_tiers_and_is_exported() -> None:
 def test_tiers_on_a_device_are_not_frozen(monkeypatch: pytest.MonkeyPatch) -> None:
     tiered = _tiered()
     monkeypatch.setattr(tiered.store, "device", torch.device("cuda"))
-    with pytest.raises(NotSupportedError, match="hr.load it into one on the CPU"):
+    with pytest.raises(NotSupportedError, match=r"hr\.load it into one on the CPU"):
         _readable(tiered)
 
 

@@ -119,7 +119,7 @@ def test_rows_that_leave_by_their_uses_lie_in_pages_alone() -> None:
 def test_what_will_not_do_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"'user' has no rows=.*give rows=\{'user'"):
         hr.keep_on_disk(_Model(), HERE, memory="1MiB")
-    with pytest.raises(ConfigError, match="memory is 97.7 KiB, of which table 'user' gets"):
+    with pytest.raises(ConfigError, match=r"memory is 97\.7 KiB, of which table 'user' gets"):
         _on_disk(_Model(), memory=100_000)
     with pytest.raises(FileMissingError, match=r"names the folder .*absent, which is none"):
         hr.keep_on_disk(_Model(), tmp_path / "absent", memory="1MiB", rows={"user": 10_000})
