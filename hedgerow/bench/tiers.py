@@ -42,10 +42,10 @@ _FULL = WorkPlan(
 )
 _QUICK = WorkPlan(
     name="rows in a file",
-    rows=20_000,
+    rows=10_000,
     dim=64,
     accesses=tuple(_WARM_ROUNDS),
-    batch_ids=1024,
+    batch_ids=512,
     batches=2,
 )
 
