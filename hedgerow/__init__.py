@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from .nn.embeddings import Embeddings as Embeddings
     from .nn.freeze import freeze as freeze
     from .nn.hold import hold_updates as hold_updates
+    from .nn.on_disk import keep_on_disk as keep_on_disk
     from .nn.plan import plan as plan
     from .nn.prefetch import prefetch as prefetch
     from .nn.pytree import dynamic_shapes as dynamic_shapes
@@ -82,6 +83,7 @@ _NAMES = {
     "nn.embeddings": ("Embeddings",),
     "nn.freeze": ("freeze",),
     "nn.hold": ("hold_updates",),
+    "nn.on_disk": ("keep_on_disk",),
     "nn.plan": ("plan",),
     "nn.prefetch": ("prefetch",),
     "nn.pytree": ("dynamic_shapes",),

@@ -23,12 +23,14 @@ def tiers(
 ) -> None:
     """Measure training with rows in a file, four times what may be in memory.
 
-    The table has 1,000,000 rows of dim 64 with Adagrad state, 520 MB; a quarter of it is the budget
-    of the file's rows. A step is a lookup of 8,192 ids and their update, Zipf 1.05 and uniform;
-    rows that are often used lie anywhere in the file. The peer is the same table with all rows in
-    memory, in turns with ours. `ratio` is the time of the peer over ours, so below 1 unless the
-    disk costs nothing. `measured_bytes` is what the system says is in memory of the file, at most.
-    All rows, states and times are compared bit for bit; the exit status is 1 if one differs.
+    The table has 1,000,000 rows of dim 64 with Adagrad state, 520 MB; a quarter of it is the memory
+    for rows: all of it for pages of the file ("pages"), or half for pages and half for hot rows
+    (HYBRID, CACHING), as `hr.keep_on_disk` has it. A step is a lookup of 8,192 ids and their
+    update, Zipf 1.05 and uniform; often used rows lie anywhere in the file. The peer is the same
+    table with all rows in memory, in turns with ours. `ratio` is the time of the peer over ours, so
+    below 1 unless the disk costs nothing. `measured_bytes` is what is in memory at most, as the
+    system says it of the file. All rows, states and times are compared bit for bit; the exit status
+    is 1 if one differs.
     """
     from ..bench.settings import Settings
     from ..bench.tiers import run

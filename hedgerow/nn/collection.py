@@ -195,6 +195,11 @@ class Collection(nn.Module):
         """The tables, which may still go `where` they are to be."""
         if isinstance(self.store, AllToAllTables | ServerTables):
             raise StateError("the model is distributed already; bring it to a device before.")
+        if isinstance(self.store, TierTables):
+            raise StateError(
+                f"tables of the model lie in two tiers already; they do not move to {where}. Make "
+                f"the model anew, and place it once."
+            )
         if self.store.size():
             raise StateError(
                 f"tables with {self.store.size()} rows do not move: bring the model to {where} "

@@ -9,10 +9,9 @@ from typing import Any, cast
 from torch import nn
 
 from ..core import registry
+from ..core.checks import CPU
 from ..core.errors import DtypeError, NotSupportedError
-from ..ps.server_tables import ServerTables
-from ..sharding.all_to_all_tables import AllToAllTables
-from ..tables.multi.host_tables import HostTables
+from ..tiers.tier_tables import TierTables
 from .bags import EmbeddingBags
 from .collection import Collection, collections_of, undressed
 from .embeddings import Embeddings
@@ -65,12 +64,13 @@ def freeze(model: nn.Module, *, name: str | None = None) -> nn.Module:
 
 def _readable(module: Collection) -> Store:
     """The store of a module, if an exported program can read it."""
-    if not isinstance(module.store, HostTables | AllToAllTables | ServerTables):
+    store = module.store
+    if not isinstance(store, Store) or (isinstance(store, TierTables) and store.device != CPU):
         raise NotSupportedError(
             "freeze of tables on a device: programs are exported over rows in host memory. hr.save "
             "the model, hr.load it into one on the CPU, and freeze that."
         )
-    return module.store
+    return store
 
 
 def _claim(wanted: str, store: Store, *, exactly: bool) -> str:

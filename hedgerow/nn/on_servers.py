@@ -53,8 +53,8 @@ def _check(model: nn.Module, collections: Sequence[Collection]) -> None:
             raise StateError("the model is distributed already; call hr.distribute once.")
         if not isinstance(one.store, HostTables):
             raise StateError(
-                "the model has tables on a device, and servers hold rows in host memory; "
-                "distribute it before model.to('cuda')."
+                "the model has tables on a device or in two tiers, and servers hold rows in their "
+                "own memory; distribute it before model.to('cuda'), and without keep_on_disk."
             )
     for name, table in tables_of(model).items():
         if table.size():

@@ -17,6 +17,7 @@ from ..ps.server_tables import ServerTables
 from ..sharding.all_to_all_tables import AllToAllTables
 from ..tables.multi.host_tables import HostTables
 from ..tables.store import Lookup, Missing, TableKeys
+from ..tiers.tier_tables import TierTables
 from .pooling import Pooling, pool_features
 from .reading import Feature, Reading
 
@@ -34,7 +35,7 @@ class RowsElsewhere(ABC):
         """Rows of `keys`; an absent one gives zeros."""
 
 
-Store = HostTables | AllToAllTables | ServerTables
+Store = HostTables | TierTables | AllToAllTables | ServerTables
 ReadableRows = Store | RowsElsewhere
 _SCHEMA = (
     "read_rows(str store, str[] names, str[] features, str[] tables, str[] poolings, int[] dims, "
@@ -58,7 +59,7 @@ def _pooling(text: str) -> Pooling:
 
 def _store(name: str, tables: Sequence[str], dims: Sequence[int]) -> ReadableRows:
     store = registry.find(name)
-    if not isinstance(store, HostTables | AllToAllTables | ServerTables | RowsElsewhere):
+    if not isinstance(store, Store | RowsElsewhere):
         raise StateError(
             f"an exported program reads the store {name!r}, which is not in this process (any "
             f"more). Keep the model it came from alive, or build it again, load its rows with "

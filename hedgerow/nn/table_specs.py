@@ -55,8 +55,8 @@ def specs_of(model: nn.Module, rows: Mapping[str, int] | None = None) -> list[Ta
         if not count:
             raise ConfigError(
                 f"table {table.name!r} has no rows=, and no rows yet; say how many it will have: "
-                f"hr.Table({table.name!r}, {table.dim}, rows=...), or "
-                f"hr.plan(model, rows={{{table.name!r}: ...}})."
+                f"hr.Table({table.name!r}, {table.dim}, rows=...), or give "
+                f"rows={{{table.name!r}: ...}}."
             )
         found.append(spec_of(table, count))
     for name in given:

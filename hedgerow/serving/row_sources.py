@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 from torch import nn
 
+from ..core.checks import CPU
+from ..core.errors import NotSupportedError
 from ..nn.collection import collections_of
 from ..nn.following import row_shards
 from ..sync.shard_source import ShardSource
 from ..sync.source import HostSource, RowSource
 from ..tables.followed import RowShard
-from ..tables.host import HostTable
 
 
 def row_sources(model: nn.Module) -> list[RowSource]:
@@ -43,8 +45,15 @@ def row_sources(model: nn.Module) -> list[RowSource]:
 
 
 def _source(shard: RowShard, step: Callable[[], int]) -> RowSource:
-    here = {name: table for name, table in shard.tables.items() if isinstance(table, HostTable)}
-    if len(here) == len(shard.tables):
+    # Tables of this process have a layout; of those on servers only rows are in reach.
+    here: dict[str, Any] = {n: t for n, t in shard.tables.items() if hasattr(t, "layout")}
+    for name, table in here.items():
+        if table.device != CPU:
+            raise NotSupportedError(
+                f"publish of table {name!r}, which is on {table.device}; rows are sent from host "
+                f"memory. Train it there, or hr.save the model and serve what hr.load brings."
+            )
+    if here:
         return HostSource(
             list(here.values()),
             routers=shard.routers,
@@ -52,5 +61,5 @@ def _source(shard: RowShard, step: Callable[[], int]) -> RowSource:
             shards=shard.shards,
             step=step,
         )
-    away = {name: table for name, table in shard.tables.items() if not isinstance(table, HostTable)}
+    away: dict[str, Any] = dict(shard.tables)
     return ShardSource(away, shard.routers, shard=shard.shard, shards=shard.shards, step=step)

@@ -114,7 +114,7 @@ class RowSource(Protocol):
 
 
 class HostSource:
-    """Rows in the memory of this process: all of a model's, or those of one rank.
+    """Rows of this process: all of a model's, or those of one rank. Tables may lie in two tiers.
 
     `step` gives the number of updates that the rows have seen; only one_bit segments need it.
 
@@ -178,9 +178,12 @@ class HostSource:
         return RowsRead(*rows_present(self._live[table], ids, self._step()))
 
     def message(self, shares: Sequence[Share]) -> bytes | None:
-        """Ids and rows as they are now, as bytes; None where a row is not there."""
+        """Ids and rows as they are now, as bytes; None where a row is not there, or in tiers."""
+        live = [self._live[share.table] for share in shares]
+        if not all(isinstance(table, HostTable) for table in live):
+            return None
         return rows_after(
-            [self._live[share.table] for share in shares],
+            live,
             [share.ids for share in shares],
             [(share.before_ids, share.before_rows) for share in shares],
             self._step(),

@@ -51,7 +51,10 @@ class Evictor:
         self._tables = tuple(tables)
         for table in self._tables:
             if not isinstance(table, HostTable):
-                raise DtypeError(f"tables holds a {type(table).__name__}; pass HostTables.")
+                raise DtypeError(
+                    f"tables holds a {type(table).__name__}; pass HostTables. Call evict() of "
+                    f"others between two steps; modules do so by themselves."
+                )
             if table.config.evict is None:
                 raise InputError(
                     f"table {table.config.name!r} has no eviction rule; make its TableConfig with "

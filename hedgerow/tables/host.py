@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 
 import torch
 from torch import Tensor
@@ -17,7 +16,6 @@ from ..core.errors import (
     DtypeError,
     InputError,
     NotFiniteError,
-    OutOfMemoryError,
     ServingTableError,
     StateError,
 )
@@ -34,6 +32,7 @@ from .host_moves import HostMoves
 from .host_reads import HostReads
 from .host_watch import HostWatch
 from .layout import RowLayout, native_segment
+from .memory_errors import memory_errors
 from .row_file import RowFile
 from .schedules import Rate, check_rates, rate_at
 from .store import Applied, Entries, Lookup, TableKeys
@@ -356,15 +355,3 @@ class HostTable(HostEvictions, HostMoves, HostReads, HostWatch):
                 f"{verb} on the serving table {self.config.name!r}; only training tables learn. "
                 f"Use assign, or make the table with serving=False."
             )
-
-
-@contextmanager
-def memory_errors() -> Iterator[None]:
-    """The core's errors for lack of memory as ours."""
-    try:
-        yield
-    except MemoryError as error:
-        raise OutOfMemoryError(
-            f"{error or 'the operating system gave no more memory'}. The table stays usable: erase "
-            f"rows, raise the limit, or spread the table over more processes."
-        ) from error

@@ -11,6 +11,7 @@ from .. import native
 from ..core.shapes import Bool, Int64
 from .host_reads import all_found, entry_room
 from .layout import RowLayout
+from .memory_errors import memory_errors
 from .moving import MovingRows
 
 
@@ -37,7 +38,8 @@ class HostMoves:
         here = moving.to("cpu")
         parts = [x.contiguous() for x in (here.ids, here.rows, here.states, here.ts)]
         ids_at, *others = (part.data_ptr() for part in parts)
-        self._table.move_in(ids_at, len(here), *others)
+        with memory_errors():
+            self._table.move_in(ids_at, len(here), *others)
         return all_found(len(here))
 
     def move_out(self, ids: Int64[Tensor, "n"]) -> None:

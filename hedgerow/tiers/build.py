@@ -68,7 +68,9 @@ def tier_table(
         slots = tiers.slots or tiers.fast_rows
         own = front_config(config, tiers)
         fast = DeviceTable(own, capacity_rows=slots, device=device, clock=clock)
-    return over(fast, slow or HostTable(config, clock=clock), tiers)
+    if slow is None:  # one without rows is false
+        slow = HostTable(config, clock=clock)
+    return over(fast, slow, tiers)
 
 
 def tier_tables(

@@ -179,7 +179,10 @@ class HybridTable(TierWatch):
         coming, uses = coming[there].numpy(), uses[: len(there)][there.to(uses.device)]
         if len(coming):
             leaving = self._colder(uses[free:])
-            self._swap(coming[: free + len(leaving)], leaving)
+            try:
+                self._swap(coming[: free + len(leaving)], leaving)
+            except MemoryError:  # no room for those that go back: all stay, and the update is done
+                self.counters.add("failed_moves", 1)
 
     def _colder(self, uses: Float32[Tensor, "n"]) -> Ids:
         """Places whose rows leave for others of these uses, falling; as many as are colder."""
@@ -258,7 +261,8 @@ class HybridTable(TierWatch):
         return self.slow, self.fast
 
     def _tier_counts(self) -> dict[str, int]:
-        moved = {name: self.counters.read(name) for name in ("promotions", "demotions")}
+        names = ("promotions", "demotions", "failed_moves")
+        moved = {name: self.counters.read(name) for name in names}
         return {**super()._tier_counts(), **moved}
 
     def _known_bytes(self) -> int:

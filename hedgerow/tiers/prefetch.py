@@ -9,6 +9,7 @@ from types import TracebackType
 
 import numpy as np
 
+from .ending import Ending
 from .places import Ids
 
 _IDLE_S = 1.0  # so long the thread waits for more
@@ -71,6 +72,7 @@ class Prefetcher:
         self._outstanding: list[Prefetched] = []
         self._lock = Condition()
         self._thread: Thread | None = None
+        self._ending = Ending(self, self._lock)
 
     def add(self, batch: Prefetched, most_ids: int) -> int | None:
         """Queues a batch, unless that were more distinct keys than `most_ids`: how many then."""
@@ -81,7 +83,8 @@ class Prefetcher:
                 return distinct
             if self._thread is None or not self._thread.is_alive():  # not started, or a parent's
                 self._thread = Thread(target=self._work, name="hedgerow prefetch", daemon=True)
-                self._thread.start()  # it waits for the lock; where it cannot start, nothing waits
+                # It waits for the lock; where it cannot start, nothing waits.
+                self._ending.start(self._thread)
             self._outstanding.append(batch)
             self._waiting.append(batch)
             self._lock.notify_all()
@@ -103,7 +106,8 @@ class Prefetcher:
     def _work(self) -> None:
         while True:
             with self._lock:
-                if not self._lock.wait_for(lambda: bool(self._waiting), _IDLE_S):
+                self._lock.wait_for(lambda: self._waiting or self._ending.has_come, _IDLE_S)
+                if not self._waiting or self._ending.has_come:
                     self._thread = None
                     return
                 batch = self._waiting.popleft()

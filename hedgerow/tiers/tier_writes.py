@@ -14,6 +14,7 @@ from ..core.shapes import Bool, Float32, Int8, Int64
 from ..tables.host import HostTable
 from ..tables.schedules import Rate
 from ..tables.store import Applied, Entries, Lookup, TableKeys
+from .host_parts import some_of
 from .places import Ids
 from .two_tiers import TwoTiers
 
@@ -159,22 +160,22 @@ class TierWrites(TwoTiers):
         counts: Tensor | None = None,
         **settings: Any,
     ) -> Applied:
-        rows = rows.view(len(ids), self.layout.dim)
+        rows = rows.detach().view(len(ids), self.layout.dim)
         at, here, rest = self._split(ids)
-        self._settle(ids[rest])
+        behind = some_of(ids, rest)
+        self._settle(behind)
         if counts is not None:
-            settings["counts"] = counts[rest.to(counts.device)].cpu()
+            settings["counts"] = some_of(counts, rest).cpu()
         ts = self.slow._time(ts)  # a time of the future is counted once
         write: Callable[..., Applied] = getattr(self.slow, verb)
-        done = write(ids[rest], rows[rest.to(rows.device)].cpu(), ts=ts, **settings)
+        done = write(behind, some_of(rows, rest).cpu(), ts=ts, **settings)
         if not len(here):
             return _total(done)
-        there = here.to(self.device)
         if counts is not None:
-            settings["counts"] = counts[there]
+            settings["counts"] = some_of(counts, here)
         self._changing(at[here.numpy()])
         write = getattr(self.fast, verb)
-        more = write(ids[here].to(self.device), rows[there], ts=ts, **settings)
+        more = write(some_of(ids, here).to(self.device), some_of(rows, here), ts=ts, **settings)
         return _total(done, more)
 
     def _check_entries(self, given: Entries) -> None:

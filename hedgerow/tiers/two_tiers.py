@@ -21,6 +21,7 @@ from ..tables.host import HostTable
 from ..tables.host_reads import MemoryUse
 from ..tables.layout import RowLayout
 from ..tables.store import Entries, Lookup, Missing, TableKeys
+from .host_parts import put_some, some_of
 from .overlay import replaced
 from .places import Ids, Places
 from .shared_lock import SharedLock
@@ -111,13 +112,15 @@ class TwoTiers:
         with self._moves.shared():
             at = self.places.find(ids.numpy())
             here, rest = _where(at >= 0), _where(at < 0)
+            behind = some_of(ids, rest)
             if len(rest) or not len(ids):  # an empty call still checks its arguments
-                found = self._read_slow(ids[rest], missing, step)
-                out[rest.to(self.device)] = found.to(self.device)
-            if len(here):
-                found = self.fast.lookup(ids[here].to(self.device), missing="zeros", step=step)
-                out[here.to(self.device)] = found.rows_of()
-            there = self._in_slow(ids[rest])
+                put_some(out, rest, self._read_slow(behind, missing, step))
+            if len(here) == len(ids):
+                self.fast.lookup(keys.ids, missing="zeros", step=step, out=out)
+            elif len(here):
+                mine = some_of(ids, here).to(self.device)
+                put_some(out, here, self.fast.lookup(mine, missing="zeros", step=step).rows_of())
+            there = self._in_slow(behind)
         self._count_hits(len(here), int(there.sum()), len(ids))
         return Lookup(keys, out.view(-1), (dim,))
 
@@ -180,6 +183,7 @@ class TwoTiers:
             "longest_search": max(fast["longest_search"], slow["longest_search"]),
             "fast_rows": len(self.places),
             "fast_capacity_rows": self.places.rows,
+            **{name: slow[name] for name in ("file_bytes", "resident_bytes") if name in slow},
             **self._tier_counts(),
         }
 

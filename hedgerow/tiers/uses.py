@@ -69,7 +69,9 @@ class Uses:
         return self._cells.nbytes
 
     def _least(self, places: list[Int64[Tensor, "n"]]) -> Float32[Tensor, "n"]:
-        first, second = (cells[at] for cells, at in zip(self._cells, places, strict=True))
+        first, second = (  # index_select: on a CPU a small fraction of the time of cells[at]
+            cells.index_select(0, at) for cells, at in zip(self._cells, places, strict=True)
+        )
         return torch.minimum(first, second)
 
     def _at(self, ids: Ids | Int64[Tensor, "n"]) -> list[Int64[Tensor, "n"]]:

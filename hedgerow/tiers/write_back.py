@@ -15,6 +15,7 @@ from ..core.counters import Counters
 from ..core.shapes import Int64
 from ..tables.host import HostTable
 from ..tables.moving import MovingRows
+from .ending import Ending
 
 _IDLE_S = 1.0  # so long the thread waits for more: starting one takes longer than a small step
 _CHUNK_ROWS = 8192  # written under one hold of the lock: so long a reader waits at most
@@ -24,7 +25,8 @@ class WriteBack:
     """A bounded queue of rows in front of `slow`; owns the lock under which rows leave it.
 
     What is on its way counts: whoever reads or writes the slow store for a row that may be here
-    holds the rows still, or settles them first. The thread ends a second after its last work.
+    holds the rows still, or settles them first. The thread ends a second after its last work, or
+    with the process.
     """
 
     def __init__(self, slow: HostTable, room_rows: int, counters: Counters) -> None:
@@ -35,6 +37,7 @@ class WriteBack:
         self._changed = Condition()
         self._thread: Thread | None = None
         self._error: BaseException | None = None
+        self._ending = Ending(self, self._changed)
 
     def put(self, rows: MovingRows) -> None:
         """Takes rows to write; waits while the queue is full. Raises what the thread could not."""
@@ -92,7 +95,7 @@ class WriteBack:
         alive = self._thread is not None and self._thread.is_alive()
         if not alive and self._order:  # a thread may have failed to start, or be a parent's
             self._thread = Thread(target=self._work, name="hedgerow write-back", daemon=True)
-            self._thread.start()
+            self._ending.start(self._thread)
 
     def _work(self) -> None:
         while self._work_on():
@@ -102,7 +105,8 @@ class WriteBack:
         """One chunk; False if there was none for a while, or it could not be written."""
         with self._changed:
             try:
-                if self._order or self._changed.wait_for(lambda: bool(self._order), _IDLE_S):
+                self._changed.wait_for(lambda: self._order or self._ending.has_come, _IDLE_S)
+                if self._order and not self._ending.has_come:
                     self._write_next()
                     return True
             except BaseException as error:  # rows stay here; the next `put` or `flush` says so

@@ -29,6 +29,7 @@ class TrainJob:
     """`[train]`: how long and how often; None for `eval_every` is once an epoch, and for `threads`
     as many as torch takes by itself. `plan` is a file of `hedgerow plan`, or "auto". `device` is
     where tables and weights are: "cuda" is the GPU of each process; a plan says more exactly.
+    With `memory`, as "2GiB", rows beyond it are in files in the folder `rows_in`.
     """
 
     epochs: Size = 1
@@ -40,12 +41,14 @@ class TrainJob:
     threads: Size | None = None
     plan: str | None = None
     device: Literal["cpu", "cuda"] = "cpu"
+    memory: str | None = None
+    rows_in: str | None = None
 
     def located(self, folder: Path) -> TrainJob:
-        """Itself, with a plan whose path does not depend on where the program runs."""
-        if self.plan in (None, "auto"):
-            return self
-        return replace(self, plan=str(folder / self.plan))
+        """Itself, with paths that do not depend on where the program runs."""
+        plan = self.plan if self.plan in (None, "auto") else str(folder / self.plan)
+        rows_in = None if self.rows_in is None else str(folder / self.rows_in)
+        return replace(self, plan=plan, rows_in=rows_in)
 
 
 @dataclass(frozen=True, kw_only=True)

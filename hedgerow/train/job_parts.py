@@ -7,10 +7,12 @@ from dataclasses import dataclass
 import torch
 from torch import nn
 
+from ..core.errors import ConfigError
 from ..data.batch import Source
 from ..nn.distribute import distribute
+from ..nn.on_disk import keep_on_disk
 from ..nn.placing import job_device
-from .job import DenseJob, Job
+from .job import DenseJob, Job, TrainJob
 from .job_data import batches_of, best_auc
 from .loop import Schedule
 
@@ -50,9 +52,21 @@ def build(job: Job) -> Parts:
     model = build_model(job)
     if job.train.device == "cuda" and job.train.plan is None:
         model.to(job_device())
+    _keep_on_disk(model, job.train)
     model = distribute(model, plan=job.train.plan)
     optimizer = _optimizer(job.dense, model)
     return Parts(model, optimizer, train, test, _total_steps(job, train), best_auc(train))
+
+
+def _keep_on_disk(model: nn.Module, how: TrainJob) -> None:
+    if how.memory is None and how.rows_in is None:
+        return
+    if how.memory is None or how.rows_in is None or how.device == "cuda":
+        raise ConfigError(
+            f"train.memory is {how.memory!r} and train.rows_in {how.rows_in!r}, on {how.device}; "
+            f"both are needed to keep rows in files, on the cpu."
+        )
+    keep_on_disk(model, how.rows_in, memory=how.memory)
 
 
 def schedule(job: Job) -> Schedule:

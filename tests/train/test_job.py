@@ -433,3 +433,23 @@ def test_fields_of_other_features_leave_shared_tables_alike() -> None:
     shared = {"item": "things", "seen": "things"}
     assert fields({"user": "who"}) == {**shared, "user": "who"}
     assert fields({"seen": "item"}) == {"seen": "item"}  # strings of items are hashed as such
+
+
+def test_rows_beyond_the_memory_of_a_job_are_in_files(tmp_path: Path) -> None:
+    (tmp_path / "rows").mkdir()
+    told = {"memory": "400KiB", "rows_in": "rows"}
+    (tmp_path / "job.json").write_text(json.dumps(_clicks_with_rows(told)))
+    model = build(read_job(tmp_path / "job.json")).model
+    kinds = {name: type(table).__name__ for name, table in tables_of(model).items()}
+    assert kinds == {"item": "HostTable", "user": "HybridTable"}
+
+
+@pytest.mark.parametrize("told", [{"memory": "1GiB"}, {"rows_in": "."}])
+def test_memory_and_folder_of_a_job_go_together(told: dict[str, str]) -> None:
+    with pytest.raises(ConfigError, match="both are needed to keep rows in files"):
+        build(job_of(_clicks_with_rows(told)))
+
+
+def _clicks_with_rows(train: dict[str, str]) -> dict[str, Any]:
+    tables = {"user": {"rows": 50_000}, "item": {"rows": 100}}
+    return {"data": {"source": "clicks"}, "model": {"tables": tables}, "train": train}

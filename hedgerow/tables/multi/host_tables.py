@@ -15,7 +15,8 @@ from ...core.shapes import Bool, Float32, Int8, Int64
 from .. import arguments
 from ..config import TableConfig
 from ..filters import SlidingFilter
-from ..host import HostTable, memory_errors
+from ..host import HostTable
+from ..memory_errors import memory_errors
 from ..schedules import Rate
 from ..store import Applied, Lookup, Missing, TableKeys, as_keys
 from . import parts

@@ -1,0 +1,131 @@
+"""Tables of a model that are larger than memory: hot rows in it, the others in files."""
+
+from __future__ import annotations
+
+import logging
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+
+from torch import nn
+
+from ..core.clock import Clock
+from ..core.errors import ConfigError
+from ..core.units import format_bytes, parse_bytes
+from ..launch.rank_info import rank_info
+from ..tables.config import TableConfig
+from ..tables.expiry import Lfu
+from ..tables.host import HostTable
+from ..tables.layout import RowLayout
+from ..tables.row_file import RowFile
+from ..tiers.build import Tiers, TierTable, tier_table
+from ..tiers.tier_tables import TierTables
+from .collection import Collection, collections_of
+from .table_specs import specs_of
+
+_TS_BYTES = 8
+_LEAST_BYTES = 2**16  # of memory for a table with rows in a file: a call touches many pages
+
+
+def keep_on_disk(
+    model: nn.Module,
+    folder: str | os.PathLike[str],
+    *,
+    memory: str | int,
+    rows: Mapping[str, int] | None = None,
+) -> None:
+    """Keeps the rows of a model's tables within `memory` bytes of this process; others in files.
+
+    Tables share the memory evenly; a small one that needs less than its part is whole in it, and
+    what it leaves goes to the others. Of those half is for their hottest rows (HYBRID), and half
+    for pages of a file in `folder`, which has no name and goes with the process. Indexes are in
+    memory beside: 16 to 20 bytes a row, 134 more for a hot one. No number changes by it.
+
+    A table's size is `rows` here, or `rows=` of its hr.Table; one that gets more rows than that
+    takes more memory if it was to be whole, and more of the disk if not. Call it before rows are
+    there, and before `hr.distribute`: each process then has its part of the rows, and its own
+    `memory`.
+
+    >>> import hedgerow as hr, tempfile
+    >>> model = hr.EmbeddingBags([hr.Table("item", 64, rows=100_000), hr.Table("shop", 8, rows=9)])
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     hr.keep_on_disk(model, folder, memory="4MiB")
+    >>> [type(model.table(name)).__name__ for name in ("item", "shop")]
+    ['HybridTable', 'HostTable']
+    """
+    limit = parse_bytes(memory)
+    ranks = rank_info().world_size
+    sizes = {spec.name: -(-spec.rows // ranks) for spec in specs_of(model, rows)}
+    found = [(one, one.configs_to_place(folder)) for one in collections_of(model)]
+    needs = {
+        name: sizes[name] * stored_bytes(config)
+        for _, configs in found
+        for name, config in configs.items()
+    }
+    parts = _shared_evenly(needs, limit)
+    small = {name: part for name, part in parts.items() if part < needs[name]}
+    _check(small, limit)
+    for one, configs in found:
+        if any(name in small for name in configs):
+            one.keep_in(TierTables([_made(c, small, folder, one) for c in configs.values()]))
+    for name, part in small.items():
+        logging.getLogger("hedgerow").info(
+            "table %s: %s of rows, %s of them in memory, all others in a file in %s",
+            *(name, format_bytes(needs[name]), format_bytes(part), os.fspath(folder)),
+        )
+
+
+def _made(
+    config: TableConfig,
+    small: Mapping[str, int],
+    folder: str | os.PathLike[str],
+    one: Collection,
+) -> HostTable | TierTable:
+    """An empty table; those that are too large for memory in a file."""
+    if config.name not in small:
+        return HostTable(config, clock=one.clock)
+    mode = "pages" if isinstance(config.evict, Lfu) else "HYBRID"  # counts do not move with a row
+    return on_disk(config, RowFile(folder, small[config.name]), mode, clock=one.clock)
+
+
+def on_disk(
+    config: TableConfig, within: RowFile, mode: str, *, clock: Clock | None = None
+) -> HostTable | TierTable:
+    """An empty table with rows in a file, and those bytes in memory: HYBRID, CACHING, or "pages".
+
+    Half of the memory is for hot rows and half for pages of the file, or all of it for pages.
+    """
+    if mode == "pages":
+        return HostTable(config, clock=clock, rows_in=within)
+    hot_bytes = within.resident_bytes // 2
+    behind = replace(within, resident_bytes=within.resident_bytes - hot_bytes)
+    hot = max(1, hot_bytes // stored_bytes(config))
+    slow = HostTable(config, clock=clock, rows_in=behind)
+    return tier_table(config, Tiers(mode=mode, fast_rows=hot), clock=clock, slow=slow)
+
+
+def stored_bytes(config: TableConfig) -> int:
+    """Of a row with its states and its time."""
+    return RowLayout(config).row_bytes + _TS_BYTES
+
+
+def _shared_evenly(needs: Mapping[str, int], limit: int) -> dict[str, int]:
+    """Bytes for each: what it needs, or an equal part of what those that need less leave.
+
+    >>> _shared_evenly({"a": 10, "b": 90, "c": 50}, 100)
+    {'a': 10, 'c': 45, 'b': 45}
+    """
+    parts: dict[str, int] = {}
+    names: Sequence[str] = sorted(needs, key=lambda name: needs[name])
+    for k, name in enumerate(names):
+        parts[name] = min(needs[name], (limit - sum(parts.values())) // (len(names) - k))
+    return parts
+
+
+def _check(small: Mapping[str, int], limit: int) -> None:
+    for name, part in small.items():
+        if part < _LEAST_BYTES:
+            raise ConfigError(
+                f"memory is {format_bytes(limit)}, of which table {name!r} gets {part} bytes; a "
+                f"table with rows in a file needs {_LEAST_BYTES} at least. Give more memory."
+            )
