@@ -182,6 +182,7 @@ def _lookup_ms(
         id_bytes=values,
         far=0.0 if cpu else 1 - hits,
         tables=float(many),
+        fast_rows=_share(variant.load_factor) * spec.rows / topology.world,
     )
     speeds = Speeds(
         near=costs.memory("ddr" if cpu else "hbm", links),
