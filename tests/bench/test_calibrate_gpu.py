@@ -9,10 +9,10 @@ import torch
 
 from hedgerow.bench.calibrate_gpu import Size, _better, points_of
 from hedgerow.bench.calibrate_stores import Filled, Sweep
+from hedgerow.planner.times import row_moves
 from hedgerow.planner.times.calibrate import fit
 from hedgerow.planner.times.calibration import Point
-from hedgerow.planner.times.step_time import LEAVE_AT_ONCE
-from hedgerow.tiers import cache_moves
+from hedgerow.tiers import cache_moves, promotions
 
 
 def _quiet(text: str, done: int, total: int) -> None:
@@ -100,5 +100,7 @@ def test_of_two_passes_the_faster_counts() -> None:
     assert list(_better(both[0], lambda: both[1])) == both
 
 
-def test_plans_know_how_many_rows_leave_a_cache_at_once() -> None:
-    assert cache_moves._LEAVE_AT_ONCE == LEAVE_AT_ONCE
+def test_plans_know_how_often_rows_move() -> None:
+    assert row_moves.LEAVE_AT_ONCE == cache_moves._LEAVE_AT_ONCE
+    theirs = (promotions.MOVE_STEPS, promotions._SOON_STEPS, promotions._MANY)
+    assert (row_moves.MOVE_STEPS, row_moves.SOON_STEPS, row_moves.MANY) == theirs

@@ -14,6 +14,7 @@ from hedgerow.core.errors import ConfigError, FileDamagedError, FileMissingError
 from hedgerow.planner.times.calibrate import fit
 from hedgerow.planner.times.calibration import Calibration, Point, Residuals
 from hedgerow.planner.times.robust_fit import robust_fit
+from hedgerow.planner.times.row_moves import moves
 from hedgerow.planner.times.step_time import Speeds, Step, step_ms
 from hedgerow.planner.times.time_parameters import (
     CPU,
@@ -122,7 +123,7 @@ TRUE = {
         host_ms=1.4,
         host_key_ms=5e-4,
         host_bytes_per_ms=1e7,
-        evict_ms=2.5,
+        move_ms=2.5,
         id_ms=3e-7,
         id_byte_ms=4e-10,
         ahead=6,
@@ -140,7 +141,8 @@ def _together_points() -> list[Point]:
             for far, repeat in product(shares, repeats):
                 size = 4.0 * dim
                 rows = 0 if mode == "HBM_ONLY" else 10**6 // tables
-                step = Step(keys, repeat * keys, 2 * size, size, size, far, tables, rows or np.inf)
+                often = moves(mode, far * keys, repeat * keys, tables, float(rows))
+                step = Step(keys, repeat * keys, 2 * size, size, size, far, tables, often)
                 ms = step_ms(step, cost, Speeds(2.5e9, 1.0, 1.0, 1.0))
                 found.append(
                     Point(
@@ -182,8 +184,8 @@ def test_modes_that_were_measured_with_several_tables_tell_more() -> None:
     assert near.id_ms + 512 * near.id_byte_ms == pytest.approx(3e-7 + 512 * 4e-10, rel=0.2)
     assert near.ahead == far.ahead > 3
     assert near.key_ms == far.key_ms == pytest.approx(1e-6, rel=0.2)
-    assert near.host_key_ms == near.evict_ms == 0 < far.host_key_ms
-    assert far.evict_ms == pytest.approx(2.5, rel=0.2)
+    assert near.host_key_ms == near.move_ms == 0 < far.host_key_ms
+    assert far.move_ms == pytest.approx(2.5, rel=0.2)
     assert far.host_ms == pytest.approx(1.4, rel=0.15)
     row = 1536 / (far.host_bytes_per_ms or 0)
     assert far.host_key_ms + row == pytest.approx(5e-4 + 1536 / 1e7, rel=0.1)

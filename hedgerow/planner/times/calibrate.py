@@ -29,14 +29,14 @@ _START = {
     "id": 1e-6,
     "id_byte": 1e-9,
     "host": 0.1,
-    "evict": 1.0,
+    "move": 1.0,
     "host_key": 1e-4,
     "use": 1e-6,
     "host_speed": 1e7,
 }
 _MOST = 40.0  # of a logarithm: a speed of which the points tell nothing stays a number
 _LEAST = {"launch": 1e-7, "table": 1e-7, "key": 1e-9, "id": 1e-9, "id_byte": 1e-13}
-_LEAST |= {"host": 1e-7, "evict": 1e-7, "host_key": 1e-9, "use": 1e-9}  # as good as nothing
+_LEAST |= {"host": 1e-7, "move": 1e-7, "host_key": 1e-9, "use": 1e-9}  # as good as nothing
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,6 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from .calibration import Point
+from .row_moves import moves
 from .step_time import Speeds, Step, steps_ms
 from .time_parameters import CPU, FULL_OVERLAP, ModeCost, TimeParameters
 
@@ -32,7 +33,7 @@ class _Mode:
             id_bytes=_column(_FLOAT_BYTES * p.dim for p in steps),
             far=_column(p.host_share for p in steps),
             tables=_column(p.tables for p in steps),
-            fast_rows=_column(p.fast_rows or math.inf for p in steps),
+            moves=_column(_moves(p) for p in steps),
         )
         # Steps of several tables are of a mode's own path, of which more can be told.
         self.together = bool((self.steps.tables > 1).any())
@@ -40,7 +41,7 @@ class _Mode:
         self.two_tiers = bool((self.steps.far > 0).any())
         self.one_share = bool((self.steps.far == self.steps.far[0]).all())
 
-        self.evicts = name == "CACHING" and any(p.fast_rows for p in steps)
+        self.moves = bool((np.asarray(self.steps.moves) > 0).any())
         self._near = self.together and name in _ON_DEVICE
 
     def names(self) -> list[str]:
@@ -53,7 +54,7 @@ class _Mode:
         if self.together and self.two_tiers:
             found += ["host_speed"]
             found += [] if self.one_share else ["host_key", "host"]
-            found += ["evict"] if self.evicts else []
+            found += ["move"] if self.moves else []
         if self.together and self.name == "HYBRID":
             found += ["use"]  # of a key, beside what others pay: uses are counted
         return [self._named(kind) for kind in found]
@@ -72,7 +73,7 @@ class _Mode:
             id_ms=of("id"),
             id_byte_ms=of("id_byte"),
             host_ms=of("host"),
-            evict_ms=of("evict"),
+            move_ms=of("move"),
             host_key_ms=of("host_key"),
             host_bytes_per_ms=values.get(f"host_speed {self.name}"),
             ahead=min(FULL_OVERLAP, 1 + of("ahead")),
@@ -136,6 +137,11 @@ class Columns:
             },
             overlap=_overlap(values),
         )
+
+
+def _moves(point: Point) -> float:
+    missed, rows = point.host_share * point.keys, float(point.fast_rows or math.inf)
+    return moves(point.mode, missed, float(point.ids or point.keys), float(point.tables), rows)
 
 
 def _overlap(values: dict[str, float]) -> float:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Generic, TypeVar
@@ -13,8 +12,6 @@ from numpy.typing import NDArray
 from .time_parameters import ModeCost, overlapped
 
 Floats = NDArray[np.float64]
-LEAVE_AT_ONCE = 32
-"""A full cache on a device makes way for this part of its rows, or more if a step needs more."""
 N = TypeVar("N", float, Floats)
 """One step, or a column of them."""
 
@@ -40,7 +37,7 @@ class Step(Generic[N]):
     id_bytes: N
     far: N  # share of keys whose rows lie on the host
     tables: N
-    fast_rows: N | float = math.inf  # places of a table's cache; far more than leave if not known
+    moves: N | float = 0.0  # times that rows of a table move, as `row_moves` has them
 
 
 def step_ms(step: Step[float], cost: ModeCost, speeds: Speeds) -> float:
@@ -73,14 +70,9 @@ def _step_ms(step: Step[N], cost: ModeCost, speeds: Speeds, both: Callable[[N, N
     # The host runs ahead of the device until it must know which rows are absent: then it works
     # on those, and the device waits.
     far = far - np.expm1(-missed) * cost.host_ms  # by the chance that a step has such keys
-    far = far + cost.evict_ms * missed / _leave_at_once(missed / step.tables, step.fast_rows)
+    far = far + step.moves * cost.move_ms
     launch = cost.launch_ms + step.tables * (cost.table_ms or 0.0)
     return both(launch, near, cost.ahead) + far
-
-
-def _leave_at_once(missed: N, fast_rows: N | float) -> N:
-    """Rows of a cache that make way each time."""
-    return np.maximum(np.maximum(missed, 1.0), fast_rows / LEAVE_AT_ONCE)
 
 
 def _overlapped(one: Floats, other: Floats, overlap: float) -> Floats:
