@@ -103,4 +103,4 @@ def test_of_two_passes_the_faster_counts() -> None:
 def test_plans_know_how_often_rows_move() -> None:
     assert row_moves.LEAVE_AT_ONCE == cache_moves._LEAVE_AT_ONCE
     theirs = (promotions.MOVE_STEPS, promotions._SOON_STEPS, promotions._MANY)
-    assert (row_moves.MOVE_STEPS, row_moves.SOON_STEPS, row_moves.MANY) == theirs
+    assert theirs == (row_moves.MOVE_STEPS, row_moves.SOON_STEPS, row_moves.MANY)

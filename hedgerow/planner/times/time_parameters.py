@@ -29,9 +29,9 @@ class ModeCost:
     together: `launch_ms` is then of the step of all of them, and `table_ms` of each. `id_ms` and
     `id_byte_ms` are of every id, equal ones too, and of every byte of its vector: it is written for
     the model and its gradient read. Keys whose rows lie on the host cost `host_ms` if there are
-    any, `host_key_ms` each, and their bytes at `host_bytes_per_ms`. Each time that a
-    cache makes way or a hybrid looks for hot rows takes `move_ms` a table. `ahead` is 1 if the device waits while the host
-    launches, and large if the longer of the two counts.
+    any, `host_key_ms` each, and their bytes at `host_bytes_per_ms`. Each time that a cache makes
+    way or a hybrid looks for hot rows takes `move_ms` a table. `ahead` is 1 if the device waits
+    while the host launches, and large if the longer of the two counts.
     """
 
     launch_ms: float
