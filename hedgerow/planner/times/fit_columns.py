@@ -41,7 +41,7 @@ class _Mode:
         self.two_tiers = bool((self.steps.far > 0).any())
         self.one_share = bool((self.steps.far == self.steps.far[0]).all())
 
-        self.moves = bool((np.asarray(self.steps.moves) > 0).any())
+        self.moves = bool((self.steps.moves > 0).any())
         self._near = self.together and name in _ON_DEVICE
 
     def names(self) -> list[str]:
