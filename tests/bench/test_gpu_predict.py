@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from hedgerow.bench import gpu_predict
-from hedgerow.bench.gpu_tiers import Work
+from hedgerow.bench.gpu_tiers import Batches, Work, _stores
 from hedgerow.core.errors import InputError
 from hedgerow.planner.times.calibration import Calibration
 from hedgerow.planner.times.time_parameters import ModeCost, TimeParameters
@@ -74,3 +74,14 @@ def test_all_modes_are_measured(
     assert [line["case"] for line in told] == list(gpu_predict.CASES)
     assert all(line["measured_ms"] > 0 for line in told)
     assert told[1]["measured_host_keys"] > 0
+
+
+def test_a_cache_of_old_has_changed_rows(device: torch.device) -> None:
+    batches = Batches(Work.quick(), device)
+    store = _stores()["CACHING@0.8"](batches)
+    batches.start()
+    gpu_predict._age(store, batches, 0.8)
+    for table in store.tables:  # as training leaves them: whatever goes is written back
+        held = int(table.stats()["fast_rows"])
+        assert held > 0
+        assert len(table.places.dirty()) == held

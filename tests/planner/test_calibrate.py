@@ -14,6 +14,7 @@ from hedgerow.core.errors import ConfigError, FileDamagedError, FileMissingError
 from hedgerow.planner.times.calibrate import fit
 from hedgerow.planner.times.calibration import Calibration, Point, Residuals
 from hedgerow.planner.times.robust_fit import robust_fit
+from hedgerow.planner.times.row_moves import moves
 from hedgerow.planner.times.step_time import Speeds, Step, step_ms
 from hedgerow.planner.times.time_parameters import (
     CPU,
@@ -116,13 +117,16 @@ def test_serial_tiers_are_found_too() -> None:
 
 TRUE = {
     "HBM_ONLY": ModeCost(0.25, 1e-6, table_ms=0.03, id_ms=3e-7, id_byte_ms=4e-10, ahead=6),
-    "CACHING": ModeCost(
-        *(0.6, 1.5e-6),
+    "CACHING": ModeCost(  # its kernels are those of HBM_ONLY
+        *(0.6, 1e-6),
         table_ms=0.06,
         host_ms=1.4,
         host_key_ms=5e-4,
         host_bytes_per_ms=1e7,
-        ahead=1.5,
+        move_ms=2.5,
+        id_ms=3e-7,
+        id_byte_ms=4e-10,
+        ahead=6,
     ),
 }
 
@@ -136,7 +140,9 @@ def _together_points() -> list[Point]:
         for dim, keys, tables in product((16, 128), KEYS, (1, 10)):
             for far, repeat in product(shares, repeats):
                 size = 4.0 * dim
-                step = Step(keys, repeat * keys, 2 * size, size, size, far, tables)
+                rows = 0 if mode == "HBM_ONLY" else 10**6 // tables
+                often = moves(mode, far * keys, repeat * keys, tables, float(rows))
+                step = Step(keys, repeat * keys, 2 * size, size, size, far, tables, often)
                 ms = step_ms(step, cost, Speeds(2.5e9, 1.0, 1.0, 1.0))
                 found.append(
                     Point(
@@ -150,6 +156,7 @@ def _together_points() -> list[Point]:
                         dim=dim,
                         host_share=far,
                         tables=tables,
+                        fast_rows=rows,
                     )
                 )
     return found
@@ -164,8 +171,7 @@ def test_modes_that_were_measured_with_several_tables_tell_more() -> None:
         write_bytes=0.0,
         ms=1.0,
         host_share=0.4,
-        factor=0.1,
-        hottest=0.7,
+        promoted=0.5 / 0.6,
     )
     copies = [
         Point(kind="copy", mode=way, keys=1, read_bytes=1e6, write_bytes=1e6, ms=ms)
@@ -176,8 +182,10 @@ def test_modes_that_were_measured_with_several_tables_tell_more() -> None:
     assert near.launch_ms == pytest.approx(0.25, rel=0.1)
     assert near.table_ms == pytest.approx(0.03, rel=0.1)
     assert near.id_ms + 512 * near.id_byte_ms == pytest.approx(3e-7 + 512 * 4e-10, rel=0.2)
-    assert near.ahead > 3 > 2 > far.ahead
-    assert near.host_key_ms == 0 < far.host_key_ms
+    assert near.ahead == far.ahead > 3
+    assert near.key_ms == far.key_ms == pytest.approx(1e-6, rel=0.2)
+    assert near.host_key_ms == near.move_ms == 0 < far.host_key_ms
+    assert far.move_ms == pytest.approx(2.5, rel=0.2)
     assert far.host_ms == pytest.approx(1.4, rel=0.15)
     row = 1536 / (far.host_bytes_per_ms or 0)
     assert far.host_key_ms + row == pytest.approx(5e-4 + 1536 / 1e7, rel=0.1)
@@ -196,6 +204,39 @@ def test_files_of_before_are_read() -> None:
     assert not found.modes["CPU"].together
     assert found.promotion is None
     assert found.to_dict()["modes"] == old["modes"]
+
+
+def test_points_of_before_are_read(tmp_path: Path) -> None:
+    known = _measured().to_dict()
+    old = {**known["points"][0], "kind": "hits", "host_share": 0.4, "factor": 0.1, "hottest": 0.7}
+    del old["fast_rows"], old["promoted"]
+    path = tmp_path / "calibration.json"
+    path.write_text(json.dumps({**known, "points": [*known["points"], old]}))
+    points = Calibration.load(path).points
+    assert points[-1].promoted == pytest.approx(0.5 / 0.6)
+    assert points[:-1] == _measured().points
+
+
+def test_a_speed_that_cannot_be_is_not_found() -> None:
+    # All steps are launches: any speed explains them as well.
+    steps = [
+        Point(
+            kind="step",
+            mode="HBM_ONLY",
+            keys=keys,
+            read_bytes=8.0 * dim,
+            write_bytes=4.0 * dim,
+            ms=0.8,
+            dim=dim,
+            tables=tables,
+        )
+        for dim, keys, tables in product((16, 128), KEYS[:3], (1, 10))
+    ]
+    copy = Point(kind="copy", mode="hbm", keys=1, read_bytes=1e6, write_bytes=1e6, ms=1e-3)
+    published = Calibration.default("NVIDIA H200").parameters.memories["hbm"]
+    speed = fit(steps, "NVIDIA H200").parameters.memories["hbm"]
+    assert speed <= published * 1.001
+    assert fit([*steps, copy], "NVIDIA H200").parameters.memories["hbm"] <= 2e9 * 1.001
 
 
 def test_links_are_fitted_beside() -> None:

@@ -199,3 +199,25 @@ def test_a_thousand_tables_share_their_sums_between_variants() -> None:
 
     first = spent(tuple(v for v in every if v.label == "CACHING@0.1"))  # makes the sums
     assert spent(every) < 5 * first  # 24 times as many calls, none of which makes them again
+
+
+def test_rows_that_move_now_and_then_cost_each_time() -> None:
+    item = TableSpec(name="item", rows=10**6, dim=16, features=[Feature(10_000.0)])
+    card = Topology(world=1, hbm_per_device=2**36, ddr_per_machine=2**38)
+
+    def ms(mode: Mode, share: str, move_ms: float) -> float:
+        cost = ModeCost(0.5, 1e-6, table_ms=0.1, move_ms=move_ms)
+        costs = TimeParameters(modes={mode: cost}, memories={"hbm": 1e9})
+        calibration = Calibration(device="test", parameters=costs)
+        return expected(item, Variant(mode, share), card, calibration, 1).ms
+
+    def times(mode: Mode, share: str) -> float:
+        return (ms(mode, share, 3.2) - ms(mode, share, 0.0)) / 3.2
+
+    # A hash keeps half or a tenth of the keys in HBM: many are not, and hot rows are looked for.
+    assert times(Mode.HYBRID, "0.1") == pytest.approx(1 / 2)
+    assert times(Mode.HYBRID, "0.95") == pytest.approx(1 / 16)
+    # A larger cache misses less, and makes way for more at once.
+    small, large = times(Mode.CACHING, "0.1"), times(Mode.CACHING, "0.8")
+    assert 0 < 8 * large < small < 1
+    assert times(Mode.HBM_ONLY, "1") == times(Mode.HOST_ONLY, "0") == 0

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -28,12 +29,14 @@ _START = {
     "id": 1e-6,
     "id_byte": 1e-9,
     "host": 0.1,
+    "move": 1.0,
     "host_key": 1e-4,
+    "use": 1e-6,
     "host_speed": 1e7,
 }
 _MOST = 40.0  # of a logarithm: a speed of which the points tell nothing stays a number
 _LEAST = {"launch": 1e-7, "table": 1e-7, "key": 1e-9, "id": 1e-9, "id_byte": 1e-13}
-_LEAST |= {"host": 1e-7, "host_key": 1e-9}  # of milliseconds: as good as nothing
+_LEAST |= {"host": 1e-7, "move": 1e-7, "host_key": 1e-9, "use": 1e-9}  # as good as nothing
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,7 +62,7 @@ def fit(points: Sequence[Point], device_name: str = "cpu") -> Fit:
     steps = [point for point in points if point.kind == "step"]
     if not steps:
         raise InputError("no points of steps; a fit needs measurements of at least one mode.")
-    costs, predicted = _fit_steps(steps)
+    costs, predicted = _fit_steps(steps, _fastest(points, device_name))
     links, measured = dict(default_parameters(device_name)[0].links), [p.ms for p in steps]
     for name in dict.fromkeys(point.mode for point in points if point.kind == "link"):
         exchanges = [point for point in points if (point.kind, point.mode) == ("link", name)]
@@ -85,14 +88,17 @@ def residuals(predicted: Sequence[float], measured: Sequence[float]) -> Residual
     return Residuals(*(float(np.quantile(off, share)) for share in (0.5, 0.9, 1.0)))
 
 
-def _fit_steps(steps: Sequence[Point]) -> tuple[TimeParameters, list[float]]:
+def _fit_steps(
+    steps: Sequence[Point], fastest: dict[str, float]
+) -> tuple[TimeParameters, list[float]]:
     columns = Columns(steps)
     best: tuple[float, Floats, tuple[str, ...]] | None = None
     for overlap in _OVERLAPS if columns.has_overlap else (FULL_OVERLAP,):
         names = columns.names()
         start = np.log([_start(name, overlap) for name in names])
         least = np.log([_LEAST.get(name.split(" ")[0], 1e-3) for name in names])
-        found = robust_fit(columns.errors(names), start, least, _MOST)
+        most = np.array([fastest.get(name.split(" ")[0], _MOST) for name in names])
+        found = robust_fit(columns.errors(names), start, least, most)
         if best is None or found.loss < best[0]:
             best = found.loss, found.values, names
     if best is None:
@@ -120,13 +126,21 @@ def _copies(points: Sequence[Point]) -> dict[str, float]:
     return found
 
 
+def _fastest(points: Sequence[Point], device_name: str) -> dict[str, float]:
+    """Logarithms of speeds that no step exceeds: of plain copies, or as they are published.
+
+    Steps that are bound by launches say little of a speed, and a fit may take any.
+    """
+    copies = [p for p in points if (p.kind, p.mode) == ("copy", "hbm")]
+    hbm = max(((p.read_bytes + p.write_bytes) / p.ms for p in copies), default=None)
+    hbm = default_parameters(device_name)[0].memories.get("hbm") if hbm is None else hbm
+    host = sum(_copies(points).values())  # both ways at the same time
+    return {name: math.log(x) for name, x in (("hbm", hbm), ("host_speed", host)) if x}
+
+
 def _promotion(points: Sequence[Point]) -> float | None:
     """How near HYBRID's fast rows came to the hottest: of what those serve more than a split."""
-    shares = [
-        (1 - p.host_share - p.factor) / (p.hottest - p.factor)
-        for p in points
-        if p.kind == "hits" and p.hottest > p.factor
-    ]
+    shares = [p.promoted for p in points if p.kind == "hits"]
     return min(1.0, max(0.0, float(np.median(shares)))) if shares else None
 
 

@@ -26,7 +26,8 @@ class Point:
     `kind` is "step", "link" or "hits", which are fitted, or what stands in the file only to be
     looked at: "find", "lookup", "update" or "copy". `mode` is a mode, a link or, of a copy, its
     direction. Keys and ids are those of all `tables` of the step; `ids` counts equal ones too, 0 is
-    as many as keys. Of "hits", `hottest` is the share of keys that the hottest rows would serve.
+    as many as keys. Of "hits", `promoted` says how near the fast rows come to the hottest ones: of
+    the keys that those serve and a split by a hash would not, this share.
     """
 
     kind: str
@@ -39,17 +40,18 @@ class Point:
     host_share: float = 0.0  # of keys whose rows lie on the host
     tables: int = 1
     ids: int = 0
-    factor: float = 0.0  # share of the rows that the fast tier holds
-    hottest: float = 0.0
+    fast_rows: int = 0  # places of each table's fast tier; 0 if there is none, or unknown
+    promoted: float = 0.0
 
     def __post_init__(self) -> None:
         checks.choice("Point", "kind", self.kind, KINDS)
         checks.whole("Point", "keys", self.keys, least=1)
         checks.whole("Point", "tables", self.tables, least=1)
-        for name in ("dim", "ids"):
+        for name in ("dim", "ids", "fast_rows"):
             checks.whole("Point", name, getattr(self, name), least=0)
-        for name in ("read_bytes", "write_bytes", "host_share", "factor", "hottest"):
+        for name in ("read_bytes", "write_bytes", "host_share"):
             checks.setting("Point", name, getattr(self, name), least=0)
+        checks.setting("Point", "promoted", self.promoted)
         checks.setting("Point", "ms", self.ms, above=0)
 
 
@@ -198,7 +200,7 @@ class Calibration:
                 origin=str(values["origin"]),
                 parameters=TimeParameters.from_dict(values["parameters"]),
                 residuals=None if residuals is None else _residuals(residuals),
-                points=tuple(Point(**point) for point in values["points"]),
+                points=tuple(_point(point) for point in values["points"]),
             )
         except (KeyError, TypeError) as error:
             raise ConfigError(
@@ -222,6 +224,15 @@ class Calibration:
             raise FileDamagedError(f"{place} is no JSON file: {error}.") from error
         except ConfigError as error:
             raise ConfigError(f"{place}: {error}") from error
+
+
+def _point(values: Mapping[str, Any]) -> Point:
+    """As it is written, or as it was: with a share of the rows, and what the hottest serve."""
+    known = dict(values)
+    factor, hottest = known.pop("factor", 0.0), known.pop("hottest", 0.0)
+    if hottest > factor:
+        known["promoted"] = (1 - known["host_share"] - factor) / (hottest - factor)
+    return Point(**known)
 
 
 def _residuals(values: Mapping[str, Any]) -> Residuals:

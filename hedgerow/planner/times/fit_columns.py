@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable, Sequence
 
 import numpy as np
 from numpy.typing import NDArray
 
 from .calibration import Point
+from .row_moves import moves
 from .step_time import Speeds, Step, steps_ms
 from .time_parameters import CPU, FULL_OVERLAP, ModeCost, TimeParameters
 
 Floats = NDArray[np.float64]
 _FLOAT_BYTES = 4.0
+_ON_DEVICE = ("HBM_ONLY", "CACHING", "HYBRID")
+"""Modes that run the same kernels on rows of the device: a key costs the same in all of them."""
+_SHARED = ("key", "id", "id_byte", "ahead")
 
 
 class _Mode:
@@ -28,6 +33,7 @@ class _Mode:
             id_bytes=_column(_FLOAT_BYTES * p.dim for p in steps),
             far=_column(p.host_share for p in steps),
             tables=_column(p.tables for p in steps),
+            moves=_column(_moves(p) for p in steps),
         )
         # Steps of several tables are of a mode's own path, of which more can be told.
         self.together = bool((self.steps.tables > 1).any())
@@ -35,28 +41,39 @@ class _Mode:
         self.two_tiers = bool((self.steps.far > 0).any())
         self.one_share = bool((self.steps.far == self.steps.far[0]).all())
 
-    def kinds(self) -> list[str]:
+        self.moves = bool((self.steps.moves > 0).any())
+        self._near = self.together and name in _ON_DEVICE
+
+    def names(self) -> list[str]:
         """Of its parameters."""
         found = ["launch", "key"]
         if self.together:
-            found += ["table", "ahead"]
+            found += ["table", "ahead"] if self._near else ["table"]
         if self.repeats:
             found += ["id", "id_byte"]
         if self.together and self.two_tiers:
-            found += ["host_speed"] if self.one_share else ["host_speed", "host_key", "host"]
-        return found
+            found += ["host_speed"]
+            found += [] if self.one_share else ["host_key", "host"]
+            found += ["move"] if self.moves else []
+        if self.together and self.name == "HYBRID":
+            found += ["use"]  # of a key, beside what others pay: uses are counted
+        return [self._named(kind) for kind in found]
+
+    def _named(self, kind: str) -> str:
+        return f"{kind} device" if self._near and kind in _SHARED else f"{kind} {self.name}"
 
     def cost(self, values: dict[str, float]) -> ModeCost:
         def of(kind: str, usual: float = 0.0) -> float:
-            return values.get(f"{kind} {self.name}", usual)
+            return values.get(self._named(kind), usual)
 
         return ModeCost(
             launch_ms=of("launch"),
-            key_ms=of("key"),
+            key_ms=of("key") + of("use"),
             table_ms=of("table") if self.together else None,
             id_ms=of("id"),
             id_byte_ms=of("id_byte"),
             host_ms=of("host"),
+            move_ms=of("move"),
             host_key_ms=of("host_key"),
             host_bytes_per_ms=values.get(f"host_speed {self.name}"),
             ahead=min(FULL_OVERLAP, 1 + of("ahead")),
@@ -75,16 +92,17 @@ class Columns:
             self._at.append(np.array(at, np.int64))
         self._measured = _column(point.ms for point in steps)
         self._plain_tiers = any(m.two_tiers and not m.together for m in self._modes)
-        self.has_overlap = any(mode.two_tiers for mode in self._modes)
+        # Of two tiers, or of launches with what they launch.
+        self.has_overlap = self._plain_tiers or any(m.together for m in self._modes)
 
     def names(self) -> tuple[str, ...]:
         """Of the parameters that these points say something of."""
-        found = [f"{kind} {mode.name}" for mode in self._modes for kind in mode.kinds()]
+        found = list(dict.fromkeys(name for mode in self._modes for name in mode.names()))
         names = {mode.name for mode in self._modes}
         found += ["ddr"] if CPU in names else []
         found += ["hbm"] if names - {CPU} else []
         found += ["host_read", "host_write"] if self._plain_tiers else []
-        return (*found, *(["overlap"] if self.has_overlap else []))
+        return (*found, *(["overlap"] if self._plain_tiers else []))
 
     def errors(self, names: tuple[str, ...]) -> Callable[[Floats], Floats]:
         """ln(predicted / measured) of all points, as a function of the parameters' logarithms."""
@@ -119,6 +137,11 @@ class Columns:
             },
             overlap=_overlap(values),
         )
+
+
+def _moves(point: Point) -> float:
+    missed, rows = point.host_share * point.keys, float(point.fast_rows or math.inf)
+    return moves(point.mode, missed, float(point.ids or point.keys), float(point.tables), rows)
 
 
 def _overlap(values: dict[str, float]) -> float:

@@ -26,7 +26,7 @@ def robust_fit(
     errors: Callable[[Floats], Floats],
     start: Floats,
     least: Floats,
-    most: float = float("inf"),
+    most: Floats | float = float("inf"),
 ) -> Found:
     """Values, none below its `least` or above `most`, from which `errors` are small.
 
@@ -35,7 +35,7 @@ def robust_fit(
     >>> float(robust_fit(errors, np.array([1.0]), np.array([0.0])).values[0].round(2))
     2.02
     """
-    values = np.maximum(np.asarray(start, np.float64), least)
+    values = np.minimum(np.maximum(np.asarray(start, np.float64), least), most)
     now, damping = errors(values), 1e-3
     best = _loss(now)
     for _ in range(_ROUNDS):

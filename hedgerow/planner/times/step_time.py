@@ -37,12 +37,13 @@ class Step(Generic[N]):
     id_bytes: N
     far: N  # share of keys whose rows lie on the host
     tables: N
+    moves: N  # times that rows of a table move, as `row_moves` has them
 
 
 def step_ms(step: Step[float], cost: ModeCost, speeds: Speeds) -> float:
     """Milliseconds of a step, by section 12.1 and by what our own paths were measured to add.
 
-    >>> one = Step(1000.0, 1000.0, 512.0, 256.0, 256.0, 0.5, 1.0)
+    >>> one = Step(1000.0, 1000.0, 512.0, 256.0, 256.0, 0.5, 1.0, 0.0)
     >>> round(step_ms(one, ModeCost(0.5, 1e-3), Speeds(1e6, 1e5, 1e5, 1.0)), 3)
     5.724
     """
@@ -62,9 +63,17 @@ def _step_ms(step: Step[N], cost: ModeCost, speeds: Speeds, both: Callable[[N, N
         row = step.read / speeds.host_read + step.write / speeds.host_write
     else:
         row = every / cost.host_bytes_per_ms
-    far = step.keys * step.far * (cost.host_key_ms + row) + (step.far > 0) * cost.host_ms
+    missed = step.keys * step.far
+    far = missed * (cost.host_key_ms + row)
+    if not cost.together:
+        return cost.launch_ms + both(near, far, speeds.overlap)
+    # The host runs ahead of the device until it must know which rows are absent: then it works
+    # on those, and the device waits.
+    some: N = -np.expm1(-missed)  # pyright: ignore[reportAssignmentType]
+    far = far + some * cost.host_ms  # by the chance that a step has such keys
+    far = far + step.moves * cost.move_ms
     launch = cost.launch_ms + step.tables * (cost.table_ms or 0.0)
-    return both(launch, both(near, far, speeds.overlap), cost.ahead)
+    return both(launch, near, cost.ahead) + far
 
 
 def _overlapped(one: Floats, other: Floats, overlap: float) -> Floats:

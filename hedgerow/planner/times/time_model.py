@@ -15,6 +15,7 @@ from ..problem.variant import Mode, Variant
 from .calibration import Calibration
 from .hit_rate import Touched, touched
 from .key_model import EXPONENT, from_stats, zipf
+from .row_moves import moves
 from .step_time import Speeds, Step, step_ms
 from .time_parameters import CPU
 
@@ -174,6 +175,11 @@ def _lookup_ms(
     many = alike if cost.together else 1
     write = row_bytes(spec)
     values = float(spec.dim * spec.element_bytes)
+    often = 0.0
+    if cost.move_ms:
+        missed = many * distinct * (1 - hits)
+        rows = _share(variant.load_factor) * spec.rows / topology.world
+        often = moves(variant.mode, missed, many * ids, float(many), rows)
     step = Step(
         keys=many * distinct,
         ids=many * ids,
@@ -182,6 +188,7 @@ def _lookup_ms(
         id_bytes=values,
         far=0.0 if cpu else 1 - hits,
         tables=float(many),
+        moves=often,
     )
     speeds = Speeds(
         near=costs.memory("ddr" if cpu else "hbm", links),

@@ -29,8 +29,9 @@ class ModeCost:
     together: `launch_ms` is then of the step of all of them, and `table_ms` of each. `id_ms` and
     `id_byte_ms` are of every id, equal ones too, and of every byte of its vector: it is written for
     the model and its gradient read. Keys whose rows lie on the host cost `host_ms` if there are
-    any, `host_key_ms` each, and their bytes at `host_bytes_per_ms`. `ahead` is 1 if the device
-    waits while the host launches, and large if the longer of the two counts.
+    any, `host_key_ms` each, and their bytes at `host_bytes_per_ms`. Each time that a cache makes
+    way or a hybrid looks for hot rows takes `move_ms` a table. `ahead` is 1 if the device waits
+    while the host launches, and large if the longer of the two counts.
     """
 
     launch_ms: float
@@ -39,12 +40,15 @@ class ModeCost:
     id_ms: float = 0.0
     id_byte_ms: float = 0.0
     host_ms: float = 0.0
+    move_ms: float = 0.0
     host_key_ms: float = 0.0
     host_bytes_per_ms: float | None = None
     ahead: float = 1.0
 
     def __post_init__(self) -> None:
-        for name in ("launch_ms", "key_ms", "id_ms", "id_byte_ms", "host_ms", "host_key_ms"):
+        for name in ("launch_ms", "key_ms", "id_ms", "id_byte_ms"):
+            checks.setting("ModeCost", name, getattr(self, name), least=0)
+        for name in ("host_ms", "host_key_ms", "move_ms"):
             checks.setting("ModeCost", name, getattr(self, name), least=0)
         if self.table_ms is not None:
             checks.setting("ModeCost", "table_ms", self.table_ms, least=0)
