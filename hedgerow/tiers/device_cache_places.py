@@ -153,8 +153,9 @@ class DeviceCachePlaces(DevicePlaces):
         if len(used) < _MANY_SLOTS:
             return _smallest(used, n, before)
         # To choose exactly n takes ten times as long as to choose by what a sample says.
-        sample = used[:: len(used) // _SAMPLE]
-        most = sample.kthvalue(max(1, round(n / len(used) * len(sample)))).values
+        sample = used[:: len(used) // _SAMPLE | 1]  # odd: every lane of buckets has its share
+        rank = min(max(1, round(n / len(used) * len(sample))), len(sample))
+        most = sample.kthvalue(rank).values
         return (used <= most.clamp(max=before - 1)).nonzero()[: 2 * n, 0]
 
     def _last_used(self) -> Int32[Tensor, "slots"]:

@@ -85,19 +85,19 @@ class Fetches:
             behind.read()
             behind.copy()
             with self._caches[0]._writing:
-                before, found = found, now_found(found)
-                if found is not before:  # some may have come meanwhile
-                    rest = found.rest_of(keys)
-                now, slots = self.tick(), found.slots
-                used = lambda: self.mark(self._group.numbered(keys, slots), now)  # noqa: E731
-                if self._choose(behind, used):
-                    found = self._come(found, rest, behind, out, now)
+                known = now_found(found)
+                now = self.tick()
+                used = lambda: self.mark(self._group.numbered(keys, known.slots), now)  # noqa: E731
+                if come := self._choose(behind, used):
+                    self._put(behind, now)
+                if known is not found:  # what came by another hand is not in `out`: none is sure
+                    found = replace(found, epoch=())
+                elif come:
+                    found = self._find_rest(found, rest, out)
         return replace(found, asked=True)
 
-    def _come(
-        self, found: Found, rest: Rest, behind: Behind, out: Tensor | None, now: int
-    ) -> Found:
-        self._put(behind, now)
+    def _find_rest(self, found: Found, rest: Rest, out: Tensor | None) -> Found:
+        """With the slots of the rest, which has come; its rows go to `out`."""
         if out is None:
             slots = self._group.find(rest.keys())
         else:
