@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import sys
+import threading
+
+import numpy as np
 import pytest
 import torch
 
-from hedgerow.tiers import device_cache_places
+from hedgerow.tiers import cache_moves, device_cache_places
 from hedgerow.tiers.reads_behind import Behind
 
 from .test_together_beside import _after_once, _keys, _on, _pair
@@ -40,3 +44,50 @@ def test_a_large_cache_is_asked_for_more_rows_than_it_has_slots(
         pair.step(_keys(*range(first, first + 60)))
     assert pair.stat("cache_evictions") > 0
     pair.compare()
+
+
+def test_notes_that_begin_while_others_end_are_kept(device: torch.device) -> None:
+    table, missed = _pair(device).ours.table(0), []
+    kept = [table.begin_notes() for _ in range(100)]
+
+    def note() -> None:
+        for _ in range(1000):
+            with table._writing:
+                notes = table.begin_notes()
+            with table._writing:
+                table._log(np.array([7]))
+            missed.extend([1] if not notes.log else [])
+            table.end_notes(notes)
+
+    interval = sys.getswitchinterval()
+    sys.setswitchinterval(1e-6)
+    try:
+        threads = [threading.Thread(target=note) for _ in range(3)]
+        for one in threads:
+            one.start()
+        for one in threads:
+            one.join()
+    finally:
+        sys.setswitchinterval(interval)
+    assert not missed
+    assert all(len(one.log) == 3000 for one in kept)
+
+
+def test_notes_that_nobody_ends_do_not_grow_for_ever(
+    device: torch.device, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(cache_moves, "_NOTED_ROWS", 9, raising=False)
+    pair = _pair(device)
+    pair.step(_keys(1, 2, 3))
+    later = _keys(1, 2, 40)
+    there = _on(device, later)
+    pair.ours.prefetch(there)
+    pair.groups[0]._fetches.ahead.go_on()
+    table = pair.ours.table(0)
+    (notes,) = table._notes
+    for turn in range(8):
+        table.assign(torch.arange(2, device=device), torch.full((2, 4), 1.0 * turn, device=device))
+        pair.model.table(0).assign(torch.arange(2), torch.full((2, 4), 1.0 * turn))
+    assert not notes.log
+    found = pair.ours.lookup(there, missing="training")
+    assert torch.equal(found.rows.cpu(), pair.model.lookup(later, missing="training").rows)
