@@ -91,3 +91,20 @@ def test_notes_that_nobody_ends_do_not_grow_for_ever(
     assert not notes.log
     found = pair.ours.lookup(there, missing="training")
     assert torch.equal(found.rows.cpu(), pair.model.lookup(later, missing="training").rows)
+
+
+def test_a_row_that_was_changed_and_leaves_for_its_batch_does_not_come_back_old(
+    device: torch.device,
+) -> None:
+    pair = _pair(device)
+    for ids in (range(20), range(8), range(10, 18), range(10, 18)):
+        pair.step(_keys(*ids))
+    later = _keys(0, *range(2, 9))
+    there = _on(device, later)
+    pair.ours.prefetch(there)
+    pair.groups[0]._fetches.ahead.go_on()
+    pair.step(_keys(0))  # it comes and is changed, and is the longest unused then
+    pair.step(_keys(*range(11, 18)))
+    found = pair.ours.lookup(there, missing="training")
+    assert torch.equal(found.rows.cpu(), pair.model.lookup(later, missing="training").rows)
+    pair.compare()
