@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 import threading
+from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
@@ -105,6 +106,39 @@ def test_a_row_that_was_changed_and_leaves_for_its_batch_does_not_come_back_old(
     pair.groups[0]._fetches.ahead.go_on()
     pair.step(_keys(0))  # it comes and is changed, and is the longest unused then
     pair.step(_keys(*range(11, 18)))
+    found = pair.ours.lookup(there, missing="training")
+    assert torch.equal(found.rows.cpu(), pair.model.lookup(later, missing="training").rows)
+    pair.compare()
+
+
+def test_a_prefetch_leaves_the_kept_cuts_alone(device: torch.device) -> None:
+    pair = _pair(device)
+    pair.step(_keys(1, 2))
+    group = pair.groups[0]._group
+    kept = group._last
+    pair.ours.prefetch(_on(device, _keys(1, 2, 3)))  # on another stream than steps
+    assert group._last is kept
+
+
+def test_a_batch_that_cannot_be_read_fails_no_step(
+    device: torch.device, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pair = _pair(device)
+    pair.step(_keys(1, 2, 3))
+    ahead, later = pair.groups[0]._fetches.ahead, _keys(1, 2)
+    there = _on(device, later)
+    pair.ours.prefetch(there)
+    with monkeypatch.context() as patch:
+
+        def broken(*_: object) -> None:
+            raise MemoryError
+
+        patch.setattr(ThreadPoolExecutor, "submit", broken)
+        pair.step(_keys(4, 5))
+        with pytest.raises(MemoryError):
+            pair.ours.lookup(there, missing="training")
+    assert not any(table._notes for table in pair.ours.tables)
+    assert len(ahead) == 0
     found = pair.ours.lookup(there, missing="training")
     assert torch.equal(found.rows.cpu(), pair.model.lookup(later, missing="training").rows)
     pair.compare()
