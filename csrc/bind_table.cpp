@@ -227,25 +227,23 @@ void bind_watching(nb::class_<Table>& table) {
 }
 
 void bind_several(nb::module_& m) {
-  m.def("read_several",
-        [](const std::vector<Table*>& tables, const std::vector<u64>& splits, Address ids,
-           Address found, Address rows, Address states, Address times) {
-          const nb::gil_scoped_release release;
-          const std::vector<const Table*> asked(tables.begin(), tables.end());
-          read_several({asked, splits}, {at<i64>(ids), at<u8>(found), at<float>(rows),
-                                         at<float>(states), at<i64>(times)});
-        });
-  m.def("lookup_several",
-        [](const std::vector<Table*>& tables, const std::vector<u64>& splits,
-           const std::vector<std::string>& missing, i64 step, Address ids, Address rows,
-           Address found) {
-          std::vector<Missing> rules;
-          for (const std::string& name : missing) rules.push_back(missing_rule(name));
-          const nb::gil_scoped_release release;
-          const std::vector<const Table*> asked(tables.begin(), tables.end());
-          lookup_several({asked, splits},
-                         {at<i64>(ids), rules, step, at<float>(rows), at<u8>(found)});
-        });
+  m.def("read_several", [](const std::vector<Table*>& tables, const std::vector<u64>& splits,
+                           Address ids, Address found, Address rows, Address states,
+                           Address times) {
+    const nb::gil_scoped_release release;
+    const std::vector<const Table*> asked(tables.begin(), tables.end());
+    read_several({asked, splits},
+                 {at<i64>(ids), at<u8>(found), at<float>(rows), at<float>(states), at<i64>(times)});
+  });
+  m.def("lookup_several", [](const std::vector<Table*>& tables, const std::vector<u64>& splits,
+                             const std::vector<std::string>& missing, i64 step, Address ids,
+                             Address rows, Address found) {
+    std::vector<Missing> rules;
+    for (const std::string& name : missing) rules.push_back(missing_rule(name));
+    const nb::gil_scoped_release release;
+    const std::vector<const Table*> asked(tables.begin(), tables.end());
+    lookup_several({asked, splits}, {at<i64>(ids), rules, step, at<float>(rows), at<u8>(found)});
+  });
 }
 
 }  // namespace
