@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-import numpy as np
 import torch
 from torch import Tensor
 
@@ -83,10 +82,6 @@ class DeviceCachePlaces(DevicePlaces):
     def set_dirty(self, at: Ids, dirty: bool) -> None:
         """Their rows are changed since they came, or are not."""
         self.changed[self._tensor(at)] = dirty
-
-    def are_dirty(self, at: Ids) -> np.ndarray:
-        """Which of these have changed rows."""
-        return self.changed[self._tensor(at)].cpu().numpy()
 
     def whose(self, at: Ids | Tensor) -> tuple[Int64[Tensor, "n"], Int64[Tensor, "m"]]:
         """The ids at places, and those of them with changed rows; on the device."""
