@@ -22,6 +22,8 @@ int usable_cpus() {
   return std::max(1u, std::thread::hardware_concurrency());
 }
 
+thread_local int calls = 0;  // that this thread is in, one within the other: the first has the gate
+
 struct Job {
   detail::TaskFunction function = nullptr;
   void* context = nullptr;
@@ -103,7 +105,9 @@ class Pool {
       seen = generation_.load(std::memory_order_acquire);
       if (stopping_.load()) return;
       if (!join()) continue;
+      ++calls;  // of the caller, who stays in it until this is done
       job_.work();
+      --calls;
       leave();
     }
   }
@@ -210,8 +214,12 @@ void set_thread_count(int threads) {
   process.gate.open();
 }
 
-CallScope::CallScope() { Process::process().gate.enter(); }
-CallScope::~CallScope() { Process::process().gate.leave(); }
+CallScope::CallScope() {
+  if (calls++ == 0) Process::process().gate.enter();
+}
+CallScope::~CallScope() {
+  if (--calls == 0) Process::process().gate.leave();
+}
 
 static thread_local bool runs_alone = false;
 

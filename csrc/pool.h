@@ -14,7 +14,8 @@ int thread_count();
 void set_thread_count(int threads);  // throws std::invalid_argument below 1 or above 1024
 
 // Held by every call into a table. A fork waits for running calls to end, so the child never
-// inherits a lock that a thread it does not have would have to release.
+// inherits a lock that a thread it does not have would have to release. A call within a call, and a
+// task of one on a thread of the pool, is part of it.
 class CallScope {
  public:
   CallScope();
@@ -46,7 +47,8 @@ void run_tasks(i64 tasks, TaskFunction function, void* context);
 
 // Runs body(0) .. body(tasks - 1), each once, on the calling thread and the pool's. A pool that is
 // busy with another thread's call is not waited for: the caller then does all of it. The first
-// exception is rethrown after every started task has ended; tasks not yet started are left out.
+// exception is rethrown after every started task has ended; tasks not yet started are left out. The
+// caller holds a CallScope.
 template <class Body>
 void parallel_for(i64 tasks, Body&& body) {
   struct Context {

@@ -17,9 +17,9 @@ struct Piece {
   u64 end;
 };
 
-// Each piece is a call of its own for the fork gate: a fork waits for pieces, not for the whole.
 template <class Read>
 void each_piece(const SeveralTables& several, const Read& read) {
+  const CallScope scope;
   std::vector<Piece> pieces;
   for (u64 k = 0; k < several.tables.size(); ++k)
     for (u64 start = several.splits[k]; start < several.splits[k + 1]; start += kPieceIds)

@@ -25,13 +25,9 @@ class HostMoves:
         """Whole rows; those of absent ids are zeros."""
         found = torch.empty(len(ids), dtype=torch.bool)
         room = MovingRows(ids.contiguous(), found, *entry_room(self.layout, len(ids)))
-        self.read_into(room)
+        others = (room.found, room.rows, room.states, room.ts)
+        self._table.entries(room.ids.data_ptr(), len(ids), *(part.data_ptr() for part in others))
         return room
-
-    def read_into(self, room: MovingRows) -> None:
-        """`read_out` of the ids in `room`, whose other parts are written; all are contiguous."""
-        ids, *others = (room.ids, room.found, room.rows, room.states, room.ts)
-        self._table.entries(ids.data_ptr(), len(ids), *(part.data_ptr() for part in others))
 
     def move_in(self, moving: MovingRows) -> Bool[Tensor, "n"]:
         """Takes rows; which found room: all of them."""
@@ -54,7 +50,10 @@ class HostMoves:
 
 
 def read_several(tables: Sequence[HostMoves], splits: Sequence[int], room: MovingRows) -> None:
-    """`read_into` for the ids of several tables of alike rows, table after table."""
+    """`read_out` of the ids in `room`, those of several tables of alike rows, table after table.
+
+    Its other parts are written; all are contiguous.
+    """
     parts = (room.ids, room.found, room.rows, room.states, room.ts)
     cores = [table._table for table in tables]
     native.read_several(cores, splits, *(part.data_ptr() for part in parts))

@@ -28,6 +28,9 @@ if TYPE_CHECKING:
     from .device_cache_places import DeviceCachePlaces
 
 _LEAVE_AT_ONCE = 32  # of a cache on a device, this part
+# Ids that are noted for who reads behind a cache. Who takes longer gets none of the rows: a batch
+# that is prefetched and never looked up would fill the memory.
+_NOTED_ROWS = 1 << 22
 
 
 class CacheMoves(TierWatch):
@@ -53,7 +56,7 @@ class CacheMoves(TierWatch):
         self._queue_rows = checks.count("queue_rows", queue, least=1)
         self._back = WriteBack(slow, self._queue_rows, self.counters)
         self._now = 0  # updates, lookups and prefetches so far: the time of a use
-        self._writes: list[list[Ids]] = []  # what is written behind the cache, for who reads there
+        self._notes: set[Notes] = set()  # of what is written behind the cache, for who reads there
         self._era = 0  # how often all rows were replaced
 
     def _make_places(self, fast: HostTable | DeviceTable, rows: int) -> Places | DeviceCachePlaces:
@@ -214,36 +217,45 @@ class CacheMoves(TierWatch):
     def begin_notes(self) -> Notes:
         """From now on it is noted what is written behind the cache; the caller has the lock."""
         notes = Notes([], self._era)
-        self._writes.append(notes.log)
+        self._notes.add(notes)
         return notes
 
     def end_notes(self, notes: Notes) -> None:
-        """Nobody asks for these any more."""
-        self._writes = [one for one in self._writes if one is not notes.log]
+        """Nobody asks for these any more; any thread may say so, as often as it likes."""
+        self._notes.discard(notes)
 
     def keep_unchanged(
         self, notes: Notes, ids: Int64[Tensor, "n"], which: Bool[Tensor, "n"]
     ) -> None:
         """Leaves only those `which` are as they were read; the caller has the lock."""
-        if notes.era != self._era:
+        if notes.era != self._era or notes not in self._notes:
             which.zero_()
         elif notes.log:
             which &= torch.from_numpy(np.isin(ids.numpy(), np.concatenate(notes.log), invert=True))
 
     def _log(self, ids: Ids) -> None:
-        for log in self._writes:
-            log.append(ids)
+        noting = tuple(self._notes)  # others may end theirs meanwhile
+        if not noting or not len(ids):
+            return
+        ids = ids.copy()  # the caller may write to them
+        for notes in noting:
+            notes.log.append(ids)
+            notes.rows += len(ids)
+            if notes.rows > _NOTED_ROWS:
+                self.end_notes(notes)
+                notes.log.clear()
 
     def _replaced(self) -> None:
         self._era += 1
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@dataclass(slots=True, eq=False)
 class Notes:
     """Ids that were written behind a cache since somebody began to read there."""
 
     log: list[Ids]
     era: int  # rows that were replaced altogether since are not those
+    rows: int = 0  # in the log
 
 
 def _present(table: HostTable, ids: Int64[Tensor, "n"]) -> Int64[Tensor, "m"]:

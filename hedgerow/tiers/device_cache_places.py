@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-import numpy as np
 import torch
 from torch import Tensor
 
@@ -84,10 +83,6 @@ class DeviceCachePlaces(DevicePlaces):
         """Their rows are changed since they came, or are not."""
         self.changed[self._tensor(at)] = dirty
 
-    def are_dirty(self, at: Ids) -> np.ndarray:
-        """Which of these have changed rows."""
-        return self.changed[self._tensor(at)].cpu().numpy()
-
     def whose(self, at: Ids | Tensor) -> tuple[Int64[Tensor, "n"], Int64[Tensor, "m"]]:
         """The ids at places, and those of them with changed rows; on the device."""
         slots = self._tensor(at)
@@ -153,8 +148,9 @@ class DeviceCachePlaces(DevicePlaces):
         if len(used) < _MANY_SLOTS:
             return _smallest(used, n, before)
         # To choose exactly n takes ten times as long as to choose by what a sample says.
-        sample = used[:: len(used) // _SAMPLE]
-        most = sample.kthvalue(max(1, round(n / len(used) * len(sample)))).values
+        sample = used[:: len(used) // _SAMPLE | 1]  # odd: every lane of buckets has its share
+        rank = min(max(1, round(n / len(used) * len(sample))), len(sample))
+        most = sample.kthvalue(rank).values
         return (used <= most.clamp(max=before - 1)).nonzero()[: 2 * n, 0]
 
     def _last_used(self) -> Int32[Tensor, "slots"]:

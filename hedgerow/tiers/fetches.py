@@ -64,7 +64,10 @@ class Fetches:
             return
         with behind, self._caches[0]._writing:
             now = self.tick()
-            if self._choose(behind, lambda: None):
+            room = self._make_way(behind)
+            # Only now: one of them may have come, been changed, and left for the others.
+            behind.keep_unchanged()
+            if self._fit(behind, room):
                 self._put(behind, now)
 
     def bring(
@@ -85,19 +88,20 @@ class Fetches:
             behind.read()
             behind.copy()
             with self._caches[0]._writing:
-                before, found = found, now_found(found)
-                if found is not before:  # some may have come meanwhile
-                    rest = found.rest_of(keys)
-                now, slots = self.tick(), found.slots
-                used = lambda: self.mark(self._group.numbered(keys, slots), now)  # noqa: E731
-                if self._choose(behind, used):
-                    found = self._come(found, rest, behind, out, now)
+                known = now_found(found)
+                now = self.tick()
+                behind.keep_unchanged()
+                used = lambda: self.mark(self._group.numbered(keys, known.slots), now)  # noqa: E731
+                if come := self._fit(behind, self._make_way(behind, used)):
+                    self._put(behind, now)
+                if known is not found:  # what came by another hand is not in `out`: none is sure
+                    found = replace(found, epoch=())
+                elif come:
+                    found = self._find_rest(found, rest, out)
         return replace(found, asked=True)
 
-    def _come(
-        self, found: Found, rest: Rest, behind: Behind, out: Tensor | None, now: int
-    ) -> Found:
-        self._put(behind, now)
+    def _find_rest(self, found: Found, rest: Rest, out: Tensor | None) -> Found:
+        """With the slots of the rest, which has come; its rows go to `out`."""
         if out is None:
             slots = self._group.find(rest.keys())
         else:
@@ -108,26 +112,31 @@ class Fetches:
         epochs = tuple(fast_of(table)._epoch for table in self._caches)
         return Found(found.slots, epochs, int((slots < 0).sum()))
 
-    def _choose(self, behind: Behind, tell_used: Callable[[], None]) -> bool:
-        """Which rows come: unchanged ones, as many as there is room for; whether there are any.
+    def _make_way(
+        self, behind: Behind, tell_used: Callable[[], None] = lambda: None
+    ) -> Sequence[int]:
+        """Room for the rows that were found; how much each table has, at most what it needs.
 
         Before the first row leaves for them it is told which ones this call uses.
         """
-        behind.keep_unchanged()
-        asked, come = behind.asked, behind.found
-        counts = asked.counts(come)
-        room = [
+        counts = behind.asked.counts(behind.found)  # nobody leaves for ids without a row
+        enough = [
             places_of(table).have_room(n) for table, n in zip(self._caches, counts, strict=True)
         ]
-        if not all(room):
+        if not all(enough):
             tell_used()
-        for k, share in asked.shares():  # nobody leaves for ids without a row
-            fits = counts[k] if room[k] else self._caches[k].make_way(counts[k])
-            if fits < counts[k]:
-                mine = come[share]
-                mine[mine.cumsum(0) > fits] = False
-            counts[k] = fits
-        return any(counts)
+        return [
+            n if has else table.make_way(n)
+            for table, n, has in zip(self._caches, counts, enough, strict=True)
+        ]
+
+    def _fit(self, behind: Behind, room: Sequence[int]) -> bool:
+        """No more rows come than there is room for; whether there are any."""
+        for k, share in behind.asked.shares():
+            mine = behind.found[share]
+            if int(mine.sum()) > room[k]:
+                mine[mine.cumsum(0) > room[k]] = False
+        return bool(behind.found.any())
 
     def _put(self, behind: Behind, now: int) -> None:
         asked = behind.asked

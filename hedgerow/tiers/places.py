@@ -127,14 +127,10 @@ class Places:
         """Their rows are changed since they came, or are not."""
         self._dirty[at] = dirty
 
-    def are_dirty(self, at: Ids) -> np.ndarray:
-        """Which of these have changed rows."""
-        return self._dirty[at]
-
     def whose(self, at: Ids) -> tuple[Int64[Tensor, "n"], Int64[Tensor, "m"]]:
         """The ids at places, and those of them with changed rows."""
         ids = self.ids_at(at)
-        return torch.from_numpy(ids), torch.from_numpy(ids[self.are_dirty(at)])
+        return torch.from_numpy(ids), torch.from_numpy(ids[self._dirty[at]])
 
     def take_fetched(self) -> int:
         """Rows that came and that nobody has counted yet."""

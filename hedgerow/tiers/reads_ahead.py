@@ -45,13 +45,19 @@ class ReadsAhead:
         if len(self._batches) == _MOST_BATCHES:
             self._batches.popleft().forget()
         with self._beside():
+            if self._stream is not None:  # the caller may let them go before they are read
+                keys.ids.record_stream(self._stream)
             self._batches.append(_Batch(whole, *self._absent(keys)))
 
     def go_on(self) -> None:
         """Starts to read what the device has found."""
         for one in self._batches:
             if one.reading is None and one.is_found():
-                self._read(one)
+                try:
+                    self._read(one)
+                except Exception as error:  # no step fails for it: who looks the batch up is told
+                    one.reading = Future()
+                    one.reading.set_exception(error)
 
     def take(self, whole: Int64[Tensor, "all"]) -> Behind | None:
         """The rows that were read for a batch, which is looked up now: the very same ids.
@@ -65,13 +71,14 @@ class ReadsAhead:
         late = one.reading is None or not one.reading.done()
         if one.reading is None:
             self._read(one)
-        if one.behind is None or one.reading is None:
-            return None
+        assert one.reading is not None
         try:
             one.reading.result()
         except BaseException:
-            one.behind.close()
+            one.forget()
             raise
+        if one.behind is None:
+            return None
         for k, share in one.behind.asked.shares():
             counters, rows = self._caches[k].counters, share.stop - share.start
             counters.add("prefetches", rows)
@@ -95,11 +102,17 @@ class ReadsAhead:
         if self._thread is None:
             self._thread = ThreadPoolExecutor(1, thread_name_prefix="hedgerow prefetch")
         asked = one.asked()
-        if len(asked.ids):
-            one.behind = Behind(self._caches, asked)
-            one.reading = self._thread.submit(self._read_and_copy, one.behind)
-        else:
+        if not len(asked.ids):
             one.reading = Future()
+            one.reading.set_result(None)
+            return
+        behind = Behind(self._caches, asked)
+        try:
+            one.reading = self._thread.submit(self._read_and_copy, behind)
+        except BaseException:
+            behind.close()
+            raise
+        one.behind = behind
 
     def _read_and_copy(self, behind: Behind) -> None:
         """In the thread."""

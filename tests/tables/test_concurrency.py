@@ -278,3 +278,34 @@ def test_the_thread_count_can_change_while_calls_run(table: HostTable) -> None:
     finally:
         native.set_threads(before)
     assert bool((table.lookup(ids).rows == 40).all())
+
+
+def test_the_thread_count_can_change_while_several_tables_are_read() -> None:
+    script = """
+        import threading
+        import torch
+        import hedgerow as hr
+        from hedgerow import native
+        from hedgerow.tables.host_reads import lookup_several
+
+        config = hr.TableConfig("a", (hr.Segment(1, hr.Zeros(), hr.Sgd()),))
+        tables, ids = [hr.HostTable(config) for _ in range(2)], torch.arange(100_000)
+        for table in tables:
+            table.assign(ids, torch.ones(100_000, 1))
+        stop, out = threading.Event(), torch.empty(200_000, 1)
+
+        def reads():
+            while not stop.is_set():
+                lookup_several(tables, ids.repeat(2), (0, 100_000, 200_000), "zeros", None, out)
+
+        reader = threading.Thread(target=reads)
+        reader.start()
+        for turn in range(100):
+            native.set_threads(3 + turn % 2)
+            threading.Event().wait(0.01)
+        stop.set()
+        reader.join()
+        assert bool((out == 1).all())
+    """
+    code = textwrap.dedent(script)
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=120)

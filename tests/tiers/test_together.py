@@ -207,5 +207,5 @@ def test_a_batch_that_nobody_looks_up_is_forgotten(device: torch.device) -> None
     ahead = fetches.ahead
     ahead.go_on()
     assert 0 < len(ahead) < len(batches)
-    assert max(len(table._writes) for table in pair.ours.tables) <= len(ahead)
+    assert max(len(table._notes) for table in pair.ours.tables) <= len(ahead)
     pair.run(3)

@@ -128,9 +128,12 @@ class DeviceGroup:
             return put_rows.put_rows(self._arrays, *parts, uses, now, self._cuts(keys))
 
     def absent(self, keys: TableKeys) -> tuple[Int64[Tensor, "n"], Int64[Tensor, "K"]]:
-        """Keys without a row, from where each table's begin, and how many of each table's."""
+        """Keys without a row, from where each table's begin, and how many of each table's.
+
+        On any stream: those cuts that are kept are another's, who may replace them meanwhile.
+        """
         with self._tables[0]._here():
-            return absent.absent(self._arrays, keys.ids, self._cuts(keys))
+            return absent.absent(self._arrays, keys.ids, _cuts_of(keys))
 
     def spread(self, dtype: torch.dtype) -> tuple[Tensor, list[Tensor]]:
         """Zeros for every slot of all tables, and the part of each table."""
@@ -146,12 +149,18 @@ class DeviceGroup:
         last = self._last  # once: another thread's call may replace it
         if last[0] == keys.splits and not capturing:  # most calls of a model have the same
             return last[1]
-        cuts = torch.tensor(keys.splits)
-        if keys.ids.device.type == "cuda":
-            cuts = cuts.pin_memory().to(keys.ids.device, non_blocking=True)
+        cuts = _cuts_of(keys)
         if not capturing:
             self._last = (keys.splits, cuts)
         return cuts
+
+
+def _cuts_of(keys: TableKeys) -> Int64[Tensor, "K+1"]:
+    """Where the keys of each table begin and end, on their device; waits for nothing."""
+    cuts = torch.tensor(keys.splits)
+    if keys.ids.device.type == "cuda":
+        cuts = cuts.pin_memory().to(keys.ids.device, non_blocking=True)
+    return cuts
 
 
 def kind_of(table: object) -> object:
