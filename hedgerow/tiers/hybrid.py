@@ -45,10 +45,10 @@ class HybridTable(TierWatch):
     >>> from hedgerow import HostTable, Segment, Sgd, TableConfig, Zeros
     >>> config = TableConfig("user", (Segment(1, Zeros(), Sgd(lr=1.0)),))
     >>> table = HybridTable(HostTable(config), HostTable(config), fast_rows=1)
-    >>> for ids in ([1, 2], [2], [2]):
+    >>> for ids in ([1, 2], [2], [2], [2]):
     ...     _ = table.apply_gradients(torch.tensor(ids), torch.ones(len(ids), 1))
     >>> table.lookup(torch.tensor([1, 2, 3])).rows.tolist(), table.fast.size(), table.size()
-    ([-1.0, -3.0, 0.0], 1, 2)
+    ([-1.0, -4.0, 0.0], 1, 2)
     >>> [int(table.stats()[name]) for name in ("fast_hits", "slow_hits", "absent", "promotions")]
     [1, 1, 1, 2]
     """
