@@ -41,7 +41,7 @@ class DeviceCachePlaces(DevicePlaces):
         self.fetched: Int64[Tensor, ""] = torch.zeros((), dtype=torch.int64, device=table.device)
         self._pins: Int32[Tensor, "slots"] = self.used[:0]  # made with the first hold
         self._born: Int32[Tensor, "slots"] = self.used[:0]
-        self._holds = self._stays = 0
+        self._holds = self._stays = self._told = 0
 
     def have_room(self, ids: int) -> bool:
         """Whether so many more may come; waits for the device only if that is not clear."""
@@ -91,8 +91,8 @@ class DeviceCachePlaces(DevicePlaces):
 
     def take_fetched(self) -> int:
         """Rows that came and that nobody has counted yet."""
-        rows = int(self.fetched)
-        self.fetched.zero_()
+        rows = int(self.fetched) - self._told  # it only grows: a step may add to it meanwhile
+        self._told += rows
         return rows
 
     def dirty(self) -> Ids:

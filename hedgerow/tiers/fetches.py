@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from dataclasses import replace
 
 import torch
@@ -62,7 +62,7 @@ class Fetches:
         behind = self.ahead.take(batch)
         if behind is None:
             return
-        with behind, self._caches[0]._writing:
+        with closing(behind), self._caches[0]._writing:
             now = self.tick()
             room = self._make_way(behind)
             # Only now: one of them may have come, been changed, and left for the others.
@@ -84,7 +84,7 @@ class Fetches:
         rest = found.rest_of(keys)
         for k, share in rest.shares():
             self._caches[k]._await(rest.ids[share].numpy())
-        with Behind(self._caches, rest) as behind:
+        with closing(Behind(self._caches, rest)) as behind:
             behind.read()
             behind.copy()
             with self._caches[0]._writing:

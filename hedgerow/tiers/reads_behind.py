@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from types import TracebackType
 
 import torch
 from torch import Tensor
@@ -17,9 +16,9 @@ from .found import Asked
 
 
 class Behind:
-    """Room for rows of some keys, read without a lock; as a context it ends what it notes.
+    """Room for rows of some keys, read without a lock.
 
-    What is written behind the caches from the moment it is made on is noted, until it ends.
+    What is written behind the caches from the moment it is made on is noted, until it is closed.
     """
 
     def __init__(self, caches: Sequence[CachingTable], asked: Asked) -> None:
@@ -37,17 +36,6 @@ class Behind:
         self._arrived: torch.Event | torch.cuda.Event | None = None
         with caches[0]._writing:
             self._notes = {k: caches[k].begin_notes() for k, _ in asked.shares()}
-
-    def __enter__(self) -> Behind:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self.close()
 
     def close(self) -> None:
         """Nothing is noted any more; a second call does nothing."""

@@ -17,6 +17,7 @@ from hedgerow.tables.host import HostTable
 from hedgerow.tiers.hybrid import HybridTable
 
 from ..support import everything
+from .training import train
 
 # On the disk of the checkout: a folder for temporary files may lie in memory. Files have no names.
 HERE = Path(__file__).parent
@@ -64,15 +65,7 @@ def _batches(steps: int, seed: int) -> Iterator[tuple[hr.IdBatch, torch.Tensor]]
 
 
 def _train(model: torch.nn.Module, steps: int, seed: int = 1) -> list[float]:
-    dense = torch.optim.SGD(model.parameters(), lr=0.1)
-    losses = []
-    for ids, label in _batches(steps, seed):
-        loss = torch.nn.functional.binary_cross_entropy_with_logits(model(ids), label)
-        dense.zero_grad()
-        loss.backward()
-        dense.step()
-        losses.append(loss.item())
-    return losses
+    return train(model, _batches(steps, seed))
 
 
 def _rows_in_memory(model: torch.nn.Module) -> int:

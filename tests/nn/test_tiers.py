@@ -24,6 +24,7 @@ from hedgerow.tiers.caching import CachingTable
 from hedgerow.tiers.hybrid import HybridTable
 
 from ..support import everything, table_config
+from .training import train
 
 pytestmark = pytest.mark.skipif(torch.cuda.is_available(), reason="fast tiers would be on the GPU")
 MACHINE = Topology(world=1, ddr_per_machine=2**33, hbm_per_device=2**33)
@@ -77,15 +78,7 @@ def _batches(steps: int, seed: int = 1) -> Any:
 
 
 def _train(model: torch.nn.Module, steps: int, seed: int = 1) -> list[float]:
-    dense = torch.optim.SGD(model.parameters(), lr=0.1)
-    losses = []
-    for ids, label in _batches(steps, seed):
-        loss = torch.nn.functional.binary_cross_entropy_with_logits(model(ids), label)
-        dense.zero_grad()
-        loss.backward()
-        dense.step()
-        losses.append(loss.item())
-    return losses
+    return train(model, _batches(steps, seed))
 
 
 def test_training_in_tiers_gives_the_bits_of_one_tier(

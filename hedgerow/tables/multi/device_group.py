@@ -124,8 +124,8 @@ class DeviceGroup:
         As `put_rows.put_rows`, with slots numbered through all tables.
         """
         parts = (moving.ids, moving.found, moving.rows, moving.states, moving.ts)
-        with self._tables[0]._here():
-            return put_rows.put_rows(self._arrays, *parts, uses, now, self._cuts(keys))
+        with self._tables[0]._here():  # with cuts that no other call has: those kept stay
+            return put_rows.put_rows(self._arrays, *parts, uses, now, _cuts_of(keys))
 
     def absent(self, keys: TableKeys) -> tuple[Int64[Tensor, "n"], Int64[Tensor, "K"]]:
         """Keys without a row, from where each table's begin, and how many of each table's.
