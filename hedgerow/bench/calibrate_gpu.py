@@ -19,6 +19,7 @@ from ..tables.store import TableKeys
 from .calibrate_stores import Filled, Sweep
 from .gpu_tiers import Batches, Work, _in_tiers
 from .progress import Progress
+from .quiet import Yardstick, measured
 from .room import free_bytes
 
 DIMS = (16, 32, 64, 128, 256)
@@ -27,7 +28,6 @@ _ASKED = {"HYBRID": (0.0, 0.1, 0.25, 0.5, 0.75, 1.0), "CACHING": SHARES[:6]}
 """Shares that plans ask for: more than half of the keys is not what a cache is chosen for."""
 _MOST_ROUNDS = 10
 _POINTS = 600  # about so many share the time
-_SHORT = 4.0  # milliseconds: a step up to here is mostly launches, and is measured twice
 _LONGEST = 5.0  # a round may take so many times the share of a point, or is left out
 _MOSTLY_NEAR = 0.5  # ids that repeat are of rows that are used much, which lie in HBM
 _NEEDS_BYTES = {"HBM": 12 * 2**30, "host memory": 6 * 2**30}
@@ -162,13 +162,13 @@ def points_of(
     device: torch.device, seconds: float, progress: Progress, size: Size | None = None
 ) -> Iterator[Point]:
     """All points, in about so many seconds beside what compiling kernels takes."""
-    size = size or Size.whole()
+    size, yardstick = size or Size.whole(), Yardstick()
     total = len(size.sweeps) + 2
     progress("copies", 0, total)
     yield from _copies(device, size)
     for done, sweep in enumerate(size.sweeps, start=1):
         progress(sweep.name, done, total)
-        yield from _swept(sweep, size, device, seconds / _POINTS)
+        yield from _swept(sweep, size, device, seconds / _POINTS, yardstick)
         _free(device)
     progress("HYBRID, rows that are hot", total - 1, total)
     yield _hits(device, size)
@@ -176,35 +176,18 @@ def points_of(
     progress("done", total, total)
 
 
-def _swept(sweep: Sweep, size: Size, device: torch.device, seconds: float) -> Iterator[Point]:
+def _swept(
+    sweep: Sweep, size: Size, device: torch.device, seconds: float, yardstick: Yardstick
+) -> Iterator[Point]:
     filled = Filled(sweep, size.rows_of(sweep), device, size.tries)
-    wanted = [
-        (keys, far, repeat)
-        for keys in sweep.keys
-        if filled.fits(keys)
-        for far in sweep.shares
-        for repeat in (sweep.repeats if far <= _MOSTLY_NEAR else (1,))
-    ]
-    first = {what: _step_point(filled, what, size, seconds) for what in wanted}
-    if sweep.mode == "HBM_ONLY" and sweep.tables == 1:
-        for keys in filter(filled.fits, sweep.keys):
+    for keys in filter(filled.fits, sweep.keys):
+        for far in sweep.shares:
+            for repeat in sweep.repeats if far <= _MOSTLY_NEAR else (1,):
+                point = _step_point(filled, (keys, far, repeat), size, seconds, yardstick)
+                if point is not None:
+                    yield point
+        if sweep.mode == "HBM_ONLY" and sweep.tables == 1:
             yield from _parts(filled, keys, size, seconds)
-    # Other work on the host lasts for a second or more, and only ever adds: of two passes over all
-    # short steps the faster one is nearer to what a step takes.
-    for what, point in first.items():
-        if point is not None:
-            yield from _better(point, lambda w=what: _step_point(filled, w, size, seconds))
-
-
-def _better(point: Point, again: Callable[[], Point | None]) -> Iterator[Point]:
-    """Of two measurements of a step; of a cache both: the faster may be that in which none left."""
-    other = again() if point.ms <= _SHORT else None
-    if other is None:
-        yield point
-    elif point.mode == "CACHING":
-        yield from (point, other)
-    else:
-        yield min(point, other, key=lambda p: p.ms)
 
 
 class _Clock:
@@ -240,7 +223,11 @@ class _Clock:
 
 
 def _step_point(
-    filled: Filled, what: tuple[int, float, int], size: Size, seconds: float
+    filled: Filled,
+    what: tuple[int, float, int],
+    size: Size,
+    seconds: float,
+    yardstick: Yardstick,
 ) -> Point | None:
     """A point, if there is time for it."""
     sweep, (keys, far, repeat) = filled.sweep, what
@@ -255,18 +242,23 @@ def _step_point(
             return None
     rounds = min(_MOST_ROUNDS, max(1, int(1e3 * seconds / (count * once))))
     before = filled.far_keys() if sweep.tiered else 0
-    spent = []
-    for _ in range(rounds):
-        ready = [filled.batch(keys, far, repeat) for _ in range(count)]
+    done = 0
 
-        def steps(batches: list[TableKeys] = ready) -> None:
+    def steps() -> float:
+        nonlocal done
+        batches = [filled.batch(keys, far, repeat) for _ in range(count)]
+        done += count
+
+        def run() -> None:
             for batch in batches:
                 filled.step(batch, grads)
 
-        spent.append(clock.ms(steps) / count)
+        return clock.ms(run) / count
+
+    spent = measured(steps, rounds, yardstick).values
     share = float(sweep.mode == "HOST_ONLY")
     if sweep.tiered:  # as it came out: rows move by themselves
-        share = (filled.far_keys() - before) / (rounds * count * keys)
+        share = (filled.far_keys() - before) / (done * keys)
     return _point(filled, "step", keys, median(spent), min(1.0, share), len(ready[0].ids))
 
 

@@ -67,12 +67,12 @@ def measured(work: Work, device: torch.device, case: str, rounds: int) -> dict[s
         _age(store, batches, float(case.partition("@")[2]))
     for _ in range(work.warm_up if mode == "HYBRID" else 4):
         _step(store, batches.next(), batches.grads)
-    before = _misses(store, mode)
+    before, drawn = _misses(store, mode), batches.drawn
     rounds = 1 if mode == "HOST_ONLY" else rounds
     line = {"measured_ms": round(_steps_ms(store, batches, rounds), 4)}
     if mode in _MISSES:
         missed = _misses(store, mode) - before
-        line["measured_host_keys"] = round(missed / (rounds * work.steps))
+        line["measured_host_keys"] = round(missed / (batches.drawn - drawn))
     return line
 
 

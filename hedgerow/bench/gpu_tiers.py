@@ -29,6 +29,7 @@ from ..tables.store import TableKeys
 from ..tiers.build import Tiers
 from ..tiers.device_build import device_tier_tables
 from ..tiers.tier_tables import TierTables
+from .quiet import Yardstick, measured
 
 _ZIPF = 1.05
 _CHUNK = 100_000  # rows of a table that come at once
@@ -65,6 +66,7 @@ class Batches:
         self.splits = tuple(per * k for k in range(work.tables + 1))
         self.grads = 1e-3 * torch.randn(self.splits[-1] * work.dim, device=device)
         self._random = torch.Generator(device)
+        self.drawn = 0
 
     def _ids(self, k: int) -> Tensor:
         """Ids of a table, by rank."""
@@ -77,6 +79,7 @@ class Batches:
 
     def next(self, shift: int = 0) -> TableKeys:
         """The next batch; with a shift, other rows are hot."""
+        self.drawn += 1
         per = self.splits[1]
         drawn = torch.rand(
             self.splits[-1], generator=self._random, device=self.device, dtype=torch.float64
@@ -167,12 +170,12 @@ def _steps_ms(
     ahead: bool = False,
     dense: Tensor | None = None,
 ) -> float:
-    """The median over rounds of the time of a step, by the clock.
+    """The median over rounds of the time of a step, by the clock, while nobody disturbs.
 
     If so, each batch is prefetched, and a dense part stands between its rows and its update.
     """
-    spent = []
-    for _ in range(rounds):
+
+    def one_round() -> float:
         ready = [batches.next(shift) for _ in range(batches.work.steps)]
         _wait(batches.device)
         begun = time.perf_counter()
@@ -181,8 +184,9 @@ def _steps_ms(
                 store.prefetch(later)
             _step(store, keys, batches.grads, dense)
         _wait(batches.device)
-        spent.append(1e3 * (time.perf_counter() - begun) / len(ready))
-    return statistics.median(spent)
+        return 1e3 * (time.perf_counter() - begun) / len(ready)
+
+    return statistics.median(measured(one_round, rounds, Yardstick()).values)
 
 
 def _wait(device: torch.device) -> None:

@@ -46,14 +46,20 @@ def _gather(
     tl.store(out + i[:, None] * DIM + column, rows, mask=(i < n)[:, None] & (column < DIM))
 
 
-def gather(table: Arrays, slots: Int64[Tensor, "n"]) -> Float32[Tensor, "n dim"]:
-    """The rows in `slots`; zeros for -1."""
-    out = torch.empty(len(slots), table.dim, dtype=torch.float32, device=slots.device)
-    if len(slots):
-        tile = reader_tile(table.dim)
+def gather(
+    table: Arrays, slots: Int64[Tensor, "n"], states: int | None = None
+) -> Float32[Tensor, "n width"]:
+    """The rows in `slots`, or so many floats behind them; zeros for -1."""
+    width, first = (table.dim, 0) if states is None else (states, table.dim)
+    out = torch.empty(len(slots), width, dtype=torch.float32, device=slots.device)
+    if out.numel():
+        tile = reader_tile(width)
         grid = blocks(len(slots), tile["ROWS"])
         _gather[grid](
-            *(slots, table.values, out, len(slots)), DIM=table.dim, STRIDE=table.stride, **tile
+            *(slots, table.values[:, first:], out, len(slots)),
+            DIM=width,
+            STRIDE=table.stride,
+            **tile,
         )
     return out
 

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 from torch import Tensor
 
+from ..core.shapes import Int64
 from .moving import MovingRows
 
 
@@ -33,3 +36,9 @@ def in_host(rows: MovingRows) -> MovingRows:
 def to_device(here: Tensor, device: torch.device) -> Tensor:
     """The same on a device; waits for nothing if it lies in `host_room`."""
     return here.to(device, non_blocking=True)
+
+
+def numbers_on(numbers: Sequence[int], device: torch.device) -> Int64[Tensor, "n"]:
+    """A few numbers on a device; waits for nothing."""
+    here = torch.tensor(numbers)
+    return to_device(here.pin_memory() if device.type == "cuda" else here, device)

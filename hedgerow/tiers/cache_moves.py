@@ -121,6 +121,10 @@ class CacheMoves(TierWatch):
             self.counters.add("cache_evictions", len(going))
         return min(rows, self.places.free)
 
+    def noted_since(self) -> int | None:
+        """Rows that were last used before this time may leave unnoted; None = all may."""
+        return min((notes.since for notes in tuple(self._notes)), default=None)
+
     def settle(self, ids: Int64[Tensor, "n"]) -> None:
         """Rows on their way arrive. One that sets out after that is noted, for who has begun to."""
         self._back.settle(ids)
@@ -214,9 +218,12 @@ class CacheMoves(TierWatch):
         finally:
             self.end_notes(notes)
 
-    def begin_notes(self) -> Notes:
-        """From now on it is noted what is written behind the cache; the caller has the lock."""
-        notes = Notes([], self._era)
+    def begin_notes(self, since: int = 0) -> Notes:
+        """From now on it is noted what is written behind the cache; the caller has the lock.
+
+        Who asks only for rows that were not cached at the time `since` is told of others in vain.
+        """
+        notes = Notes([], self._era, since)
         self._notes.add(notes)
         return notes
 
@@ -255,6 +262,7 @@ class Notes:
 
     log: list[Ids]
     era: int  # rows that were replaced altogether since are not those
+    since: int = 0  # rows that were last used before are not asked for
     rows: int = 0  # in the log
 
 

@@ -272,6 +272,7 @@ class CachingTable(CacheMoves):
 
     def _tier_counts(self) -> dict[str, int]:
         self.counters.add("fetches", self.places.take_fetched())
+        self._back.land()  # which counts them
         names = ("fetches", "cache_evictions", "write_backs", "prefetches", "late_prefetches")
         moved = {name: self.counters.read(name) for name in names}
         return {**super()._tier_counts(), "dirty_rows": len(self.places.dirty()), **moved}

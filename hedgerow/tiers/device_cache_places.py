@@ -10,6 +10,7 @@ from torch import Tensor
 from ..core.shapes import Bool, Int32, Int64
 from ..kernels import mark
 from ..kernels.layout import LANES
+from ..kernels.leave import NEVER
 from ..tables.device import DeviceTable
 from .device_places import DevicePlaces
 from .places import Ids
@@ -17,7 +18,6 @@ from .places import Ids
 if TYPE_CHECKING:
     from .cache_moves import CacheMoves
 
-_LATEST = 2**31 - 1  # a use that none comes after
 _MANY_SLOTS = 1 << 18
 _SAMPLE = 1 << 16  # of so many slots
 
@@ -32,8 +32,8 @@ class DeviceCachePlaces(DevicePlaces):
     def __init__(self, table: DeviceTable, rows: int) -> None:
         super().__init__(table, rows)
         slots = len(table._table.values)
-        self.used: Int32[Tensor, "slots"] = torch.zeros(
-            slots, dtype=torch.int32, device=table.device
+        self.used: Int32[Tensor, "slots"] = torch.full(
+            (slots,), NEVER, dtype=torch.int32, device=table.device
         )
         self.changed: Bool[Tensor, "slots"] = torch.zeros(
             slots, dtype=torch.bool, device=table.device
@@ -41,11 +41,28 @@ class DeviceCachePlaces(DevicePlaces):
         self.fetched: Int64[Tensor, ""] = torch.zeros((), dtype=torch.int64, device=table.device)
         self._pins: Int32[Tensor, "slots"] = self.used[:0]  # made with the first hold
         self._born: Int32[Tensor, "slots"] = self.used[:0]
-        self._holds = self._stays = self._told = 0
+        self._holds = self._stays = self._told = self._came_since = 0
 
     def have_room(self, ids: int) -> bool:
         """Whether so many more may come; waits for the device only if that is not clear."""
-        return self._ids + ids <= self.rows or len(self) + ids <= self.rows
+        return self.lacks(ids) <= 0 or len(self) + ids <= self.rows
+
+    def lacks(self, ids: int) -> int:
+        """How many must leave at most before so many come; waits for nothing."""
+        return self._ids + ids - self.rows
+
+    def begin_count(self) -> None:
+        """From now on it is known how many come beside those that the device counts now."""
+        self._came_since = 0
+
+    def end_count(self, rows: int) -> None:
+        """What the device has counted."""
+        self._ids, self._counted = rows + self._came_since, not self._came_since
+
+    @property
+    def holds(self) -> bool:
+        """Whether any rows are held."""
+        return self._holds > 0
 
     @property
     def numbers_stays(self) -> bool:
@@ -55,6 +72,7 @@ class DeviceCachePlaces(DevicePlaces):
     def came(self, most: int, slots: Int32[Tensor, "n"] | None = None) -> None:
         """So many rows at most have come; `slots` say where to, those below 0 nowhere."""
         super().came(most)
+        self._came_since += most
         self._stays += 1
         if self.numbers_stays:
             assert slots is not None
@@ -66,6 +84,7 @@ class DeviceCachePlaces(DevicePlaces):
         super().give(at)
         slots = self._tensor(at)
         self.changed[slots] = False
+        self.used[slots] = NEVER
         if len(self._pins):
             self._pins[slots] = 0
 
@@ -73,6 +92,7 @@ class DeviceCachePlaces(DevicePlaces):
         """All ids leave."""
         super().clear()
         self.changed.zero_()
+        self.used.fill_(NEVER)
         self._pins.zero_()
 
     def use(self, at: Ids, now: int) -> None:
@@ -129,7 +149,7 @@ class DeviceCachePlaces(DevicePlaces):
         Fewer, if fewer were last used `before` this time.
         """
         used = self._last_used()
-        used[self._tensor(stay)] = _LATEST
+        used[self._tensor(stay)] = NEVER
         return _smallest(used, n, before).cpu().numpy()
 
     def leaving(self, n: int, before: int) -> Int64[Tensor, "m"]:
@@ -141,7 +161,7 @@ class DeviceCachePlaces(DevicePlaces):
         used = self._last_used()
         slots = self._table._table.buckets * LANES  # behind them are those of two special ids
         lines = used[:slots].view(-1, LANES)
-        full = (lines != _LATEST).sum(dim=1) >= LANES - 1
+        full = (lines != NEVER).sum(dim=1) >= LANES - 1
         oldest, lane = lines.min(dim=1)
         first = torch.where(full & (oldest < before), -1, oldest)
         lines.scatter_(1, lane[:, None], first[:, None])
@@ -155,9 +175,9 @@ class DeviceCachePlaces(DevicePlaces):
 
     def _last_used(self) -> Int32[Tensor, "slots"]:
         """Of each slot; those that are free or held seem to be used last."""
-        used = torch.where(self._table._table.taken(), self.used, _LATEST)
+        used = torch.where(self._table._table.taken(), self.used, NEVER)
         if self._holds:
-            used[self._pins > 0] = _LATEST
+            used[self._pins > 0] = NEVER
         return used
 
     def nbytes(self) -> int:

@@ -11,10 +11,12 @@ from torch import Tensor
 
 from ..core.shapes import Float32, Int32, Int64
 from ..kernels import mark
+from ..kernels.leave import NEVER
 from ..kernels.put_rows import Uses
 from ..tables.multi.device_group import DeviceGroup
 from ..tables.store import TableKeys
 from .caching import CachingTable
+from .departures import Departures
 from .device_cache_places import places_of
 from .device_places import fast_of
 from .found import Asked, Found, Rest
@@ -33,6 +35,7 @@ class Fetches:
         self._caches, self._group = caches, group
         self.device = caches[0].device
         self._used, uses = group.spread(torch.int32)
+        self._used.fill_(NEVER)
         self._changed, changes = group.spread(torch.bool)
         self._firsts = [int(part.storage_offset()) for part in uses]  # slots of each table
         self._came = torch.zeros(len(caches), dtype=torch.int64, device=self.device)
@@ -42,6 +45,7 @@ class Fetches:
             places.fetched = self._came[k]
         self._uses = Uses(self._used, self._came)
         self.ahead = ReadsAhead(caches, group)
+        self._departures = Departures(caches, group, self._used, self._changed, self._firsts)
 
     def tick(self) -> int:
         """The time of a use: after all before."""
@@ -49,6 +53,15 @@ class Fetches:
         for table in self._caches:
             table._now = now
         return now
+
+    def times(self) -> tuple[int, ...]:
+        """The time of each cache."""
+        return tuple(table._now for table in self._caches)
+
+    def go_on(self) -> None:
+        """A step is done: what is beside steps goes on."""
+        self.ahead.go_on()
+        self._departures.go_on()
 
     def mark(self, slots: Int32[Tensor, "n"], now: int, *, changed: bool = False) -> None:
         """Rows of these slots, as all tables together number them, are used now, or changed."""
@@ -64,7 +77,7 @@ class Fetches:
             return
         with closing(behind), self._caches[0]._writing:
             now = self.tick()
-            room = self._make_way(behind)
+            room = self._make_way(behind, now)
             # Only now: one of them may have come, been changed, and left for the others.
             behind.keep_unchanged()
             if self._fit(behind, room):
@@ -84,7 +97,7 @@ class Fetches:
         rest = found.rest_of(keys)
         for k, share in rest.shares():
             self._caches[k]._await(rest.ids[share].numpy())
-        with closing(Behind(self._caches, rest)) as behind:
+        with closing(Behind(self._caches, rest, found.since)) as behind:
             behind.read()
             behind.copy()
             with self._caches[0]._writing:
@@ -92,7 +105,7 @@ class Fetches:
                 now = self.tick()
                 behind.keep_unchanged()
                 used = lambda: self.mark(self._group.numbered(keys, known.slots), now)  # noqa: E731
-                if come := self._fit(behind, self._make_way(behind, used)):
+                if come := self._fit(behind, self._make_way(behind, now, used)):
                     self._put(behind, now)
                 if known is not found:  # what came by another hand is not in `out`: none is sure
                     found = replace(found, epoch=())
@@ -113,28 +126,17 @@ class Fetches:
         return Found(found.slots, epochs, int((slots < 0).sum()))
 
     def _make_way(
-        self, behind: Behind, tell_used: Callable[[], None] = lambda: None
+        self, behind: Behind, now: int, tell_used: Callable[[], None] = lambda: None
     ) -> Sequence[int]:
-        """Room for the rows that were found; how much each table has, at most what it needs.
-
-        Before the first row leaves for them it is told which ones this call uses.
-        """
+        """Room for the rows that were found; how much each table has, at most what it needs."""
         counts = behind.asked.counts(behind.found)  # nobody leaves for ids without a row
-        enough = [
-            places_of(table).have_room(n) for table, n in zip(self._caches, counts, strict=True)
-        ]
-        if not all(enough):
-            tell_used()
-        return [
-            n if has else table.make_way(n)
-            for table, n, has in zip(self._caches, counts, enough, strict=True)
-        ]
+        return self._departures.make_way(counts, now, tell_used)
 
     def _fit(self, behind: Behind, room: Sequence[int]) -> bool:
         """No more rows come than there is room for; whether there are any."""
-        for k, share in behind.asked.shares():
-            mine = behind.found[share]
-            if int(mine.sum()) > room[k]:
+        for k, rows in enumerate(behind.asked.counts(behind.found)):
+            if rows > room[k]:
+                mine = behind.found[slice(*behind.asked.splits[k : k + 2])]
                 mine[mine.cumsum(0) > room[k]] = False
         return bool(behind.found.any())
 

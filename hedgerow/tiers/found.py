@@ -29,8 +29,8 @@ class Asked:
 
     def counts(self, which: Bool[Tensor, "m"]) -> list[int]:
         """How many of each table's; `which` lies on the host."""
-        sums = np.append(0, np.cumsum(which.numpy()))[list(self.splits)]
-        return np.diff(sums).tolist()
+        flags = which.numpy()
+        return [int(np.count_nonzero(flags[a:b])) for a, b in pairwise(self.splits)]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -61,6 +61,7 @@ class Found:
     slots: Int64[Tensor, "n"]
     epoch: tuple[object, ...]
     absent: int  # keys that are not on the device
+    since: tuple[int, ...] = ()  # the time of each cache when they were not; () = not known
     asked: bool = False  # they were asked for, and could not come
     rest: Rest | None = None  # they, once somebody needed them
 

@@ -44,10 +44,11 @@ class ReadsAhead:
         """Begins with keys that are part of a batch, the `whole`, to be looked up later."""
         if len(self._batches) == _MOST_BATCHES:
             self._batches.popleft().forget()
+        since = tuple(table._now for table in self._caches)
         with self._beside():
             if self._stream is not None:  # the caller may let them go before they are read
                 keys.ids.record_stream(self._stream)
-            self._batches.append(_Batch(whole, *self._absent(keys)))
+            self._batches.append(_Batch(whole, since, *self._absent(keys)))
 
     def go_on(self) -> None:
         """Starts to read what the device has found."""
@@ -106,7 +107,7 @@ class ReadsAhead:
             one.reading = Future()
             one.reading.set_result(None)
             return
-        behind = Behind(self._caches, asked)
+        behind = Behind(self._caches, asked, one.since)
         try:
             one.reading = self._thread.submit(self._read_and_copy, behind)
         except BaseException:
@@ -134,12 +135,14 @@ class _Batch:
     def __init__(
         self,
         whole: Tensor,
+        since: tuple[int, ...],
         starts: tuple[int, ...],
         ids: Tensor,
         counts: Tensor,
         event: torch.Event | torch.cuda.Event | None,
     ) -> None:
         self.whole = whole  # kept, so that no other batch lies there
+        self.since = since  # the times of caches before the device was asked what they lack
         self._starts, self._ids, self._counts, self._event = starts, ids, counts, event
         self.behind: Behind | None = None  # if the device lacks some
         self.reading: Future[None] | None = None

@@ -19,9 +19,12 @@ class Behind:
     """Room for rows of some keys, read without a lock.
 
     What is written behind the caches from the moment it is made on is noted, until it is closed.
+    The keys were not cached at the times `since` of the caches; () = of that nothing is known.
     """
 
-    def __init__(self, caches: Sequence[CachingTable], asked: Asked) -> None:
+    def __init__(
+        self, caches: Sequence[CachingTable], asked: Asked, since: Sequence[int] = ()
+    ) -> None:
         self._caches, self.asked = caches, asked
         self.device = caches[0].device
         layout, m = caches[0].layout, len(asked.ids)
@@ -35,7 +38,9 @@ class Behind:
         self._there: Tensor | None = None
         self._arrived: torch.Event | torch.cuda.Event | None = None
         with caches[0]._writing:
-            self._notes = {k: caches[k].begin_notes() for k, _ in asked.shares()}
+            self._notes = {
+                k: caches[k].begin_notes(since[k] if since else 0) for k, _ in asked.shares()
+            }
 
     def close(self) -> None:
         """Nothing is noted any more; a second call does nothing."""

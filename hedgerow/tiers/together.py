@@ -78,10 +78,9 @@ class Together:
             # be read there as it was.
             with self._moves.shared():
                 if found is None or found.epoch != self.epochs():
-                    asked = found is not None
-                    found = replace(
-                        self._told(self._group.lookup(keys, out, born=False)), asked=asked
-                    )
+                    asked, since = found is not None, self._times()
+                    slots = self._group.lookup(keys, out, born=False)
+                    found = replace(self._told(slots, since), asked=asked)
                 if fetches is None or not found.absent or found.asked:
                     return self._read_rest(keys, found, out, missing, step)
             found = fetches.bring(keys, found, lambda old: self._now_found(keys, old), out)
@@ -110,10 +109,15 @@ class Together:
             return found
         # The mark of a move that is under way beside slots of before would make these believed.
         with self._moves.shared():
-            return self._told(self._group.find(keys))
+            since = self._times()
+            return self._told(self._group.find(keys), since)
 
-    def _told(self, slots: Int64[Tensor, "n"]) -> Found:
-        return Found(slots, self.epochs(), int((slots < 0).sum()))
+    def _told(self, slots: Int64[Tensor, "n"], since: tuple[int, ...]) -> Found:
+        return Found(slots, self.epochs(), int((slots < 0).sum()), since)
+
+    def _times(self) -> tuple[int, ...]:
+        """The time of each cache: a row that comes from now on is not used before."""
+        return () if self._fetches is None else self._fetches.times()
 
     def _read_slow(self, rest: Rest, out: Tensor, missing: Missing, step: int | None) -> list[int]:
         """Rows of the slow tier; how many of each table are there."""
@@ -192,7 +196,7 @@ class Together:
                 self._promotions.after(keys, rest)
             counted = made.sum(dim=0)
         if self._fetches is not None:
-            self._fetches.ahead.go_on()
+            self._fetches.go_on()
         return Applied(sum((one.counts.to(self.device) for one in done), counted))
 
     def _step_slow(

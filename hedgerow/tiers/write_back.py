@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 from threading import Condition, Thread
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
@@ -17,6 +18,9 @@ from ..tables.host import HostTable
 from ..tables.moving import MovingRows
 from .ending import Ending
 
+if TYPE_CHECKING:
+    from .leaving import Leaving
+
 _IDLE_S = 1.0  # so long the thread waits for more: starting one takes longer than a small step
 _CHUNK_ROWS = 8192  # written under one hold of the lock: so long a reader waits at most
 
@@ -26,7 +30,8 @@ class WriteBack:
 
     What is on its way counts: whoever reads or writes the slow store for a row that may be here
     holds the rows still, or settles them first. The thread ends a second after its last work, or
-    with the process.
+    with the process. Rows that left together with those of other tables are not in the queue: they
+    land before anything else is done.
     """
 
     def __init__(self, slow: HostTable, room_rows: int, counters: Counters) -> None:
@@ -34,13 +39,29 @@ class WriteBack:
         # As a table of their own: found by id, and read like any other row.
         self._rows = HostTable(replace(slow.config, admit=None, initial_capacity=1))
         self._order: deque[Int64[Tensor, "n"]] = deque()
+        self._leaving: deque[Leaving] = deque()
         self._changed = Condition()
         self._thread: Thread | None = None
         self._error: BaseException | None = None
         self._ending = Ending(self, self._changed)
 
+    def follow(self, leaving: Leaving) -> None:
+        """Some rows of this table are among these."""
+        self._leaving.append(leaving)
+
+    def land(self) -> None:
+        """Rows that left with those of other tables arrive.
+
+        Whoever needs that no others leave meanwhile says so to the table first.
+        """
+        for one in tuple(self._leaving):
+            one.land()
+            with suppress(ValueError):  # another thread was here
+                self._leaving.remove(one)
+
     def put(self, rows: MovingRows) -> None:
         """Takes rows to write; waits while the queue is full. Raises what the thread could not."""
+        self.land()
         with self._changed:
             while self._rows.size() and self._rows.size() + len(rows) > self._room:
                 self._raise_error()
@@ -55,11 +76,13 @@ class WriteBack:
     @contextmanager
     def still(self) -> Iterator[HostTable]:
         """The rows on their way, none of which arrives meanwhile."""
+        self.land()
         with self._changed:
             yield self._rows
 
     def take_back(self, ids: Int64[Tensor, "n"]) -> MovingRows:
         """Those of the ids that are still on their way, and are so no longer."""
+        self.land()
         with self._changed:
             rows = self._rows.read_out(ids)
             rows = rows.where(rows.found)
@@ -69,6 +92,7 @@ class WriteBack:
 
     def settle(self, ids: Int64[Tensor, "n"]) -> None:
         """Brings those of the ids that are on their way to the slow store at once."""
+        self.land()
         if not self._order:  # most often; what sets out from now on is not asked for
             return
         with self._changed:
@@ -77,6 +101,7 @@ class WriteBack:
 
     def flush(self) -> None:
         """Brings all of them there."""
+        self.land()
         with self._changed:
             self._error = None  # what fails again is raised here
             while self._order:

@@ -7,12 +7,12 @@ from dataclasses import replace
 import pytest
 import torch
 
-from hedgerow.bench.calibrate_gpu import Size, _better, points_of
+from hedgerow.bench.calibrate_gpu import Size, points_of
 from hedgerow.bench.calibrate_stores import Filled, Sweep
 from hedgerow.planner.times import row_moves
 from hedgerow.planner.times.calibrate import fit
 from hedgerow.planner.times.calibration import Point
-from hedgerow.tiers import cache_moves, promotions
+from hedgerow.tiers import departures, promotions
 
 
 def _quiet(text: str, done: int, total: int) -> None:
@@ -85,22 +85,7 @@ def test_a_whole_sweep_has_what_a_calibration_needs() -> None:
     assert dims == {16, 32, 64, 128, 256}
 
 
-def test_of_two_passes_the_faster_counts() -> None:
-    def at(ms: float, mode: str = "HYBRID") -> Point:
-        return Point(kind="step", mode=mode, keys=1, read_bytes=1.0, write_bytes=1.0, ms=ms)
-
-    def never() -> Point:
-        raise AssertionError("a long step is measured once")
-
-    assert list(_better(at(2.0), lambda: at(1.0))) == [at(1.0)]
-    assert list(_better(at(1.0), lambda: at(2.0))) == [at(1.0)]
-    assert list(_better(at(50.0), never)) == [at(50.0)]
-    # Rows leave a cache now and then: a pass in which none did is no better.
-    both = [at(2.0, "CACHING"), at(1.0, "CACHING")]
-    assert list(_better(both[0], lambda: both[1])) == both
-
-
 def test_plans_know_how_often_rows_move() -> None:
-    assert row_moves.LEAVE_AT_ONCE == cache_moves._LEAVE_AT_ONCE
+    assert (row_moves.SPARE, row_moves.MOST_SPARE) == (departures._SPARE, departures._MOST_SPARE)
     theirs = (promotions.MOVE_STEPS, promotions._SOON_STEPS, promotions._MANY)
     assert theirs == (row_moves.MOVE_STEPS, row_moves.SOON_STEPS, row_moves.MANY)

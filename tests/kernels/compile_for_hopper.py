@@ -73,6 +73,7 @@ def every_kernel() -> None:
         find,
         find_or_insert,
         first_values,
+        leave,
         lookup,
         mark,
         placement,
@@ -113,6 +114,9 @@ def every_kernel() -> None:
     put_rows.put_rows(several, ids, usable, rows, torch.ones(100, 3 * dim), ids, uses, 5, splits)
     absent.absent(several, ids, splits)
     mark.mark(seats, seats, usable, 5)
+    old = seats[:2].contiguous()
+    leave.choose_old(several, seats, usable, old, splits, room=100, buckets=4, limit=9, turn=1)
+    leave.take_out(several, slots, seats, usable)
     assign.assign(wide, grouped, rows, usable, torch.ones(dim), counts, 5)
     rare_verbs(wide, grouped, rows, usable, counts, dataclasses.replace(part, draws=None))
     all_slots(table, ids, rows)

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from itertools import accumulate
 
 import torch
 from torch import Tensor
 
-from ...core.shapes import Float32, Int32, Int64
-from ...kernels import absent, find, lookup, put_rows, runs, seat, step
+from ...core.shapes import Bool, Float32, Int32, Int64
+from ...kernels import absent, find, leave, lookup, put_rows, runs, seat, step
 from ...kernels.layout import LANES, Arrays, Part, draws_of
+from ..copies import numbers_on
 from ..device import DeviceTable
 from ..device_reads import MAX_IDS
 from ..moving import MovingRows
@@ -127,6 +129,44 @@ class DeviceGroup:
         with self._tables[0]._here():  # with cuts that no other call has: those kept stay
             return put_rows.put_rows(self._arrays, *parts, uses, now, _cuts_of(keys))
 
+    def old_rows(
+        self,
+        used: Int32[Tensor, "slots"],
+        changed: Bool[Tensor, "slots"],
+        oldest: Int32[Tensor, "K"],
+        most: Sequence[int],
+        *,
+        limit: int,
+        turn: int,
+    ) -> tuple[leave.Chosen, MovingRows]:
+        """Rows that may leave, `most` of each table, as `leave.choose_old` has them.
+
+        And whole rows of those that were changed. None is taken out.
+        """
+        starts = (0, *accumulate(most))
+        with self._tables[0]._here():
+            chosen = leave.choose_old(
+                *(self._arrays, used, changed, oldest),
+                numbers_on(starts, self._arrays.index.device),
+                room=starts[-1],
+                buckets=max(own.buckets for own in self._own),
+                limit=limit,
+                turn=turn,
+            )
+            rows = lookup.gather(self._arrays, chosen.dirty)
+            raw = lookup.gather(self._arrays, chosen.dirty, self._tables[0].layout.state_floats)
+        return chosen, MovingRows(chosen.ids, chosen.dirty >= 0, rows, raw, chosen.times)
+
+    def take_out(
+        self,
+        slots: Int64[Tensor, "n"],
+        used: Int32[Tensor, "slots"],
+        changed: Bool[Tensor, "slots"],
+    ) -> None:
+        """The rows in these slots, as all tables together number them, leave; -1 is none."""
+        with self._tables[0]._here():
+            leave.take_out(self._arrays, slots, used, changed)
+
     def absent(self, keys: TableKeys) -> tuple[Int64[Tensor, "n"], Int64[Tensor, "K"]]:
         """Keys without a row, from where each table's begin, and how many of each table's.
 
@@ -156,11 +196,8 @@ class DeviceGroup:
 
 
 def _cuts_of(keys: TableKeys) -> Int64[Tensor, "K+1"]:
-    """Where the keys of each table begin and end, on their device; waits for nothing."""
-    cuts = torch.tensor(keys.splits)
-    if keys.ids.device.type == "cuda":
-        cuts = cuts.pin_memory().to(keys.ids.device, non_blocking=True)
-    return cuts
+    """Where the keys of each table begin and end, on their device."""
+    return numbers_on(keys.splits, keys.ids.device)
 
 
 def kind_of(table: object) -> object:

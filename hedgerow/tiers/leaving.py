@@ -1,0 +1,107 @@
+"""Rows that left several caches of one device in one go, on their way to the stores behind them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from contextlib import nullcontext
+from itertools import accumulate
+from threading import Lock
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+
+from ..core.shapes import Int64
+from ..tables.copies import host_room
+from ..tables.moving import MovingRows
+
+if TYPE_CHECKING:
+    from .caching import CachingTable
+
+
+class Leaving:
+    """Changed rows on the device, copied to the host and written there; any thread may do it.
+
+    Until they have landed, whoever reads behind the caches lands them first. If that fails they
+    are kept, and who asks next tries again.
+    """
+
+    def __init__(
+        self,
+        caches: Sequence[CachingTable],
+        rows: MovingRows,
+        counts: Int64[Tensor, "K 3"],
+        most: Sequence[int],
+        stream: torch.cuda.Stream | None,
+    ) -> None:
+        self._caches, self._stream = caches, stream
+        self._starts = (0, *accumulate(most))
+        self._there = (rows.ids, rows.rows, rows.states, rows.ts, counts)
+        self._left = stream and torch.cuda.current_stream(stream.device).record_event()
+        self._here: list[Tensor] | None = None
+        self._copied: torch.Event | torch.cuda.Event | None = None
+        self._todo = list(range(len(caches)))  # tables whose rows have not landed
+        self._lock = Lock()
+
+    def start(self) -> None:
+        """Starts to copy them, on a stream of their own."""
+        with self._lock:
+            self._start()
+
+    @property
+    def is_started(self) -> bool:
+        """Whether that was done."""
+        return self._here is not None
+
+    def is_copied(self) -> bool:
+        """Whether the host knows of them."""
+        return self._here is not None and (self._copied is None or self._copied.query())
+
+    def stay(self) -> list[int]:
+        """How many rows each table had when these had left; waits for the device."""
+        if not self.is_copied():
+            with self._lock:  # who writes the rows has it for longer
+                self._numbers()
+        assert self._here is not None
+        return self._here[-1][:, 2].tolist()
+
+    def land(self) -> None:
+        """Brings them to the stores; does nothing if they are there."""
+        with self._lock:
+            if not self._todo:
+                return
+            chosen, changed, _ = self._numbers().T.tolist()
+            assert self._here is not None
+            while self._todo:
+                k = self._todo[-1]
+                table, n = self._caches[k], changed[k]
+                if n:
+                    part = slice(self._starts[k], self._starts[k] + n)
+                    ids, rows, states, ts = (x[part] for x in self._here[:-1])
+                    found = torch.ones(n, dtype=torch.bool)
+                    table.slow.move_in(MovingRows(ids, found, rows, states, ts))
+                    table.counters.add("write_backs", n)
+                room = self._starts[k + 1] - self._starts[k]
+                table.counters.add("cache_evictions", min(chosen[k], room))
+                self._todo.pop()
+            self._here, self._there = self._here[-1:], ()
+
+    def _start(self) -> None:
+        if self._here is not None:
+            return
+        here = [host_room(tuple(x.shape), x.dtype, x.device) for x in self._there]
+        with nullcontext() if self._stream is None else torch.cuda.stream(self._stream):
+            if self._stream is not None and self._left is not None:
+                self._stream.wait_event(self._left)
+            for target, source in zip(here, self._there, strict=True):
+                target.copy_(source, non_blocking=True)
+        self._copied = self._stream and self._stream.record_event()
+        self._here = here
+
+    def _numbers(self) -> Int64[Tensor, "K 3"]:
+        """What the device has counted."""
+        self._start()
+        if self._copied is not None:
+            self._copied.synchronize()
+        assert self._here is not None
+        return self._here[-1]

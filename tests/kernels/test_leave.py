@@ -1,0 +1,120 @@
+"""Rows that were not used for long are chosen, table by table, and leave."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import Tensor
+
+from hedgerow.kernels import find, find_or_insert, leave
+from hedgerow.kernels.layout import EMPTY, ERASED, LANES, TIMES, Arrays
+
+from .cases import some_ids
+
+BUCKETS = [7, 40]
+SPLITS = (0, 60, 400)
+
+
+class Caches:
+    """Two tables with rows, each last used at a time of its own; some are changed."""
+
+    def __init__(self, device: torch.device, seed: int = 5) -> None:
+        self.table = Arrays.make_several(BUCKETS, 2, device)
+        self.ids = some_ids(SPLITS[-1], seed=seed).to(device)
+        self.ids[7] = EMPTY
+        self.special = (self.ids == EMPTY) | (self.ids == ERASED)  # they look like free places
+        self.splits = torch.tensor(SPLITS, device=device)
+        at, _ = find_or_insert.find_or_insert(self.table, self.ids, self.splits)
+        self.slots = self.table.numbered(at, self.splits)
+        assert bool((self.slots >= 0).all())
+        random = torch.Generator().manual_seed(seed)
+        slots = len(self.table.values)
+        self.when = torch.randint(0, 50, (SPLITS[-1],), generator=random).to(device)
+        self.used = torch.full((slots,), leave.NEVER, dtype=torch.int32, device=device)
+        self.used[self.slots] = self.when.int()
+        self.changed = torch.zeros(slots, dtype=torch.bool, device=device)
+        self.changed[self.slots] = self.when % 3 == 0
+        self.table.write(TIMES, self.slots, 1000 + torch.arange(SPLITS[-1], device=device))
+
+    def choose(self, oldest: list[int], most: list[int], limit: int, turn: int = 0) -> leave.Chosen:
+        device = self.used.device
+        starts = torch.tensor([0, most[0], sum(most)], device=device)
+        old = torch.tensor(oldest, dtype=torch.int32, device=device)
+        return leave.choose_old(
+            *(self.table, self.used, self.changed, old, starts),
+            room=sum(most),
+            buckets=max(BUCKETS),
+            limit=limit,
+            turn=turn,
+        )
+
+    def full(self) -> Tensor:
+        """Which slots are the oldest of a bucket with hardly any room."""
+        found = torch.zeros(len(self.used), dtype=torch.bool, device=self.used.device)
+        taken = self.table.taken()
+        first = 0
+        for count in BUCKETS:
+            for bucket in range(first, first + count):
+                part = slice(bucket * LANES, (bucket + 1) * LANES)
+                if int(taken[part].sum()) >= LANES - 1:
+                    found[bucket * LANES + int(self.used[part].argmin())] = True
+            first += count + 1
+        return found
+
+
+@pytest.mark.parametrize("limit", [49, 12])
+def test_rows_up_to_an_age_are_chosen_and_changed_ones_listed(
+    device: torch.device, limit: int
+) -> None:
+    caches = Caches(device)
+    chosen = caches.choose([20, 5], [60, 340], limit)
+    first = torch.arange(SPLITS[-1], device=device) < SPLITS[1]
+    old = torch.where(first, caches.when <= 20, caches.when <= 5) | caches.full()[caches.slots]
+    old &= (caches.when <= limit) & ~caches.special
+    for k, (start, stop) in enumerate([SPLITS[:2], SPLITS[1:]]):
+        mine = old[start:stop]
+        changed = mine & (caches.when[start:stop] % 3 == 0)
+        room = slice(start, stop)
+        going = chosen.going[room]
+        assert torch.equal(going[going >= 0].sort().values, caches.slots[room][mine].sort().values)
+        assert chosen.counts[k].tolist() == [
+            int(mine.sum()),
+            int(changed.sum()),
+            stop - start - int(mine.sum()),
+        ]
+        n = int(changed.sum())
+        order = chosen.dirty[room][:n].argsort()
+        wanted = caches.slots[room][changed].argsort()
+        assert torch.equal(chosen.dirty[room][:n][order], caches.slots[room][changed][wanted])
+        assert torch.equal(chosen.ids[room][:n][order], caches.ids[room][changed][wanted])
+        at = 1000 + torch.arange(start, stop, device=device)
+        assert torch.equal(chosen.times[room][:n][order], at[changed][wanted])
+        assert bool((chosen.dirty[room][n:] == -1).all())
+
+
+def test_no_more_are_chosen_than_there_is_room_for(device: torch.device) -> None:
+    caches = Caches(device)
+    chosen = caches.choose([49, 49], [9, 0], 49, turn=3)
+    assert int((chosen.going >= 0).sum()) == 9
+    assert len(torch.unique(chosen.going)) == 9
+    assert bool(torch.isin(chosen.going, caches.slots[: SPLITS[1]]).all())
+    assert int(chosen.counts[0, 0]) > 9
+    assert chosen.counts[:, 2].tolist() == [SPLITS[1] - 9, SPLITS[2] - SPLITS[1]]
+    assert int(chosen.counts[1, 1]) == 0
+
+
+def test_rows_that_are_taken_out_are_gone_and_others_stay(device: torch.device) -> None:
+    caches = Caches(device)
+    going = torch.cat([caches.slots[10:90], caches.slots.new_full((5,), -1)])
+    leave.take_out(caches.table, going, caches.used, caches.changed)
+    gone = torch.zeros(SPLITS[-1], dtype=torch.bool, device=device)
+    gone[10:90] = True
+    found = find.find(caches.table, caches.ids, None, caches.splits)
+    assert torch.equal(found < 0, gone)
+    assert bool((caches.used[caches.slots[gone]] == leave.NEVER).all())
+    assert torch.equal(caches.used[caches.slots[~gone]], caches.when[~gone].int())
+    assert not bool(caches.changed[caches.slots[gone]].any())
+    assert torch.equal(caches.changed[caches.slots[~gone]], caches.when[~gone] % 3 == 0)
+    again, born = find_or_insert.find_or_insert(caches.table, caches.ids, caches.splits)
+    assert bool((again >= 0).all())
+    assert torch.equal(born, gone)

@@ -1,0 +1,196 @@
+"""Rows that leave several caches of a device together, and are written by a thread."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+
+from hedgerow.kernels.layout import EMPTY, ERASED
+from hedgerow.tables.host import HostTable
+from hedgerow.tables.store import TableKeys
+from hedgerow.tiers import departures
+from hedgerow.tiers.cache_moves import CacheMoves
+from hedgerow.tiers.leaving import Leaving
+
+from .test_together import NAMES, Pair, config
+
+
+def _pair(device: torch.device, seed: int = 3, **more: Any) -> Pair:
+    settings = {"fast_rows": 24, "slots": 32, **more}
+    return Pair("CACHING", device, seed, [config(name) for name in NAMES], **settings)
+
+
+def _all(*ids: int) -> TableKeys:
+    """The same ids for all tables."""
+    one = torch.tensor(ids)
+    return TableKeys(torch.cat([one] * 3), tuple(len(ids) * k for k in range(4)))
+
+
+def _fill(pair: Pair) -> None:
+    """Caches are full of changed rows; others are behind them."""
+    for first in (40, 40, 0, 0):
+        pair.step(_all(*range(first, first + 24)))
+
+
+def _last(pair: Pair) -> Leaving:
+    leaving = pair.groups[0]._fetches._departures._last
+    assert leaving is not None
+    return leaving
+
+
+def test_the_longest_unused_rows_of_all_tables_leave_at_once(
+    device: torch.device, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def alone(*_: object) -> int:
+        raise AssertionError("a table was asked for itself")
+
+    monkeypatch.setattr(CacheMoves, "make_way", alone)
+    pair = _pair(device)
+    _fill(pair)
+    before = pair.stat("cache_evictions")
+    pair.step(_all(*range(12, 20)))
+    pair.step(_all(40, 41, 42))
+    assert pair.stat("cache_evictions") == before + 9
+    for table in pair.ours.tables:
+        here = set(table.places.ids_at(table.places.at()).tolist())
+        assert {*range(12, 20), 40, 41, 42} <= here
+        assert len(here) == 24
+    pair.compare()
+    assert pair.stat("write_backs") >= 9
+
+
+def test_a_part_of_a_large_cache_is_kept_free(
+    device: torch.device, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(departures, "_SPARE", 8)
+    monkeypatch.setattr(departures, "_MOST_SPARE", 8)
+    pair = _pair(device)
+    pair.run(30)
+    assert pair.stat("cache_evictions") > 0
+    for table in pair.ours.tables:
+        assert len(table.places) <= 24
+
+
+def test_a_sample_of_slots_says_how_old_rows_are(
+    device: torch.device, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(departures, "_SAMPLE", 16)
+    pair = _pair(device, fast_rows=100, slots=128)
+    for first in (0, 0, 60, 60, 120, 120, 0, 60, 120):
+        pair.step(_all(*range(first, first + 60)))
+    assert pair.stat("cache_evictions") > 0
+    for table in pair.ours.tables:
+        assert len(table.places) <= 100
+    pair.compare()
+
+
+def test_ids_that_look_like_free_places_stay_and_are_counted(device: torch.device) -> None:
+    pair = _pair(device, fast_rows=8, slots=16)
+    pair.step(_all(EMPTY, ERASED))
+    pair.step(_all(EMPTY, ERASED))
+    for first in (0, 0, 10, 10, 20, 20):
+        pair.step(_all(*range(first, first + 5)))
+    for table in pair.ours.tables:
+        assert len(table.places) <= 8
+    pair.compare()
+
+
+def test_rows_that_cannot_be_written_are_kept(
+    device: torch.device, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pair = _pair(device)
+    _fill(pair)
+    assert pair.stat("write_backs") > 0  # what had left before has landed
+    with monkeypatch.context() as patch:
+
+        def broken(*_: object) -> None:
+            raise MemoryError
+
+        patch.setattr(HostTable, "move_in", broken)
+        pair.step(_all(12, 13))
+        pair.ours.lookup(_on(device, _all(40, 41)), missing="training")
+        leaving = _last(pair)
+        pair.groups[0]._fetches.go_on()
+        with pytest.raises(MemoryError):
+            leaving.land()
+        with pytest.raises(MemoryError):
+            pair.ours.table(1).flush()
+    pair.compare()
+    pair.step(_all(*range(24)))
+    pair.compare()
+
+
+@pytest.mark.parametrize("error", [MemoryError, KeyboardInterrupt])
+@pytest.mark.parametrize("when", ["old_rows", "take_out"])
+def test_rows_whose_leaving_breaks_off_are_not_lost(
+    device: torch.device, monkeypatch: pytest.MonkeyPatch, error: type[BaseException], when: str
+) -> None:
+    pair = _pair(device)
+    _fill(pair)
+    group = pair.groups[0]._group
+    with monkeypatch.context() as patch:
+
+        def broken(*_: object, **more: object) -> None:
+            raise error
+
+        patch.setattr(group, when, broken)
+        with pytest.raises(error):
+            pair.ours.lookup(_on(device, _all(40, 41)), missing="training")
+    pair.compare()
+    for first in (40, 0, 40):
+        pair.step(_all(*range(first, first + 24)))
+    pair.compare()
+
+
+def test_a_thread_that_cannot_start_fails_no_step(
+    device: torch.device, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pair = _pair(device)
+    _fill(pair)
+    with monkeypatch.context() as patch:
+
+        def broken(*_: object, **more: object) -> None:
+            raise RuntimeError("can't start new thread")
+
+        patch.setattr(departures, "ThreadPoolExecutor", broken)
+        pair.groups[0]._fetches._departures._thread = None
+        for first in (40, 0):
+            pair.step(_all(*range(first, first + 24)))
+    pair.compare()
+
+
+def test_prefetched_rows_come_while_others_leave(device: torch.device) -> None:
+    pair = _pair(device, seed=9)
+    _fill(pair)
+    for turn in range(12):
+        ids = [(turn * 5 + i) % 64 for i in range(8)]
+        keys = _all(*ids)
+        there = _on(device, keys)
+        pair.ours.prefetch(there)
+        pair.step(_all(*((turn * 11 + i) % 64 for i in range(9))))
+        found = pair.ours.lookup(there, missing="training")
+        assert torch.equal(found.rows.cpu(), pair.model.lookup(keys, missing="training").rows)
+        grads = torch.full((len(keys.ids) * 4,), 0.1 * turn)
+        pair.ours.apply_gradients(found, grads.to(device))
+        pair.model.apply_gradients(keys, grads)
+    assert pair.stat("prefetches") > 0
+    pair.compare()
+
+
+def test_held_rows_do_not_leave(device: torch.device) -> None:
+    pair = _pair(device)
+    _fill(pair)
+    table = pair.ours.table(0)
+    with table.prefetch(torch.arange(5, device=device)) as held:
+        held.wait()
+        for first in (40, 44):
+            pair.step(_all(*range(first, first + 19)))
+        assert bool((table.places.find(torch.arange(5).numpy()) >= 0).all())
+    pair.step(_all(*range(40, 64)))
+    pair.compare()
+
+
+def _on(device: torch.device, keys: TableKeys) -> TableKeys:
+    return TableKeys(keys.ids.to(device), keys.splits)
