@@ -235,6 +235,13 @@ void bind_several(nb::module_& m) {
     read_several({asked, splits},
                  {at<i64>(ids), at<u8>(found), at<float>(rows), at<float>(states), at<i64>(times)});
   });
+  m.def("move_in_several",
+        [](const std::vector<Table*>& tables, const std::vector<u64>& starts,
+           const std::vector<u64>& ends, Address ids, Address rows, Address states, Address times) {
+          const nb::gil_scoped_release release;
+          move_in_several({tables, starts, ends, at<i64>(ids), at<float>(rows), at<float>(states),
+                           at<i64>(times)});
+        });
   m.def("lookup_several", [](const std::vector<Table*>& tables, const std::vector<u64>& splits,
                              const std::vector<std::string>& missing, i64 step, Address ids,
                              Address rows, Address found) {

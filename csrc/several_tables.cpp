@@ -1,4 +1,4 @@
-// Reads of several tables: pieces of all of them go to the pool at once.
+// Calls on several tables: pieces of all of them go to the pool at once.
 #include "several_tables.h"
 
 #include <algorithm>
@@ -10,6 +10,7 @@ namespace hedgerow {
 namespace {
 
 constexpr u64 kPieceIds = 512;  // some tens of microseconds: each thread gets several
+constexpr u64 kPieceRows = 1024;  // a write has more to prepare
 
 struct Piece {
   u64 table;
@@ -17,23 +18,31 @@ struct Piece {
   u64 end;
 };
 
-template <class Read>
-void each_piece(const SeveralTables& several, const Read& read) {
+using Bounds = std::span<const u64>;
+
+template <class Work>
+void each_piece(Bounds starts, Bounds ends, u64 most, const Work& work) {
   const CallScope scope;
   std::vector<Piece> pieces;
-  for (u64 k = 0; k < several.tables.size(); ++k)
-    for (u64 start = several.splits[k]; start < several.splits[k + 1]; start += kPieceIds)
-      pieces.push_back({k, start, std::min(start + kPieceIds, several.splits[k + 1])});
+  for (u64 k = 0; k < starts.size(); ++k)
+    for (u64 start = starts[k]; start < ends[k]; start += most)
+      pieces.push_back({k, start, std::min(start + most, ends[k])});
   parallel_for(i64(pieces.size()), [&](i64 task) {
     const auto [table, start, end] = pieces[u64(task)];
-    read(table, start, end - start);
+    work(table, start, end - start);
   });
+}
+
+template <class Read>
+void each_read(const SeveralTables& several, const Read& read) {
+  const u64 tables = several.tables.size();
+  each_piece(several.splits.first(tables), several.splits.last(tables), kPieceIds, read);
 }
 
 }  // namespace
 
 void read_several(const SeveralTables& several, const EntryRoom& room) {
-  each_piece(several, [&](u64 k, u64 start, u64 n) {
+  each_read(several, [&](u64 k, u64 start, u64 n) {
     const Table& table = *several.tables[k];
     const u64 dim = u64(table.layout().dim), state = u64(table.layout().state_floats);
     table.entries(room.ids + start, n, room.found + start, room.rows + start * dim,
@@ -42,10 +51,19 @@ void read_several(const SeveralTables& several, const EntryRoom& room) {
 }
 
 void lookup_several(const SeveralTables& several, const LookupRoom& room) {
-  each_piece(several, [&](u64 k, u64 start, u64 n) {
+  each_read(several, [&](u64 k, u64 start, u64 n) {
     const Table& table = *several.tables[k];
     table.lookup(room.ids + start, n, room.missing[k], room.step,
                  room.rows + start * u64(table.layout().dim), true, room.found + start);
+  });
+}
+
+void move_in_several(const Coming& coming) {
+  each_piece(coming.starts, coming.ends, kPieceRows, [&](u64 k, u64 start, u64 n) {
+    Table& table = *coming.tables[k];
+    const u64 dim = u64(table.layout().dim), state = u64(table.layout().state_floats);
+    table.move_in(coming.ids + start, n, coming.rows + start * dim, coming.states + start * state,
+                  coming.times + start);
   });
 }
 

@@ -1,5 +1,5 @@
-// Reads of several tables in one call: some thousands of ids of one table are read by the thread
-// that asks, those of all tables by the pool.
+// Calls on several tables at once: some thousands of ids of one table are done by the thread that
+// asks, those of all tables by the pool.
 #pragma once
 
 #include <span>
@@ -32,7 +32,19 @@ struct LookupRoom {
   u8* found;
 };
 
+// Where rows are that come, which differ; those of table k are starts[k] .. ends[k] of all.
+struct Coming {
+  std::span<Table* const> tables;
+  std::span<const u64> starts;
+  std::span<const u64> ends;
+  const i64* ids;
+  const float* rows;
+  const float* states;
+  const i64* times;
+};
+
 void read_several(const SeveralTables& several, const EntryRoom& room);
 void lookup_several(const SeveralTables& several, const LookupRoom& room);
+void move_in_several(const Coming& coming);  // if it fails, some have come: it may be tried again
 
 }  // namespace hedgerow

@@ -133,9 +133,17 @@ void several_tables_at_once() {
   const std::vector<const Table*> tables = {&first, &second};
   std::atomic<bool> stop{false};
   std::thread writer([&] {
+    const std::vector<Table*> both = {&first, &second};
+    const std::vector<u64> starts = {0, splits[1]}, ends = {splits[1] - 7, splits[2]};
     for (int round = 0; round < 40; ++round) {
       const std::vector<float> rows = ones(ids.size() * kDim, float(round + 1));
-      first.assign(ids.data(), splits[1], rows.data(), round);
+      const std::vector<i64> times(ids.size(), round);
+      const float no_state = 0;
+      if (round % 2 == 0) {
+        move_in_several({both, starts, ends, ids.data(), rows.data(), &no_state, times.data()});
+        continue;
+      }
+      first.assign(ids.data(), splits[1] - 7, rows.data(), round);
       second.assign(ids.data() + splits[1], ids.size() - splits[1], rows.data(), round);
     }
     stop = true;
@@ -161,6 +169,7 @@ void several_tables_at_once() {
   read();
   other.join();
   writer.join();
+  CHECK(first.size() == i64(splits[1] - 7) && second.size() == i64(ids.size() - splits[1]));
 }
 
 }  // namespace

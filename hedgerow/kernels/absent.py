@@ -1,4 +1,4 @@
-"""Lists the ids that have no row; changes nothing."""
+"""Lists the ids of a batch that have no row; changes nothing."""
 
 from __future__ import annotations
 
@@ -56,3 +56,42 @@ def absent(
             **_TILE,
         )
     return out, counts
+
+
+@jit(do_not_specialize=["n"])
+def _absent_slots(
+    ids: tl.tensor,
+    slots: tl.tensor,
+    splits: tl.tensor,
+    out: tl.tensor,
+    at: tl.tensor,
+    counts: tl.tensor,
+    n: tl.tensor,
+    K: tl.constexpr,
+    ROOM: tl.constexpr,
+    ROWS: tl.constexpr,
+) -> None:
+    i = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)
+    absent = tl.load(slots + i, mask=i < n, other=0) < 0
+    if tl.max(absent.to(tl.int32), axis=0) > 0:
+        k = tl.where(absent, table_of(splits, i, K, ROOM), 0)
+        one = tl.full((ROWS,), 1, tl.int64)
+        place = tl.atomic_add(counts + k, one, mask=absent, sem="relaxed")
+        place = place + tl.load(splits + k)
+        tl.store(out + place, tl.load(ids + i, mask=absent, other=0), mask=absent)
+        tl.store(at + place, i, mask=absent)
+
+
+def absent_slots(
+    ids: Int64[Tensor, "n"], slots: Int64[Tensor, "n"], splits: Int64[Tensor, "K+1"]
+) -> tuple[Int64[Tensor, "n"], Int64[Tensor, "n"], Int64[Tensor, "K"]]:
+    """As `absent`, of ids whose slots are known, and where in the batch each stands."""
+    out, at = torch.empty((2, len(ids)), dtype=torch.int64, device=ids.device)
+    counts = torch.zeros(len(splits) - 1, dtype=torch.int64, device=ids.device)
+    if len(ids):
+        _absent_slots[blocks(len(ids), 1024)](
+            *(ids, slots, splits, out, at, counts, len(ids)),
+            **several(len(counts)),
+            ROWS=1024,
+        )
+    return out, at, counts

@@ -18,6 +18,16 @@ def lookup_several(
     found_at: int,
     /,
 ) -> None: ...
+def move_in_several(
+    tables: Sequence[Table],
+    starts: Sequence[int],
+    ends: Sequence[int],
+    ids_at: int,
+    rows_at: int,
+    states_at: int,
+    times_at: int,
+    /,
+) -> None: ...
 def read_several(
     tables: Sequence[Table],
     splits: Sequence[int],

@@ -83,6 +83,7 @@ __all__ = [
     "lookup_between",
     "lookup_several",
     "mark_keys",
+    "move_in_several",
     "number_fids",
     "philox",
     "place_fids",
@@ -115,6 +116,22 @@ def read_several(
         row, state = 4 * table.dim() * start, 4 * table.state_floats() * start
         where = (found_at + start, rows_at + row, states_at + state, times_at + 8 * start)
         table.entries(ids_at + 8 * start, stop - start, *where)
+
+
+def move_in_several(
+    tables: Sequence[Table],
+    starts: Sequence[int],
+    ends: Sequence[int],
+    ids_at: int,
+    rows_at: int,
+    states_at: int,
+    times_at: int,
+) -> None:
+    """`move_in` of rows of tables whose rows are alike, from a start to an end for each."""
+    for table, start, end in zip(tables, starts, ends, strict=True):
+        row, state = 4 * table.dim() * start, 4 * table.state_floats() * start
+        where = (rows_at + row, states_at + state, times_at + 8 * start)
+        table.move_in(ids_at + 8 * start, end - start, *where)
 
 
 def lookup_several(

@@ -57,3 +57,16 @@ def read_several(tables: Sequence[HostMoves], splits: Sequence[int], room: Movin
     parts = (room.ids, room.found, room.rows, room.states, room.ts)
     cores = [table._table for table in tables]
     native.read_several(cores, splits, *(part.data_ptr() for part in parts))
+
+
+def move_in_several(
+    tables: Sequence[HostMoves], starts: Sequence[int], ends: Sequence[int], moving: MovingRows
+) -> None:
+    """`move_in` of rows of several tables of alike rows: those of each lie from start to end.
+
+    If it fails, some have come; it may be tried again.
+    """
+    parts = (moving.ids, moving.rows, moving.states, moving.ts)
+    cores = [table._table for table in tables]
+    with memory_errors():
+        native.move_in_several(cores, starts, ends, *(part.data_ptr() for part in parts))

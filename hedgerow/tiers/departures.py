@@ -64,19 +64,14 @@ class Departures:
 
         Rows that are used `now` stay: before the first leaves the device is told which.
         """
-        here = [(places_of(table), n) for table, n in zip(self._caches, rows, strict=True)]
-        self._learn(wait=any(places.lacks(n) > 0 for places, n in here))
-        spare = [min(max(one.rows // _SPARE, n), one.rows // _MOST_SPARE) for one, n in here]
-        if any(one.lacks(n + more) > 0 for (one, n), more in zip(here, spare, strict=True)):
+        needs = [_Need(table, n) for table, n in zip(self._caches, rows, strict=True)]
+        self._learn(wait=any(need.now() for need in needs))
+        if any(need.soon() for need in needs):
             tell_used()
             if self._counting is None:
-                wanted = zip(here, spare, strict=True)
-                self._leave([max(0, one.lacks(n + 2 * more)) for (one, n), more in wanted], now)
-                self._learn(wait=any(places.lacks(n) > 0 for places, n in here))
-        return [
-            n if places.lacks(n) <= 0 else table.make_way(n)
-            for (places, n), table in zip(here, self._caches, strict=True)
-        ]
+                self._leave([need.wanted() for need in needs], now)
+                self._learn(wait=any(need.now() for need in needs))
+        return [need.rows if not need.now() else need.table.make_way(need.rows) for need in needs]
 
     def go_on(self) -> None:
         """Rows that have left are written, beside the next step."""
@@ -137,3 +132,29 @@ class Departures:
         for table, rows in zip(self._caches, leaving.stay(), strict=True):
             places_of(table).end_count(rows)
         self._counting = None
+
+
+class _Need:
+    """Room for rows of one table."""
+
+    def __init__(self, table: CachingTable, rows: int) -> None:
+        self.table, self.rows = table, rows
+        self._places = places_of(table)
+        every = self._places.rows
+        self._spare = min(max(every // _SPARE, rows), every // _MOST_SPARE)
+        self._all_fit = table.slow.size() <= every  # however many may come twice
+
+    def now(self) -> bool:
+        """Whether some must leave before they come."""
+        return self._lacks(0) > 0
+
+    def soon(self) -> bool:
+        """Whether some must leave, now or in the next step."""
+        return self._lacks(1) > 0
+
+    def wanted(self) -> int:
+        """How many had better leave: for this step, and for some after it."""
+        return max(0, self._lacks(2))
+
+    def _lacks(self, spares: int) -> int:
+        return 0 if self._all_fit else self._places.lacks(self.rows + spares * self._spare)

@@ -13,13 +13,14 @@ from ..core.shapes import Float32, Int32, Int64
 from ..kernels import mark
 from ..kernels.leave import NEVER
 from ..kernels.put_rows import Uses
+from ..tables.moving import MovingRows
 from ..tables.multi.device_group import DeviceGroup
 from ..tables.store import TableKeys
 from .caching import CachingTable
 from .departures import Departures
 from .device_cache_places import places_of
 from .device_places import fast_of
-from .found import Asked, Found, Rest
+from .found import Asked, Count, Found, Rest
 from .reads_ahead import ReadsAhead
 from .reads_behind import Behind
 
@@ -94,7 +95,7 @@ class Fetches:
 
         `now_found` tells where keys are if rows have moved since they were found.
         """
-        rest = found.rest_of(keys)
+        rest = found.rest_of(keys) if found.listed is None else found.listed.rest(keys.splits)
         for k, share in rest.shares():
             self._caches[k]._await(rest.ids[share].numpy())
         with closing(Behind(self._caches, rest, found.since)) as behind:
@@ -105,25 +106,23 @@ class Fetches:
                 now = self.tick()
                 behind.keep_unchanged()
                 used = lambda: self.mark(self._group.numbered(keys, known.slots), now)  # noqa: E731
-                if come := self._fit(behind, self._make_way(behind, now, used)):
-                    self._put(behind, now)
+                come = None
+                if self._fit(behind, self._make_way(behind, now, used)):
+                    come = self._put(behind, now)
                 if known is not found:  # what came by another hand is not in `out`: none is sure
                     found = replace(found, epoch=())
-                elif come:
-                    found = self._find_rest(found, rest, out)
+                elif come is not None:
+                    if out is not None:
+                        out.index_copy_(0, rest.at, come.rows)
+                    found = self._find_rest(found, rest, is_read=bool(behind.found.all()))
         return replace(found, asked=True)
 
-    def _find_rest(self, found: Found, rest: Rest, out: Tensor | None) -> Found:
-        """With the slots of the rest, which has come; its rows go to `out`."""
-        if out is None:
-            slots = self._group.find(rest.keys())
-        else:
-            rows = out.new_empty(len(rest.at), out.shape[1])
-            slots = self._group.lookup(rest.keys(), rows, born=False)
-            out.index_copy_(0, rest.at, rows)
+    def _find_rest(self, found: Found, rest: Rest, *, is_read: bool) -> Found:
+        """With the slots of the rest, which has come; waits for nothing."""
+        slots = self._group.find(rest.keys())
         found.slots.index_copy_(0, rest.at, slots)
         epochs = tuple(fast_of(table)._epoch for table in self._caches)
-        return Found(found.slots, epochs, int((slots < 0).sum()))
+        return Found(found.slots, epochs, Count((slots < 0).sum()), is_read=is_read)
 
     def _make_way(
         self, behind: Behind, now: int, tell_used: Callable[[], None] = lambda: None
@@ -140,7 +139,8 @@ class Fetches:
                 mine[mine.cumsum(0) > room[k]] = False
         return bool(behind.found.any())
 
-    def _put(self, behind: Behind, now: int) -> None:
+    def _put(self, behind: Behind, now: int) -> MovingRows:
+        """Rows come; they, on the device."""
         asked = behind.asked
         with self._caches[0]._moves.alone(), self._whole_rows(asked):
             for k, share in asked.shares():
@@ -154,6 +154,7 @@ class Fetches:
                 if places.numbers_stays:
                     mine = torch.where(at[share] >= 0, at[share] - self._firsts[k], -1)
                 places.came(share.stop - share.start, mine)
+        return coming
 
     @contextmanager
     def _whole_rows(self, asked: Asked) -> Iterator[None]:

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from itertools import pairwise
+from itertools import accumulate, pairwise
 
 import numpy as np
+import torch
 from torch import Tensor
 
 from ..core.shapes import Bool, Int64
-from ..tables.copies import to_host
+from ..tables.copies import host_room, to_host
 from ..tables.store import TableKeys
 
 
@@ -54,16 +55,61 @@ class Rest(Asked):
         return Rest(ids, tuple(cuts.tolist()), there, at)
 
 
+class Count:
+    """Numbers that the device counts; whoever asks for them waits."""
+
+    def __init__(self, there: Int64[Tensor, "..."]) -> None:
+        self._here = host_room(tuple(there.shape), there.dtype, there.device)
+        self._here.copy_(there, non_blocking=True)
+        self._told: torch.Event | torch.cuda.Event | None = None
+        if there.device.type == "cuda":
+            self._told = torch.cuda.current_stream(there.device).record_event()
+
+    def numbers(self) -> list[int]:
+        """Each."""
+        if self._told is not None:
+            self._told.synchronize()
+        return self._here.view(-1).tolist()
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Listed:
+    """Keys of a call that are not on the device, in any order: ids, and positions in the call.
+
+    Those of a table begin where its keys do; `counts` are how many of each.
+    """
+
+    ids: Int64[Tensor, "n"]
+    at: Int64[Tensor, "n"]
+    counts: Count
+
+    def rest(self, splits: Sequence[int]) -> Rest:
+        """Waits for the device."""
+        counts = self.counts.numbers()
+        parts = [slice(start, start + n) for start, n in zip(splits, counts, strict=False)]
+        there = torch.cat([self.ids[part] for part in parts])
+        (ids,) = to_host(there)
+        at = torch.cat([self.at[part] for part in parts])
+        return Rest(ids, (0, *accumulate(counts)), there, at)
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class Found:
     """Where the keys of a call are: slots within each table, -1 = not on the device."""
 
     slots: Int64[Tensor, "n"]
     epoch: tuple[object, ...]
-    absent: int  # keys that are not on the device
+    counted: Count  # keys that are not on the device
     since: tuple[int, ...] = ()  # the time of each cache when they were not; () = not known
     asked: bool = False  # they were asked for, and could not come
+    is_read: bool = False  # all rows were, whether they are on the device or not
     rest: Rest | None = None  # they, once somebody needed them
+    listed: Listed | None = None
+
+    @property
+    def absent(self) -> int:
+        """How many keys are not on the device; waits for it."""
+        return sum(self.counted.numbers())
 
     def rest_of(self, keys: TableKeys) -> Rest:
         """The keys that are not on the device; waits for it if that was not asked for before."""

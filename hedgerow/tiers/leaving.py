@@ -13,6 +13,7 @@ from torch import Tensor
 
 from ..core.shapes import Int64
 from ..tables.copies import host_room
+from ..tables.host_moves import move_in_several
 from ..tables.moving import MovingRows
 
 if TYPE_CHECKING:
@@ -40,7 +41,7 @@ class Leaving:
         self._left = stream and torch.cuda.current_stream(stream.device).record_event()
         self._here: list[Tensor] | None = None
         self._copied: torch.Event | torch.cuda.Event | None = None
-        self._todo = list(range(len(caches)))  # tables whose rows have not landed
+        self._landed = False
         self._lock = Lock()
 
     def start(self) -> None:
@@ -68,23 +69,19 @@ class Leaving:
     def land(self) -> None:
         """Brings them to the stores; does nothing if they are there."""
         with self._lock:
-            if not self._todo:
+            if self._landed:
                 return
             chosen, changed, _ = self._numbers().T.tolist()
             assert self._here is not None
-            while self._todo:
-                k = self._todo[-1]
-                table, n = self._caches[k], changed[k]
-                if n:
-                    part = slice(self._starts[k], self._starts[k] + n)
-                    ids, rows, states, ts = (x[part] for x in self._here[:-1])
-                    found = torch.ones(n, dtype=torch.bool)
-                    table.slow.move_in(MovingRows(ids, found, rows, states, ts))
-                    table.counters.add("write_backs", n)
-                room = self._starts[k + 1] - self._starts[k]
-                table.counters.add("cache_evictions", min(chosen[k], room))
-                self._todo.pop()
-            self._here, self._there = self._here[-1:], ()
+            ids, rows, states, ts, _ = self._here
+            starts, ends = self._starts[:-1], self._starts[1:]
+            last = [start + n for start, n in zip(starts, changed, strict=True)]
+            moving = MovingRows(ids, torch.ones_like(ids, dtype=torch.bool), rows, states, ts)
+            move_in_several([table.slow for table in self._caches], starts, last, moving)
+            for k, table in enumerate(self._caches):
+                table.counters.add("write_backs", changed[k])
+                table.counters.add("cache_evictions", min(chosen[k], ends[k] - starts[k]))
+            self._landed, self._here, self._there = True, self._here[-1:], ()
 
     def _start(self) -> None:
         if self._here is not None:

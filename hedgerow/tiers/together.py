@@ -21,7 +21,7 @@ from ..tables.store import Applied, Missing, TableKeys
 from .caching import CachingTable
 from .device_places import fast_of
 from .fetches import Fetches
-from .found import Found, Rest
+from .found import Count, Found, Listed, Rest
 from .hybrid import HybridTable
 from .promotions import Promotions
 from .two_tiers import share_locks
@@ -80,8 +80,8 @@ class Together:
                 if found is None or found.epoch != self.epochs():
                     asked, since = found is not None, self._times()
                     slots = self._group.lookup(keys, out, born=False)
-                    found = replace(self._told(slots, since), asked=asked)
-                if fetches is None or not found.absent or found.asked:
+                    found = replace(self._told(keys, slots, since), asked=asked)
+                if fetches is None or found.asked or not found.absent:
                     return self._read_rest(keys, found, out, missing, step)
             found = fetches.bring(keys, found, lambda old: self._now_found(keys, old), out)
 
@@ -96,7 +96,7 @@ class Together:
         """Rows that are not on the device; counts the hits of the call."""
         rest, sizes = None, [0] * len(self._tables)
         there = sizes
-        if found.absent:
+        if not found.is_read and found.absent:
             rest = found.rest_of(keys)
             there, sizes = self._read_slow(rest, out, missing, step), np.diff(rest.splits).tolist()
         for k, (table, (start, stop)) in enumerate(self._shares(keys)):
@@ -110,10 +110,14 @@ class Together:
         # The mark of a move that is under way beside slots of before would make these believed.
         with self._moves.shared():
             since = self._times()
-            return self._told(self._group.find(keys), since)
+            return self._told(keys, self._group.find(keys), since)
 
-    def _told(self, slots: Int64[Tensor, "n"], since: tuple[int, ...]) -> Found:
-        return Found(slots, self.epochs(), int((slots < 0).sum()), since)
+    def _told(self, keys: TableKeys, slots: Int64[Tensor, "n"], since: tuple[int, ...]) -> Found:
+        if self._fetches is None:
+            return Found(slots, self.epochs(), Count((slots < 0).sum()))
+        ids, at, counts = self._group.absent_slots(keys, slots)
+        counted = Count(counts)
+        return Found(slots, self.epochs(), counted, since, listed=Listed(ids, at, counted))
 
     def _times(self) -> tuple[int, ...]:
         """The time of each cache: a row that comes from now on is not used before."""

@@ -12,7 +12,7 @@ import torch
 import hedgerow as hr
 from hedgerow import native
 from hedgerow.native import reference
-from hedgerow.tables.host_moves import read_several
+from hedgerow.tables.host_moves import move_in_several, read_several
 from hedgerow.tables.host_reads import lookup_several
 from hedgerow.tables.moving import MovingRows
 
@@ -94,6 +94,52 @@ def _of_one_core(core: Any, k: int) -> Any:
     rows = np.arange(700 * DIM, dtype=np.float32)
     table.assign(ids.ctypes.data, 700, rows.ctypes.data, 5 + k)
     return table
+
+
+@pytest.mark.parametrize("threads", [1, 4])
+@pytest.mark.parametrize("sizes", [[0, 0], [1, 0, 2], [3000, 0, 1025, 700]])
+def test_rows_come_to_each_table(sizes: list[int], threads: int) -> None:
+    before = native.threads()
+    native.set_threads(threads)
+    try:
+        made, other = (tables(len(sizes), 900) for _ in range(2))
+        ends = list(accumulate(n + 3 for n in sizes))  # behind the rows of each there is room
+        starts = [end - n - 3 for n, end in zip(sizes, ends, strict=True)]
+        ends = [start + n for n, start in zip(sizes, starts, strict=True)]
+        n = sum(sizes) + 3 * len(sizes)
+        ids = torch.from_numpy(np.random.default_rng(4).permutation(9000)[:n])
+        numbers = torch.arange(n)
+        rows, states = (
+            (numbers[:, None] * width + torch.arange(width)).float() for width in (DIM, STATES)
+        )
+        moving = MovingRows(ids, torch.ones(n, dtype=torch.bool), rows, states, numbers + 50)
+        move_in_several(made, starts, ends, moving)
+    finally:
+        native.set_threads(before)
+    for table, plain, start, end in zip(made, other, starts, ends, strict=True):
+        chosen = (numbers >= start) & (numbers < end)
+        plain.move_in(moving.where(chosen))
+        assert table.size() == plain.size()
+        one, two = table.read_out(ids), plain.read_out(ids)
+        for name in ("found", "rows", "states", "ts"):
+            assert torch.equal(getattr(one, name), getattr(two, name)), name
+
+
+def test_rows_come_to_the_twin_as_to_the_core() -> None:
+    ids, numbers = torch.arange(40) * 2, torch.arange(40)
+    rows, states = (torch.rand(40, width) for width in (DIM, STATES))
+    parts = [x.data_ptr() for x in (ids, rows, states, numbers)]
+    told: list[list[np.ndarray]] = []
+    for core in (native, reference):
+        several: list[Any] = [_of_one_core(core, k) for k in range(2)]
+        core.move_in_several(several, [0, 30], [20, 40], *parts)
+        found = np.zeros(40, np.bool_), np.zeros((40, DIM), np.float32)
+        rest = np.zeros((40, STATES), np.float32), np.zeros(40, np.int64)
+        at = [part.ctypes.data for part in (*found, *rest)]
+        core.read_several(several, [0, 20, 40], ids.data_ptr(), *at)
+        told.append([*found, *rest])
+    for one, other in zip(*told, strict=True):
+        assert np.array_equal(one, other)
 
 
 def test_a_rule_that_is_none_is_refused() -> None:

@@ -8,7 +8,6 @@ import pytest
 import torch
 
 from hedgerow.kernels.layout import EMPTY, ERASED
-from hedgerow.tables.host import HostTable
 from hedgerow.tables.store import TableKeys
 from hedgerow.tiers import departures
 from hedgerow.tiers.cache_moves import CacheMoves
@@ -108,7 +107,7 @@ def test_rows_that_cannot_be_written_are_kept(
         def broken(*_: object) -> None:
             raise MemoryError
 
-        patch.setattr(HostTable, "move_in", broken)
+        patch.setattr("hedgerow.tiers.leaving.move_in_several", broken)
         pair.step(_all(12, 13))
         pair.ours.lookup(_on(device, _all(40, 41)), missing="training")
         leaving = _last(pair)

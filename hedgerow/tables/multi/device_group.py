@@ -175,6 +175,13 @@ class DeviceGroup:
         with self._tables[0]._here():
             return absent.absent(self._arrays, keys.ids, _cuts_of(keys))
 
+    def absent_slots(
+        self, keys: TableKeys, slots: Int64[Tensor, "n"]
+    ) -> tuple[Int64[Tensor, "n"], Int64[Tensor, "n"], Int64[Tensor, "K"]]:
+        """Keys whose slot is -1 in any order, their positions, and how many of each table's."""
+        with self._tables[0]._here():
+            return absent.absent_slots(keys.ids, slots, self._cuts(keys))
+
     def spread(self, dtype: torch.dtype) -> tuple[Tensor, list[Tensor]]:
         """Zeros for every slot of all tables, and the part of each table."""
         whole = torch.zeros(len(self._arrays.values), dtype=dtype, device=self._arrays.index.device)
