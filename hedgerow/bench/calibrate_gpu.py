@@ -6,7 +6,7 @@ import gc
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
-from statistics import median
+from statistics import mean, median
 
 import torch
 
@@ -241,25 +241,26 @@ def _step_point(
         if count * once > 1e3 * _LONGEST * seconds and keys > sweep.keys[0]:
             return None
     rounds = min(_MOST_ROUNDS, max(1, int(1e3 * seconds / (count * once))))
-    before = filled.far_keys() if sweep.tiered else 0
-    done = 0
 
-    def steps() -> float:
-        nonlocal done
+    def steps() -> tuple[float, float]:
+        """Milliseconds of a step, and how many of its keys were on the host."""
         batches = [filled.batch(keys, far, repeat) for _ in range(count)]
-        done += count
+        before = filled.far_keys() if sweep.tiered else 0
 
         def run() -> None:
             for batch in batches:
                 filled.step(batch, grads)
 
-        return clock.ms(run) / count
+        ms = clock.ms(run) / count
+        return ms, (filled.far_keys() - before) / count if sweep.tiered else 0.0
 
-    spent = measured(steps, rounds, yardstick).values
-    share = float(sweep.mode == "HOST_ONLY")
-    if sweep.tiered:  # as it came out: rows move by themselves
-        share = (filled.far_keys() - before) / (done * keys)
-    return _point(filled, "step", keys, median(spent), min(1.0, share), len(ready[0].ids))
+    rows = measured(steps, rounds, yardstick).values
+    if not sweep.tiered:
+        share = float(sweep.mode == "HOST_ONLY")
+        return _point(filled, "step", keys, median(ms for ms, _ in rows), share, len(ready[0].ids))
+    # As it came out: rows move by themselves, and not in every round alike.
+    ms, missed = (mean(column) for column in zip(*rows, strict=True))
+    return _point(filled, "step", keys, ms, min(1.0, missed / keys), len(ready[0].ids))
 
 
 def _parts(filled: Filled, keys: int, size: Size, seconds: float) -> Iterator[Point]:

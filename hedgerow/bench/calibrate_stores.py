@@ -22,7 +22,9 @@ from .gpu_tiers import _fill
 _CHUNK = 1 << 16  # rows of a table that come to a cache at once
 _PARTS = 16  # of a hybrid's fast rows: as many as come at once
 _ROTATED = 0.25  # up to this share of misses all hot rows of a cache stay, however long unused
-_BUSY_STEPS = 4  # steps after which a hot row is used again where there are more misses
+# Steps after which a hot row is used again where there are more misses, and in a hybrid: were hot
+# rows used as seldom as others, it would move rows all the time.
+_BUSY_STEPS = 4
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -165,7 +167,7 @@ class Filled:
 
     def _hot(self, count: int, far: float) -> Tensor:
         turn = self.hot
-        if self.sweep.mode == "CACHING" and far > _ROTATED:
+        if self.sweep.mode == "HYBRID" or far > _ROTATED:
             turn = min(turn, _BUSY_STEPS * count)
         found = (self._hot_next + torch.arange(count, device=self.device)) % max(1, turn)
         self._hot_next += count

@@ -5,7 +5,9 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Generic, TypeVar
 
+T = TypeVar("T")
 _DISTURBED = 1.25  # times the best: half the speed is usual, so that nothing is near this
 _TRIES = 4  # for each measurement that is wanted
 _PAUSE_S = 0.02  # others stay for tenths of a second, or for seconds
@@ -29,16 +31,16 @@ class Yardstick:
 
 
 @dataclass(frozen=True, slots=True)
-class Measured:
+class Measured(Generic[T]):
     """Measurements, and whether they were taken while it was quiet."""
 
-    values: list[float]
+    values: list[T]
     quiet: bool
 
 
 def measured(
-    measure: Callable[[], float], count: int, yardstick: Yardstick, *, tries: int = _TRIES
-) -> Measured:
+    measure: Callable[[], T], count: int, yardstick: Yardstick, *, tries: int = _TRIES
+) -> Measured[T]:
     """So many measurements before and after which it was quiet.
 
     Where that is never so, in `tries` times as many, others are all there is.
@@ -46,8 +48,8 @@ def measured(
     >>> measured(lambda: 1.0, 2, Yardstick()).values
     [1.0, 1.0]
     """
-    good: list[float] = []
-    others: list[float] = []
+    good: list[T] = []
+    others: list[T] = []
     for _ in range(tries * count):
         before = yardstick.is_quiet()
         value = measure()

@@ -1,11 +1,11 @@
-"""Lists the ids of a batch that have no row; changes nothing."""
+"""Lists the ids of a batch that have no row; notes that the others are used."""
 
 from __future__ import annotations
 
 import torch
 from torch import Tensor
 
-from ..core.shapes import Int64
+from ..core.shapes import Int32, Int64
 from .find import probe, span_of, table_of
 from .layout import Arrays
 from .toolchain import blocks, jit, several, tl
@@ -13,16 +13,18 @@ from .toolchain import blocks, jit, several, tl
 _TILE = {"ROWS": 128, "num_warps": 4}
 
 
-@jit(do_not_specialize=["n", "buckets"])
+@jit(do_not_specialize=["n", "buckets", "now"])
 def _absent(
     ids: tl.tensor,
     index: tl.tensor,
     spans: tl.tensor | None,
     splits: tl.tensor,
+    used: tl.tensor,
     out: tl.tensor,
     counts: tl.tensor,
     n: tl.tensor,
     buckets: tl.tensor,
+    now: tl.tensor,
     K: tl.constexpr,
     ROOM: tl.constexpr,
     LINES: tl.constexpr,
@@ -31,7 +33,9 @@ def _absent(
     i = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)
     base, count, live = span_of((spans, splits), None, i, n, buckets, K, ROOM)
     key = tl.load(ids + i, mask=live, other=0)
-    absent = live & (probe(index, key, live, base, count, LINES) < 0)
+    slot = probe(index, key, live, base, count, LINES)
+    absent = live & (slot < 0)
+    tl.store(used + slot, tl.zeros((ROWS,), tl.int32) + now, mask=slot >= 0)
     if tl.max(absent.to(tl.int32), axis=0) > 0:
         k = tl.where(live, table_of(splits, i, K, ROOM), 0)
         one = tl.full((ROWS,), 1, tl.int64)
@@ -40,17 +44,23 @@ def _absent(
 
 
 def absent(
-    table: Arrays, ids: Int64[Tensor, "n"], splits: Int64[Tensor, "K+1"]
+    table: Arrays,
+    ids: Int64[Tensor, "n"],
+    splits: Int64[Tensor, "K+1"],
+    used: Int32[Tensor, "slots"],
+    now: int,
 ) -> tuple[Int64[Tensor, "n"], Int64[Tensor, "K"]]:
     """Those of the ids without a row, in any order, and how many of each table's.
 
-    Those of a table begin where its ids do; behind them is room.
+    Those of a table begin where its ids do; behind them is room. Rows that are there count as
+    `used` now.
     """
     out = torch.empty_like(ids)
     counts = torch.zeros(len(splits) - 1, dtype=torch.int64, device=ids.device)
     if len(ids):
         _absent[blocks(len(ids), _TILE["ROWS"])](
-            *(ids, table.index, table.spans, splits, out, counts, len(ids), table.buckets),
+            *(ids, table.index, table.spans, splits, used, out, counts, len(ids)),
+            *(table.buckets, now),
             **several(table.tables),
             LINES=table.lines,
             **_TILE,

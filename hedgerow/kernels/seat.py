@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import torch
 from torch import Tensor
 
-from ..core.shapes import Int32, Int64
+from ..core.shapes import Bool, Int32, Int64
 from .find import span_of
 from .find_or_insert import claim
 from .layout import Arrays
@@ -15,7 +17,7 @@ from .toolchain import blocks, jit, several, tl
 _TILE = {"ROWS": 128, "num_warps": 4}
 
 
-@jit(do_not_specialize=["n", "buckets"])
+@jit(do_not_specialize=["n", "buckets", "now"])
 def _seat(
     ids: tl.tensor,
     known: tl.tensor | None,
@@ -23,9 +25,12 @@ def _seat(
     index: tl.tensor,
     spans: tl.tensor | None,
     splits: tl.tensor | None,
+    marks: tl.tensor | None,
+    changed: tl.tensor | None,
     places: tl.tensor,
     n: tl.tensor,
     buckets: tl.tensor,
+    now: tl.tensor,
     K: tl.constexpr,
     ROOM: tl.constexpr,
     LINES: tl.constexpr,
@@ -50,6 +55,22 @@ def _seat(
             number = (first * 31 + second * 17 + (key & 0xFFFF)) & 0x3FFFFFFF
             slot = tl.where(todo, tl.where(given < 0, -2 - number, given), slot)
     tl.store(places + i, slot.to(tl.int32), mask=i < n)
+    if marks is not None:
+        tl.store(marks + slot, tl.zeros((ROWS,), tl.int32) + now, mask=slot >= 0)
+    if changed is not None:
+        tl.store(changed + slot, tl.full((ROWS,), 1, tl.int8), mask=slot >= 0)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Marks:
+    """When each slot was used last, and whether its row was changed; what a use sets.
+
+    Of a use that changes nothing `changed` is None.
+    """
+
+    used: Int32[Tensor, "slots"]
+    changed: Bool[Tensor, "slots"] | None
+    now: int
 
 
 def seat(
@@ -60,6 +81,7 @@ def seat(
     splits: Int64[Tensor, "K+1"] | None = None,
     *,
     insert: bool = True,
+    marks: Marks | None = None,
 ) -> Int32[Tensor, "n"]:
     """The slot of each key; -1 for room, and below -1 a number of each id that found no place.
 
@@ -67,14 +89,18 @@ def seat(
 
     Slots of several tables are numbered through all of them, `known` ones within their own.
     Slots that are `known` are believed. The rows of new ids are not set, and their time is
-    `NEWBORN` until somebody does.
+    `NEWBORN` until somebody does. Slots are marked, if that is asked for.
     """
     n = len(ids)
     places = torch.empty_like(ids, dtype=torch.int32)
+    when = changed = None
+    if marks is not None:
+        when = marks.used
+        changed = None if marks.changed is None else marks.changed.view(torch.int8)
     if n:
         _seat[blocks(n, _TILE["ROWS"])](
-            *(ids, known, used, table.index, table.spans, splits, places, n),
-            table.buckets,
+            *(ids, known, used, table.index, table.spans, splits, when, changed, places, n),
+            *(table.buckets, 0 if marks is None else marks.now),
             **several(table.tables),
             LINES=table.lines,
             INSERT=insert,

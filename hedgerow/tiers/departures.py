@@ -102,10 +102,10 @@ class Departures:
         with self._caches[0]._moves.alone():
             for table in self._caches:
                 fast_of(table)._before_change()
-            chosen, changed = self._group.old_rows(
+            chosen, rows, states = self._group.old_rows(
                 *(self._used, self._changed, self._oldest(wanted), most), limit=limit, turn=now
             )
-            leaving = Leaving(self._caches, changed, chosen.counts, most, self._stream)
+            leaving = Leaving(self._caches, chosen, rows, states, most, self._stream)
             for table in self._caches:
                 table._back.follow(leaving)
             # If this breaks off before, rows are written and stay: they are read from the caches.

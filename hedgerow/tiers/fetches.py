@@ -10,9 +10,9 @@ import torch
 from torch import Tensor
 
 from ..core.shapes import Float32, Int32, Int64
-from ..kernels import mark
 from ..kernels.leave import NEVER
 from ..kernels.put_rows import Uses
+from ..kernels.seat import Marks
 from ..tables.moving import MovingRows
 from ..tables.multi.device_group import DeviceGroup
 from ..tables.store import TableKeys
@@ -45,7 +45,7 @@ class Fetches:
             places.used, places.changed = uses[k], changes[k]
             places.fetched = self._came[k]
         self._uses = Uses(self._used, self._came)
-        self.ahead = ReadsAhead(caches, group)
+        self.ahead = ReadsAhead(caches, group, self._used)
         self._departures = Departures(caches, group, self._used, self._changed, self._firsts)
 
     def tick(self) -> int:
@@ -64,10 +64,12 @@ class Fetches:
         self.ahead.go_on()
         self._departures.go_on()
 
-    def mark(self, slots: Int32[Tensor, "n"], now: int, *, changed: bool = False) -> None:
-        """Rows of these slots, as all tables together number them, are used now, or changed."""
-        with fast_of(self._caches[0])._here():
-            mark.mark(slots, self._used, self._changed if changed else None, now)
+    def mark(
+        self, keys: TableKeys, slots: Int64[Tensor, "n"], now: int, *, changed: bool = False
+    ) -> Int32[Tensor, "n"]:
+        """Rows of these slots are used now, or changed; slots as all tables number them."""
+        marks = Marks(self._used, self._changed if changed else None, now)
+        return self._group.numbered(keys, slots, marks)
 
     # ---- rows come
 
@@ -105,7 +107,7 @@ class Fetches:
                 known = now_found(found)
                 now = self.tick()
                 behind.keep_unchanged()
-                used = lambda: self.mark(self._group.numbered(keys, known.slots), now)  # noqa: E731
+                used = lambda: self.mark(keys, known.slots, now)  # noqa: E731
                 come = None
                 if self._fit(behind, self._make_way(behind, now, used)):
                     come = self._put(behind, now)
@@ -119,17 +121,22 @@ class Fetches:
 
     def _find_rest(self, found: Found, rest: Rest, *, is_read: bool) -> Found:
         """With the slots of the rest, which has come; waits for nothing."""
-        slots = self._group.find(rest.keys())
+        slots = self._group.find(rest.keys(), once=True)
         found.slots.index_copy_(0, rest.at, slots)
         epochs = tuple(fast_of(table)._epoch for table in self._caches)
         return Found(found.slots, epochs, Count((slots < 0).sum()), is_read=is_read)
 
     def _make_way(
-        self, behind: Behind, now: int, tell_used: Callable[[], None] = lambda: None
+        self, behind: Behind, now: int, tell_used: Callable[[], object] = lambda: None
     ) -> Sequence[int]:
         """Room for the rows that were found; how much each table has, at most what it needs."""
+
+        def tell() -> None:
+            self.ahead.await_uses()
+            tell_used()
+
         counts = behind.asked.counts(behind.found)  # nobody leaves for ids without a row
-        return self._departures.make_way(counts, now, tell_used)
+        return self._departures.make_way(counts, now, tell)
 
     def _fit(self, behind: Behind, room: Sequence[int]) -> bool:
         """No more rows come than there is room for; whether there are any."""

@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from ..core.shapes import Int64
+from ..core.shapes import Float32, Int64
+from ..kernels.leave import Chosen
 from ..tables.copies import host_room
 from ..tables.host_moves import move_in_several
 from ..tables.moving import MovingRows
@@ -30,14 +31,15 @@ class Leaving:
     def __init__(
         self,
         caches: Sequence[CachingTable],
-        rows: MovingRows,
-        counts: Int64[Tensor, "K 3"],
+        chosen: Chosen,
+        rows: Float32[Tensor, "room dim"],
+        states: Float32[Tensor, "room floats"],
         most: Sequence[int],
         stream: torch.cuda.Stream | None,
     ) -> None:
         self._caches, self._stream = caches, stream
         self._starts = (0, *accumulate(most))
-        self._there = (rows.ids, rows.rows, rows.states, rows.ts, counts)
+        self._there = (chosen.ids, rows, states, chosen.times, chosen.counts)
         self._left = stream and torch.cuda.current_stream(stream.device).record_event()
         self._here: list[Tensor] | None = None
         self._copied: torch.Event | torch.cuda.Event | None = None

@@ -11,7 +11,7 @@ from itertools import accumulate
 import torch
 from torch import Tensor
 
-from ..core.shapes import Int64
+from ..core.shapes import Int32, Int64
 from ..tables.copies import host_room
 from ..tables.multi.device_group import DeviceGroup
 from ..tables.store import TableKeys
@@ -19,6 +19,7 @@ from .caching import CachingTable
 from .found import Asked
 from .reads_behind import Behind
 
+_Event = torch.Event | torch.cuda.Event | None
 _MOST_BATCHES = 8  # that wait to be looked up; the oldest is forgotten then
 
 
@@ -28,10 +29,16 @@ class ReadsAhead:
     The owner waits for nothing: the device finds which keys it lacks, a thread reads their rows and
     copies them to the device, on a stream of its own. `go_on` starts the thread once the device has
     told. It is a hint: which rows come or left in between is found when the batch is looked up.
+    Rows that are there are `used` from now on, so that they hardly leave until then.
     """
 
-    def __init__(self, caches: Sequence[CachingTable], group: DeviceGroup) -> None:
-        self._caches, self._group = caches, group
+    def __init__(
+        self,
+        caches: Sequence[CachingTable],
+        group: DeviceGroup,
+        used: Int32[Tensor, "slots"],
+    ) -> None:
+        self._caches, self._group, self._used = caches, group, used
         self.device = caches[0].device
         self._batches: deque[_Batch] = deque()
         self._thread: ThreadPoolExecutor | None = None
@@ -48,7 +55,13 @@ class ReadsAhead:
         with self._beside():
             if self._stream is not None:  # the caller may let them go before they are read
                 keys.ids.record_stream(self._stream)
-            self._batches.append(_Batch(whole, since, *self._absent(keys)))
+            self._batches.append(_Batch(whole, since, *self._absent(keys, max(since))))
+
+    def await_uses(self) -> None:
+        """What the stream of the caller does from now on sees which rows these batches use."""
+        for one in self._batches:
+            if isinstance(one.marked, torch.cuda.Event):
+                torch.cuda.current_stream(self.device).wait_event(one.marked)
 
     def go_on(self) -> None:
         """Starts to read what the device has found."""
@@ -90,14 +103,19 @@ class ReadsAhead:
     # ---- stages
 
     def _absent(
-        self, keys: TableKeys
-    ) -> tuple[tuple[int, ...], Tensor, Tensor, torch.Event | torch.cuda.Event | None]:
-        """Ids that the device lacks, on the host: from where each table's begin, and how many."""
-        there = self._group.absent(keys)
+        self, keys: TableKeys, now: int
+    ) -> tuple[_Event, tuple[int, ...], Tensor, Tensor, _Event]:
+        """Ids that the device lacks, on the host: from where each table's begin, and how many.
+
+        And when uses are marked, and when the host is told.
+        """
+        there = self._group.absent(keys, self._used, now)
+        marked = self._stream and self._stream.record_event()
         ids, counts = (host_room(tuple(x.shape), x.dtype, self.device) for x in there)
         for target, source in zip((ids, counts), there, strict=True):
             target.copy_(source, non_blocking=True)
-        return keys.splits, ids, counts, self._stream and self._stream.record_event()
+        told = self._stream and self._stream.record_event()
+        return marked, keys.splits, ids, counts, told
 
     def _read(self, one: _Batch) -> None:
         if self._thread is None:
@@ -136,12 +154,14 @@ class _Batch:
         self,
         whole: Tensor,
         since: tuple[int, ...],
+        marked: _Event,
         starts: tuple[int, ...],
         ids: Tensor,
         counts: Tensor,
-        event: torch.Event | torch.cuda.Event | None,
+        event: _Event,
     ) -> None:
         self.whole = whole  # kept, so that no other batch lies there
+        self.marked = marked
         self.since = since  # the times of caches before the device was asked what they lack
         self._starts, self._ids, self._counts, self._event = starts, ids, counts, event
         self.behind: Behind | None = None  # if the device lacks some

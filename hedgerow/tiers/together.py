@@ -188,9 +188,11 @@ class Together:
             # A table without keys in the call is not told of its time: rows would expire by it.
             times = {k: self._tables[k].slow._time(ts) for k, n in enumerate(sizes) if n}
             done = [] if rest is None else self._step_slow(rest, grads, rates, step, times, counts)
-            numbered = self._group.numbered(keys, found.slots)
-            if self._fetches is not None:
-                self._fetches.mark(numbered, self._fetches.tick(), changed=True)
+            if self._fetches is None:
+                numbered = self._group.numbered(keys, found.slots)
+            else:
+                now = self._fetches.tick()
+                numbered = self._fetches.mark(keys, found.slots, now, changed=True)
             for k, time in times.items():
                 fast_of(self._tables[k])._begin_at(time, sizes[k])
             made = self._group.step_known(keys, numbered, grads, rates, max(times.values()))

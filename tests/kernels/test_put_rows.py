@@ -51,12 +51,26 @@ def test_ids_without_a_row_are_listed_by_table(device: torch.device) -> None:
     splits = torch.tensor([0, 100, 300], device=device)
     known = torch.arange(300, device=device) % 9 == 0
     slots, _ = find_or_insert.find_or_insert(table, ids, splits, known)
-    out, counts = absent.absent(table, ids, splits)
+    used = torch.zeros(len(table.values), dtype=torch.int32, device=device)
+    out, counts = absent.absent(table, ids, splits, used, 7)
+    there = table.numbered(slots, splits)
+    assert torch.equal((used == 7).nonzero()[:, 0], there[there >= 0].sort().values)
+    again = absent.absent_slots(ids, slots, splits)
+    assert torch.equal(again[2], counts)
     for k, (start, stop) in enumerate([(0, 100), (100, 300)]):
         lacking = ids[start:stop][slots[start:stop] < 0]
         assert counts[k] == len(lacking)
-        assert torch.equal(out[start : start + len(lacking)].sort().values, lacking.sort().values)
-    assert absent.absent(table, ids[:0], splits * 0)[1].tolist() == [0, 0]
+        part = slice(start, start + len(lacking))
+        assert torch.equal(out[part].sort().values, lacking.sort().values)
+        assert torch.equal(
+            again[1][part].sort().values,
+            (slots < 0).nonzero()[:, 0][
+                torch.isin((slots < 0).nonzero()[:, 0], torch.arange(start, stop, device=device))
+            ],
+        )
+        assert torch.equal(again[0][part], ids[again[1][part]])
+    assert absent.absent(table, ids[:0], splits * 0, used, 7)[1].tolist() == [0, 0]
+    assert absent.absent_slots(ids[:0], slots[:0], splits * 0)[2].tolist() == [0, 0]
 
 
 def test_known_slots_are_numbered_and_nothing_is_inserted(device: torch.device) -> None:
@@ -66,6 +80,22 @@ def test_known_slots_are_numbered_and_nothing_is_inserted(device: torch.device) 
     known = torch.full_like(ids, -1)
     assert bool((seat.seat(table, ids, known, None, splits, insert=False) == -1).all())
     assert not bool(table.taken().any())
+
+
+def test_known_slots_are_marked(device: torch.device) -> None:
+    table = Arrays.make_several([2, 2], 1, device)
+    ids = some_ids(20, seed=3).to(device)
+    splits = torch.tensor([0, 10, 20], device=device)
+    slots, _ = find_or_insert.find_or_insert(table, ids, splits)
+    slots[4] = -1
+    used = torch.zeros(len(table.values), dtype=torch.int32, device=device)
+    changed = torch.zeros(len(table.values), dtype=torch.bool, device=device)
+    for flags, now in ((None, 5), (changed, 6)):
+        marks = seat.Marks(used, flags, now)
+        at = seat.seat(table, ids, slots, None, splits, insert=False, marks=marks)
+        assert torch.equal(at.long(), table.numbered(slots, splits))
+        assert torch.equal((used == now).nonzero()[:, 0], at[at >= 0].long().sort().values)
+        assert torch.equal(changed, (used == 6))
 
 
 def test_marks(device: torch.device) -> None:

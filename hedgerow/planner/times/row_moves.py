@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 
 SPARE, MOST_SPARE = 512, 64
-"""Of a cache on a device twice this part leaves at once; more where steps need it, up to a limit."""
+"""Twice the first part of a cache leaves at once; where steps need it more, twice the second."""
 MOVE_STEPS, SOON_STEPS, MANY = 16, 2, 5
 """A hybrid looks for hot rows every 16th step; every 2nd where one id of 5 is on the host."""
 

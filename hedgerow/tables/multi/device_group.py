@@ -89,15 +89,22 @@ class DeviceGroup:
             self._totals[:, :3] += done
         return done
 
-    def find(self, keys: TableKeys) -> Int64[Tensor, "n"]:
-        """The slots of keys, each within its table; -1 = absent."""
-        with self._tables[0]._here():
-            return find.find(self._arrays, keys.ids, keys.used, self._cuts(keys))
+    def find(self, keys: TableKeys, *, once: bool = False) -> Int64[Tensor, "n"]:
+        """The slots of keys, each within its table; -1 = absent.
 
-    def numbered(self, keys: TableKeys, slots: Int64[Tensor, "n"]) -> Int32[Tensor, "n"]:
-        """Slots as all tables together number them; -1 stays."""
+        Where keys have cuts that are asked for `once`, those that are kept stay.
+        """
         with self._tables[0]._here():
-            return seat.seat(self._arrays, keys.ids, slots, None, self._cuts(keys), insert=False)
+            cuts = _cuts_of(keys) if once else self._cuts(keys)
+            return find.find(self._arrays, keys.ids, keys.used, cuts)
+
+    def numbered(
+        self, keys: TableKeys, slots: Int64[Tensor, "n"], marks: seat.Marks | None = None
+    ) -> Int32[Tensor, "n"]:
+        """Slots as all tables together number them, marked if that is asked for; -1 stays."""
+        with self._tables[0]._here():
+            cuts = self._cuts(keys)
+            return seat.seat(self._arrays, keys.ids, slots, None, cuts, insert=False, marks=marks)
 
     def step_known(
         self,
@@ -138,10 +145,10 @@ class DeviceGroup:
         *,
         limit: int,
         turn: int,
-    ) -> tuple[leave.Chosen, MovingRows]:
+    ) -> tuple[leave.Chosen, Float32[Tensor, "room dim"], Float32[Tensor, "room floats"]]:
         """Rows that may leave, `most` of each table, as `leave.choose_old` has them.
 
-        And whole rows of those that were changed. None is taken out.
+        And rows and states of those that were changed. None is taken out.
         """
         starts = (0, *accumulate(most))
         with self._tables[0]._here():
@@ -155,7 +162,7 @@ class DeviceGroup:
             )
             rows = lookup.gather(self._arrays, chosen.dirty)
             raw = lookup.gather(self._arrays, chosen.dirty, self._tables[0].layout.state_floats)
-        return chosen, MovingRows(chosen.ids, chosen.dirty >= 0, rows, raw, chosen.times)
+        return chosen, rows, raw
 
     def take_out(
         self,
@@ -167,13 +174,16 @@ class DeviceGroup:
         with self._tables[0]._here():
             leave.take_out(self._arrays, slots, used, changed)
 
-    def absent(self, keys: TableKeys) -> tuple[Int64[Tensor, "n"], Int64[Tensor, "K"]]:
+    def absent(
+        self, keys: TableKeys, used: Int32[Tensor, "slots"], now: int
+    ) -> tuple[Int64[Tensor, "n"], Int64[Tensor, "K"]]:
         """Keys without a row, from where each table's begin, and how many of each table's.
 
-        On any stream: those cuts that are kept are another's, who may replace them meanwhile.
+        The others are `used` now. On any stream: those cuts that are kept are another's, who may
+        replace them meanwhile.
         """
         with self._tables[0]._here():
-            return absent.absent(self._arrays, keys.ids, _cuts_of(keys))
+            return absent.absent(self._arrays, keys.ids, _cuts_of(keys), used, now)
 
     def absent_slots(
         self, keys: TableKeys, slots: Int64[Tensor, "n"]
