@@ -6,7 +6,7 @@ import gc
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
-from statistics import mean, median
+from statistics import median, median_low
 
 import torch
 
@@ -28,6 +28,7 @@ _ASKED = {"HYBRID": (0.0, 0.1, 0.25, 0.5, 0.75, 1.0), "CACHING": SHARES[:6]}
 """Shares that plans ask for: more than half of the keys is not what a cache is chosen for."""
 _MOST_ROUNDS = 10
 _POINTS = 600  # about so many share the time
+_KNOWS_QUIET = 15  # of the time, this part is to learn what a quiet host is
 _LONGEST = 5.0  # a round may take so many times the share of a point, or is left out
 _MOSTLY_NEAR = 0.5  # ids that repeat are of rows that are used much, which lie in HBM
 _NEEDS_BYTES = {"HBM": 12 * 2**30, "host memory": 6 * 2**30}
@@ -162,7 +163,7 @@ def points_of(
     device: torch.device, seconds: float, progress: Progress, size: Size | None = None
 ) -> Iterator[Point]:
     """All points, in about so many seconds beside what compiling kernels takes."""
-    size, yardstick = size or Size.whole(), Yardstick()
+    size, yardstick = size or Size.whole(), Yardstick(seconds / _KNOWS_QUIET)
     total = len(size.sweeps) + 2
     progress("copies", 0, total)
     yield from _copies(device, size)
@@ -181,7 +182,7 @@ def _swept(
 ) -> Iterator[Point]:
     filled = Filled(sweep, size.rows_of(sweep), device, size.tries)
     for keys in filter(filled.fits, sweep.keys):
-        for far in sweep.shares:
+        for far in filter(lambda share, n=keys: filled.stays(n, share), sweep.shares):
             for repeat in sweep.repeats if far <= _MOSTLY_NEAR else (1,):
                 point = _step_point(filled, (keys, far, repeat), size, seconds, yardstick)
                 if point is not None:
@@ -254,13 +255,10 @@ def _step_point(
         ms = clock.ms(run) / count
         return ms, (filled.far_keys() - before) / count if sweep.tiered else 0.0
 
-    rows = measured(steps, rounds, yardstick).values
-    if not sweep.tiered:
-        share = float(sweep.mode == "HOST_ONLY")
-        return _point(filled, "step", keys, median(ms for ms, _ in rows), share, len(ready[0].ids))
-    # As it came out: rows move by themselves, and not in every round alike.
-    ms, missed = (mean(column) for column in zip(*rows, strict=True))
-    return _point(filled, "step", keys, ms, min(1.0, missed / keys), len(ready[0].ids))
+    # The round in the middle, with its own keys: rows move by themselves, and not always alike.
+    ms, missed = median_low(measured(steps, rounds, yardstick).values)
+    share = min(1.0, missed / keys) if sweep.tiered else float(sweep.mode == "HOST_ONLY")
+    return _point(filled, "step", keys, ms, share, len(ready[0].ids))
 
 
 def _parts(filled: Filled, keys: int, size: Size, seconds: float) -> Iterator[Point]:

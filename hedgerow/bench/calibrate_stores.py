@@ -25,6 +25,7 @@ _ROTATED = 0.25  # up to this share of misses all hot rows of a cache stay, howe
 # Steps after which a hot row is used again where there are more misses, and in a hybrid: were hot
 # rows used as seldom as others, it would move rows all the time.
 _BUSY_STEPS = 4
+_SELDOM_STEPS = 48  # a row that a hybrid uses no more often does not become hot
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -81,6 +82,13 @@ class Filled:
         if self.sweep.mode == "HYBRID":
             most = min(most, (self.rows - self.hot) // 2)
         return self.sweep.tables <= keys <= most * self.sweep.tables
+
+    def stays(self, keys: int, far: float) -> bool:
+        """Whether rows stay where they are in steps of so many keys, that share of them cold."""
+        if self.sweep.mode != "HYBRID":
+            return True
+        cold = far * keys / self.sweep.tables
+        return _SELDOM_STEPS * cold <= self.rows - self.hot
 
     def batch(self, keys: int, far: float, repeat: int) -> TableKeys:
         """So many distinct keys, that share of them cold; ids that repeat are of hot ones."""

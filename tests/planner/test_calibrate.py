@@ -142,7 +142,7 @@ def _together_points() -> list[Point]:
                 size = 4.0 * dim
                 rows = 0 if mode == "HBM_ONLY" else 10**6 // tables
                 often = moves(mode, far * keys, repeat * keys, tables, float(rows))
-                step = Step(keys, repeat * keys, 2 * size, size, size, far, tables, often)
+                step = Step(keys, repeat * keys, 2 * size, size, size, far, tables, often, 0.0, 0.0)
                 ms = step_ms(step, cost, Speeds(2.5e9, 1.0, 1.0, 1.0))
                 found.append(
                     Point(

@@ -30,12 +30,15 @@ _START = {
     "id_byte": 1e-9,
     "host": 0.1,
     "move": 1.0,
+    "alone": 1e-7,
+    "pool": 0.1,
     "host_key": 1e-4,
     "use": 1e-6,
     "host_speed": 1e7,
 }
 _MOST = 40.0  # of a logarithm: a speed of which the points tell nothing stays a number
 _LEAST = {"launch": 1e-7, "table": 1e-7, "key": 1e-9, "id": 1e-9, "id_byte": 1e-13}
+_LEAST |= {"alone": 1e-12, "pool": 1e-7}
 _LEAST |= {"host": 1e-7, "move": 1e-7, "host_key": 1e-9, "use": 1e-9}  # as good as nothing
 
 

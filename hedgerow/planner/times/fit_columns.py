@@ -9,6 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from .calibration import Point
+from .few_ids import alone
 from .row_moves import moves
 from .step_time import Speeds, Step, steps_ms
 from .time_parameters import CPU, FULL_OVERLAP, ModeCost, TimeParameters
@@ -34,6 +35,8 @@ class _Mode:
             far=_column(p.host_share for p in steps),
             tables=_column(p.tables for p in steps),
             moves=_column(_moves(p) for p in steps),
+            alone=_column(_alone(p)[0] for p in steps),
+            pools=_column(_alone(p)[1] for p in steps),
         )
         # Steps of several tables are of a mode's own path, of which more can be told.
         self.together = bool((self.steps.tables > 1).any())
@@ -55,6 +58,8 @@ class _Mode:
             found += ["host_speed"]
             found += [] if self.one_share else ["host_key", "host"]
             found += ["move"] if self.moves else []
+        if self.together and bool((self.steps.alone > 0).any() and (self.steps.pools > 0).any()):
+            found += ["alone", "pool"]
         if self.together and self.name == "HYBRID":
             found += ["use"]  # of a key, beside what others pay: uses are counted
         return [self._named(kind) for kind in found]
@@ -74,6 +79,8 @@ class _Mode:
             id_byte_ms=of("id_byte"),
             host_ms=of("host"),
             move_ms=of("move"),
+            alone_byte_ms=of("alone"),
+            pool_ms=of("pool"),
             host_key_ms=of("host_key"),
             host_bytes_per_ms=values.get(f"host_speed {self.name}"),
             ahead=min(FULL_OVERLAP, 1 + of("ahead")),
@@ -142,6 +149,11 @@ class Columns:
 def _moves(point: Point) -> float:
     missed, rows = point.host_share * point.keys, float(point.fast_rows or math.inf)
     return moves(point.mode, missed, float(point.ids or point.keys), float(point.tables), rows)
+
+
+def _alone(point: Point) -> tuple[float, float]:
+    ids, missed = float(point.ids or point.keys), point.host_share * point.keys
+    return alone(point.mode, ids, missed, float(point.tables), _FLOAT_BYTES * point.dim)
 
 
 def _overlap(values: dict[str, float]) -> float:

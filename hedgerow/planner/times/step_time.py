@@ -37,13 +37,15 @@ class Step(Generic[N]):
     id_bytes: N
     far: N  # share of keys whose rows lie on the host
     tables: N
-    moves: N  # times that rows of a table move, as `row_moves` has them
+    moves: N  # times that rows move, as `row_moves` has them
+    alone: N  # bytes of vectors that one thread of the host handles, as `few_ids` has them
+    pools: N  # tables for which all threads do it
 
 
 def step_ms(step: Step[float], cost: ModeCost, speeds: Speeds) -> float:
     """Milliseconds of a step, by section 12.1 and by what our own paths were measured to add.
 
-    >>> one = Step(1000.0, 1000.0, 512.0, 256.0, 256.0, 0.5, 1.0, 0.0)
+    >>> one = Step(1000.0, 1000.0, 512.0, 256.0, 256.0, 0.5, 1.0, 0.0, 0.0, 0.0)
     >>> round(step_ms(one, ModeCost(0.5, 1e-3), Speeds(1e6, 1e5, 1e5, 1.0)), 3)
     5.724
     """
@@ -72,6 +74,7 @@ def _step_ms(step: Step[N], cost: ModeCost, speeds: Speeds, both: Callable[[N, N
     some: N = -np.expm1(-missed)  # pyright: ignore[reportAssignmentType]
     far = far + some * cost.host_ms  # by the chance that a step has such keys
     far = far + step.moves * cost.move_ms
+    far = far + step.alone * cost.alone_byte_ms + step.pools * cost.pool_ms
     launch = cost.launch_ms + step.tables * (cost.table_ms or 0.0)
     return both(launch, near, cost.ahead) + far
 

@@ -13,6 +13,7 @@ from ..problem.table_spec import STATE_PER_VALUE, TableSpec
 from ..problem.topology import Topology
 from ..problem.variant import Mode, Variant
 from .calibration import Calibration
+from .few_ids import alone
 from .hit_rate import Touched, touched
 from .key_model import EXPONENT, from_stats, zipf
 from .row_moves import moves
@@ -175,11 +176,11 @@ def _lookup_ms(
     many = alike if cost.together else 1
     write = row_bytes(spec)
     values = float(spec.dim * spec.element_bytes)
-    often = 0.0
+    often, missed = 0.0, many * distinct * (1 - hits)
     if cost.move_ms:
-        missed = many * distinct * (1 - hits)
         rows = _share(variant.load_factor) * spec.rows / topology.world
         often = moves(variant.mode, missed, many * ids, float(many), rows)
+    one, others = alone(variant.mode, many * ids, missed, float(many), values)
     step = Step(
         keys=many * distinct,
         ids=many * ids,
@@ -189,6 +190,8 @@ def _lookup_ms(
         far=0.0 if cpu else 1 - hits,
         tables=float(many),
         moves=often,
+        alone=0.0 if cpu else one,
+        pools=0.0 if cpu else others,
     )
     speeds = Speeds(
         near=costs.memory("ddr" if cpu else "hbm", links),

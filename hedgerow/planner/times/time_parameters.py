@@ -29,9 +29,11 @@ class ModeCost:
     together: `launch_ms` is then of the step of all of them, and `table_ms` of each. `id_ms` and
     `id_byte_ms` are of every id, equal ones too, and of every byte of its vector: it is written for
     the model and its gradient read. Keys whose rows lie on the host cost `host_ms` if there are
-    any, `host_key_ms` each, and their bytes at `host_bytes_per_ms`. Each time that a cache makes
-    way or a hybrid looks for hot rows takes `move_ms` a table. `ahead` is 1 if the device waits
-    while the host launches, and large if the longer of the two counts.
+    any, `host_key_ms` each, and their bytes at `host_bytes_per_ms`. Each time that caches make way
+    takes `move_ms`, or that a hybrid looks for hot rows in one table. Few ids of a table on the
+    host are done by one thread: `alone_byte_ms` is what a byte of their vectors takes more,
+    `pool_ms` what it takes to have others help. `ahead` is 1 if the device waits while the host
+    launches, and large if the longer of the two counts.
     """
 
     launch_ms: float
@@ -41,6 +43,8 @@ class ModeCost:
     id_byte_ms: float = 0.0
     host_ms: float = 0.0
     move_ms: float = 0.0
+    alone_byte_ms: float = 0.0
+    pool_ms: float = 0.0
     host_key_ms: float = 0.0
     host_bytes_per_ms: float | None = None
     ahead: float = 1.0
@@ -48,7 +52,7 @@ class ModeCost:
     def __post_init__(self) -> None:
         for name in ("launch_ms", "key_ms", "id_ms", "id_byte_ms"):
             checks.setting("ModeCost", name, getattr(self, name), least=0)
-        for name in ("host_ms", "host_key_ms", "move_ms"):
+        for name in ("host_ms", "host_key_ms", "move_ms", "alone_byte_ms", "pool_ms"):
             checks.setting("ModeCost", name, getattr(self, name), least=0)
         if self.table_ms is not None:
             checks.setting("ModeCost", "table_ms", self.table_ms, least=0)
