@@ -1,4 +1,4 @@
-"""Chooses rows of several caches that were not used for long, and takes them out."""
+"""Chooses rows of several caches that were not used for long; they leave once they are written."""
 
 from __future__ import annotations
 
@@ -9,9 +9,10 @@ from torch import Tensor
 
 from ..core.shapes import Bool, Int32, Int64
 from . import layout
+from .find import table_of
 from .layout import Arrays
 from .placement import EMPTY, ERASED, LANES, TIMES, word
-from .toolchain import blocks, jit, tl
+from .toolchain import blocks, jit, several, tl
 
 NEVER = 2**31 - 1
 """When a slot without a row was used: after every use."""
@@ -71,8 +72,8 @@ def _choose_old(
     place = start + _places(chosen, counts + 3 * k, BUCKETS * LANES)
     chosen = chosen & (place < stop)
     tl.store(going + place, slot, mask=chosen)
-    stay = tl.sum(tl.sum((taken & ~chosen).to(tl.int64), axis=1), axis=0)
-    tl.atomic_add(counts + 3 * k + 2, stay, sem="relaxed")
+    rows = tl.sum(tl.sum(taken.to(tl.int64), axis=1), axis=0)
+    tl.atomic_add(counts + 3 * k + 2, rows, sem="relaxed")
     chosen = chosen & tl.load(changed + slot, mask=chosen, other=0).to(tl.int1)
     place = start + _places(chosen, counts + 3 * k + 1, BUCKETS * LANES)
     tl.store(dirty + place, slot, mask=chosen)
@@ -87,9 +88,11 @@ class Chosen:
 
     They are numbered through all tables; those that were changed come once more, with ids and
     times. Of each table `counts` has how many were chosen (maybe more than its room), how many of
-    those in its room were changed, and how many rows it has beside them.
+    those in its room were changed, and how many rows it has. None was used after `limit`.
     """
 
+    starts: Int64[Tensor, "K+1"]
+    limit: int
     going: Int64[Tensor, "room"]
     dirty: Int64[Tensor, "room"]
     ids: Int64[Tensor, "room"]
@@ -127,39 +130,64 @@ def choose_old(
         LINES=table.lines,
         BUCKETS=_BUCKETS,
     )
-    return Chosen(going, dirty, ids, times, counts)
+    return Chosen(starts, limit, going, dirty, ids, times, counts)
 
 
 @jit(do_not_specialize=["n"])
+def _clean(slots: tl.tensor, changed: tl.tensor, n: tl.tensor, ROWS: tl.constexpr) -> None:
+    i = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)
+    slot = tl.load(slots + i, mask=i < n, other=-1)
+    tl.store(changed + slot, tl.full((ROWS,), 0, tl.int8), mask=slot >= 0)
+
+
+def clean(chosen: Chosen, changed: Bool[Tensor, "slots"]) -> None:
+    """The rows that were listed as changed are written elsewhere."""
+    n = len(chosen.dirty)
+    _clean[blocks(n, 512)](chosen.dirty, changed.view(torch.int8), n, ROWS=512)
+
+
+@jit(do_not_specialize=["n", "limit"])
 def _take_out(
     slots: tl.tensor,
+    starts: tl.tensor,
     index: tl.tensor,
     used: tl.tensor,
     changed: tl.tensor,
+    left: tl.tensor,
     n: tl.tensor,
+    limit: tl.tensor,
+    K: tl.constexpr,
+    ROOM: tl.constexpr,
     LINES: tl.constexpr,
     ROWS: tl.constexpr,
 ) -> None:
     i = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)
     slot = tl.load(slots + i, mask=i < n, other=-1)
-    gone = slot >= 0
-    tl.store(changed + slot, tl.full((ROWS,), 0, tl.int8), mask=gone)
+    # One that was used or changed since, or left and made room for another, is not that row.
+    gone = (slot >= 0) & (tl.load(used + slot, mask=slot >= 0, other=_NEVER) <= limit)
+    gone = gone & (tl.load(changed + slot, mask=gone, other=1) == 0)
     tl.store(used + slot, tl.full((ROWS,), _NEVER, tl.int32), mask=gone)
     tl.store(index + word(slot, 0, LINES), tl.full((ROWS,), ERASED, tl.int64), mask=gone)
     for line in tl.static_range(1, LINES):  # pyright: ignore[reportGeneralTypeIssues]
         nothing = tl.full((ROWS,), NEWBORN, tl.int64)
         tl.store(index + word(slot, line, LINES), nothing, mask=gone)
+    k = tl.where(gone, table_of(starts, i, K, ROOM), 0)
+    tl.atomic_add(left + k, tl.full((ROWS,), 1, tl.int64), mask=gone, sem="relaxed")
 
 
 def take_out(
     table: Arrays,
-    slots: Int64[Tensor, "n"],
+    chosen: Chosen,
     used: Int32[Tensor, "slots"],
     changed: Bool[Tensor, "slots"],
+    left: Int64[Tensor, "K"],
 ) -> None:
-    """The rows in these slots, numbered through all tables, leave; -1 is none."""
-    _take_out[blocks(len(slots), 128)](
-        *(slots, table.index, used, changed.view(torch.int8), len(slots)),
+    """Chosen rows that were neither used nor changed since leave; `left` counts them."""
+    n = len(chosen.going)
+    _take_out[blocks(n, 128)](
+        *(chosen.going, chosen.starts, table.index, used, changed.view(torch.int8), left),
+        *(n, chosen.limit),
+        **several(table.tables),
         LINES=table.lines,
         ROWS=128,
     )

@@ -189,6 +189,7 @@ class CacheMoves(TierWatch):
 
         Places, as `places` has them: on a device they may lie there.
         """
+        self._back.land()  # a row that is no longer dirty may be on its way
         ids, dirty = self.places.whose(at)
         if len(dirty):
             rows = in_host(self.fast.read_out(dirty))
@@ -239,6 +240,10 @@ class CacheMoves(TierWatch):
             which.zero_()
         elif notes.log:
             which &= torch.from_numpy(np.isin(ids.numpy(), np.concatenate(notes.log), invert=True))
+
+    def is_noted(self, notes: Notes) -> bool:
+        """Whether anything was written behind the cache since these began."""
+        return bool(notes.log) or notes.era != self._era or notes not in self._notes
 
     def _log(self, ids: Ids) -> None:
         noting = tuple(self._notes)  # others may end theirs meanwhile

@@ -271,8 +271,11 @@ class CachingTable(CacheMoves):
         return (self.slow,)
 
     def _tier_counts(self) -> dict[str, int]:
-        self.counters.add("fetches", self.places.take_fetched())
         self._back.land()  # which counts them
+        for name, rows in zip(
+            ("fetches", "cache_evictions"), self.places.take_moved(), strict=True
+        ):
+            self.counters.add(name, rows)
         names = ("fetches", "cache_evictions", "write_backs", "prefetches", "late_prefetches")
         moved = {name: self.counters.read(name) for name in names}
         return {**super()._tier_counts(), "dirty_rows": len(self.places.dirty()), **moved}

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
-from ..core.shapes import Bool, Int32
+from ..core.shapes import Bool, Int32, Int64
 from ..kernels.layout import LANES
-from ..kernels.leave import NEVER
+from ..kernels.leave import NEVER, Chosen
 from ..tables.copies import numbers_on
 from ..tables.multi.device_group import DeviceGroup
 from .caching import CachingTable
@@ -18,7 +19,7 @@ from .device_cache_places import places_of
 from .device_places import fast_of
 from .leaving import Leaving
 
-_SPARE = 512  # of a cache, this part is free after rows have left: steps that need no room
+_SPARE = 512  # of a cache twice this part leaves at once, so that not every step needs room
 _MOST_SPARE = 64  # where a step needs more than that, up to this part
 _SAMPLE = 1 << 14  # slots of each table that say how old the oldest rows are
 
@@ -26,9 +27,10 @@ _SAMPLE = 1 << 14  # slots of each table that say how old the oldest rows are
 class Departures:
     """Rows of K alike caches that leave together; the caller has the caches' lock.
 
-    They are chosen on the device, which also counts how many stay: the host learns of it later, and
-    reckons until then with more than there are. So rows leave a step before their places are
-    needed. Changed ones are written behind the caches by a thread.
+    They are chosen on the device, some steps before their places are needed, and those that were
+    changed are written behind the caches by a thread while they are still there: so nobody waits
+    for a row that is on its way. The next time those leave that were not used since. The device
+    also counts rows: the host learns of it later, and reckons until then with more than there are.
     """
 
     def __init__(
@@ -37,24 +39,23 @@ class Departures:
         group: DeviceGroup,
         used: Int32[Tensor, "slots"],
         changed: Bool[Tensor, "slots"],
+        left: Int64[Tensor, "K"],
         firsts: Sequence[int],
     ) -> None:
         self._caches, self._group = caches, group
-        self._used, self._changed = used, changed
+        self._used, self._changed, self._left = used, changed, left
         self._slots = [fast_of(table)._table.buckets * LANES for table in caches]
         device = used.device
         width = min(_SAMPLE, max(self._slots))
         at = torch.arange(width)
         self._sizes = [min(width, slots) for slots in self._slots]
         # Odd steps: every lane of buckets has its share.
-        steps = [
-            first + at * (n // width | 1) % n for first, n in zip(firsts, self._slots, strict=True)
-        ]
-        self._samples = torch.stack(steps).to(device)
+        tables = zip(firsts, self._slots, strict=True)
+        self._samples = torch.stack([a + at * (n // width | 1) % n for a, n in tables]).to(device)
         self._beyond = (at >= torch.tensor(self._sizes)[:, None]).to(device)
         self._stream = torch.cuda.Stream(device) if device.type == "cuda" else None
-        self._last: Leaving | None = None  # until it has landed
-        self._counting: Leaving | None = None  # until the host knows how many stay
+        self._next: _Next | None = None  # those that leave the next time
+        self._counting: Leaving | None = None  # until the host knows how many rows there are
         self._thread: ThreadPoolExecutor | None = None
 
     def make_way(
@@ -65,19 +66,22 @@ class Departures:
         Rows that are used `now` stay: before the first leaves the device is told which.
         """
         needs = [_Need(table, n) for table, n in zip(self._caches, rows, strict=True)]
-        self._learn(wait=any(need.now() for need in needs))
-        if any(need.soon() for need in needs):
+        self._learn(wait=any(need.now() > 0 for need in needs))
+        if any(need.soon() > 0 for need in needs):
             tell_used()
             if self._counting is None:
-                self._leave([need.wanted() for need in needs], now)
-                self._learn(wait=any(need.now() for need in needs))
-        return [need.rows if not need.now() else need.table.make_way(need.rows) for need in needs]
+                self._turn_over(needs, now)
+                self._learn(wait=any(need.now() > 0 for need in needs))
+            if any(need.now() > 0 for need in needs):  # they cannot wait for the next time
+                self._turn_over(needs, now)
+                self._learn(wait=True)
+        return [need.rows if need.now() <= 0 else need.table.make_way(need.rows) for need in needs]
 
     def go_on(self) -> None:
-        """Rows that have left are written, beside the next step."""
-        leaving = self._last
-        if leaving is None or leaving.is_started:
+        """Rows that will leave are written, beside the next step."""
+        if self._next is None or self._next.leaving.is_started:
             return
+        leaving = self._next.leaving
         try:
             leaving.start()
             if self._thread is None:
@@ -86,35 +90,45 @@ class Departures:
         except Exception:  # no step fails for it: whoever asks for the rows tries again, and fails
             return
 
-    def _leave(self, wanted: Sequence[int], now: int) -> None:
+    def _turn_over(self, needs: Sequence[_Need], now: int) -> None:
+        """Those that were chosen before leave; others are chosen."""
         limit = now - 1
         for table in self._caches:
             if places_of(table).holds:  # of which this knows nothing
                 return
             since = table.noted_since()
             limit = limit if since is None else min(limit, since - 1)
-        if limit < 0:
-            return
-        if self._last is not None:  # no more than one at a time: so much memory it may take
-            self._last.land()
-        # A few more: of those that are as old as the oldest, and from buckets that are full.
-        most = [n + n // 8 for n in wanted]
+        if self._next is not None:
+            self._next.leaving.land()
+        ready = [0] * len(needs) if self._next is None else self._next.most
+        wanted = [need.wanted(n) for need, n in zip(needs, ready, strict=True)]
         with self._caches[0]._moves.alone():
             for table in self._caches:
                 fast_of(table)._before_change()
-            chosen, rows, states = self._group.old_rows(
-                *(self._used, self._changed, self._oldest(wanted), most), limit=limit, turn=now
-            )
-            leaving = Leaving(self._caches, chosen, rows, states, most, self._stream)
+            if self._next is not None:
+                for table in self._caches:
+                    fast_of(table)._epoch = object()
+                chosen, self._next = self._next.chosen, None
+                self._group.take_out(chosen, self._used, self._changed, self._left)
             for table in self._caches:
-                table._back.follow(leaving)
-            # If this breaks off before, rows are written and stay: they are read from the caches.
-            for table in self._caches:
-                fast_of(table)._epoch = object()
-            self._group.take_out(chosen.going, self._used, self._changed)
+                places_of(table).uncounted()
+            if limit >= 0 and any(wanted):
+                self._choose(wanted, limit, now)
+
+    def _choose(self, wanted: Sequence[int], limit: int, now: int) -> None:
+        # A few more: of those that are as old as the oldest, and from buckets that are full.
+        most = [n + n // 8 for n in wanted]
+        chosen, rows, states = self._group.old_rows(
+            *(self._used, self._changed, self._oldest(wanted), most), limit=limit, turn=now
+        )
+        leaving = Leaving(self._caches, chosen, rows, states, most, self._stream)
+        for table in self._caches:
+            table._back.follow(leaving)
+        # If this breaks off before, rows are written that are still said to be changed.
+        self._group.clean(chosen, self._changed)
         for table in self._caches:
             places_of(table).begin_count()
-        self._last = self._counting = leaving
+        self._next, self._counting = _Next(chosen, most, leaving), leaving
 
     def _oldest(self, wanted: Sequence[int]) -> Int32[Tensor, "K"]:
         """Until when the rows were last used that are to leave, so many of each table."""
@@ -129,32 +143,43 @@ class Departures:
         leaving = self._counting
         if leaving is None or not (wait or leaving.is_copied()):
             return
-        for table, rows in zip(self._caches, leaving.stay(), strict=True):
+        for table, rows in zip(self._caches, leaving.sizes(), strict=True):
             places_of(table).end_count(rows)
         self._counting = None
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class _Next:
+    """Rows that leave the next time, at most so many of each table."""
+
+    chosen: Chosen
+    most: Sequence[int]
+    leaving: Leaving
+
+
 class _Need:
-    """Room for rows of one table."""
+    """Room for rows of one table; how many others must leave for them."""
 
     def __init__(self, table: CachingTable, rows: int) -> None:
         self.table, self.rows = table, rows
         self._places = places_of(table)
         every = self._places.rows
         self._spare = min(max(every // _SPARE, rows), every // _MOST_SPARE)
-        self._all_fit = table.slow.size() <= every  # however many may come twice
 
-    def now(self) -> bool:
-        """Whether some must leave before they come."""
-        return self._lacks(0) > 0
+    def now(self) -> int:
+        """Before they come."""
+        return self._lacks(0)
 
-    def soon(self) -> bool:
-        """Whether some must leave, now or in the next step."""
-        return self._lacks(1) > 0
+    def soon(self) -> int:
+        """Before those of the next step, too."""
+        return self._lacks(1)
 
-    def wanted(self) -> int:
-        """How many had better leave: for this step, and for some after it."""
-        return max(0, self._lacks(2))
+    def wanted(self, ready: int) -> int:
+        """How many had better be chosen, beside so many that are."""
+        later = 2 * self._spare if self._lacks(2) > 0 else 0
+        return later + max(0, self._lacks(0) - ready)
 
     def _lacks(self, spares: int) -> int:
-        return 0 if self._all_fit else self._places.lacks(self.rows + spares * self._spare)
+        lacking = self._places.lacks(self.rows + spares * self._spare)
+        # Where all rows fit none must leave, however many may have been counted twice.
+        return 0 if lacking <= 0 or self.table.slow.size() <= self._places.rows else lacking

@@ -38,10 +38,12 @@ class DeviceCachePlaces(DevicePlaces):
         self.changed: Bool[Tensor, "slots"] = torch.zeros(
             slots, dtype=torch.bool, device=table.device
         )
-        self.fetched: Int64[Tensor, ""] = torch.zeros((), dtype=torch.int64, device=table.device)
+        # Rows that came, and that left, in steps of several tables; they only grow.
+        self.moved: Int64[Tensor, "2"] = torch.zeros(2, dtype=torch.int64, device=table.device)
         self._pins: Int32[Tensor, "slots"] = self.used[:0]  # made with the first hold
         self._born: Int32[Tensor, "slots"] = self.used[:0]
-        self._holds = self._stays = self._told = self._came_since = 0
+        self._holds = self._stays = self._came_since = 0
+        self._told = (0, 0)
 
     def have_room(self, ids: int) -> bool:
         """Whether so many more may come; waits for the device only if that is not clear."""
@@ -50,6 +52,10 @@ class DeviceCachePlaces(DevicePlaces):
     def lacks(self, ids: int) -> int:
         """How many must leave at most before so many come; waits for nothing."""
         return self._ids + ids - self.rows
+
+    def uncounted(self) -> None:
+        """Some may have left."""
+        self._counted = False
 
     def begin_count(self) -> None:
         """From now on it is known how many come beside those that the device counts now."""
@@ -109,11 +115,11 @@ class DeviceCachePlaces(DevicePlaces):
         ids = self._table._table.ids(slots)
         return ids, ids[self.changed[slots]]
 
-    def take_fetched(self) -> int:
-        """Rows that came and that nobody has counted yet."""
-        rows = int(self.fetched) - self._told  # it only grows: a step may add to it meanwhile
-        self._told += rows
-        return rows
+    def take_moved(self) -> tuple[int, int]:
+        """Rows that came, and those that left, that nobody has counted yet."""
+        came, left = self.moved.tolist()  # a step may add to them meanwhile
+        before, self._told = self._told, (came, left)
+        return came - before[0], left - before[1]
 
     def dirty(self) -> Ids:
         """All places whose rows are changed, in order."""

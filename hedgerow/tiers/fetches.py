@@ -39,14 +39,16 @@ class Fetches:
         self._used.fill_(NEVER)
         self._changed, changes = group.spread(torch.bool)
         self._firsts = [int(part.storage_offset()) for part in uses]  # slots of each table
-        self._came = torch.zeros(len(caches), dtype=torch.int64, device=self.device)
+        moved = torch.zeros(2, len(caches), dtype=torch.int64, device=self.device)
         for k, table in enumerate(caches):
             places = places_of(table)
             places.used, places.changed = uses[k], changes[k]
-            places.fetched = self._came[k]
-        self._uses = Uses(self._used, self._came)
+            places.moved = moved[:, k]
+        self._uses = Uses(self._used, moved[0])
         self.ahead = ReadsAhead(caches, group, self._used)
-        self._departures = Departures(caches, group, self._used, self._changed, self._firsts)
+        self._departures = Departures(
+            *(caches, group, self._used, self._changed, moved[1], self._firsts)
+        )
 
     def tick(self) -> int:
         """The time of a use: after all before."""
@@ -99,7 +101,8 @@ class Fetches:
         """
         rest = found.rest_of(keys) if found.listed is None else found.listed.rest(keys.splits)
         for k, share in rest.shares():
-            self._caches[k]._await(rest.ids[share].numpy())
+            if self._caches[k]._ahead.under_way():
+                self._caches[k]._await(rest.ids[share].numpy())
         with closing(Behind(self._caches, rest, found.since)) as behind:
             behind.read()
             behind.copy()
@@ -128,21 +131,22 @@ class Fetches:
 
     def _make_way(
         self, behind: Behind, now: int, tell_used: Callable[[], object] = lambda: None
-    ) -> Sequence[int]:
-        """Room for the rows that were found; how much each table has, at most what it needs."""
+    ) -> Sequence[int] | None:
+        """Room for the rows that were found; how much each table has, if not enough for all."""
 
         def tell() -> None:
             self.ahead.await_uses()
             tell_used()
 
         counts = behind.asked.counts(behind.found)  # nobody leaves for ids without a row
-        return self._departures.make_way(counts, now, tell)
+        room = self._departures.make_way(counts, now, tell)
+        return None if list(room) == counts else room
 
-    def _fit(self, behind: Behind, room: Sequence[int]) -> bool:
+    def _fit(self, behind: Behind, room: Sequence[int] | None) -> bool:
         """No more rows come than there is room for; whether there are any."""
-        for k, rows in enumerate(behind.asked.counts(behind.found)):
-            if rows > room[k]:
-                mine = behind.found[slice(*behind.asked.splits[k : k + 2])]
+        if room is not None:
+            for k, share in behind.asked.shares():
+                mine = behind.found[share]
                 mine[mine.cumsum(0) > room[k]] = False
         return bool(behind.found.any())
 

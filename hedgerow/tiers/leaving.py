@@ -1,4 +1,4 @@
-"""Rows that left several caches of one device in one go, on their way to the stores behind them."""
+"""Changed rows of several caches on one device, on their way to the stores behind them."""
 
 from __future__ import annotations
 
@@ -22,10 +22,10 @@ if TYPE_CHECKING:
 
 
 class Leaving:
-    """Changed rows on the device, copied to the host and written there; any thread may do it.
+    """Copies of rows that will leave, copied to the host and written there; any thread may do it.
 
-    Until they have landed, whoever reads behind the caches lands them first. If that fails they
-    are kept, and who asks next tries again.
+    The rows stay in their caches until these have landed. If that fails they are kept, and who asks
+    next tries again.
     """
 
     def __init__(
@@ -60,8 +60,8 @@ class Leaving:
         """Whether the host knows of them."""
         return self._here is not None and (self._copied is None or self._copied.query())
 
-    def stay(self) -> list[int]:
-        """How many rows each table had when these had left; waits for the device."""
+    def sizes(self) -> list[int]:
+        """How many rows each table had when these were chosen; waits for the device."""
         if not self.is_copied():
             with self._lock:  # who writes the rows has it for longer
                 self._numbers()
@@ -73,16 +73,15 @@ class Leaving:
         with self._lock:
             if self._landed:
                 return
-            chosen, changed, _ = self._numbers().T.tolist()
+            changed = self._numbers()[:, 1].tolist()
             assert self._here is not None
             ids, rows, states, ts, _ = self._here
-            starts, ends = self._starts[:-1], self._starts[1:]
+            starts = self._starts[:-1]
             last = [start + n for start, n in zip(starts, changed, strict=True)]
             moving = MovingRows(ids, torch.ones_like(ids, dtype=torch.bool), rows, states, ts)
             move_in_several([table.slow for table in self._caches], starts, last, moving)
-            for k, table in enumerate(self._caches):
-                table.counters.add("write_backs", changed[k])
-                table.counters.add("cache_evictions", min(chosen[k], ends[k] - starts[k]))
+            for table, rows_of_it in zip(self._caches, changed, strict=True):
+                table.counters.add("write_backs", rows_of_it)
             self._landed, self._here, self._there = True, self._here[-1:], ()
 
     def _start(self) -> None:

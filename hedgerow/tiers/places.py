@@ -132,9 +132,9 @@ class Places:
         ids = self.ids_at(at)
         return torch.from_numpy(ids), torch.from_numpy(ids[self._dirty[at]])
 
-    def take_fetched(self) -> int:
-        """Rows that came and that nobody has counted yet."""
-        return 0
+    def take_moved(self) -> tuple[int, int]:
+        """Rows that came, and those that left, that nobody has counted yet."""
+        return 0, 0
 
     def dirty(self) -> Ids:
         """All places whose rows are changed, in order."""

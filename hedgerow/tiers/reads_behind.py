@@ -64,7 +64,8 @@ class Behind:
     def read(self) -> None:
         """Reads them, those that are on their way back after they have arrived."""
         for k, share in self.asked.shares():
-            self._caches[k].settle(self.asked.ids[share])
+            if not self._caches[k]._back.is_empty():
+                self._caches[k].settle(self.asked.ids[share])
         read_several([table.slow for table in self._caches], self.asked.splits, self._room)
 
     def copy(self) -> None:
@@ -76,8 +77,9 @@ class Behind:
     def keep_unchanged(self) -> None:
         """Rows that were written since do not come; the caller has the caches' lock."""
         for k, share in self.asked.shares():
-            ids, found = self.asked.ids[share], self.found[share]
-            self._caches[k].keep_unchanged(self._notes[k], ids, found)
+            if self._caches[k].is_noted(self._notes[k]):
+                ids, found = self.asked.ids[share], self.found[share]
+                self._caches[k].keep_unchanged(self._notes[k], ids, found)
 
     def coming(self) -> MovingRows:
         """The rows on the device, to be used on the stream of the caller."""

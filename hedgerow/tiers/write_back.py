@@ -30,8 +30,8 @@ class WriteBack:
 
     What is on its way counts: whoever reads or writes the slow store for a row that may be here
     holds the rows still, or settles them first. The thread ends a second after its last work, or
-    with the process. Rows that left together with those of other tables are not in the queue: they
-    land before anything else is done.
+    with the process. Rows that are written together with those of other tables are cached still,
+    and not in the queue: they land before whoever holds all rows still may look.
     """
 
     def __init__(self, slow: HostTable, room_rows: int, counters: Counters) -> None:
@@ -50,10 +50,7 @@ class WriteBack:
         self._leaving.append(leaving)
 
     def land(self) -> None:
-        """Rows that left with those of other tables arrive.
-
-        Whoever needs that no others leave meanwhile says so to the table first.
-        """
+        """Rows that are written together with those of other tables arrive."""
         for one in tuple(self._leaving):
             one.land()
             with suppress(ValueError):  # another thread was here
@@ -61,7 +58,6 @@ class WriteBack:
 
     def put(self, rows: MovingRows) -> None:
         """Takes rows to write; waits while the queue is full. Raises what the thread could not."""
-        self.land()
         with self._changed:
             while self._rows.size() and self._rows.size() + len(rows) > self._room:
                 self._raise_error()
@@ -90,10 +86,13 @@ class WriteBack:
             self._changed.notify_all()
             return rows
 
+    def is_empty(self) -> bool:
+        """Whether no row is in the queue; what sets out from now on is not asked for."""
+        return not self._order
+
     def settle(self, ids: Int64[Tensor, "n"]) -> None:
         """Brings those of the ids that are on their way to the slow store at once."""
-        self.land()
-        if not self._order:  # most often; what sets out from now on is not asked for
+        if self.is_empty():  # most often
             return
         with self._changed:
             if self._rows.size():

@@ -118,8 +118,10 @@ def every_kernel() -> None:
     seat.seat(several, ids, slots, None, splits, insert=False, marks=marks)
     mark.mark(seats, seats, usable, 5)
     old = seats[:2].contiguous()
-    leave.choose_old(several, seats, usable, old, splits, room=100, buckets=4, limit=9, turn=1)
-    leave.take_out(several, slots, seats, usable)
+    how = {"room": 100, "buckets": 4, "limit": 9, "turn": 1}
+    chosen = leave.choose_old(several, seats, usable, old, splits, **how)
+    leave.clean(chosen, usable)
+    leave.take_out(several, chosen, seats, usable, ids)
     assign.assign(wide, grouped, rows, usable, torch.ones(dim), counts, 5)
     rare_verbs(wide, grouped, rows, usable, counts, dataclasses.replace(part, draws=None))
     all_slots(table, ids, rows)

@@ -80,7 +80,7 @@ def test_rows_up_to_an_age_are_chosen_and_changed_ones_listed(
         assert chosen.counts[k].tolist() == [
             int(mine.sum()),
             int(changed.sum()),
-            stop - start - int(mine.sum()),
+            stop - start,
         ]
         n = int(changed.sum())
         order = chosen.dirty[room][:n].argsort()
@@ -99,22 +99,31 @@ def test_no_more_are_chosen_than_there_is_room_for(device: torch.device) -> None
     assert len(torch.unique(chosen.going)) == 9
     assert bool(torch.isin(chosen.going, caches.slots[: SPLITS[1]]).all())
     assert int(chosen.counts[0, 0]) > 9
-    assert chosen.counts[:, 2].tolist() == [SPLITS[1] - 9, SPLITS[2] - SPLITS[1]]
+    assert chosen.counts[:, 2].tolist() == [SPLITS[1], SPLITS[2] - SPLITS[1]]
     assert int(chosen.counts[1, 1]) == 0
 
 
-def test_rows_that_are_taken_out_are_gone_and_others_stay(device: torch.device) -> None:
+def test_chosen_rows_that_were_not_used_since_leave_and_others_stay(device: torch.device) -> None:
     caches = Caches(device)
-    going = torch.cat([caches.slots[10:90], caches.slots.new_full((5,), -1)])
-    leave.take_out(caches.table, going, caches.used, caches.changed)
-    gone = torch.zeros(SPLITS[-1], dtype=torch.bool, device=device)
-    gone[10:90] = True
+    chosen = caches.choose([20, 5], [60, 340], 40)
+    slots = chosen.going[chosen.going >= 0]
+    changed = caches.changed.clone()
+    leave.clean(chosen, caches.changed)
+    dirty = chosen.dirty[chosen.dirty >= 0]
+    assert len(dirty) > 3
+    changed[dirty] = False
+    assert torch.equal(caches.changed, changed)
+    again, used = slots[0], slots[1]
+    caches.changed[again], caches.used[used] = True, 41
+    left = torch.tensor([5, 7], device=device)
+    leave.take_out(caches.table, chosen, caches.used, caches.changed, left)
+    gone = torch.isin(caches.slots, slots[2:])
     found = find.find(caches.table, caches.ids, None, caches.splits)
     assert torch.equal(found < 0, gone)
+    assert left.tolist() == [5 + int(gone[: SPLITS[1]].sum()), 7 + int(gone[SPLITS[1] :].sum())]
     assert bool((caches.used[caches.slots[gone]] == leave.NEVER).all())
-    assert torch.equal(caches.used[caches.slots[~gone]], caches.when[~gone].int())
-    assert not bool(caches.changed[caches.slots[gone]].any())
-    assert torch.equal(caches.changed[caches.slots[~gone]], caches.when[~gone] % 3 == 0)
-    again, born = find_or_insert.find_or_insert(caches.table, caches.ids, caches.splits)
-    assert bool((again >= 0).all())
+    stay = ~gone & (caches.slots != used)
+    assert torch.equal(caches.used[caches.slots[stay]], caches.when[stay].int())
+    back, born = find_or_insert.find_or_insert(caches.table, caches.ids, caches.splits)
+    assert bool((back >= 0).all())
     assert torch.equal(born, gone)

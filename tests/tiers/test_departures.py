@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
@@ -34,18 +35,25 @@ def _fill(pair: Pair) -> None:
 
 
 def _last(pair: Pair) -> Leaving:
-    leaving = pair.groups[0]._fetches._departures._last
-    assert leaving is not None
-    return leaving
+    after = pair.groups[0]._fetches._departures._next
+    assert after is not None
+    return after.leaving
+
+
+def _last_ids(pair: Pair) -> list[int]:
+    """Ids of the first table that were chosen to leave."""
+    after = pair.groups[0]._fetches._departures._next
+    slots = after.chosen.going[: after.most[0]]
+    return pair.ours.table(0).places.ids_at(slots[slots >= 0].cpu().numpy()).tolist()
 
 
 def test_the_longest_unused_rows_of_all_tables_leave_at_once(
     device: torch.device, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def alone(*_: object) -> int:
-        raise AssertionError("a table was asked for itself")
+    def alone(*_: object) -> None:
+        raise AssertionError("a table dropped rows by itself")
 
-    monkeypatch.setattr(CacheMoves, "make_way", alone)
+    monkeypatch.setattr(CacheMoves, "_drop", alone)
     pair = _pair(device)
     _fill(pair)
     before = pair.stat("cache_evictions")
@@ -109,11 +117,12 @@ def test_rows_that_cannot_be_written_are_kept(
 
         patch.setattr("hedgerow.tiers.leaving.move_in_several", broken)
         pair.step(_all(12, 13))
-        pair.ours.lookup(_on(device, _all(40, 41)), missing="training")
-        leaving = _last(pair)
+        for _ in range(2):
+            with pytest.raises(MemoryError):
+                pair.ours.lookup(_on(device, _all(40, 41)), missing="training")
         pair.groups[0]._fetches.go_on()
         with pytest.raises(MemoryError):
-            leaving.land()
+            _last(pair).land()
         with pytest.raises(MemoryError):
             pair.ours.table(1).flush()
     pair.compare()
@@ -122,7 +131,7 @@ def test_rows_that_cannot_be_written_are_kept(
 
 
 @pytest.mark.parametrize("error", [MemoryError, KeyboardInterrupt])
-@pytest.mark.parametrize("when", ["old_rows", "take_out"])
+@pytest.mark.parametrize("when", ["old_rows", "clean", "take_out"])
 def test_rows_whose_leaving_breaks_off_are_not_lost(
     device: torch.device, monkeypatch: pytest.MonkeyPatch, error: type[BaseException], when: str
 ) -> None:
@@ -140,6 +149,30 @@ def test_rows_whose_leaving_breaks_off_are_not_lost(
     pair.compare()
     for first in (40, 0, 40):
         pair.step(_all(*range(first, first + 24)))
+    pair.compare()
+
+
+def test_chosen_rows_that_are_used_or_changed_again_stay(
+    device: torch.device, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(departures, "_SPARE", 6)
+    monkeypatch.setattr(departures, "_MOST_SPARE", 6)
+    pair = _pair(device)
+    for first in (40, 0, 0):
+        pair.step(_all(*range(first, first + 16)))
+    pair.step(_all(*range(40, 45)))  # 0 to 15 are the longest unused: some are chosen
+    _last(pair).land()
+    chosen = _last_ids(pair)
+    assert len(chosen) > 4
+    again, changed = chosen[:2], chosen[2:4]
+    pair.step(TableKeys(torch.tensor(again), (0, 2, 2, 2)))
+    for store in (pair.ours, pair.model):
+        table = store.table(0)
+        there = torch.tensor(changed, device=table.device)
+        table.assign(there, torch.full((2, 4), 0.5, device=table.device), ts=900)
+    pair.step(_all(*range(44, 48)))
+    here = pair.ours.table(0).places.find(np.array(chosen)) >= 0
+    assert here.tolist() == [True] * 4 + [False] * (len(chosen) - 4)
     pair.compare()
 
 

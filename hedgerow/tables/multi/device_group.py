@@ -164,15 +164,21 @@ class DeviceGroup:
             raw = lookup.gather(self._arrays, chosen.dirty, self._tables[0].layout.state_floats)
         return chosen, rows, raw
 
+    def clean(self, chosen: leave.Chosen, changed: Bool[Tensor, "slots"]) -> None:
+        """The rows that were listed as changed are written elsewhere."""
+        with self._tables[0]._here():
+            leave.clean(chosen, changed)
+
     def take_out(
         self,
-        slots: Int64[Tensor, "n"],
+        chosen: leave.Chosen,
         used: Int32[Tensor, "slots"],
         changed: Bool[Tensor, "slots"],
+        left: Int64[Tensor, "K"],
     ) -> None:
-        """The rows in these slots, as all tables together number them, leave; -1 is none."""
+        """Chosen rows leave, see `leave.take_out`."""
         with self._tables[0]._here():
-            leave.take_out(self._arrays, slots, used, changed)
+            leave.take_out(self._arrays, chosen, used, changed, left)
 
     def absent(
         self, keys: TableKeys, used: Int32[Tensor, "slots"], now: int
