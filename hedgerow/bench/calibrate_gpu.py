@@ -163,7 +163,7 @@ def points_of(
     device: torch.device, seconds: float, progress: Progress, size: Size | None = None
 ) -> Iterator[Point]:
     """All points, in about so many seconds beside what compiling kernels takes."""
-    size, yardstick = size or Size.whole(), Yardstick(seconds / _KNOWS_QUIET)
+    size, yardstick = size or Size.whole(), Yardstick(seconds / _KNOWS_QUIET, seconds)
     total = len(size.sweeps) + 2
     progress("copies", 0, total)
     yield from _copies(device, size)

@@ -20,9 +20,10 @@ class Yardstick:
     for seconds at a time; so does this.
     """
 
-    def __init__(self, seconds: float = 0.0) -> None:
-        """So many seconds it waits for a quiet moment at most, to know how that looks."""
+    def __init__(self, seconds: float = 0.0, patience_s: float = 60.0) -> None:
+        """So many seconds it looks how a quiet moment looks, so many in all may be lost later."""
         end = time.perf_counter() + seconds
+        self.patience_s = patience_s
         self._best = min(_once() for _ in range(20))
         while time.perf_counter() < end:
             time.sleep(_PAUSE_S)
@@ -48,7 +49,8 @@ def measured(
 ) -> Measured[T]:
     """So many measurements before and after which it was quiet.
 
-    Where that is never so, in `tries` times as many, others are all there is.
+    Where that is never so, in `tries` times as many or until the patience ends, others are all
+    there is.
 
     >>> measured(lambda: 1.0, 2, Yardstick()).values
     [1.0, 1.0]
@@ -56,6 +58,7 @@ def measured(
     good: list[T] = []
     others: list[T] = []
     for _ in range(tries * count):
+        begun = time.perf_counter()
         before = yardstick.is_quiet()
         value = measure()
         if before and yardstick.is_quiet():
@@ -63,7 +66,8 @@ def measured(
         else:
             others.append(value)
             time.sleep(_PAUSE_S)
-        if len(good) == count:
+            yardstick.patience_s -= time.perf_counter() - begun
+        if len(good) == count or (yardstick.patience_s < 0 and len(good) + len(others) >= count):
             break
     return Measured(good or others[:count], bool(good))
 

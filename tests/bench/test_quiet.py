@@ -13,7 +13,7 @@ class Told(quiet.Yardstick):
     """Says what it is told."""
 
     def __init__(self, answers: Iterator[bool]) -> None:
-        self._answers = answers
+        self._answers, self.patience_s = answers, 9.0
 
     def is_quiet(self) -> bool:
         return next(self._answers)
@@ -37,6 +37,14 @@ def test_where_it_is_never_quiet_all_there_is_counts() -> None:
     found = quiet.measured(lambda: float(next(values)), 3, Told(iter([False] * 100)), tries=2)
     assert found == quiet.Measured([0.0, 1.0, 2.0], quiet=False)
     assert next(values) == 6
+
+
+def test_nobody_waits_longer_than_the_patience() -> None:
+    values, yardstick = iter(range(100)), Told(iter([False] * 100))
+    yardstick.patience_s = 0.0
+    found = quiet.measured(lambda: float(next(values)), 3, yardstick)
+    assert found == quiet.Measured([0.0, 1.0, 2.0], quiet=False)
+    assert next(values) == 3
 
 
 def test_a_yardstick_knows_a_slow_core(monkeypatch: pytest.MonkeyPatch) -> None:
