@@ -33,6 +33,7 @@ from .quiet import Yardstick, measured
 
 _ZIPF = 1.05
 _CHUNK = 100_000  # rows of a table that come at once
+_PATIENCE_S = 20.0  # in all, to wait for a quiet host
 _TOLERANCE = 1e-4  # sums of many gradients of one id are added in another order on the host
 
 
@@ -67,6 +68,7 @@ class Batches:
         self.grads = 1e-3 * torch.randn(self.splits[-1] * work.dim, device=device)
         self._random = torch.Generator(device)
         self.drawn = 0
+        self.yardstick = Yardstick(1.0 if device.type == "cuda" else 0.0, _PATIENCE_S)
 
     def _ids(self, k: int) -> Tensor:
         """Ids of a table, by rank."""
@@ -186,7 +188,7 @@ def _steps_ms(
         _wait(batches.device)
         return 1e3 * (time.perf_counter() - begun) / len(ready)
 
-    return statistics.median(measured(one_round, rounds, Yardstick()).values)
+    return statistics.median(measured(one_round, rounds, batches.yardstick).values)
 
 
 def _wait(device: torch.device) -> None:
