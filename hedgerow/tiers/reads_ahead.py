@@ -49,6 +49,8 @@ class ReadsAhead:
 
     def add(self, keys: TableKeys, whole: Int64[Tensor, "all"]) -> None:
         """Begins with keys that are part of a batch, the `whole`, to be looked up later."""
+        if not len(whole):  # all such lie in one place
+            return
         if len(self._batches) == _MOST_BATCHES:
             self._batches.popleft().forget()
         since = tuple(table._now for table in self._caches)
@@ -78,7 +80,7 @@ class ReadsAhead:
 
         Of batches before it nobody will ask.
         """
-        if all(one.whole.data_ptr() != whole.data_ptr() for one in self._batches):
+        if not len(whole) or all(one.whole.data_ptr() != whole.data_ptr() for one in self._batches):
             return None
         while (one := self._batches.popleft()).whole.data_ptr() != whole.data_ptr():
             one.forget()

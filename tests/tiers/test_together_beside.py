@@ -25,7 +25,7 @@ def _pair(device: torch.device, **more: Any) -> Pair:
 
 def _keys(*ids: int) -> TableKeys:
     """For the first table alone."""
-    return TableKeys(torch.tensor(ids), (0, len(ids), len(ids), len(ids)))
+    return TableKeys(torch.tensor(ids, dtype=torch.int64), (0, len(ids), len(ids), len(ids)))
 
 
 def _after_once(monkeypatch: pytest.MonkeyPatch, owner: Any, name: str, then: Any) -> None:

@@ -120,6 +120,18 @@ def test_a_prefetch_leaves_the_kept_cuts_alone(device: torch.device) -> None:
     assert group._last is kept
 
 
+def test_an_empty_batch_makes_nobody_forget_another(device: torch.device) -> None:
+    pair = _pair(device)
+    for _ in range(2):
+        pair.step(_keys(1, 2, 3))
+    ahead, later = pair.groups[0]._fetches.ahead, _on(device, _keys(1, 4))
+    pair.ours.prefetch(_on(device, _keys()))
+    assert len(ahead) == 0
+    pair.ours.prefetch(later)
+    pair.step(_keys())
+    assert len(ahead) == 1
+
+
 def test_a_batch_that_cannot_be_read_fails_no_step(
     device: torch.device, monkeypatch: pytest.MonkeyPatch
 ) -> None:
