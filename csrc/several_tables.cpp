@@ -9,7 +9,7 @@
 namespace hedgerow {
 namespace {
 
-constexpr u64 kPieceIds = 512;  // some tens of microseconds: each thread gets several
+constexpr u64 kPieceIds = 512;    // some tens of microseconds: each thread gets several
 constexpr u64 kPieceRows = 1024;  // a write has more to prepare
 
 struct Piece {
