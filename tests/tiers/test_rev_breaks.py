@@ -24,6 +24,11 @@ def pair_of_stores(device: torch.device, monkeypatch: pytest.MonkeyPatch) -> Pai
     return pair
 
 
+def _departures(pair: Pair) -> Any:
+    fetches: Any = pair.groups[0]._fetches
+    return fetches._departures
+
+
 def _steps(pair: Pair, first: int, last: int) -> None:
     """Few rows come each time; nobody looks behind the caches."""
     for turn in range(first, last):
@@ -36,8 +41,15 @@ def _broken_step(pair: Pair, turn: int) -> None:
         pair.ours.lookup(_on(pair.device, keys), missing="training")
 
 
-@pytest.mark.parametrize("after", [False, True])
-@pytest.mark.parametrize("where", ["clean", "begin_count"])
+@pytest.mark.parametrize(
+    ("where", "after"),
+    [
+        ("clean", False),
+        ("clean", True),
+        pytest.param("begin_count", False, marks=pytest.mark.long),
+        pytest.param("begin_count", True, marks=pytest.mark.long),
+    ],
+)
 def test_rows_that_set_out_before_a_break_land_before_others(
     pair: Pair, monkeypatch: pytest.MonkeyPatch, where: str, after: bool
 ) -> None:
@@ -70,7 +82,7 @@ def test_a_batch_to_come_that_is_read_late_has_no_old_rows(pair: Pair) -> None:
             some = torch.arange(3, device=table.device)
             table.assign(some, torch.full((3, 4), 0.5, device=table.device), ts=900)
     _lookups(pair, 1, 7)
-    assert pair.groups[0]._fetches._departures._next is not None
+    assert _departures(pair)._next is not None
     found = pair.ours.lookup(later, missing="training")
     assert torch.equal(found.rows.cpu(), pair.model.lookup(keys, missing="training").rows)
     pair.compare()
@@ -83,31 +95,26 @@ def _lookups(pair: Pair, first: int, last: int) -> None:
 
 
 def test_departures_that_are_over_are_not_kept(pair: Pair) -> None:
-    _steps(pair, 0, 24)
+    _steps(pair, 0, 14)
     assert max(len(table._back._leaving) for table in pair.ours.tables) <= 2
     pair.compare()
 
 
 def test_rows_that_go_while_the_device_counts_are_not_counted(pair: Pair) -> None:
-    leaving = pair.groups[0]._fetches._departures
-    _steps(pair, 0, 6)
-    _lookups(pair, 6, 7)
-    assert leaving._counting is not None
-    for store in (pair.ours, pair.model):
-        table = store.table(0)
-        table.erase(torch.arange(9, device=table.device))
-    places = pair.ours.table(0).places
-    leaving._learn(wait=True)
-    assert len(places) == len(places.at())
-    pair.compare()
+    _steps(pair, 0, 2)
+    table = pair.ours.table(0)
+    table.places.begin_count()
+    rows = len(table.places)
+    table.erase(torch.arange(4, device=table.device))
+    table.places.end_count(rows)
+    assert len(table.places) == rows - 4
 
 
 def test_rows_that_came_before_a_break_are_counted(
     pair: Pair, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     _steps(pair, 0, 7)
-    fetches = pair.groups[0]._fetches
-    assert fetches._departures._counting is not None
+    assert _departures(pair)._counting is not None
     with monkeypatch.context() as patch:
         real = pair.groups[0]._group.put
 
@@ -117,7 +124,7 @@ def test_rows_that_came_before_a_break_are_counted(
 
         patch.setattr(pair.groups[0]._group, "put", broken)
         _broken_step(pair, 7)
-    fetches._departures._learn(wait=True)
+    _departures(pair)._learn(wait=True)
     for table in pair.ours.tables:
         assert table.places._ids >= len(table.places.at())
     pair.compare()
