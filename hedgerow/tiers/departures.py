@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -54,26 +55,32 @@ class Departures:
         self._samples = torch.stack([a + at * (n // width | 1) % n for a, n in tables]).to(device)
         self._beyond = (at >= torch.tensor(self._sizes)[:, None]).to(device)
         self._stream = torch.cuda.Stream(device) if device.type == "cuda" else None
+        # One for all tables: rows that set out are followed by all of them, or by none.
+        self._pending: deque[Leaving] = deque()
+        for table in caches:
+            table._back.follow(self._pending)
         self._next: _Next | None = None  # those that leave the next time
         self._counting: Leaving | None = None  # until the host knows how many rows there are
         self._thread: ThreadPoolExecutor | None = None
 
     def make_way(
-        self, rows: Sequence[int], now: int, tell_used: Callable[[], None]
+        self, rows: Sequence[int], now: int, asked: int | None, tell_used: Callable[[], None]
     ) -> Sequence[int]:
         """Room for so many rows of each table, if that can be; how much there is, at most that.
 
-        Rows that are used `now` stay: before the first leaves the device is told which.
+        Rows that are used `now` stay: before the first leaves the device is told which. So do those
+        that came since others `asked` for what was not there: they would read what is old.
         """
+        last = now if asked is None else min(now, asked)
         needs = [_Need(table, n) for table, n in zip(self._caches, rows, strict=True)]
         self._learn(wait=any(need.now() > 0 for need in needs))
         if any(need.soon() > 0 for need in needs):
             tell_used()
             if self._counting is None:
-                self._turn_over(needs, now)
+                self._turn_over(needs, now, last)
                 self._learn(wait=any(need.now() > 0 for need in needs))
             if any(need.now() > 0 for need in needs):  # they cannot wait for the next time
-                self._turn_over(needs, now)
+                self._turn_over(needs, now, last)
                 self._learn(wait=True)
         return [need.rows if need.now() <= 0 else need.table.make_way(need.rows) for need in needs]
 
@@ -90,16 +97,16 @@ class Departures:
         except Exception:  # no step fails for it: whoever asks for the rows tries again, and fails
             return
 
-    def _turn_over(self, needs: Sequence[_Need], now: int) -> None:
-        """Those that were chosen before leave; others are chosen."""
-        limit = now - 1
+    def _turn_over(self, needs: Sequence[_Need], now: int, last: int) -> None:
+        """Those that were chosen before leave; others are chosen that were used before `last`."""
+        limit = last - 1
         for table in self._caches:
             if places_of(table).holds:  # of which this knows nothing
                 return
             since = table.noted_since()
             limit = limit if since is None else min(limit, since - 1)
-        if self._next is not None:
-            self._next.leaving.land()
+        # All, even if to choose them broke off: they may be clean, and are older than the next.
+        self._caches[0]._back.land()
         ready = [0] * len(needs) if self._next is None else self._next.most
         wanted = [need.wanted(n) for need, n in zip(needs, ready, strict=True)]
         with self._caches[0]._moves.alone():
@@ -122,8 +129,7 @@ class Departures:
             *(self._used, self._changed, self._oldest(wanted), most), limit=limit, turn=now
         )
         leaving = Leaving(self._caches, chosen, rows, states, most, self._stream)
-        for table in self._caches:
-            table._back.follow(leaving)
+        self._pending.append(leaving)
         # If this breaks off before, rows are written that are still said to be changed.
         self._group.clean(chosen, self._changed)
         for table in self._caches:

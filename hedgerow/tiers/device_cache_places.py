@@ -63,7 +63,12 @@ class DeviceCachePlaces(DevicePlaces):
 
     def end_count(self, rows: int) -> None:
         """What the device has counted."""
-        self._ids, self._counted = rows + self._came_since, not self._came_since
+        self._ids, self._counted = rows + self._came_since, False  # some may have left since
+
+    def may_have_come(self, most: int) -> None:
+        """Some of so many rows have come, nobody knows which."""
+        self._came_since += most
+        self.recount()
 
     @property
     def holds(self) -> bool:

@@ -139,7 +139,7 @@ class Fetches:
             tell_used()
 
         counts = behind.asked.counts(behind.found)  # nobody leaves for ids without a row
-        room = self._departures.make_way(counts, now, tell)
+        room = self._departures.make_way(counts, now, self.ahead.asked_since(), tell)
         return None if list(room) == counts else room
 
     def _fit(self, behind: Behind, room: Sequence[int] | None) -> bool:
@@ -175,5 +175,5 @@ class Fetches:
         except BaseException:
             for k, share in asked.shares():
                 fast_of(self._caches[k]).move_out_unset(asked.ids[share])
-                places_of(self._caches[k]).recount()
+                places_of(self._caches[k]).may_have_come(share.stop - share.start)
             raise

@@ -65,6 +65,11 @@ class ReadsAhead:
             if isinstance(one.marked, torch.cuda.Event):
                 torch.cuda.current_stream(self.device).wait_event(one.marked)
 
+    def asked_since(self) -> int | None:
+        """Since when rows are asked for and nobody notes what is written; None = none are."""
+        times = (min(one.since) for one in self._batches if one.reading is None)
+        return min(times, default=None)
+
     def go_on(self) -> None:
         """Starts to read what the device has found."""
         for one in self._batches:

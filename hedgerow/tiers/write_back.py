@@ -45,9 +45,9 @@ class WriteBack:
         self._error: BaseException | None = None
         self._ending = Ending(self, self._changed)
 
-    def follow(self, leaving: Leaving) -> None:
-        """Some rows of this table are among these."""
-        self._leaving.append(leaving)
+    def follow(self, leaving: deque[Leaving]) -> None:
+        """Some rows of this table are among those of these, which several tables share."""
+        self._leaving = leaving
 
     def land(self) -> None:
         """Rows that are written together with those of other tables arrive."""

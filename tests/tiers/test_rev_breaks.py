@@ -1,0 +1,130 @@
+"""Departures that break off, and batches to come that are read late: nothing old comes back."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+
+from hedgerow.tiers import departures
+
+from .test_departures import _all, _on, _pair
+from .test_together import Pair
+
+
+@pytest.fixture(name="pair")
+def pair_of_stores(device: torch.device, monkeypatch: pytest.MonkeyPatch) -> Pair:
+    """As in large caches, rows leave some steps after they were chosen; 48 rows, 24 places."""
+    monkeypatch.setattr(departures, "_SPARE", 6)
+    monkeypatch.setattr(departures, "_MOST_SPARE", 6)
+    pair = _pair(device)
+    for first in range(0, 48, 12):
+        pair.step(_all(*range(first, first + 12)))
+    return pair
+
+
+def _departures(pair: Pair) -> Any:
+    fetches: Any = pair.groups[0]._fetches
+    return fetches._departures
+
+
+def _steps(pair: Pair, first: int, last: int) -> None:
+    """Few rows come each time; nobody looks behind the caches."""
+    for turn in range(first, last):
+        pair.step(_all(*(i % 48 for i in range(3 * turn, 3 * turn + 3))))
+
+
+def _broken_step(pair: Pair, turn: int) -> None:
+    keys = _all(*(i % 48 for i in range(3 * turn, 3 * turn + 3)))
+    with pytest.raises(KeyboardInterrupt):
+        pair.ours.lookup(_on(pair.device, keys), missing="training")
+
+
+@pytest.mark.parametrize(
+    ("where", "after"),
+    [
+        ("clean", False),
+        ("clean", True),
+        pytest.param("begin_count", False, marks=pytest.mark.long),
+        pytest.param("begin_count", True, marks=pytest.mark.long),
+    ],
+)
+def test_rows_that_set_out_before_a_break_land_before_others(
+    pair: Pair, monkeypatch: pytest.MonkeyPatch, where: str, after: bool
+) -> None:
+    _steps(pair, 0, 6)
+    owner: Any = pair.groups[0]._group if where == "clean" else pair.ours.table(0).places
+    with monkeypatch.context() as patch:
+        real = getattr(owner, where)
+
+        def broken(*args: Any) -> None:
+            if after:
+                real(*args)
+            raise KeyboardInterrupt
+
+        patch.setattr(owner, where, broken)
+        _broken_step(pair, 6)
+    for turn in (0, 0, 1, 1):  # they are changed again
+        pair.step(_all(*range(3 * turn, 3 * turn + 3)))
+    _steps(pair, 6, 14)
+    pair.compare()
+
+
+def test_a_batch_to_come_that_is_read_late_has_no_old_rows(pair: Pair) -> None:
+    keys = _all(0, 1, 2, *range(24, 29))
+    later = _on(pair.device, keys)
+    pair.ours.prefetch(later)
+    _lookups(pair, 0, 1)  # they come
+    for store in (pair.ours, pair.model):
+        for k in range(3):
+            table = store.table(k)
+            some = torch.arange(3, device=table.device)
+            table.assign(some, torch.full((3, 4), 0.5, device=table.device), ts=900)
+    _lookups(pair, 1, 7)
+    assert _departures(pair)._next is not None
+    found = pair.ours.lookup(later, missing="training")
+    assert torch.equal(found.rows.cpu(), pair.model.lookup(keys, missing="training").rows)
+    pair.compare()
+
+
+def _lookups(pair: Pair, first: int, last: int) -> None:
+    for turn in range(first, last):
+        there = _on(pair.device, _all(*range(3 * turn, 3 * turn + 3)))
+        pair.ours.lookup(there, missing="training")
+
+
+def test_departures_that_are_over_are_not_kept(pair: Pair) -> None:
+    _steps(pair, 0, 14)
+    assert max(len(table._back._leaving) for table in pair.ours.tables) <= 2
+    pair.compare()
+
+
+def test_rows_that_go_while_the_device_counts_are_not_counted(pair: Pair) -> None:
+    _steps(pair, 0, 2)
+    table = pair.ours.table(0)
+    table.places.begin_count()
+    rows = len(table.places)
+    table.erase(torch.arange(4, device=table.device))
+    table.places.end_count(rows)
+    assert len(table.places) == rows - 4
+
+
+def test_rows_that_came_before_a_break_are_counted(
+    pair: Pair, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    _steps(pair, 0, 7)
+    assert _departures(pair)._counting is not None
+    with monkeypatch.context() as patch:
+        real = pair.groups[0]._group.put
+
+        def broken(*args: Any) -> None:
+            real(*args)
+            raise KeyboardInterrupt
+
+        patch.setattr(pair.groups[0]._group, "put", broken)
+        _broken_step(pair, 7)
+    _departures(pair)._learn(wait=True)
+    for table in pair.ours.tables:
+        assert table.places._ids >= len(table.places.at())
+    pair.compare()
