@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import torch
 from torch import Tensor
 
@@ -68,15 +70,33 @@ def absent(
     return out, counts
 
 
-@jit(do_not_specialize=["n"])
+@dataclass(frozen=True, slots=True, eq=False)
+class Listing:
+    """Ids of K tables that have no row, in any order, up to `room` of each table.
+
+    `words` are how many there are of each table, maybe more than its room, and then the ids, table
+    after table: one copy brings both to the host. `at` says where in the batch each stands.
+    """
+
+    words: Int64[Tensor, "K+K*room"]
+    at: Int64[Tensor, "K*room"]
+    room: int
+
+    @property
+    def tables(self) -> int:
+        """K."""
+        return len(self.words) // (self.room + 1)
+
+
+@jit(do_not_specialize=["n", "room"])
 def _absent_slots(
     ids: tl.tensor,
     slots: tl.tensor,
     splits: tl.tensor,
-    out: tl.tensor,
+    words: tl.tensor,
     at: tl.tensor,
-    counts: tl.tensor,
     n: tl.tensor,
+    room: tl.tensor,
     K: tl.constexpr,
     ROOM: tl.constexpr,
     ROWS: tl.constexpr,
@@ -86,22 +106,23 @@ def _absent_slots(
     if tl.max(absent.to(tl.int32), axis=0) > 0:
         k = tl.where(absent, table_of(splits, i, K, ROOM), 0)
         one = tl.full((ROWS,), 1, tl.int64)
-        place = tl.atomic_add(counts + k, one, mask=absent, sem="relaxed")
-        place = place + tl.load(splits + k)
-        tl.store(out + place, tl.load(ids + i, mask=absent, other=0), mask=absent)
-        tl.store(at + place, i, mask=absent)
+        place = tl.atomic_add(words + k, one, mask=absent, sem="relaxed")
+        listed = absent & (place < room)
+        place += k * room.to(tl.int64)
+        tl.store(words + K + place, tl.load(ids + i, mask=listed, other=0), mask=listed)
+        tl.store(at + place, i, mask=listed)
 
 
 def absent_slots(
-    ids: Int64[Tensor, "n"], slots: Int64[Tensor, "n"], splits: Int64[Tensor, "K+1"]
-) -> tuple[Int64[Tensor, "n"], Int64[Tensor, "n"], Int64[Tensor, "K"]]:
-    """As `absent`, of ids whose slots are known, and where in the batch each stands."""
-    out, at = torch.empty((2, len(ids)), dtype=torch.int64, device=ids.device)
-    counts = torch.zeros(len(splits) - 1, dtype=torch.int64, device=ids.device)
+    ids: Int64[Tensor, "n"], slots: Int64[Tensor, "n"], splits: Int64[Tensor, "K+1"], room: int
+) -> Listing:
+    """Those of the ids whose slots are -1; what is not listed is any number."""
+    tables = len(splits) - 1
+    words = torch.empty(tables * (1 + room), dtype=torch.int64, device=ids.device)
+    words[:tables].zero_()
+    at = torch.empty(tables * room, dtype=torch.int64, device=ids.device)
     if len(ids):
         _absent_slots[blocks(len(ids), 1024)](
-            *(ids, slots, splits, out, at, counts, len(ids)),
-            **several(len(counts)),
-            ROWS=1024,
+            *(ids, slots, splits, words, at, len(ids), room), **several(tables), ROWS=1024
         )
-    return out, at, counts
+    return Listing(words, at, room)

@@ -184,9 +184,12 @@ def _whole_first_values(ids: Tensor, dim: int, first: FirstValues) -> Tensor:
     return a + scale * z
 
 
-def gather(table: Arrays, slots: Int64[Tensor, "n"]) -> Float32[Tensor, "n dim"]:
-    """The rows in `slots`; zeros for -1."""
-    rows = table.values[slots.clamp(min=0), : table.dim]
+def gather(
+    table: Arrays, slots: Int64[Tensor, "n"], states: int | None = None
+) -> Float32[Tensor, "n width"]:
+    """The rows in `slots`, or so many floats behind them; zeros for -1."""
+    columns = slice(0, table.dim) if states is None else slice(table.dim, table.dim + states)
+    rows = table.values[slots.clamp(min=0), columns]
     return torch.where((slots >= 0)[:, None], rows, 0.0)
 
 

@@ -11,6 +11,7 @@ from ..core.shapes import Float32, Int32, Int64
 from . import reference
 from .layout import PIECE, SHORT, Arrays, Part, group
 from .runs import Runs
+from .seat import Marks
 
 __all__ = ["runs", "seat", "step", "sum_long_runs", "update"]
 
@@ -23,6 +24,7 @@ def seat(
     splits: Int64[Tensor, "K+1"] | None = None,
     *,
     insert: bool = True,
+    marks: Marks | None = None,
 ) -> Int32[Tensor, "n"]:
     """The slot of each key; -1 for room, and below -1 a number of each id that found no place."""
     places = torch.full((len(ids),), -1, dtype=torch.int32)
@@ -33,6 +35,11 @@ def seat(
         elif insert and (used is None or i < int(used)):
             slot, _ = reference.insert_one(table, id_)
             places[i] = slot if slot >= 0 else -2 - (id_ & 0x3FFFFFFF)
+    if marks is not None:
+        there = places[places >= 0].long()
+        marks.used[there] = marks.now
+        if marks.changed is not None:
+            marks.changed[there] = True
     return places
 
 

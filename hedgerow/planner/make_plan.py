@@ -144,10 +144,15 @@ def _solved(found: Solution, topology: Topology) -> Solved:
         lower_bound_ms=found.lower_bound_ms,
         total_ms=found.ms,
         gap=found.gap,
-        hbm_ms_per_gib=max(0.0, prices.hbm_ms_per_byte * GIB),
-        ddr_ms_per_gib_machine=max(0.0, prices.ddr_ms_per_byte * GIB / sharing),
+        hbm_ms_per_gib=_price(prices.hbm_ms_per_byte * GIB),
+        ddr_ms_per_gib_machine=_price(prices.ddr_ms_per_byte * GIB / sharing),
         seconds=round(found.seconds, 3),
     )
+
+
+def _price(exact: float) -> float:
+    """To nine digits: the last bits depend on the processor, for which libraries choose code."""
+    return float(f"{max(0.0, exact):.9g}")
 
 
 def _placed(

@@ -316,14 +316,17 @@ class HostTable(HostEvictions, HostMoves, HostReads, HostWatch):
         rates: Sequence[Rate] | None,
         step: int | None,
         counts: Int64[Tensor, "n"] | None,
+        *,
+        reject: bool = True,
     ) -> tuple[Int64[Tensor, "n"], Float32[Tensor, "n dim"], list[float], int]:
         """Ids, gradients, rates and step as `apply_gradients` uses them; refuses what it refuses.
 
-        A call on several tables asks each of them before it changes the first.
+        A call on several tables asks each of them before it changes the first. Unless it may
+        `reject` gradients that are not finite, they are left out as a config says with "drop".
         """
         self._refuse_serving("apply_gradients")
         ids = self._keys(at.keys if isinstance(at, Lookup) else at).ids
-        grads = self._rows("grads", grads, len(ids))
+        grads = self._rows("grads", grads, len(ids), reject=reject)
         arguments.occurrences(counts, len(ids))
         sources = self._rates if rates is None else check_rates(rates, len(self._rates))
         needed = self._updates_need_step or any(callable(source) for source in sources)
@@ -332,9 +335,9 @@ class HostTable(HostEvictions, HostMoves, HostReads, HostWatch):
             self._step(step, True, "admits ids")
         return ids, grads, [rate_at(source, at_step) for source in sources], at_step
 
-    def _rows(self, name: str, rows: Tensor, n: int) -> Tensor:
+    def _rows(self, name: str, rows: Tensor, n: int, *, reject: bool = True) -> Tensor:
         rows = arguments.rows_of_batch(name, rows, n, self.layout.dim)
-        if self.config.not_finite == "reject":
+        if reject and self.config.not_finite == "reject":
             at = native.first_not_finite(rows.data_ptr(), rows.numel())
             if at >= 0:
                 row, column = divmod(at, self.layout.dim)

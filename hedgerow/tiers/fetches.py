@@ -5,14 +5,17 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import replace
+from itertools import accumulate
 
 import torch
 from torch import Tensor
 
 from ..core.shapes import Float32, Int32, Int64
+from ..kernels.absent import Listing
 from ..kernels.leave import NEVER
 from ..kernels.put_rows import Uses
 from ..kernels.seat import Marks
+from ..tables.copies import numbers_on
 from ..tables.moving import MovingRows
 from ..tables.multi.device_group import DeviceGroup
 from ..tables.store import TableKeys
@@ -20,9 +23,11 @@ from .caching import CachingTable
 from .departures import Departures
 from .device_cache_places import places_of
 from .device_places import fast_of
-from .found import Asked, Count, Found, Rest
+from .found import Asked, Found, Told
 from .reads_ahead import ReadsAhead
 from .reads_behind import Behind
+
+_LEAST_LISTED = 256  # keys of a table that a call may lack before it must list them again
 
 
 class Fetches:
@@ -45,6 +50,7 @@ class Fetches:
             places.used, places.changed = uses[k], changes[k]
             places.moved = moved[:, k]
         self._uses = Uses(self._used, moved[0])
+        self._listed = _LEAST_LISTED  # room for keys of each table that the next call may lack
         self.ahead = ReadsAhead(caches, group, self._used)
         self._departures = Departures(
             *(caches, group, self._used, self._changed, moved[1], self._firsts)
@@ -88,6 +94,14 @@ class Fetches:
             if self._fit(behind, room):
                 self._put(behind, now)
 
+    def list_absent(
+        self, keys: TableKeys, slots: Int64[Tensor, "n"], since: tuple[int, ...]
+    ) -> Found:
+        """Where keys are, with those listed that are not on the device; waits for nothing."""
+        listing = self._group.absent_slots(keys, slots, self._listed)
+        told = Told(listing.words, counts=len(self._caches))
+        return Found(slots, self._epochs(), told, since, listing=listing)
+
     def bring(
         self,
         keys: TableKeys,
@@ -99,11 +113,11 @@ class Fetches:
 
         `now_found` tells where keys are if rows have moved since they were found.
         """
-        rest = found.rest_of(keys) if found.listed is None else found.listed.rest(keys.splits)
-        for k, share in rest.shares():
+        listing, asked = self._asked(keys, found)
+        for k, share in asked.shares():
             if self._caches[k]._ahead.under_way():
-                self._caches[k]._await(rest.ids[share].numpy())
-        with closing(Behind(self._caches, rest, found.since)) as behind:
+                self._caches[k]._await(asked.ids[share].numpy())
+        with closing(Behind(self._caches, asked, found.since)) as behind:
             behind.read()
             behind.copy()
             with self._caches[0]._writing:
@@ -117,17 +131,29 @@ class Fetches:
                 if known is not found:  # what came by another hand is not in `out`: none is sure
                     found = replace(found, epoch=())
                 elif come is not None:
-                    if out is not None:
-                        out.index_copy_(0, rest.at, come.rows)
-                    found = self._find_rest(found, rest, is_read=bool(behind.found.all()))
+                    most = max(found.told.counts)
+                    left = self._group.arrive(listing, most, *come, found.slots, out)
+                    brought = bool(behind.found.all())
+                    found = Found(found.slots, self._epochs(), Told(left), brought=brought)
         return replace(found, asked=True)
 
-    def _find_rest(self, found: Found, rest: Rest, *, is_read: bool) -> Found:
-        """With the slots of the rest, which has come; waits for nothing."""
-        slots = self._group.find(rest.keys(), once=True)
-        found.slots.index_copy_(0, rest.at, slots)
-        epochs = tuple(fast_of(table)._epoch for table in self._caches)
-        return Found(found.slots, epochs, Count((slots < 0).sum()), is_read=is_read)
+    def _asked(self, keys: TableKeys, found: Found) -> tuple[Listing, Asked]:
+        """The keys that are not on the device; waits for it."""
+        counts, listing = found.told.counts, found.listing
+        assert listing is not None
+        if max(counts) > listing.room:
+            listing = self._group.absent_slots(keys, found.slots, max(counts))
+            told = Told(listing.words, counts=len(counts))
+        else:
+            told = found.told
+        # Twice as many next time, and not much less than before: to list them again waits.
+        self._listed = max(_LEAST_LISTED, listing.room // 2, 2 * max(counts))
+        ids = told.others().view(len(counts), listing.room)
+        parts = [ids[k, :n] for k, n in enumerate(counts)]
+        return listing, Asked(torch.cat(parts), (0, *accumulate(counts)))
+
+    def _epochs(self) -> tuple[object, ...]:
+        return tuple(fast_of(table)._epoch for table in self._caches)
 
     def _make_way(
         self, behind: Behind, now: int, tell_used: Callable[[], object] = lambda: None
@@ -150,22 +176,22 @@ class Fetches:
                 mine[mine.cumsum(0) > room[k]] = False
         return bool(behind.found.any())
 
-    def _put(self, behind: Behind, now: int) -> MovingRows:
-        """Rows come; they, on the device."""
+    def _put(self, behind: Behind, now: int) -> tuple[MovingRows, Int64[Tensor, "K+1"]]:
+        """Rows come; they on the device, and where those of each table begin."""
         asked = behind.asked
         with self._caches[0]._moves.alone(), self._whole_rows(asked):
             for k, share in asked.shares():
                 fast = fast_of(self._caches[k])
                 fast._begin_at(0, share.stop - share.start)
                 fast._timed, fast._epoch = True, object()
-            coming = behind.coming()
-            at = self._group.put(TableKeys(coming.ids, asked.splits), coming, self._uses, now)
+            coming, cuts = behind.coming(), numbers_on(asked.splits, self.device)
+            at = self._group.put(coming, cuts, self._uses, now)
             for k, share in asked.shares():
                 places, mine = places_of(self._caches[k]), None
                 if places.numbers_stays:
                     mine = torch.where(at[share] >= 0, at[share] - self._firsts[k], -1)
                 places.came(share.stop - share.start, mine)
-        return coming
+        return coming, cuts
 
     @contextmanager
     def _whole_rows(self, asked: Asked) -> Iterator[None]:

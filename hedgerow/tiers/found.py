@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
-from itertools import accumulate, pairwise
+from functools import cached_property
+from itertools import pairwise
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
@@ -13,6 +15,9 @@ from torch import Tensor
 from ..core.shapes import Bool, Int64
 from ..tables.copies import host_room, to_host
 from ..tables.store import TableKeys
+
+if TYPE_CHECKING:  # it needs Triton
+    from ..kernels.absent import Listing
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -41,10 +46,6 @@ class Rest(Asked):
     there: Int64[Tensor, "m"]
     at: Int64[Tensor, "m"]
 
-    def keys(self) -> TableKeys:
-        """They, on the device."""
-        return TableKeys(self.there, self.splits)
-
     @staticmethod
     def of(keys: TableKeys, slots: Int64[Tensor, "n"]) -> Rest:
         """Waits for the device."""
@@ -55,42 +56,34 @@ class Rest(Asked):
         return Rest(ids, tuple(cuts.tolist()), there, at)
 
 
-class Count:
-    """Numbers that the device counts; whoever asks for them waits."""
+class Told:
+    """Numbers of the device on their way to the host; whoever asks for them waits.
 
-    def __init__(self, there: Int64[Tensor, "..."]) -> None:
-        self._here = host_room(tuple(there.shape), there.dtype, there.device)
-        self._here.copy_(there, non_blocking=True)
-        self._told: torch.Event | torch.cuda.Event | None = None
-        if there.device.type == "cuda":
-            self._told = torch.cuda.current_stream(there.device).record_event()
-
-    def numbers(self) -> list[int]:
-        """Each."""
-        if self._told is not None:
-            self._told.synchronize()
-        return self._here.view(-1).tolist()
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class Listed:
-    """Keys of a call that are not on the device, in any order: ids, and positions in the call.
-
-    Those of a table begin where its keys do; `counts` are how many of each.
+    The first of them are counts, as many as `counts` says, or all.
     """
 
-    ids: Int64[Tensor, "n"]
-    at: Int64[Tensor, "n"]
-    counts: Count
+    def __init__(self, there: Int64[Tensor, "n"], counts: int | None = None) -> None:
+        self._here = host_room(tuple(there.shape), there.dtype, there.device)
+        self._here.copy_(there, non_blocking=True)
+        self._counts = len(there) if counts is None else counts
+        self._event: torch.Event | torch.cuda.Event | None = None
+        if there.device.type == "cuda":
+            self._event = torch.cuda.current_stream(there.device).record_event()
 
-    def rest(self, splits: Sequence[int]) -> Rest:
-        """Waits for the device."""
-        counts = self.counts.numbers()
-        parts = [slice(start, start + n) for start, n in zip(splits, counts, strict=False)]
-        there = torch.cat([self.ids[part] for part in parts])
-        (ids,) = to_host(there)
-        at = torch.cat([self.at[part] for part in parts])
-        return Rest(ids, (0, *accumulate(counts)), there, at)
+    @cached_property
+    def counts(self) -> list[int]:
+        """The counts."""
+        self._wait()
+        return self._here[: self._counts].tolist()
+
+    def others(self) -> Int64[Tensor, "m"]:
+        """What stands behind the counts."""
+        self._wait()
+        return self._here[self._counts :]
+
+    def _wait(self) -> None:
+        if self._event is not None:
+            self._event.synchronize()
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -99,17 +92,17 @@ class Found:
 
     slots: Int64[Tensor, "n"]
     epoch: tuple[object, ...]
-    counted: Count  # keys that are not on the device
+    told: Told  # how many keys are not on the device; of caches, by table, and those listed
     since: tuple[int, ...] = ()  # the time of each cache when they were not; () = not known
     asked: bool = False  # they were asked for, and could not come
-    is_read: bool = False  # all rows were, whether they are on the device or not
+    brought: bool = False  # they have come, but for those that found no lane
     rest: Rest | None = None  # they, once somebody needed them
-    listed: Listed | None = None
+    listing: Listing | None = None  # of caches
 
     @property
     def absent(self) -> int:
         """How many keys are not on the device; waits for it."""
-        return sum(self.counted.numbers())
+        return sum(self.told.counts)
 
     def rest_of(self, keys: TableKeys) -> Rest:
         """The keys that are not on the device; waits for it if that was not asked for before."""

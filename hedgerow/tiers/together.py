@@ -21,7 +21,7 @@ from ..tables.store import Applied, Missing, TableKeys
 from .caching import CachingTable
 from .device_places import fast_of
 from .fetches import Fetches
-from .found import Count, Found, Listed, Rest
+from .found import Found, Rest, Told
 from .hybrid import HybridTable
 from .promotions import Promotions
 from .two_tiers import share_locks
@@ -96,7 +96,7 @@ class Together:
         """Rows that are not on the device; counts the hits of the call."""
         rest, sizes = None, [0] * len(self._tables)
         there = sizes
-        if not found.is_read and found.absent:
+        if not found.brought and found.absent:
             rest = found.rest_of(keys)
             there, sizes = self._read_slow(rest, out, missing, step), np.diff(rest.splits).tolist()
         for k, (table, (start, stop)) in enumerate(self._shares(keys)):
@@ -113,11 +113,9 @@ class Together:
             return self._told(keys, self._group.find(keys), since)
 
     def _told(self, keys: TableKeys, slots: Int64[Tensor, "n"], since: tuple[int, ...]) -> Found:
-        if self._fetches is None:
-            return Found(slots, self.epochs(), Count((slots < 0).sum()))
-        ids, at, counts = self._group.absent_slots(keys, slots)
-        counted = Count(counts)
-        return Found(slots, self.epochs(), counted, since, listed=Listed(ids, at, counted))
+        if self._fetches is not None:
+            return self._fetches.list_absent(keys, slots, since)
+        return Found(slots, self.epochs(), Told((slots < 0).sum().view(1)))
 
     def _times(self) -> tuple[int, ...]:
         """The time of each cache: a row that comes from now on is not used before."""
@@ -178,16 +176,27 @@ class Together:
         """One step on all tables, at the rates that `check` told."""
         found = self._now_found(keys, found)
         if self._fetches is not None:
-            if found.absent and not found.asked:
+            if not found.asked and found.absent:
                 found = self._fetches.bring(keys, found, lambda old: self._now_found(keys, old))
             self._fetches.ahead.go_on()
         with self._writing:
             found = self._now_found(keys, found)
-            rest = found.rest_of(keys) if found.absent else None
             sizes = [stop - start for start, stop in pairwise(keys.splits)]
             # A table without keys in the call is not told of its time: rows would expire by it.
             times = {k: self._tables[k].slow._time(ts) for k, n in enumerate(sizes) if n}
-            done = [] if rest is None else self._step_slow(rest, grads, rates, step, times, counts)
+            rest, done = None, []
+
+            def step_rest() -> None:
+                nonlocal rest, done
+                if found.absent:
+                    rest = found.rest_of(keys)
+                    done = self._step_slow(rest, grads, rates, step, times, counts, found.brought)
+
+            # What found no lane though it was brought has a row, and is treated as if it were on
+            # the device: nothing refuses it. So the device, which is still busy with those that
+            # came, is asked for it last, and has its own step by then.
+            if not found.brought:
+                step_rest()
             if self._fetches is None:
                 numbered = self._group.numbered(keys, found.slots)
             else:
@@ -198,6 +207,8 @@ class Together:
             made = self._group.step_known(keys, numbered, grads, rates, max(times.values()))
             for k, time in times.items():
                 self._tables[k].slow.saw(time)
+            if found.brought:
+                step_rest()
             if self._promotions is not None:
                 self._promotions.after(keys, rest)
             counted = made.sum(dim=0)
@@ -213,14 +224,17 @@ class Together:
         step: int | None,
         times: Mapping[int, int],
         counts: Tensor | None,
+        brought: bool,
     ) -> list[Applied]:
+        """Of rows that were `brought` no gradient is refused: not finite ones are left out."""
         (own,) = to_host(grads[rest.at])
         seen = None if counts is None else counts[rest.at].cpu()
         calls = []
         for k, share in rest.shares():
             mine = None if seen is None else seen[share]
             slow, ids = self._tables[k].slow, rest.ids[share]
-            calls.append((k, slow._update_arguments(ids, own[share], rates, step, mine), mine))
+            checked = slow._update_arguments(ids, own[share], rates, step, mine, reject=not brought)
+            calls.append((k, checked, mine))
         done = []
         for k, checked, mine in calls:  # all were asked before the first changes
             self._tables[k]._settle(checked[0])

@@ -68,6 +68,7 @@ def every_kernel() -> None:
     from hedgerow.kernels import (
         absent,
         apply,
+        arrive,
         assign,
         erase,
         find,
@@ -113,7 +114,8 @@ def every_kernel() -> None:
     uses = put_rows.Uses(seats, ids)
     put_rows.put_rows(several, ids, usable, rows, torch.ones(100, 3 * dim), ids, uses, 5, splits)
     absent.absent(several, ids, splits, seats, 5)
-    absent.absent_slots(ids, slots, splits)
+    listing = absent.absent_slots(ids, slots, splits, 100)
+    arrive.arrive(several, listing, 50, rows, splits, slots, rows)
     marks = seat.Marks(seats, usable, 5)
     seat.seat(several, ids, slots, None, splits, insert=False, marks=marks)
     mark.mark(seats, seats, usable, 5)

@@ -37,7 +37,8 @@ TWINS = {
 LAYOUTS = {"_to_layout", "_to_layout_backward"}  # their twins are `ops.layout.plain`
 BY_SLOTS = {  # their twins have other names, or are several
     *("_seat", "_count_runs", "_write_runs", "_sum_long_runs", "_step", "_exchange", "_rehash"),
-    *("_absent", "_absent_slots", "_choose_old", "_clean", "_mark", "_put_rows", "_take_out"),
+    *("_absent", "_absent_slots", "_arrive", "_choose_old", "_clean", "_mark"),
+    *("_put_rows", "_take_out"),
     *("_insert_and_evict", "_pin", "_touch", "_count_chosen", "_write_chosen", "_erase_chosen"),
 }
 

@@ -13,7 +13,6 @@ import torch
 from hedgerow.core.errors import CacheTooSmallError, InputError, StateError
 from hedgerow.kernels import put_rows
 from hedgerow.tables.store import TableKeys
-from hedgerow.tiers.found import Count, Found
 
 from .test_together import NAMES, Pair, config
 
@@ -246,9 +245,9 @@ def test_a_row_that_sets_out_while_a_fetch_begins_does_not_come_back_old(
             table._drop(table.places.find(np.array([0])))
 
     keys = _on(device, _keys(0))
-    missed = Found(torch.full_like(keys.ids, -1), group.epochs(), Count(torch.tensor(1)))
-    _after_once(monkeypatch, table, when, leave)
     fetches: Any = group._fetches
+    missed = fetches.list_absent(keys, torch.full_like(keys.ids, -1), ())
+    _after_once(monkeypatch, table, when, leave)
     fetches.bring(keys, missed, lambda found: group._now_found(keys, found))
     pair.step(_keys(0))
     monkeypatch.undo()

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from ...core.shapes import Bool, Float32, Int32, Int64
-from ...kernels import absent, find, leave, lookup, put_rows, runs, seat, step
+from ...kernels import absent, arrive, find, leave, lookup, put_rows, runs, seat, step
 from ...kernels.layout import LANES, Arrays, Part, draws_of
 from ..copies import numbers_on
 from ..device import DeviceTable
@@ -89,14 +89,10 @@ class DeviceGroup:
             self._totals[:, :3] += done
         return done
 
-    def find(self, keys: TableKeys, *, once: bool = False) -> Int64[Tensor, "n"]:
-        """The slots of keys, each within its table; -1 = absent.
-
-        Where keys have cuts that are asked for `once`, those that are kept stay.
-        """
+    def find(self, keys: TableKeys) -> Int64[Tensor, "n"]:
+        """The slots of keys, each within its table; -1 = absent."""
         with self._tables[0]._here():
-            cuts = _cuts_of(keys) if once else self._cuts(keys)
-            return find.find(self._arrays, keys.ids, keys.used, cuts)
+            return find.find(self._arrays, keys.ids, keys.used, self._cuts(keys))
 
     def numbered(
         self, keys: TableKeys, slots: Int64[Tensor, "n"], marks: seat.Marks | None = None
@@ -126,15 +122,28 @@ class DeviceGroup:
         return done
 
     def put(
-        self, keys: TableKeys, moving: MovingRows, uses: put_rows.Uses, now: int
+        self, moving: MovingRows, cuts: Int64[Tensor, "K+1"], uses: put_rows.Uses, now: int
     ) -> Int32[Tensor, "n"]:
-        """Rows that were found elsewhere come to those of the keys that have none here.
+        """Rows that were found elsewhere come to ids that have none here, between `cuts` by table.
 
         As `put_rows.put_rows`, with slots numbered through all tables.
         """
         parts = (moving.ids, moving.found, moving.rows, moving.states, moving.ts)
-        with self._tables[0]._here():  # with cuts that no other call has: those kept stay
-            return put_rows.put_rows(self._arrays, *parts, uses, now, _cuts_of(keys))
+        with self._tables[0]._here():
+            return put_rows.put_rows(self._arrays, *parts, uses, now, cuts)
+
+    def arrive(
+        self,
+        listing: absent.Listing,
+        most: int,
+        moving: MovingRows,
+        cuts: Int64[Tensor, "K+1"],
+        slots: Int64[Tensor, "n"],
+        out: Float32[Tensor, "n dim"] | None,
+    ) -> Int64[Tensor, "K"]:
+        """A batch is told of rows that were put, which it had listed; see `arrive.arrive`."""
+        with self._tables[0]._here():
+            return arrive.arrive(self._arrays, listing, most, moving.rows, cuts, slots, out)
 
     def old_rows(
         self,
@@ -191,12 +200,10 @@ class DeviceGroup:
         with self._tables[0]._here():
             return absent.absent(self._arrays, keys.ids, _cuts_of(keys), used, now)
 
-    def absent_slots(
-        self, keys: TableKeys, slots: Int64[Tensor, "n"]
-    ) -> tuple[Int64[Tensor, "n"], Int64[Tensor, "n"], Int64[Tensor, "K"]]:
-        """Keys whose slot is -1 in any order, their positions, and how many of each table's."""
+    def absent_slots(self, keys: TableKeys, slots: Int64[Tensor, "n"], room: int) -> absent.Listing:
+        """Keys whose slot is -1, up to `room` of each table."""
         with self._tables[0]._here():
-            return absent.absent_slots(keys.ids, slots, self._cuts(keys))
+            return absent.absent_slots(keys.ids, slots, self._cuts(keys), room)
 
     def spread(self, dtype: torch.dtype) -> tuple[Tensor, list[Tensor]]:
         """Zeros for every slot of all tables, and the part of each table."""
