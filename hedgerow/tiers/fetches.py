@@ -99,6 +99,7 @@ class Fetches:
     ) -> Found:
         """Where keys are, with those listed that are not on the device; waits for nothing."""
         listing = self._group.absent_slots(keys, slots, self._listed)
+        self._listed = max(_LEAST_LISTED, self._listed // 2)
         told = Told(listing.words, counts=len(self._caches))
         return Found(slots, self._epochs(), told, since, listing=listing)
 
@@ -146,8 +147,7 @@ class Fetches:
             told = Told(listing.words, counts=len(counts))
         else:
             told = found.told
-        # Twice as many next time, and not much less than before: to list them again waits.
-        self._listed = max(_LEAST_LISTED, listing.room // 2, 2 * max(counts))
+        self._listed = max(self._listed, 2 * max(counts))  # to list them again would wait
         ids = told.others().view(len(counts), listing.room)
         parts = [ids[k, :n] for k, n in enumerate(counts)]
         return listing, Asked(torch.cat(parts), (0, *accumulate(counts)))
