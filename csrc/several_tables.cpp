@@ -9,8 +9,9 @@
 namespace hedgerow {
 namespace {
 
-constexpr u64 kPieceIds = 512;    // some tens of microseconds: each thread gets several
-constexpr u64 kPieceRows = 1024;  // a write has more to prepare
+constexpr u64 kMostIds = 512, kLeastIds = 64;  // of a piece that is read: some microseconds or more
+constexpr u64 kPieces = 4;                     // of a thread: those that are late get fewer
+constexpr u64 kPieceRows = 1024;               // a write has more to prepare
 
 struct Piece {
   u64 table;
@@ -36,7 +37,9 @@ void each_piece(Bounds starts, Bounds ends, u64 most, const Work& work) {
 template <class Read>
 void each_read(const SeveralTables& several, const Read& read) {
   const u64 tables = several.tables.size();
-  each_piece(several.splits.first(tables), several.splits.last(tables), kPieceIds, read);
+  const u64 share = several.splits[tables] / (kPieces * u64(thread_count()));
+  const u64 most = std::clamp(share, kLeastIds, kMostIds);
+  each_piece(several.splits.first(tables), several.splits.last(tables), most, read);
 }
 
 }  // namespace

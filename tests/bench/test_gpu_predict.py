@@ -12,14 +12,15 @@ from hedgerow.bench import gpu_predict
 from hedgerow.bench.gpu_tiers import Batches, Work, _stores
 from hedgerow.core.errors import InputError
 from hedgerow.planner.times.calibration import Calibration
-from hedgerow.planner.times.time_parameters import ModeCost, TimeParameters
+from hedgerow.planner.times.mode_cost import HostCost, ModeCost
+from hedgerow.planner.times.time_parameters import TimeParameters
 
 MODES = ("HBM_ONLY", "HYBRID", "CACHING", "HOST_ONLY")
 
 
 @pytest.fixture
 def calibration(tmp_path: Path) -> Path:
-    cost = ModeCost(0.5, 1e-6, table_ms=0.01, host_key_ms=1e-4, host_bytes_per_ms=1e7)
+    cost = ModeCost(0.5, 1e-6, table_ms=0.01, host=HostCost(0.0, 1e-4, 1e7))
     costs = TimeParameters(modes=dict.fromkeys(MODES, cost), promotion=0.8)
     path = tmp_path / "calibration.json"
     Calibration(device="test", parameters=costs).save(path)

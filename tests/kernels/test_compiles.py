@@ -10,7 +10,13 @@ from pathlib import Path
 
 import pytest
 
-from hedgerow.kernels import reference, reference_admission, reference_ops, reference_verbs
+from hedgerow.kernels import (
+    reference,
+    reference_admission,
+    reference_ops,
+    reference_tiers,
+    reference_verbs,
+)
 
 ROOT = Path(__file__).parents[2]
 # Keys that a thread loads while others swap: 2 lines of 16 keys a row, over the threads. Any other
@@ -31,14 +37,12 @@ SWAPS = {"_insert_and_evict": 3}  # of a key, of the score of a row that leaves,
 READING_AS_MUCH = {"_counts_of": 2 * 32 * 16 // 128}  # the same search, without a swap
 TWINS = {
     f"_{name}"
-    for file in (reference, reference_admission, reference_ops, reference_verbs)
+    for file in (reference, reference_admission, reference_ops, reference_tiers, reference_verbs)
     for name in file.__all__
 }
 LAYOUTS = {"_to_layout", "_to_layout_backward"}  # their twins are `ops.layout.plain`
 BY_SLOTS = {  # their twins have other names, or are several
     *("_seat", "_count_runs", "_write_runs", "_sum_long_runs", "_step", "_exchange", "_rehash"),
-    *("_absent", "_absent_slots", "_arrive", "_choose_old", "_clean", "_mark"),
-    *("_put_rows", "_take_out"),
     *("_insert_and_evict", "_pin", "_touch", "_count_chosen", "_write_chosen", "_erase_chosen"),
 }
 

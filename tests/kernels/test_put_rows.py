@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from hedgerow.kernels import absent, arrive, find, find_or_insert, mark, put_rows, seat
+from hedgerow.kernels import absent, find, find_or_insert, mark, put_rows, seat
 from hedgerow.kernels.layout import TIMES, Arrays
 
 from .cases import some_ids, values
@@ -69,43 +69,6 @@ def test_ids_without_a_row_are_listed_by_table(device: torch.device) -> None:
         assert torch.equal(keys[: len(lacking)], ids[at])
     assert absent.absent(table, ids[:0], splits * 0, used, 7)[1].tolist() == [0, 0]
     assert absent.absent_slots(ids[:0], slots[:0], splits * 0, 3).words[:2].tolist() == [0, 0]
-
-
-def test_of_more_ids_than_a_list_has_room_for_some_are_listed(device: torch.device) -> None:
-    ids = some_ids(300, seed=9).to(device)
-    splits = torch.tensor([0, 100, 300], device=device)
-    listing = absent.absent_slots(ids, torch.full_like(ids, -1), splits, 7)
-    assert (listing.words[:2].tolist(), listing.tables) == ([100, 200], 2)
-    assert len(torch.unique(listing.at)) == 14
-    assert bool((listing.at[:7] < 100).all() and (listing.at[7:] >= 100).all())
-    assert torch.equal(listing.words[2:], ids[listing.at])
-
-
-@pytest.mark.parametrize("dim", [3, 32])
-def test_a_batch_is_told_of_rows_that_came(device: torch.device, dim: int) -> None:
-    table = Arrays.make_several([2, 3], dim, device)
-    ids = some_ids(90, seed=4).to(device)
-    ids[80:] = ids[70:80]  # equal ids have one row
-    splits = torch.tensor([0, 20, 90], device=device)
-    some = torch.arange(90, device=device) % 3 == 0
-    before, _ = find_or_insert.find_or_insert(table, ids, splits, some)
-    slots = before.clone()
-    listing = absent.absent_slots(ids, slots, splits, 90)
-    lacking = listing.words[:2].tolist()
-    starts = torch.tensor([0, lacking[0], sum(lacking)], device=device)
-    at = torch.cat([listing.at[90 * k :][:n] for k, n in enumerate(lacking)])
-    came = torch.arange(90, device=device) % 3 == 1
-    find_or_insert.find_or_insert(table, ids, splits, came)
-    rows, out = values(90, dim, seed=dim).to(device), torch.zeros(90, dim, device=device)
-    left = arrive.arrive(table, listing, max(lacking), rows[at], starts, slots, out)
-    now = find.find(table, ids, None, splits)
-    assert torch.equal(slots, now)
-    absent_now = (now < 0).long()
-    assert left.tolist() == [int(absent_now[:20].sum()), int(absent_now[20:].sum())]
-    assert torch.equal(out, torch.where((before < 0)[:, None], rows, 0.0))
-    slots = before.clone()
-    arrive.arrive(table, listing, max(lacking), rows[at], starts, slots)
-    assert torch.equal(slots, now)
 
 
 def test_known_slots_are_numbered_and_nothing_is_inserted(device: torch.device) -> None:

@@ -13,13 +13,14 @@ import pytest
 from hedgerow.core.errors import ConfigError, FileDamagedError, FileMissingError, InputError
 from hedgerow.planner.times.calibrate import fit
 from hedgerow.planner.times.calibration import Calibration, Point, Residuals
+from hedgerow.planner.times.few_ids import host_ids
+from hedgerow.planner.times.mode_cost import HostCost, ModeCost
 from hedgerow.planner.times.robust_fit import robust_fit
 from hedgerow.planner.times.row_moves import moves
 from hedgerow.planner.times.step_time import Speeds, Step, step_ms
 from hedgerow.planner.times.time_parameters import (
     CPU,
     LinkCost,
-    ModeCost,
     TimeParameters,
     overlapped,
 )
@@ -120,13 +121,10 @@ TRUE = {
     "CACHING": ModeCost(  # its kernels are those of HBM_ONLY
         *(0.6, 1e-6),
         table_ms=0.06,
-        host_ms=1.4,
-        host_key_ms=5e-4,
-        host_bytes_per_ms=1e7,
-        move_ms=2.5,
         id_ms=3e-7,
         id_byte_ms=4e-10,
         ahead=6,
+        host=HostCost(host_ms=1.4, host_key_ms=5e-4, host_bytes_per_ms=1e7, move_ms=2.5),
     ),
 }
 
@@ -142,7 +140,10 @@ def _together_points() -> list[Point]:
                 size = 4.0 * dim
                 rows = 0 if mode == "HBM_ONLY" else 10**6 // tables
                 often = moves(mode, far * keys, repeat * keys, tables, float(rows))
-                step = Step(keys, repeat * keys, 2 * size, size, size, far, tables, often, 0.0, 0.0)
+                step = Step(
+                    *(keys, repeat * keys, 2 * size, size, size, far, tables, often),
+                    *(far * keys, 0.0, 0.0),
+                )
                 ms = step_ms(step, cost, Speeds(2.5e9, 1.0, 1.0, 1.0))
                 found.append(
                     Point(
@@ -184,17 +185,64 @@ def test_modes_that_were_measured_with_several_tables_tell_more() -> None:
     assert near.id_ms + 512 * near.id_byte_ms == pytest.approx(3e-7 + 512 * 4e-10, rel=0.2)
     assert near.ahead == far.ahead > 3
     assert near.key_ms == far.key_ms == pytest.approx(1e-6, rel=0.2)
-    assert near.host_key_ms == near.move_ms == 0 < far.host_key_ms
-    assert far.move_ms == pytest.approx(2.5, rel=0.2)
-    assert far.host_ms == pytest.approx(1.4, rel=0.15)
-    row = 1536 / (far.host_bytes_per_ms or 0)
-    assert far.host_key_ms + row == pytest.approx(5e-4 + 1536 / 1e7, rel=0.1)
+    assert near.host.host_key_ms == near.host.move_ms == 0 < far.host.host_key_ms
+    assert far.host.move_ms == pytest.approx(2.5, rel=0.2)
+    assert far.host.host_ms == pytest.approx(1.4, rel=0.15)
+    row = 1536 / (far.host.host_bytes_per_ms or 0)
+    assert far.host.host_key_ms + row == pytest.approx(5e-4 + 1536 / 1e7, rel=0.1)
     assert found.residuals.p90 < 0.08
     assert found.parameters.promotion == pytest.approx(0.5 / 0.6)
     assert found.parameters.memories["host_read"] == 5e7
     assert found.parameters.memories["host_write"] == 2e7
     again = TimeParameters.from_dict(json.loads(json.dumps(found.parameters.to_dict())))
     assert again == found.parameters
+
+
+def _host_points(noise: float, cost: ModeCost, tables: tuple[int, ...]) -> list[Point]:
+    """Of a mode whose rows are all on the host."""
+    mode = "HOST_ONLY" if cost.together else CPU
+    random, found = np.random.default_rng(6), []
+    for dim, keys, many, repeat in product((16, 64, 256), KEYS, tables, (1, 3)[: len(tables)]):
+        size, ids = 4.0 * dim, float(repeat * keys)
+        of_host = host_ids(mode, ids, float(keys), float(many))
+        far = float(mode != CPU)
+        step = Step(float(keys), ids, 2 * size, size, size, far, float(many), 0.0, *of_host)
+        ms = step_ms(step, cost, Speeds(9e6, 1.0, 1.0, 1.0))
+        ms *= float(np.exp(noise * random.normal()))
+        found.append(
+            Point(
+                kind="step",
+                mode=mode,
+                keys=keys,
+                ids=int(ids),
+                read_bytes=2 * size,
+                write_bytes=size,
+                ms=ms,
+                dim=dim,
+                host_share=far,
+                tables=many,
+            )
+        )
+    return found
+
+
+def test_vectors_beyond_the_cache_of_a_processor_are_found() -> None:
+    true = ModeCost(0.03, 2e-5, host=HostCost(cold_byte_ms=1.2e-7, cache_bytes=8e6))
+    found = fit(_host_points(0.01, true, (1,)))
+    cost = found.parameters.modes[CPU].host
+    assert cost.cold_byte_ms == pytest.approx(1.2e-7, rel=0.3)
+    assert cost.cache_bytes == pytest.approx(8e6, rel=0.5)
+    assert found.residuals.p90 < 0.08
+
+
+def test_ids_that_one_thread_does_are_found() -> None:
+    host = HostCost(0.0, 0.0, 2e7, alone_id_ms=3e-4, alone_byte_ms=2e-7, pool_ms=0.2)
+    true = ModeCost(0.2, 1e-5, 0.3, 2e-5, 1e-8, host=host)
+    found = fit(_host_points(0.03, true, (1, 10)))
+    cost = found.parameters.modes["HOST_ONLY"].host
+    assert cost.alone_id_ms == pytest.approx(3e-4, rel=0.25)
+    assert cost.alone_byte_ms == pytest.approx(2e-7, rel=0.4)
+    assert found.residuals.p90 < 0.08
 
 
 def test_files_of_before_are_read() -> None:
@@ -204,6 +252,10 @@ def test_files_of_before_are_read() -> None:
     assert not found.modes["CPU"].together
     assert found.promotion is None
     assert found.to_dict()["modes"] == old["modes"]
+    flat = {"launch_ms": 0.5, "key_ms": 1e-4, "table_ms": 0.1, "host_ms": 1.0, "pool_ms": 2.0}
+    assert ModeCost.from_dict(flat).host == HostCost(host_ms=1.0, pool_ms=2.0)
+    with pytest.raises(ConfigError, match="not as they are written"):
+        TimeParameters.from_dict({**old, "links": {}, "overlap": 1.0, "modes": {"CPU": {"x": 1}}})
 
 
 def test_points_of_before_are_read(tmp_path: Path) -> None:
@@ -351,9 +403,12 @@ def test_parameters_that_cannot_be_are_refused() -> None:
             LinkCost(*values)
     with pytest.raises(ConfigError):
         TimeParameters(modes={}, overlap=0.5)
-    for more in ({"table_ms": -1.0}, {"ahead": 0.5}, {"host_bytes_per_ms": 0.0}, {"id_ms": -1.0}):
+    for more in ({"table_ms": -1.0}, {"ahead": 0.5}, {"id_ms": -1.0}):
         with pytest.raises(ConfigError):
             ModeCost(0.1, 0.1, **more)
+    for more in ({"host_bytes_per_ms": 0.0}, {"cache_bytes": 0.0}, {"alone_id_ms": -1.0}):
+        with pytest.raises(ConfigError):
+            HostCost(**more)
     for promotion in (-0.1, 1.1, float("nan")):
         with pytest.raises(ConfigError, match="promotion"):
             TimeParameters(modes={}, promotion=promotion)

@@ -13,8 +13,9 @@ from hedgerow.planner.problem.table_spec import Feature, TableSpec
 from hedgerow.planner.problem.topology import Topology
 from hedgerow.planner.problem.variant import HBM_ONLY, HOST_ONLY, Mode, Variant, variants
 from hedgerow.planner.times.calibration import Calibration
+from hedgerow.planner.times.mode_cost import HostCost, ModeCost
 from hedgerow.planner.times.time_model import expected, row_bytes, thrashes, without_thrashing
-from hedgerow.planner.times.time_parameters import LinkCost, ModeCost, TimeParameters, overlapped
+from hedgerow.planner.times.time_parameters import LinkCost, TimeParameters, overlapped
 
 H200 = Calibration.default("NVIDIA H200")
 CARD = Topology(world=1, hbm_per_device=2**37, ddr_per_machine=2**40)
@@ -206,7 +207,7 @@ def test_rows_that_move_now_and_then_cost_each_time() -> None:
     card = Topology(world=1, hbm_per_device=2**36, ddr_per_machine=2**38)
 
     def ms(mode: Mode, share: str, move_ms: float) -> float:
-        cost = ModeCost(0.5, 1e-6, table_ms=0.1, move_ms=move_ms)
+        cost = ModeCost(0.5, 1e-6, table_ms=0.1, host=HostCost(move_ms=move_ms))
         costs = TimeParameters(modes={mode: cost}, memories={"hbm": 1e9})
         calibration = Calibration(device="test", parameters=costs)
         return expected(item, Variant(mode, share), card, calibration, 1).ms

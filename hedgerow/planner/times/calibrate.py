@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from ...core.errors import InputError
 from .calibration import Point, Residuals
 from .device_defaults import default_parameters
-from .fit_columns import Columns
+from .fit_columns import CACHE, Columns
 from .robust_fit import robust_fit
 from .time_parameters import FULL_OVERLAP, LinkCost, TimeParameters
 
@@ -31,14 +31,18 @@ _START = {
     "host": 0.1,
     "move": 1.0,
     "alone": 1e-7,
+    "alone_id": 1e-4,
     "pool": 0.1,
     "host_key": 1e-4,
     "use": 1e-6,
     "host_speed": 1e7,
 }
+_COLD, _CACHES = 1e-7, (1e6, 1e7, 1e8)  # milliseconds a byte, and bytes, where fits start
+_LARGEST_CACHE = 2.0**30
+_WORTH_IT = 0.7  # of the loss: what a cache of the host explains
 _MOST = 40.0  # of a logarithm: a speed of which the points tell nothing stays a number
 _LEAST = {"launch": 1e-7, "table": 1e-7, "key": 1e-9, "id": 1e-9, "id_byte": 1e-13}
-_LEAST |= {"alone": 1e-12, "pool": 1e-7}
+_LEAST |= {"alone": 1e-12, "alone_id": 1e-9, "pool": 1e-7, "cold": 1e-13, "cache": 1e4}
 _LEAST |= {"host": 1e-7, "move": 1e-7, "host_key": 1e-9, "use": 1e-9}  # as good as nothing
 
 
@@ -94,20 +98,39 @@ def residuals(predicted: Sequence[float], measured: Sequence[float]) -> Residual
 def _fit_steps(
     steps: Sequence[Point], fastest: dict[str, float]
 ) -> tuple[TimeParameters, list[float]]:
-    columns = Columns(steps)
-    best: tuple[float, Floats, tuple[str, ...]] | None = None
-    for overlap in _OVERLAPS if columns.has_overlap else (FULL_OVERLAP,):
-        names = columns.names()
-        start = np.log([_start(name, overlap) for name in names])
-        least = np.log([_LEAST.get(name.split(" ")[0], 1e-3) for name in names])
-        most = np.array([fastest.get(name.split(" ")[0], _MOST) for name in names])
-        found = robust_fit(columns.errors(names), start, least, most)
-        if best is None or found.loss < best[0]:
-            best = found.loss, found.values, names
-    if best is None:
-        raise InputError("no start for a fit.")
-    values = dict(zip(best[2], np.exp(best[1]).tolist(), strict=True))
-    return columns.parameters(values), columns.predicted(values).tolist()
+    columns, names = Columns(steps), Columns(steps).names()
+    overlaps = _OVERLAPS if columns.has_overlap else (FULL_OVERLAP,)
+    starts = [{name: _start(name, overlap) for name in names} for overlap in overlaps]
+    found = _best(columns, starts, fastest)
+    more = [name for name in columns.names(cold=True) if name not in names]
+    if more and len(steps) > 2 * (len(names) + len(more)):
+        # From there on: other starts end where a cache is endless, or there is none.
+        slower = dict.fromkeys(more, _COLD)
+        starts = [{**found.values, **slower, CACHE: bytes_} for bytes_ in _CACHES]
+        with_cold = _best(columns, starts, fastest)
+        # Two numbers more always explain something more, and noise, too.
+        if with_cold.loss < _WORTH_IT * found.loss:
+            found = with_cold
+    return columns.parameters(found.values), columns.predicted(found.values).tolist()
+
+
+@dataclass(frozen=True, slots=True)
+class _Best:
+    """The values with the least loss, by name."""
+
+    loss: float
+    values: dict[str, float]
+
+
+def _best(columns: Columns, starts: Sequence[dict[str, float]], fastest: dict[str, float]) -> _Best:
+    """Of fits from several starts."""
+    names = tuple(starts[0])
+    least = np.log([_LEAST.get(name.split(" ")[0], 1e-3) for name in names])
+    most = np.array([fastest.get(name.split(" ")[0], _MOST) for name in names])
+    errors = columns.errors(names)
+    found = [robust_fit(errors, np.log([*start.values()]), least, most) for start in starts]
+    best = min(found, key=lambda one: one.loss)
+    return _Best(best.loss, dict(zip(names, np.exp(best.values).tolist(), strict=True)))
 
 
 def _start(name: str, overlap: float) -> float:
@@ -130,7 +153,7 @@ def _copies(points: Sequence[Point]) -> dict[str, float]:
 
 
 def _fastest(points: Sequence[Point], device_name: str) -> dict[str, float]:
-    """Logarithms of speeds that no step exceeds: of plain copies, or as they are published.
+    """Logarithms of what no machine exceeds: speeds of plain copies, or as they are published.
 
     Steps that are bound by launches say little of a speed, and a fit may take any.
     """
@@ -138,7 +161,8 @@ def _fastest(points: Sequence[Point], device_name: str) -> dict[str, float]:
     hbm = max(((p.read_bytes + p.write_bytes) / p.ms for p in copies), default=None)
     hbm = default_parameters(device_name)[0].memories.get("hbm") if hbm is None else hbm
     host = sum(_copies(points).values())  # both ways at the same time
-    return {name: math.log(x) for name, x in (("hbm", hbm), ("host_speed", host)) if x}
+    known = (("hbm", hbm), ("host_speed", host), ("cache", _LARGEST_CACHE))
+    return {name: math.log(x) for name, x in known if x}
 
 
 def _promotion(points: Sequence[Point]) -> float | None:

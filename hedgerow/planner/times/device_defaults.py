@@ -5,7 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from ..problem.variant import Mode
-from .time_parameters import CPU, FULL_OVERLAP, LinkCost, ModeCost, TimeParameters
+from .mode_cost import ModeCost
+from .time_parameters import CPU, FULL_OVERLAP, LinkCost, TimeParameters
 
 _OVERLAP = 8.0  # tiers were measured to overlap almost fully on an H200
 _LAUNCH_MS, _KEY_MS = 0.049, 1.16e-6  # a pair of launches and a key, row gather and write-back

@@ -1,24 +1,38 @@
-"""How many ids of a call on one table in host memory are done by one thread."""
+"""How many ids of a step the host handles, and how many of them one thread does."""
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 FEW_IDS = 8192
-"""Calls of fewer ids are: to wake others up takes longer."""
+"""Calls of fewer ids on one table are done by one thread: to wake others up takes longer."""
 
 
-def alone(
-    mode: str, ids: float, missed: float, tables: float, id_bytes: float
-) -> tuple[float, float]:
-    """Of a step: bytes that one thread handles, and tables for which all threads do.
+class HostIds(NamedTuple):
+    """Of a step: ids whose vectors the host handles; those that one thread does, table by table;
+    tables for which all threads do."""
 
-    Tables on the host are asked for all ids, hybrids for those that are not in HBM; rows behind
-    caches are always read by all threads.
+    handled: float
+    alone: float
+    pools: float
 
-    >>> alone("HOST_ONLY", 1e5, 1e4, 10.0, 4.0), alone("HYBRID", 1e5, 1e4, 10.0, 4.0)
-    ((0.0, 10.0), (40000.0, 0.0))
+
+def host_ids(mode: str, ids: float, missed: float, tables: float) -> HostIds:
+    """Of a mode, of tables alike.
+
+    Tables on the host are asked for all ids, two tiers for the `missed` keys that are not in HBM;
+    rows behind caches are always read by all threads.
+
+    >>> host_ids("HOST_ONLY", 1e5, 1e4, 10.0)
+    HostIds(handled=100000.0, alone=0.0, pools=10.0)
+    >>> host_ids("HYBRID", 1e5, 1e4, 10.0)
+    HostIds(handled=10000.0, alone=10000.0, pools=0.0)
     """
-    counts = {"HOST_ONLY": ids, "HYBRID": missed}
-    if mode not in counts:
-        return 0.0, 0.0
-    asked = counts[mode]
-    return (asked * id_bytes, 0.0) if asked < FEW_IDS * tables else (0.0, tables)
+    if mode == "HBM_ONLY":
+        return HostIds(0.0, 0.0, 0.0)
+    handled = missed if mode in ("HYBRID", "CACHING") else ids
+    if mode == "CACHING":
+        return HostIds(handled, 0.0, 0.0)
+    if handled < FEW_IDS * tables:
+        return HostIds(handled, handled, 0.0)
+    return HostIds(handled, 0.0, tables)

@@ -9,16 +9,19 @@ import numpy as np
 from numpy.typing import NDArray
 
 from .calibration import Point
-from .few_ids import alone
+from .few_ids import HostIds, host_ids
+from .mode_cost import HostCost, ModeCost
 from .row_moves import moves
 from .step_time import Speeds, Step, steps_ms
-from .time_parameters import CPU, FULL_OVERLAP, ModeCost, TimeParameters
+from .time_parameters import CPU, FULL_OVERLAP, TimeParameters
 
 Floats = NDArray[np.float64]
 _FLOAT_BYTES = 4.0
 _ON_DEVICE = ("HBM_ONLY", "CACHING", "HYBRID")
 """Modes that run the same kernels on rows of the device: a key costs the same in all of them."""
 _SHARED = ("key", "id", "id_byte", "ahead")
+CACHE = "cache host"
+"""One for all modes: they share the processor."""
 
 
 class _Mode:
@@ -35,20 +38,20 @@ class _Mode:
             far=_column(p.host_share for p in steps),
             tables=_column(p.tables for p in steps),
             moves=_column(_moves(p) for p in steps),
-            alone=_column(_alone(p)[0] for p in steps),
-            pools=_column(_alone(p)[1] for p in steps),
+            handled=_column(_host_ids(p).handled for p in steps),
+            alone=_column(_host_ids(p).alone for p in steps),
+            pools=_column(_host_ids(p).pools for p in steps),
         )
         # Steps of several tables are of a mode's own path, of which more can be told.
         self.together = bool((self.steps.tables > 1).any())
         self.repeats = bool((self.steps.ids > self.steps.keys).any())
         self.two_tiers = bool((self.steps.far > 0).any())
         self.one_share = bool((self.steps.far == self.steps.far[0]).all())
-
         self.moves = bool((self.steps.moves > 0).any())
         self._near = self.together and name in _ON_DEVICE
 
-    def names(self) -> list[str]:
-        """Of its parameters."""
+    def names(self, cold: bool) -> list[str]:
+        """Of its parameters; with those of vectors that do not fit a cache."""
         found = ["launch", "key"]
         if self.together:
             found += ["table", "ahead"] if self._near else ["table"]
@@ -59,10 +62,13 @@ class _Mode:
             found += [] if self.one_share else ["host_key", "host"]
             found += ["move"] if self.moves else []
         if self.together and bool((self.steps.alone > 0).any() and (self.steps.pools > 0).any()):
-            found += ["alone", "pool"]
+            found += ["alone_id", "alone", "pool"]
         if self.together and self.name == "HYBRID":
             found += ["use"]  # of a key, beside what others pay: uses are counted
-        return [self._named(kind) for kind in found]
+        names = [self._named(kind) for kind in found]
+        if cold and (self.together or self.name == CPU) and bool((self.steps.handled > 0).any()):
+            names += [self._named("cold"), CACHE]
+        return names
 
     def _named(self, kind: str) -> str:
         return f"{kind} device" if self._near and kind in _SHARED else f"{kind} {self.name}"
@@ -77,13 +83,18 @@ class _Mode:
             table_ms=of("table") if self.together else None,
             id_ms=of("id"),
             id_byte_ms=of("id_byte"),
-            host_ms=of("host"),
-            move_ms=of("move"),
-            alone_byte_ms=of("alone"),
-            pool_ms=of("pool"),
-            host_key_ms=of("host_key"),
-            host_bytes_per_ms=values.get(f"host_speed {self.name}"),
             ahead=min(FULL_OVERLAP, 1 + of("ahead")),
+            host=HostCost(
+                host_ms=of("host"),
+                host_key_ms=of("host_key"),
+                host_bytes_per_ms=values.get(f"host_speed {self.name}"),
+                move_ms=of("move"),
+                alone_id_ms=of("alone_id"),
+                alone_byte_ms=of("alone"),
+                pool_ms=of("pool"),
+                cold_byte_ms=of("cold"),
+                cache_bytes=values.get(CACHE, 1.0) if of("cold") else 1.0,
+            ),
         )
 
 
@@ -102,9 +113,12 @@ class Columns:
         # Of two tiers, or of launches with what they launch.
         self.has_overlap = self._plain_tiers or any(m.together for m in self._modes)
 
-    def names(self) -> tuple[str, ...]:
-        """Of the parameters that these points say something of."""
-        found = list(dict.fromkeys(name for mode in self._modes for name in mode.names()))
+    def names(self, *, cold: bool = False) -> tuple[str, ...]:
+        """Of the parameters that these points say something of.
+
+        With `cold` also of vectors that do not fit the host's caches, which not all points show.
+        """
+        found = list(dict.fromkeys(name for mode in self._modes for name in mode.names(cold)))
         names = {mode.name for mode in self._modes}
         found += ["ddr"] if CPU in names else []
         found += ["hbm"] if names - {CPU} else []
@@ -151,9 +165,9 @@ def _moves(point: Point) -> float:
     return moves(point.mode, missed, float(point.ids or point.keys), float(point.tables), rows)
 
 
-def _alone(point: Point) -> tuple[float, float]:
+def _host_ids(point: Point) -> HostIds:
     ids, missed = float(point.ids or point.keys), point.host_share * point.keys
-    return alone(point.mode, ids, missed, float(point.tables), _FLOAT_BYTES * point.dim)
+    return host_ids(point.mode, ids, missed, float(point.tables))
 
 
 def _overlap(values: dict[str, float]) -> float:

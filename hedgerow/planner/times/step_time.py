@@ -9,7 +9,8 @@ from typing import Generic, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from .time_parameters import ModeCost, overlapped
+from .mode_cost import ModeCost
+from .time_parameters import overlapped
 
 Floats = NDArray[np.float64]
 N = TypeVar("N", float, Floats)
@@ -38,14 +39,15 @@ class Step(Generic[N]):
     far: N  # share of keys whose rows lie on the host
     tables: N
     moves: N  # times that rows move, as `row_moves` has them
-    alone: N  # bytes of vectors that one thread of the host handles, as `few_ids` has them
-    pools: N  # tables for which all threads do it
+    handled: N  # ids whose vectors the host handles, as `few_ids` has them
+    alone: N  # those that one thread does
+    pools: N  # tables for which all threads do
 
 
 def step_ms(step: Step[float], cost: ModeCost, speeds: Speeds) -> float:
     """Milliseconds of a step, by section 12.1 and by what our own paths were measured to add.
 
-    >>> one = Step(1000.0, 1000.0, 512.0, 256.0, 256.0, 0.5, 1.0, 0.0, 0.0, 0.0)
+    >>> one = Step(1000.0, 1000.0, 512.0, 256.0, 256.0, 0.5, 1.0, 0.0, 0.0, 0.0, 0.0)
     >>> round(step_ms(one, ModeCost(0.5, 1e-3), Speeds(1e6, 1e5, 1e5, 1.0)), 3)
     5.724
     """
@@ -61,20 +63,25 @@ def _step_ms(step: Step[N], cost: ModeCost, speeds: Speeds, both: Callable[[N, N
     every = step.read + step.write
     near = step.keys * (cost.key_ms + (1 - step.far) * every / speeds.near)
     near = near + step.ids * (cost.id_ms + step.id_bytes * cost.id_byte_ms)
-    if cost.host_bytes_per_ms is None:
+    host = cost.host
+    if host.host_bytes_per_ms is None:
         row = step.read / speeds.host_read + step.write / speeds.host_write
     else:
-        row = every / cost.host_bytes_per_ms
+        row = every / host.host_bytes_per_ms
     missed = step.keys * step.far
-    far = missed * (cost.host_key_ms + row)
+    far = missed * (host.host_key_ms + row)
+    # Few vectors stay in the caches, of many nearly all come from memory.
+    vectors = step.handled * step.id_bytes
+    cold = vectors * (vectors / (vectors + host.cache_bytes)) * host.cold_byte_ms
     if not cost.together:
-        return cost.launch_ms + both(near, far, speeds.overlap)
+        return cost.launch_ms + both(near, far, speeds.overlap) + cold
     # The host runs ahead of the device until it must know which rows are absent: then it works
     # on those, and the device waits.
     some: N = -np.expm1(-missed)  # pyright: ignore[reportAssignmentType]
-    far = far + some * cost.host_ms  # by the chance that a step has such keys
-    far = far + step.moves * cost.move_ms
-    far = far + step.alone * cost.alone_byte_ms + step.pools * cost.pool_ms
+    far = far + cold + some * host.host_ms  # by the chance that a step has such keys
+    far = far + step.moves * host.move_ms
+    far = far + step.alone * (host.alone_id_ms + step.id_bytes * host.alone_byte_ms)
+    far = far + step.pools * host.pool_ms
     launch = cost.launch_ms + step.tables * (cost.table_ms or 0.0)
     return both(launch, near, cost.ahead) + far
 

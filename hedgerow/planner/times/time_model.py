@@ -13,7 +13,7 @@ from ..problem.table_spec import STATE_PER_VALUE, TableSpec
 from ..problem.topology import Topology
 from ..problem.variant import Mode, Variant
 from .calibration import Calibration
-from .few_ids import alone
+from .few_ids import host_ids
 from .hit_rate import Touched, touched
 from .key_model import EXPONENT, from_stats, zipf
 from .row_moves import moves
@@ -177,10 +177,10 @@ def _lookup_ms(
     write = row_bytes(spec)
     values = float(spec.dim * spec.element_bytes)
     often, missed = 0.0, many * distinct * (1 - hits)
-    if cost.move_ms:
+    if cost.host.move_ms:
         rows = _share(variant.load_factor) * spec.rows / topology.world
         often = moves(variant.mode, missed, many * ids, float(many), rows)
-    one, others = alone(variant.mode, many * ids, missed, float(many), values)
+    of_host = host_ids(CPU if cpu else variant.mode, many * ids, missed, float(many))
     step = Step(
         keys=many * distinct,
         ids=many * ids,
@@ -190,8 +190,9 @@ def _lookup_ms(
         far=0.0 if cpu else 1 - hits,
         tables=float(many),
         moves=often,
-        alone=0.0 if cpu else one,
-        pools=0.0 if cpu else others,
+        handled=of_host.handled,
+        alone=of_host.alone,
+        pools=of_host.pools,
     )
     speeds = Speeds(
         near=costs.memory("ddr" if cpu else "hbm", links),

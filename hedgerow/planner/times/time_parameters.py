@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import dataclass, field
 from typing import Any
 
 from ...core import checks
 from ...core.errors import ConfigError
 from ..problem.topology import Links
+from .mode_cost import ModeCost
 
 CPU = "CPU"
 """The mode of a table in a world without cards: one table in host memory."""
@@ -19,72 +20,6 @@ FULL_OVERLAP = 64.0
 """From this exponent on two tiers take as long as the slower one, to a hundredth."""
 _TOPOLOGY_NAME = {"host_read": "hbm_to_ddr", "host_write": "hbm_to_ddr"}
 _LINK_MS = 0.02  # an all-to-all of nothing between cards of a machine
-
-
-@dataclass(frozen=True, slots=True)
-class ModeCost:
-    """What a step costs whatever is read, and what finding one distinct key costs.
-
-    All else is known only where the real path of a mode was measured. Tables that are alike step
-    together: `launch_ms` is then of the step of all of them, and `table_ms` of each. `id_ms` and
-    `id_byte_ms` are of every id, equal ones too, and of every byte of its vector: it is written for
-    the model and its gradient read. Keys whose rows lie on the host cost `host_ms` if there are
-    any, `host_key_ms` each, and their bytes at `host_bytes_per_ms`. Each time that caches make way
-    takes `move_ms`, or that a hybrid looks for hot rows in one table. Few ids of a table on the
-    host are done by one thread: `alone_byte_ms` is what a byte of their vectors takes more,
-    `pool_ms` what it takes to have others help. `ahead` is 1 if the device waits while the host
-    launches, and large if the longer of the two counts.
-    """
-
-    launch_ms: float
-    key_ms: float
-    table_ms: float | None = None
-    id_ms: float = 0.0
-    id_byte_ms: float = 0.0
-    host_ms: float = 0.0
-    move_ms: float = 0.0
-    alone_byte_ms: float = 0.0
-    pool_ms: float = 0.0
-    host_key_ms: float = 0.0
-    host_bytes_per_ms: float | None = None
-    ahead: float = 1.0
-
-    def __post_init__(self) -> None:
-        for name in ("launch_ms", "key_ms", "id_ms", "id_byte_ms"):
-            checks.setting("ModeCost", name, getattr(self, name), least=0)
-        for name in ("host_ms", "host_key_ms", "move_ms", "alone_byte_ms", "pool_ms"):
-            checks.setting("ModeCost", name, getattr(self, name), least=0)
-        if self.table_ms is not None:
-            checks.setting("ModeCost", "table_ms", self.table_ms, least=0)
-        if self.host_bytes_per_ms is not None:
-            checks.setting("ModeCost", "host_bytes_per_ms", self.host_bytes_per_ms, above=0)
-        checks.setting("ModeCost", "ahead", self.ahead, least=1)
-
-    @property
-    def together(self) -> bool:
-        """Whether steps of several tables were measured: alike ones share a launch."""
-        return self.table_ms is not None
-
-    def text(self) -> str:
-        """In words.
-
-        >>> ModeCost(0.5, 1e-6, host_key_ms=1e-4).text()
-        '0.5000 ms a step, 1.0 ns a distinct key, 100.0 more on the host'
-        """
-        words = [f"{self.launch_ms:.4f} ms a step"]
-        if self.table_ms is not None:
-            words.append(f"{self.table_ms:.4f} ms a table")
-        words.append(f"{1e6 * self.key_ms:.1f} ns a distinct key")
-        if self.id_ms:
-            words.append(f"{1e6 * self.id_ms:.1f} ns an id")
-        if self.host_key_ms:
-            words.append(f"{1e6 * self.host_key_ms:.1f} more on the host")
-        return ", ".join(words)
-
-    def to_dict(self) -> dict[str, float]:
-        """Fit for JSON: what says something."""
-        usual = {f.name: f.default for f in fields(self)}
-        return {name: value for name, value in asdict(self).items() if value != usual[name]}
 
 
 @dataclass(frozen=True, slots=True)
@@ -179,7 +114,7 @@ class TimeParameters:
         """What `to_dict` was called on."""
         try:
             return cls(
-                modes={name: ModeCost(**cost) for name, cost in values["modes"].items()},
+                modes={name: ModeCost.from_dict(cost) for name, cost in values["modes"].items()},
                 memories=values["memories"],
                 links={name: LinkCost(**cost) for name, cost in values["links"].items()},
                 overlap=values["overlap"],

@@ -1,0 +1,200 @@
+"""Plain twins of the kernels that move rows between stores, for several tables at once."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+
+import torch
+from torch import Tensor
+
+from ..core.shapes import Bool, Float32, Int32, Int64
+from .absent import Listing
+from .layout import ERASED, KEYS, LANES, NEWBORN, TIMES, Arrays
+from .leave import NEVER, Chosen
+from .put_rows import Uses
+from .reference import find, insert_one, put_word
+
+__all__ = [
+    "absent",
+    "absent_slots",
+    "arrive",
+    "choose_old",
+    "clean",
+    "mark",
+    "put_rows",
+    "take_out",
+]
+
+
+def _tables(table: Arrays) -> list[tuple[int, Arrays]]:
+    """The first slot of each table, and its part of the arrays."""
+    spans = [(0, table.buckets)] if table.spans is None else table.spans.tolist()
+    return [
+        (
+            first * LANES,
+            Arrays(
+                table.index[first : first + count + 1],
+                table.values[first * LANES : (first + count) * LANES + 2],
+                table.dim,
+            ),
+        )
+        for first, count in spans
+    ]
+
+
+def absent(
+    table: Arrays,
+    ids: Int64[Tensor, "n"],
+    splits: Int64[Tensor, "K+1"],
+    used: Int32[Tensor, "slots"],
+    now: int,
+) -> tuple[Int64[Tensor, "n"], Int64[Tensor, "K"]]:
+    """The ids of each table without a row, from where its ids begin, and how many."""
+    out, counts = torch.zeros_like(ids), torch.zeros(len(splits) - 1, dtype=torch.int64)
+    for k, (first, own) in enumerate(_tables(table)):
+        start, stop = splits[k : k + 2].tolist()
+        slots = find(own, ids[start:stop])
+        lacking = ids[start:stop][slots < 0]
+        out[start : start + len(lacking)], counts[k] = lacking, len(lacking)
+        used[first + slots[slots >= 0]] = now
+    return out, counts
+
+
+def absent_slots(
+    ids: Int64[Tensor, "n"], slots: Int64[Tensor, "n"], splits: Int64[Tensor, "K+1"], room: int
+) -> Listing:
+    """Those of the ids whose slots are -1: of each table the first for which there is room."""
+    tables = len(splits) - 1
+    words = torch.zeros(tables * (1 + room), dtype=torch.int64)
+    at = torch.zeros(tables * room, dtype=torch.int64)
+    for k, (start, stop) in enumerate(pairwise(splits.tolist())):
+        lacking = start + (slots[start:stop] < 0).nonzero()[:, 0]
+        words[k] = len(lacking)
+        for j, i in enumerate(lacking[:room].tolist(), start=k * room):
+            words[tables + j], at[j] = ids[i], i
+    return Listing(words, at, room)
+
+
+def arrive(
+    table: Arrays,
+    listing: Listing,
+    most: int,
+    rows: Float32[Tensor, "m dim"],
+    starts: Int64[Tensor, "K+1"],
+    slots: Int64[Tensor, "n"],
+    out: Float32[Tensor, "n dim"] | None = None,
+) -> Int64[Tensor, "K"]:
+    """Slots of listed ids, each table's own numbers, and rows; how many of each have no slot."""
+    left = torch.zeros(listing.tables, dtype=torch.int64)
+    for k, (_, own) in enumerate(_tables(table)):
+        count, begin, start = int(listing.words[k]), k * listing.room, int(starts[k])
+        assert count <= most
+        ids = listing.words[listing.tables + begin :][:count]
+        at = listing.at[begin : begin + count]
+        slots[at] = find(own, ids)
+        left[k] = (slots[at] < 0).sum()
+        if out is not None:
+            out[at] = rows[start : start + count]
+    return left
+
+
+def _old(own: Arrays, used: list[int], oldest: int, limit: int) -> list[int]:
+    """Slots of one table whose rows may leave: old ones, and the oldest of a full bucket."""
+    taken, chosen = own.taken().tolist(), []
+    for start in range(0, own.buckets * LANES, LANES):
+        rows = [slot for slot in range(start, start + LANES) if taken[slot]]
+        old = {slot for slot in rows if used[slot] <= oldest}
+        if len(rows) >= LANES - 1:
+            old.add(min(rows, key=lambda slot: used[slot]))  # the first of several
+        chosen += [slot for slot in rows if slot in old and used[slot] <= limit]
+    return chosen
+
+
+def choose_old(
+    table: Arrays,
+    used: Int32[Tensor, "slots"],
+    changed: Bool[Tensor, "slots"],
+    oldest: Int32[Tensor, "K"],
+    starts: Int64[Tensor, "K+1"],
+    *,
+    room: int,
+    buckets: int,
+    limit: int,
+    turn: int,
+) -> Chosen:
+    """Rows last used up to `oldest` and `limit`, one of nearly full buckets; the first that fit."""
+    going, dirty = torch.full((2, room), -1)
+    ids, times = torch.zeros((2, room), dtype=torch.int64)
+    counts = torch.zeros(table.tables, 3, dtype=torch.int64)
+    for k, (first, own) in enumerate(_tables(table)):
+        start, stop = starts[k : k + 2].tolist()
+        old = torch.tensor(_old(own, used[first:].tolist(), int(oldest[k]), limit)).long() + first
+        fit = old[: stop - start]
+        written = fit[changed[fit]]
+        going[start : start + len(fit)] = fit
+        here = slice(start, start + len(written))
+        dirty[here], ids[here] = written, table.ids(written)
+        times[here] = table.read(TIMES, written)
+        counts[k] = torch.tensor([len(old), len(written), int(own.taken().sum())])
+    return Chosen(starts, limit, going, dirty, ids, times, counts)
+
+
+def clean(chosen: Chosen, changed: Bool[Tensor, "slots"]) -> None:
+    """The rows that were listed as changed are written elsewhere."""
+    changed[chosen.dirty[chosen.dirty >= 0]] = False
+
+
+def take_out(
+    table: Arrays,
+    chosen: Chosen,
+    used: Int32[Tensor, "slots"],
+    changed: Bool[Tensor, "slots"],
+    left: Int64[Tensor, "K"],
+) -> None:
+    """Chosen rows that were neither used nor changed since leave; `left` counts them."""
+    for k, (start, stop) in enumerate(pairwise(chosen.starts.tolist())):
+        for slot in chosen.going[start:stop].tolist():
+            if slot >= 0 and int(used[slot]) <= chosen.limit and not bool(changed[slot]):
+                table.index[slot // LANES, :, slot % LANES] = NEWBORN
+                put_word(table, KEYS, slot, ERASED)
+                used[slot] = NEVER
+                left[k] += 1
+
+
+def mark(
+    slots: Int32[Tensor, "n"],
+    used: Int32[Tensor, "slots"],
+    changed: Bool[Tensor, "slots"] | None,
+    now: int,
+) -> None:
+    """Sets `used` of these slots to `now`, and `changed` if given; negative slots are left out."""
+    there = slots[slots >= 0].long()
+    used[there] = now
+    if changed is not None:
+        changed[there] = True
+
+
+def put_rows(
+    table: Arrays,
+    ids: Int64[Tensor, "n"],
+    wanted: Bool[Tensor, "n"],
+    rows: Float32[Tensor, "n dim"],
+    states: Float32[Tensor, "n floats"],
+    times: Int64[Tensor, "n"],
+    uses: Uses,
+    now: int,
+    splits: Int64[Tensor, "K+1"] | None = None,
+) -> Int32[Tensor, "n"]:
+    """Gives wanted ids without a row these, the first of equal ones; slots of all tables, or -1."""
+    places = torch.full((len(ids),), -1, dtype=torch.int32)
+    cuts = [0, len(ids)] if splits is None else splits.tolist()
+    for k, (first, own) in enumerate(_tables(table)):
+        for i in range(cuts[k], cuts[k + 1]):
+            slot, new = insert_one(own, int(ids[i])) if bool(wanted[i]) else (-1, False)
+            if new:
+                own.values[slot, : table.dim] = rows[i]
+                own.values[slot, table.dim : table.dim + states.shape[1]] = states[i]
+                put_word(own, TIMES, slot, int(times[i]))
+                places[i], uses.used[first + slot] = first + slot, now
+                uses.came[k] += 1
+    return places

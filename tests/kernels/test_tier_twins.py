@@ -1,0 +1,456 @@
+"""Kernels that move rows of several tables between stores give what their plain twins give."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from itertools import accumulate, pairwise
+
+import pytest
+import torch
+from torch import Tensor
+
+from hedgerow.kernels import absent, arrive, leave, mark, put_rows, reference, reference_tiers
+from hedgerow.kernels.layout import EMPTY, ERASED, KEYS, LANES, NEWBORN, TIMES, Arrays
+
+from .cases import ODD_IDS, content, moved, same_bits, some_ids, values
+from .test_step import _alone
+
+CPU = torch.device("cpu")
+FILES = (absent, arrive, leave, mark, put_rows)
+# Buckets of each table and ids for each: for one and for two buckets there are too many.
+SHAPES = [((2,), (70,)), ((1, 6, 2), (50, 70, 0)), ((2, 1, 1, 5, 1), (60, 0, 40, 60, 40))]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Batch:
+    """Tables on the CPU with rows and erased places, and ids of which some have rows."""
+
+    table: Arrays
+    ids: Tensor
+    splits: Tensor
+    used: Tensor  # of slots with rows 0 to 9
+    changed: Tensor
+
+    @property
+    def shares(self) -> list[tuple[int, int]]:
+        """Where the ids of each table begin and end."""
+        return list(pairwise(self.splits.tolist()))
+
+    def slots(self) -> Tensor:
+        """Where the ids are, each table's own numbers."""
+        found = [
+            reference.find(_alone(self.table, k), self.ids[start:stop])
+            for k, (start, stop) in enumerate(self.shares)
+        ]
+        return torch.cat(found)
+
+
+def _batch(
+    buckets: Sequence[int],
+    shares: Sequence[int],
+    dim: int = 1,
+    states: int = 0,
+    *,
+    every: int = 3,
+    lines: int = 2,
+    seed: int = 0,
+) -> Batch:
+    """Every so many ids have rows, for which there is room; each table gets all the odd ids."""
+    random = torch.Generator().manual_seed(seed)
+    ids = torch.cat([_ids(n, 100 * seed + k) for k, n in enumerate(shares)])
+    splits = torch.tensor([0, *accumulate(shares)])
+    table = Arrays.make_several(buckets, dim, CPU, states)
+    n, slots = len(ids), len(table.values)
+    uses = put_rows.Uses(
+        torch.full((slots,), leave.NEVER, dtype=torch.int32),
+        torch.zeros(len(buckets), dtype=torch.int64),
+    )
+    rows, raw = values(n, dim, seed=1), values(n, states, seed=2)
+    wanted, times = torch.arange(n) % every == 0, torch.arange(n) + 1000
+    reference_tiers.put_rows(table, ids, wanted, rows, raw, times, uses, 0, splits)
+    there = table.taken().nonzero()[:, 0]
+    gone = there[(table.read(KEYS, there) == table.ids(there)).nonzero()[::17, 0]]  # none special
+    table.write(KEYS, gone, ERASED)
+    table.write(TIMES, gone, NEWBORN)
+    when = torch.randint(10, (slots,), generator=random, dtype=torch.int32)
+    used = torch.where(table.taken(), when, leave.NEVER)
+    changed = table.taken() & (torch.rand(slots, generator=random) < 0.4)
+    index = torch.cat([table.index, *[table.index[:, 1:]] * (lines - 2)], dim=1)
+    return Batch(replace(table, index=index), ids, splits, used, changed)
+
+
+def _ids(n: int, seed: int) -> Tensor:
+    """All ids of a pool once, the odd ones among them, and some of them again."""
+    if n == 0:
+        return torch.empty(0, dtype=torch.int64)
+    again = n // 3
+    ids = torch.cat([some_ids(n - again, seed), some_ids(again, seed, n - again)])
+    assert set(ODD_IDS) <= set(ids.tolist())
+    return ids[torch.randperm(n, generator=torch.Generator().manual_seed(seed))]
+
+
+def _there(table: Arrays, device: torch.device) -> Arrays:
+    """A copy elsewhere, of all tables."""
+    spans = None if table.spans is None else table.spans.to(device)
+    return replace(moved(table, device), spans=spans)
+
+
+def _on(device: torch.device, *tensors: Tensor) -> list[Tensor]:
+    """Copies, on the CPU too: what a kernel writes its twin must not see."""
+    return [x.to(device, copy=True) for x in tensors]
+
+
+def _same(ours: Sequence[Tensor], model: Sequence[Tensor]) -> None:
+    for got, wanted in zip(ours, model, strict=True):
+        same_bits(got, wanted)
+
+
+def _pairs(listing: absent.Listing, k: int, count: int) -> list[tuple[int, int]]:
+    """Position and id of the first so many that are listed of a table, sorted."""
+    part = slice(k * listing.room, k * listing.room + count)
+    words = listing.words[listing.tables :]
+    return sorted(zip(listing.at[part].tolist(), words[part].tolist(), strict=True))
+
+
+def test_every_launcher_has_a_twin_with_its_arguments() -> None:
+    launchers = {
+        name: function
+        for file in FILES
+        for name, function in inspect.getmembers(file, inspect.isfunction)
+        if function.__module__ == file.__name__ and not name.startswith("_")
+    }
+    assert sorted(launchers) == reference_tiers.__all__
+    for name, launcher in launchers.items():
+        twin = getattr(reference_tiers, name)
+        assert inspect.signature(launcher) == inspect.signature(twin), name
+
+
+@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("shape", range(3))
+def test_ids_without_a_row_are_those_of_the_twin(
+    device: torch.device, shape: int, seed: int
+) -> None:
+    batch = _batch(*SHAPES[shape], seed=seed)
+    table = _there(batch.table, device)
+    if shape == 0:  # nor need one table be one of several
+        table = replace(table, spans=None)
+    ids, splits, used = _on(device, batch.ids, batch.splits, batch.used)
+    out, counts = absent.absent(table, ids, splits, used, 77)
+    model = batch.used.clone()
+    wanted, numbers = reference_tiers.absent(batch.table, batch.ids, batch.splits, model, 77)
+    _same((counts, used, table.index), (numbers, model, batch.table.index))
+    assert bool((model == 77).any())
+    for (start, stop), count in zip(batch.shares, numbers.tolist(), strict=True):
+        assert count > 0 or start == stop
+        part = slice(start, start + count)
+        same_bits(out[part].sort().values, wanted[part].sort().values)
+
+
+@pytest.mark.parametrize("room", [0, 7, 900])
+def test_slots_of_nothing_are_listed_as_far_as_there_is_room(
+    device: torch.device, room: int
+) -> None:
+    random = torch.Generator().manual_seed(room)
+    ids = some_ids(1500, seed=3, distinct=400)  # more than a program looks at
+    slots = torch.randint(-1, 2, (1500,), generator=random)
+    splits = torch.tensor([0, 4, 4, 900, 1490, 1500])
+    slots[:4], slots[1490:] = 5, -1
+    ours = absent.absent_slots(*_on(device, ids, slots, splits), room=room)
+    model = reference_tiers.absent_slots(ids, slots, splits, room)
+    all_of_them = reference_tiers.absent_slots(ids, slots, splits, 1500)
+    assert ours.words.shape == model.words.shape
+    assert ours.at.shape == model.at.shape
+    assert (ours.room, ours.tables) == (model.room, model.tables) == (room, 5)
+    same_bits(ours.words[:5], model.words[:5])
+    counts = model.words[:5].tolist()
+    assert counts[:2] == [0, 0]
+    assert min(counts[2:]) >= 10
+    for k, count in enumerate(counts):
+        pairs = _pairs(ours, k, min(count, room))
+        if count <= room:
+            assert pairs == _pairs(model, k, count)
+        for listed in (pairs, _pairs(model, k, min(count, room))):
+            assert len(set(listed)) == min(count, room)
+            assert set(listed) <= set(_pairs(all_of_them, k, count))
+
+
+@pytest.mark.parametrize(
+    ("dim", "with_rows", "more"), [(3, True, 40), (130, True, 0), (2, False, 0)]
+)
+@pytest.mark.parametrize("shape", [1, 2])
+def test_a_batch_is_told_of_the_rows_that_its_twin_is(
+    device: torch.device, shape: int, dim: int, with_rows: bool, more: int
+) -> None:
+    batch = _batch(*SHAPES[shape], dim=dim, seed=dim)
+    n, slots = len(batch.ids), batch.slots()
+    ours = absent.absent_slots(*_on(device, batch.ids, slots, batch.splits), room=80)
+    model = absent.Listing(ours.words.cpu(), ours.at.cpu(), ours.room)
+    counts = model.words[: model.tables].tolist()
+    uses = put_rows.Uses(batch.used, torch.zeros(len(counts), dtype=torch.int64))
+    new, raw = values(n, dim, seed=8), torch.empty(n, 0)
+    reference_tiers.put_rows(
+        *(batch.table, batch.ids, slots < 0, new, raw, batch.ids, uses, 7, batch.splits)
+    )
+    starts = torch.tensor([0, *accumulate(counts)])
+    rows, out = values(sum(counts), dim, seed=6), torch.full((n, dim), 9.0)
+    sent, cuts, known, outcome = _on(device, rows, starts, slots, out)
+    most = max(counts) + more
+    left = arrive.arrive(
+        *(_there(batch.table, device), ours, most, sent, cuts, known),
+        outcome if with_rows else None,
+    )
+    wanted = reference_tiers.arrive(
+        *(batch.table, model, most, rows, starts, slots), out if with_rows else None
+    )
+    _same((left, known, outcome), (wanted, slots, out))
+    same_bits(slots, batch.slots())
+    assert 0 < int(wanted.sum()) < sum(counts)
+    assert int((out != 9).any(dim=1).sum()) == (sum(counts) if with_rows else 0)
+
+
+@pytest.mark.parametrize(("limit", "oldest"), [(9, 3), (4, 6), (9, -1), (-1, 9), (9, 9)])
+@pytest.mark.parametrize("lines", [2, 3])
+def test_old_rows_are_chosen_as_by_the_twin(
+    device: torch.device, limit: int, oldest: int, lines: int
+) -> None:
+    batch = _batch((1, 40, 2, 3), (40, 150, 80, 30), every=1, lines=lines)
+    _prepare(batch)
+    old = torch.tensor([oldest, 3, oldest, 0], dtype=torch.int32)
+    starts = torch.tensor([0, 20, 400, 440, 500])
+    how = {"room": 510, "buckets": 40, "limit": limit, "turn": 1}
+    ours = _chosen(batch, device, old, starts, **how)
+    state = batch.table, batch.used, batch.changed
+    model = reference_tiers.choose_old(*state, old, starts, **how)
+    _same((ours.counts, ours.starts), (model.counts, model.starts))
+    assert ours.limit == model.limit == limit
+    for part in map(slice, *zip(*pairwise([*starts.tolist(), 510]), strict=True)):
+        same_bits(ours.going[part].sort().values, model.going[part].sort().values)
+        order, wanted = ours.dirty[part].argsort(), model.dirty[part].argsort()
+        same_bits(ours.dirty[part][order], model.dirty[part][wanted])
+        listed = model.dirty[part][wanted] >= 0
+        for name in ("ids", "times"):
+            got, told = (getattr(x, name)[part] for x in (ours, model))
+            same_bits(got[order][listed], told[wanted][listed])
+    chosen = model.going[model.going >= 0]
+    assert bool((batch.used[chosen] <= limit).all())
+    assert (len(chosen) > 0) == (limit >= 0)
+    assert not set(batch.table.ids(chosen).tolist()) & {EMPTY, ERASED}
+    if oldest < 0:  # one from each of two full buckets
+        assert model.counts[[0, 2], 0].tolist() == [1, 1]
+
+
+@pytest.mark.parametrize("turn", [0, 1, 12345])
+def test_no_more_are_chosen_than_there_is_room_for(device: torch.device, turn: int) -> None:
+    batch = _batch((1, 40, 2, 3), (40, 150, 80, 30), every=1)
+    old, starts = torch.tensor([9] * 4, dtype=torch.int32), torch.tensor([0, 5, 5, 12, 100])
+    how = {"room": 100, "buckets": 40, "limit": 9, "turn": turn}
+    state = batch.table, batch.used, batch.changed
+    several = [
+        _chosen(batch, device, old, starts, **how),
+        reference_tiers.choose_old(*state, old, starts, **how),
+    ]
+    many = reference_tiers.choose_old(*state, old, torch.arange(5) * 200, **{**how, "room": 800})
+    for chosen in several:
+        same_bits(chosen.counts[:, ::2], many.counts[:, ::2])
+        for k, (start, stop) in enumerate(pairwise(starts.tolist())):
+            going, dirty = chosen.going[start:stop], chosen.dirty[start:stop]
+            count = min(stop - start, int(many.counts[k, 0]))
+            slots = set(going[going >= 0].tolist())
+            assert len(slots) == int((going >= 0).sum()) == count
+            assert slots <= set(many.going[200 * k : 200 * (k + 1)].tolist())
+            written = {slot for slot in slots if batch.changed[slot]}
+            assert sorted(dirty[dirty >= 0].tolist()) == sorted(written)
+            assert int(chosen.counts[k, 1]) == len(written)
+            listed = slice(start, start + len(written))
+            same_bits(chosen.ids[listed], batch.table.ids(chosen.dirty[listed].cpu()))
+            same_bits(chosen.times[listed], batch.table.read(TIMES, chosen.dirty[listed].cpu()))
+
+
+def _prepare(batch: Batch) -> None:
+    """A bucket with one row too few to be full; and times are the lower bits of their words."""
+    assert batch.table.spans is not None
+    start = (int(batch.table.spans[2, 0]) + 1) * LANES
+    there = batch.table.taken()[start : start + LANES].nonzero()[:, 0]
+    batch.table.write(KEYS, start + there[LANES - 2 :], ERASED)
+    batch.used[start + there[LANES - 2 :]] = leave.NEVER
+    taken = batch.table.taken()
+    assert [int(taken[at : at + LANES].sum()) for at in (0, start - LANES, start)] == [15, 15, 14]
+    there = taken.nonzero()[:, 0]
+    words = batch.table.read(TIMES, there) | (torch.arange(len(there)) % 3000 << 48)
+    batch.table.write(TIMES, there, words)
+
+
+def _chosen(
+    batch: Batch, device: torch.device, oldest: Tensor, starts: Tensor, **how: int
+) -> leave.Chosen:
+    state = _on(device, batch.used, batch.changed, oldest, starts)
+    return leave.choose_old(_there(batch.table, device), *state, **how)
+
+
+@pytest.mark.parametrize("lines", [2, 3])
+def test_chosen_rows_are_clean_and_leave_as_by_the_twin(device: torch.device, lines: int) -> None:
+    batch = _batch((1, 6, 2), (40, 90, 0), every=1, lines=lines)
+    old, starts = torch.tensor([6, 8, 9], dtype=torch.int32), torch.tensor([0, 8, 150, 150])
+    how = {"room": 160, "buckets": 6, "limit": 8, "turn": 2}
+    ours = _chosen(batch, device, old, starts, **how)
+    numbers = {"going", "dirty", "ids", "times", "counts", "starts"}
+    model = replace(ours, **{name: getattr(ours, name).cpu() for name in numbers})
+    table, used, changed = _there(batch.table, device), batch.used.clone(), batch.changed.clone()
+    (flags,) = _on(device, changed)
+    leave.clean(ours, flags)
+    reference_tiers.clean(model, changed)
+    same_bits(flags, changed)
+    assert int((changed != batch.changed).sum()) == int((model.dirty >= 0).sum()) > 5
+    slots = model.going[model.going >= 0]
+    used[slots[::4]], changed[slots[1::4]] = 9, True  # since
+    left = torch.tensor([3, 4, 5])
+    when, flags, done = _on(device, used, changed, left)
+    for _ in range(2):  # a second time there are none
+        leave.take_out(table, ours, when, flags, done)
+        reference_tiers.take_out(batch.table, model, used, changed, left)
+        _same((table.index, table.values), (batch.table.index, batch.table.values))
+        _same((when, flags, done), (used, changed, left))
+    assert int(left.sum()) - 12 == len(slots) - len(slots[::4]) - len(slots[1::4])
+    assert int(batch.table.taken().sum()) == int((used != leave.NEVER).sum()) > 0
+
+
+@pytest.mark.parametrize("with_changes", [True, False])
+def test_slots_are_marked_as_by_the_twin(device: torch.device, with_changes: bool) -> None:
+    random = torch.Generator().manual_seed(1)
+    used = torch.arange(5000, dtype=torch.int32)
+    changed = used % 7 == 0
+    when, flags = _on(device, used, changed)
+    for n, now in ((1200, 2**31 - 2), (0, 3), (1, 4)):
+        slots = torch.randint(-2000, 5000, (n,), generator=random, dtype=torch.int32)
+        slots[:1] = 0
+        mark.mark(slots.to(device), when, flags if with_changes else None, now)
+        reference_tiers.mark(slots, used, changed if with_changes else None, now)
+        _same((when, flags), (used, changed))
+    assert bool((used == 2**31 - 2).any())
+    assert bool((changed != (torch.arange(5000) % 7 == 0)).any()) == with_changes
+
+
+class Putting:
+    """Rows for a batch, and tables that get them from a kernel or from its twin."""
+
+    def __init__(self, batch: Batch, states: int, splits: Tensor | None) -> None:
+        n, tables = len(batch.ids), batch.table.tables
+        self.ids, self.splits, self.used = batch.ids, splits, batch.used
+        self.table = batch.table if splits is not None else replace(batch.table, spans=None)
+        self.wanted = torch.arange(n) % 7 > 0
+        self.rows, self.states = (values(n, width, 5) for width in (batch.table.dim, states))
+        self.times, self.came = torch.arange(n) * 2**20, torch.arange(tables) + 1
+
+    def put(
+        self, device: torch.device | None, wanted: Tensor | None = None
+    ) -> tuple[Arrays, put_rows.Uses, Tensor]:
+        """By the kernel on a device or by the twin: the tables, what is kept of uses, the slots."""
+        there = device or CPU
+        table, uses = _there(self.table, there), put_rows.Uses(*_on(there, self.used, self.came))
+        wanted = self.wanted if wanted is None else wanted
+        given = _on(there, self.ids, wanted, self.rows, self.states, self.times)
+        splits = None if self.splits is None else self.splits.to(there)
+        verb = reference_tiers.put_rows if device is None else put_rows.put_rows
+        return table, uses, verb(table, *given, uses=uses, now=50, splits=splits).cpu()
+
+
+def _rows(table: Arrays, used: Tensor, spans: Tensor) -> list[dict[int, tuple[object, int]]]:
+    """Rows with states, times and uses by id, table by table."""
+    found = []
+    for k, (first, _) in enumerate(spans.tolist()):
+        own = _alone(replace(table, spans=spans), k)
+        ids = own.ids(own.taken().nonzero()[:, 0]).tolist()
+        when = used.cpu()[first * LANES :][: len(own.values)][own.taken()].tolist()
+        rows = content(own)
+        found.append({id_: (rows[id_], n) for id_, n in zip(ids, when, strict=True)})
+    return found
+
+
+@pytest.mark.parametrize(
+    ("dim", "states", "shape"),
+    [(3, 0, 1), (5, 9, 2), (33, 2, 0), (130, 1, 1), (1, 0, 2), (3, 0, 0)],
+)
+def test_rows_that_come_are_those_of_the_twin(
+    device: torch.device, dim: int, states: int, shape: int
+) -> None:
+    buckets, shares = SHAPES[shape]
+    batch = _batch(buckets, shares, dim, states, seed=dim)
+    spans = batch.table.spans
+    assert spans is not None
+    putting = Putting(batch, states, batch.splits if shape else None)
+    ours, uses, at = putting.put(device)
+    model, wanted, places = putting.put(None)
+    assert (at.dtype, at.shape) == (places.dtype, places.shape)
+    same_bits(uses.came, wanted.came)
+    same_bits(uses.used.sort().values, wanted.used.sort().values)
+    # Who gets the last places is open, and which of equal ids gets its row. The twin is told.
+    again, told, all_come = putting.put(None, at >= 0)
+    same_bits(all_come >= 0, at >= 0)
+    got, theirs = _rows(ours, uses.used, spans), _rows(model, wanted.used, spans)
+    assert got == _rows(again, told.used, spans)
+    there = ours.taken().cpu()
+    same_bits(ours.values.cpu()[~there], batch.table.values[~there])
+    through_all = replace(ours, spans=spans.to(device))
+    same_bits(through_all.ids(at[at >= 0].long().to(device)), batch.ids[at >= 0])
+    for k, count in enumerate(buckets):
+        assert len(got[k]) == len(theirs[k])
+        if count > 2:  # and all have room
+            assert got[k].keys() == theirs[k].keys()
+        elif shares[k]:  # and not all have
+            assert len(got[k].keys() - {EMPTY, ERASED}) == count * LANES
+
+
+def test_ids_that_come_one_by_one_get_the_places_of_the_twin(device: torch.device) -> None:
+    batch = _batch((1, 2), (24, 36), 3, 2)
+    putting = Putting(batch, 2, batch.splits)
+    ours, model = _there(batch.table, device), batch.table
+    uses = put_rows.Uses(*_on(device, putting.used, putting.came))
+    wanted = put_rows.Uses(*_on(CPU, putting.used, putting.came))
+    given = (putting.ids, putting.wanted, putting.rows, putting.states, putting.times)
+    refused = 0
+    for i in range(len(batch.ids)):
+        one = [x[i : i + 1] for x in given]
+        splits = torch.tensor([0, int(i < 24), 1])
+        cuts = splits.to(device)
+        at = put_rows.put_rows(ours, *_on(device, *one), uses=uses, now=i, splits=cuts)
+        place = reference_tiers.put_rows(model, *one, uses=wanted, now=i, splits=splits)
+        same_bits(at, place)
+        refused += int(place) < 0
+    assert 0 < refused < len(batch.ids)
+    _same((ours.index, ours.values), (model.index, model.values))
+    _same((uses.used, uses.came), (wanted.used, wanted.came))
+
+
+def test_of_nothing_nothing_comes(device: torch.device) -> None:
+    batch, splits = _batch((1, 2), (30, 0)), torch.zeros(3, dtype=torch.int64)
+    batch = replace(batch, ids=batch.ids[:0], splits=splits)
+    ours = _there(batch.table, device)
+    nobody, cuts, used, flags = _on(device, batch.ids, splits, batch.used, batch.changed)
+    _same(
+        absent.absent(ours, nobody, cuts, used, 7),
+        reference_tiers.absent(batch.table, batch.ids, splits, batch.used.clone(), 7),
+    )
+    listing = absent.absent_slots(nobody, nobody, cuts, 4)
+    model = reference_tiers.absent_slots(batch.ids, batch.ids, splits, 4)
+    same_bits(listing.words[:2], model.words[:2])
+    rows = torch.empty(0, 1)
+    same_bits(
+        arrive.arrive(ours, listing, 0, rows.to(device), cuts, nobody, rows.to(device)),
+        reference_tiers.arrive(batch.table, model, 0, rows, splits, batch.ids, rows),
+    )
+    putting = Putting(batch, 3, splits)
+    same_bits(putting.put(device)[2], putting.put(None)[2])
+    old, how = torch.tensor([9, 9], dtype=torch.int32), {"room": 0, "buckets": 2, "limit": 9}
+    chosen = _chosen(batch, device, old, splits, **how, turn=0)
+    state = batch.table, batch.used, batch.changed
+    none = reference_tiers.choose_old(*state, old, splits, **how, turn=0)
+    _same((chosen.counts, chosen.going), (none.counts, none.going))
+    left, model_left = _on(device, splits[:2])[0], splits[:2].clone()
+    leave.clean(chosen, flags)
+    leave.take_out(ours, chosen, used, flags, left)
+    reference_tiers.clean(none, batch.changed)
+    reference_tiers.take_out(batch.table, none, batch.used, batch.changed, model_left)
+    _same((used, flags, left), (batch.used, batch.changed, model_left))
+    same_bits(ours.index, batch.table.index)
