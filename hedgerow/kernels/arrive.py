@@ -59,8 +59,9 @@ def arrive(
 ) -> Int64[Tensor, "K"]:
     """Sets the slots of listed ids, and their rows in `out`; how many of each table have none.
 
-    Slots are numbered within each table. All of the ids are listed, `most` of a table at most. Their `rows` lie in the order of the
-    list, those of a table from its start on, whether they have come to the table or not.
+    Slots are numbered within each table. All of the ids are listed, `most` of a table at most.
+    Their `rows` lie in the order of the list, those of a table from its start on, whether they have
+    come to the table or not.
     """
     assert table.spans is not None
     left = torch.zeros(listing.tables, dtype=torch.int64, device=slots.device)

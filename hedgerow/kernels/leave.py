@@ -114,9 +114,9 @@ def choose_old(
 ) -> Chosen:
     """Rows last used up to `oldest` of their table, none that was used after `limit`.
 
-    Of a nearly full bucket the longest unused is chosen, too. As many are as `starts` have room for, of `room` in
-    all; which ones then, depends on the `turn`. The rows of the two ids that look like free places
-    are not. The largest table has so many `buckets`.
+    Of a nearly full bucket the longest unused is chosen, too. As many are as `starts` have room
+    for, of `room` in all; which ones then, depends on the `turn`. The rows of the two ids that look
+    like free places are not. The largest table has so many `buckets`.
     """
     assert table.spans is not None
     device = table.index.device
