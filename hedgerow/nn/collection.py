@@ -224,6 +224,11 @@ class Collection(nn.Module):
         target = fn(torch.empty(0, device=here)).device
         if isinstance(self.store, HostTables) and target.type == "cuda":
             self.place(target)
+        elif isinstance(self.store, TierTables) and here == checks.CPU != target:
+            raise StateError(
+                f"tables in two tiers of host memory do not move to {target}; bring the model's "
+                f"other modules there one by one, or let a plan place the tables on the device."
+            )
         elif here != checks.CPU and target != here:
             raise StateError(
                 f"tables on {here} do not move to {target}: hr.save the model, and hr.load it into "

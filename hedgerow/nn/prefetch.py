@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, fields, is_dataclass
+from dataclasses import dataclass, field, fields, is_dataclass
 from functools import partial
 from types import TracebackType
 from typing import Any, Generic, TypeVar
@@ -15,6 +15,7 @@ from ..core.errors import InputError, StateError
 from ..core.id_batch import IdBatch
 from ..sharding.pipeline import Item, Prefetch
 from ..tables.store import Lookup
+from ..tiers.tier_tables import TierTables
 from .collection import Collection, collections_of
 from .reading import Feature, Reading
 
@@ -28,8 +29,13 @@ def prefetch(model: nn.Module, batches: Iterable[B], *, depth: int = 1) -> Ahead
     them: lookups and their journey over ranks take place while the model works. The rows of a batch
     then lack the updates of up to `depth` steps: `counters` of the result tell the "stale_steps" of
     all batches together, and how many calls of the model were "read_ahead" and "read_now". Depth 0
-    is off. A batch is an `IdBatch` or holds some, as those of `hr.data`; the model is called with
-    the very same. Every rank of a distributed model does alike.
+    is off.
+
+    Of tables that are cached on a device only what the caches lack is read before, and comes when
+    the model is called: those calls are "brought", and their rows lack nothing.
+
+    A batch is an `IdBatch` or holds some, as those of `hr.data`; the model is called with the very
+    same. Every rank of a distributed model does alike.
 
     >>> import hedgerow as hr
     >>> bags = hr.EmbeddingBags([hr.Table("user", 2)], optimizer=hr.Sgd(lr=1.0))
@@ -56,11 +62,13 @@ class _Call:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Ready(Generic[B]):
-    """A batch, its ids, and what was looked up of them."""
+    """A batch, its ids, what was looked up of them, and what caches are to be told of."""
 
     batch: B
     ids: list[IdBatch]
     found: dict[_Call, Lookup]
+    asked: dict[_Call, Reading]
+    told: set[_Call] = field(default_factory=set)  # of those
 
 
 class Ahead(Generic[B]):
@@ -118,6 +126,11 @@ class Ahead(Generic[B]):
             if call in here.found:
                 self.counters.add("read_ahead")
                 return here.found.pop(call)
+            if call in here.asked:
+                self.counters.add("brought")
+                self._tell_caches()
+                own = here.asked.pop(call)  # the very ids that the caches were told of
+                return collection.look_up(own, training=True, step=collection.updates.step)
         self.counters.add("read_now")
         training, step = collection.training, collection.updates.step
 
@@ -138,19 +151,34 @@ class Ahead(Generic[B]):
         self._calls, self._here = [], None
         item = self._queue.take(self._step())
         self._here = None if item is None else item.value
+        self._tell_caches()
         return self._here
+
+    def _tell_caches(self) -> None:
+        """Of batches that are ready; in the thread that trains, whose the caches are."""
+        for item in self._queue.ready():
+            ready = item.value
+            for call, reading in ready.asked.items():
+                store = self._collections[call.collection].store
+                if call not in ready.told and isinstance(store, TierTables):
+                    ready.told.add(call)
+                    store.prefetch(reading.keys)
 
     def _look_up(
         self, calls: tuple[_Call, ...], steps: tuple[int, ...], item: Item[B]
     ) -> _Ready[B]:
         """In the other thread."""
         ids = id_batches(item.value)
-        found = {}
+        found: dict[_Call, Lookup] = {}
+        asked: dict[_Call, Reading] = {}
         for call in calls:
             one, step = self._collections[call.collection], steps[call.collection]
             reading = Reading.of(ids[call.place], call.features, len(one.store.names))
-            found[call] = one.look_up(reading, training=True, step=step)
-        return _Ready(item.value, ids, found)
+            if isinstance(one.store, TierTables) and one.store.reads_ahead:
+                asked[call] = reading
+            else:
+                found[call] = one.look_up(reading, training=True, step=step)
+        return _Ready(item.value, ids, found, asked)
 
     def _step(self) -> int:
         return max((one.updates.step for one in self._collections), default=0)

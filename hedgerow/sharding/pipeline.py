@@ -91,6 +91,16 @@ class Prefetch(Generic[A, B]):
         self._taken += 1
         return item
 
+    def ready(self) -> Iterator[Item[B]]:
+        """Results that nobody has taken yet, the next one first, up to one that is not done."""
+        for _, future in tuple(self._queue):
+            if not future.done() or future.cancelled() or future.exception() is not None:
+                return
+            item = future.result()
+            if item is None:
+                return
+            yield item
+
     def in_turn(self, other: Callable[[], C]) -> C:
         """Does other work in the same thread, behind what was started, and waits for it."""
         return other() if self._pool is None else self._pool.submit(other).result()

@@ -91,6 +91,11 @@ class TierTables(SeveralTables):
                 flat[at[k] : at[k + 1]] = found.rows
         return Lookup(keys, flat, self.dims, epoch=where)
 
+    @property
+    def reads_ahead(self) -> bool:
+        """Whether `prefetch` does something: some of the tables are caches on a device."""
+        return any(one.caches for _, one in self._together)
+
     def prefetch(self, keys: TableKeys | Int64[Tensor, "n"]) -> None:
         """Starts to read rows that caches on the device lack, beside training.
 

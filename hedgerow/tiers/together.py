@@ -52,6 +52,11 @@ class Together:
         """Whether the tables can still be served by one launch."""
         return self._group.whole()
 
+    @property
+    def caches(self) -> bool:
+        """Whether they are caches."""
+        return self._fetches is not None
+
     # ---- reads
 
     def lookup(

@@ -122,3 +122,10 @@ def test_what_will_not_do_is_refused(tmp_path: Path) -> None:
     _train(used, 1)
     with pytest.raises(StateError, match="rows do not move"):
         _on_disk(used)
+
+
+def test_a_model_on_disk_does_not_move_to_a_device() -> None:
+    model = _on_disk(_Model())
+    with pytest.raises(StateError, match="do not move to meta; bring the model's other modules"):
+        model.to("meta")
+    assert model.to(torch.float32) is model
