@@ -17,7 +17,7 @@ export OMPI_ALLOW_RUN_AS_ROOT := 1
 export OMPI_ALLOW_RUN_AS_ROOT_CONFIRM := 1
 export OMPI_MCA_rmaps_base_oversubscribe := 1
 
-.PHONY: help env train demo-realtime test test-long test-gpu lint format api docs protos sanitize bench bench-peers \
+.PHONY: help env train demo-realtime test test-long test-gpu measure-gpu lint format api docs protos sanitize bench bench-peers \
 	test-clients \
 	ci-deps docs-deps wheel clean
 
@@ -48,6 +48,18 @@ test-long: env lint sanitize ## everything
 
 test-gpu: ## on a GPU machine with torch, Triton and pytest: kernels and device tables
 	$(PYTHON) -m pytest -c tests/gpu.ini --rootdir . tests/gpu tests/kernels tests/tables/test_device*.py tests/tables/multi/test_device*.py
+
+# Without a package index nanobind's folder lies in .carry. One measurement that fails does not keep the next from being taken.
+measure-gpu: OUT ?= build
+measure-gpu: ## on a GPU machine with torch, Triton, cmake and ninja: tiers, their calibration, what plans say; JSON in OUT
+	mkdir -p $(OUT)
+	cmake -S . -B build/gpu -G Ninja $(if $(wildcard .carry/nanobind),-Dnanobind_DIR=$(CURDIR)/.carry/nanobind/cmake)
+	cmake --build build/gpu && cp build/gpu/_native*.so hedgerow/native/
+	failed=0; \
+	$(PYTHON) -m hedgerow.bench.gpu_tiers --json > $(OUT)/gpu_tiers.json || failed=1; \
+	$(PYTHON) -m hedgerow.bench.calibrate --device cuda --out $(OUT)/calibration.json || failed=1; \
+	$(PYTHON) -m hedgerow.bench.gpu_predict $(OUT)/calibration.json > $(OUT)/gpu_predict.json || failed=1; \
+	exit $$failed
 
 # MISSING_OK=1 lets it pass without a client whose packages the index does not have.
 test-clients: env ## clients of other projects against our server, each in an environment of its own; about 2 GB
