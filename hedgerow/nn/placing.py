@@ -16,7 +16,7 @@ from ..planner.placed import Placed
 from ..planner.plan import Plan
 from ..planner.problem.variant import Mode
 from .collection import Collection, collections_of
-from .tiers import IN_TIERS, tiers_as_planned
+from .tiers import IN_TIERS, compare_with_plan, tiers_as_planned
 
 
 def place_as_planned(model: nn.Module, plan: Plan) -> None:
@@ -51,6 +51,8 @@ def _place(one: Collection, placed: Mapping[str, Placed], device: torch.device) 
         room = {t.name: t.rows_per_rank for t in own if t.mode is Mode.HBM_ONLY}
         on_host = [t.name for t in own if t.mode is not Mode.HBM_ONLY]
         one.place(device, capacity_rows=room, on_host=on_host)
+        for table in own:
+            compare_with_plan(table, one.table(table.name))
 
 
 def job_device() -> torch.device:

@@ -15,6 +15,7 @@ from ..planner.sizes.layout import HEDGEROW, Slots
 from ..tables.host import HostTable
 from ..tiers.build import Tiers, TierTable, tier_tables
 from ..tiers.tier_tables import TierTables
+from ..tiers.two_tiers import TwoTiers
 from .collection import Collection
 
 if TYPE_CHECKING:
@@ -40,8 +41,9 @@ def tiers_as_planned(one: Collection, placed: Sequence[Placed], device: torch.de
         elif line.mode is Mode.HBM_ONLY:
             from ..tables.device import DeviceTable
 
-            slots = HEDGEROW.whole.count(line.rows_per_rank) - HEDGEROW.whole.extra
+            _, slots = _room(line)
             made = DeviceTable(config, capacity_rows=slots, device=device, clock=one.clock)
+            compare_with_plan(line, made)
         else:
             made = HostTable(config, clock=one.clock)
         tables.append(made)
@@ -58,34 +60,41 @@ def planned_tiers(line: Placed) -> Tiers:
     >>> planned_tiers(line)
     Tiers(mode='HYBRID', fast_rows=100, slots=128, allow_small=False)
     """
-    share = line.variant.share
-    rows = max(1, line.rows_per_rank * share.numerator // share.denominator)
-    slots = _front(line)
-    return Tiers(mode=line.mode.value, fast_rows=rows, slots=slots.count(rows) - slots.extra)
+    rows, slots = _room(line)
+    return Tiers(mode=line.mode.value, fast_rows=rows, slots=slots)
 
 
-def compare_with_plan(line: Placed, table: TierTable) -> float | None:
-    """How far the fast tier's bytes are from the planned ones; logs what is more than 2 %.
+def compare_with_plan(line: Placed, table: HostTable | DeviceTable | TierTable) -> float | None:
+    """How far the bytes of rows on a device are from the planned ones; logs what is more than 2 %.
 
-    None for one in host memory, which takes memory as rows come.
+    None for a table in host memory, which takes memory as rows come.
     """
-    fast = table.fast
+    fast, beside = table, 0
+    if isinstance(table, TwoTiers):
+        fast, beside = table.fast, table.device_bytes()
     if isinstance(fast, HostTable):
         return None
-    rows = planned_tiers(line).fast_rows
-    slots = _front(line)
+    slots, (rows, _) = _slots(line), _room(line)
     planned = slots.count(rows) * line.row_bytes + slots.metadata(rows)
-    held = sum(fast._table.nbytes) + table.device_bytes()
+    held = sum(fast._table.nbytes) + beside
     off = held / planned - 1
     if abs(off) > _TOLERANCE:
         logging.getLogger("hedgerow").warning(
-            "table %s: its fast tier takes %s, the plan says %s (%+.1f %%). Plan again with this "
-            "version, or calibrate.",
+            "table %s: its rows on the device take %s, the plan says %s (%+.1f %%). Plan again "
+            "with this version, or calibrate.",
             *(line.name, format_bytes(held), format_bytes(planned), 100 * off),
         )
     return off
 
 
-def _front(line: Placed) -> Slots:
-    """Our own tables' slots, whatever layout the plan was made with."""
-    return HEDGEROW.cache if line.mode is Mode.CACHING else HEDGEROW.front
+def _room(line: Placed) -> tuple[int, int]:
+    """Rows that a table has on a device, and slots for them."""
+    share, slots = line.variant.share, _slots(line)
+    rows = max(1, line.rows_per_rank * share.numerator // share.denominator)
+    return rows, slots.count(rows) - slots.extra
+
+
+def _slots(line: Placed) -> Slots:
+    """Our own tables' slots on a device, whatever layout the plan was made with."""
+    tiers = {Mode.CACHING: HEDGEROW.cache, Mode.HYBRID: HEDGEROW.front}
+    return tiers.get(line.mode, HEDGEROW.whole)

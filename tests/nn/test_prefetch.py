@@ -9,6 +9,7 @@ import pytest
 import torch
 
 import hedgerow as hr
+from hedgerow.core.clock import ManualClock
 from hedgerow.core.errors import HedgerowError, InputError, StateError
 from hedgerow.nn.collection import collections_of
 from hedgerow.nn.prefetch import id_batches
@@ -17,7 +18,7 @@ from tests.support import everything
 
 def bags(**settings: object) -> hr.EmbeddingBags:
     tables = [hr.Table("user", 2), hr.Table("item", 3, features=["item", "seen"])]
-    return hr.EmbeddingBags(tables, optimizer=hr.Sgd(lr=0.5), **settings)
+    return hr.EmbeddingBags(tables, optimizer=hr.Sgd(lr=0.5), clock=ManualClock(10**6), **settings)
 
 
 def batch(step: int) -> hr.IdBatch:

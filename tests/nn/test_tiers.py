@@ -174,4 +174,25 @@ def test_what_a_device_takes_is_what_was_planned(
     off = off_by(replace(tiers, fast_rows=2 * tiers.fast_rows, slots=2 * tiers.slots))
     assert off is not None
     assert off > 0.9
-    assert "table item: its fast tier takes" in caplog.text
+    assert "table item: its rows on the device take" in caplog.text
+
+
+@pytest.mark.parametrize("tables", [1, 2])
+def test_what_a_table_takes_that_is_whole_on_a_device_was_planned(
+    tables: int, device: torch.device, caplog: pytest.LogCaptureFixture
+) -> None:
+    """By itself, or as one of several that are alike."""
+    from hedgerow.tables.multi.device_tables import DeviceTables
+
+    names = ["item", "user"][:tables]
+    model = hr.EmbeddingBags([hr.Table(name, 8, rows=20_000) for name in names])
+    made = hr.plan(model, MACHINE, pin=dict.fromkeys(names, "HBM_ONLY"))
+    configs = {name: table_config(hr.Adagrad(lr=0.1), dim=8, name=name) for name in names}
+    for room in (1, 2):
+        rows = {name: room * made.of(name).rows_per_rank for name in names}
+        store = DeviceTables(configs, device=device, capacity_rows=rows)
+        for name, table in zip(names, store.tables, strict=True):
+            off = compare_with_plan(made.of(name), table)
+            assert off is not None
+            assert off == pytest.approx(room - 1, abs=0.02)
+            assert (f"table {name}: its rows on the device take" in caplog.text) == (room == 2)

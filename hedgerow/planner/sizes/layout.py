@@ -108,13 +108,14 @@ STRICT = Layout(name="strict", whole=_TABLE, front=_TIER, cache=_TIER, host=_TAB
 """What the published run time allocates: two hash tables where a table lies in both memories."""
 
 # A device table: 16 ids and 16 time stamps a bucket; two slots more are in a bucket of their own,
-# of which 14 are not there. Ids are refused from about 0.85 full on.
-_CARD = Slots(slot_bytes=16, bucket=16, fullest=Fraction(17, 20), extra=2, fixed_bytes=14 * 16)
+# of which 14 are not there. Up to four fifths full every id finds room.
+_CARD = Slots(slot_bytes=16, bucket=16, fullest=Fraction(4, 5), extra=2, fixed_bytes=14 * 16)
 # Of the fast rows of two tiers more is known on the card: of a cache when a row was last used and
-# whether it was changed, five bytes a slot; of a hybrid how often ids were used, 32 bytes a row. An
-# id that a cache refused would be fetched in every step that uses it: it is less full.
-_CACHE = replace(_CARD, slot_bytes=16 + 5, fullest=Fraction(4, 5))
-_FRONT = replace(_CARD, slot_bytes=16 + 32 * _CARD.fullest)
+# whether it was changed, five bytes a slot; of a hybrid how often ids were used, 32 bytes a row. A
+# row of a hybrid that finds no room stays on the host, so it may be fuller.
+_CACHE = replace(_CARD, slot_bytes=16 + 5)
+_FULLER = Fraction(17, 20)
+_FRONT = replace(_CARD, slot_bytes=16 + 32 * _FULLER, fullest=_FULLER)
 # A host table: a time stamp a row, and an index of 64-byte buckets for 4 ids. Its 64 shards grow by
 # halves at different times: 16 * 0.5 / ln 1.5 = 19.73 bytes a row on average. Shards fill unevenly:
 # 4 % more, and the smallest size of all shards (6 buckets), cover that for any number of rows.
