@@ -47,13 +47,13 @@ class Measured(Generic[T]):
 def measured(
     measure: Callable[[], T], count: int, yardstick: Yardstick, *, tries: int = _TRIES
 ) -> Measured[T]:
-    """So many measurements before and after which it was quiet.
+    """So many measurements before and after which it was quiet; fewer where that is seldom so.
 
-    Where that is never so, in `tries` times as many or until the patience ends, others are all
-    there is.
+    Where it is never so, in `tries` times as many or until the patience ends, others are all there
+    is.
 
-    >>> measured(lambda: 1.0, 2, Yardstick()).values
-    [1.0, 1.0]
+    >>> set(measured(lambda: 1.0, 2, Yardstick()).values)
+    {1.0}
     """
     good: list[T] = []
     others: list[T] = []

@@ -72,20 +72,32 @@ def absent(
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Listing:
-    """Ids of K tables that have no row, in any order, up to `room` of each table.
+    """Ids of K tables that have no row, in any order, up to some of each table.
 
-    `words` are how many there are of each table, maybe more than its room, and then the ids, table
-    after table: one copy brings both to the host. `at` says where in the batch each stands.
+    `words` are how many there are of each table, maybe more than it has room for, and then the ids,
+    those of a table from its start on: one copy brings both to the host. `at` says where in the
+    batch each stands. Each table has `room` for as many, or the tables' starts are those of `cuts`.
     """
 
-    words: Int64[Tensor, "K+K*room"]
-    at: Int64[Tensor, "K*room"]
+    words: Int64[Tensor, "K+places"]
+    at: Int64[Tensor, "places"]
     room: int
+    cuts: Int64[Tensor, "K+1"] | None = None
 
     @property
     def tables(self) -> int:
         """K."""
-        return len(self.words) // (self.room + 1)
+        return len(self.words) - len(self.at)
+
+
+@jit
+def list_of(cuts: tl.tensor | None, k: tl.tensor, room: tl.tensor) -> tuple[tl.tensor, tl.tensor]:
+    """Where the ids of table k begin in a list, and for how many there is room."""
+    if cuts is None:
+        return k * room.to(tl.int64), room.to(tl.int64) + 0 * k
+    else:  # noqa: RET505 (Triton wants both arms)
+        start = tl.load(cuts + k)
+        return start, tl.load(cuts + k + 1) - start
 
 
 @jit(do_not_specialize=["n", "room"])
@@ -93,6 +105,7 @@ def _absent_slots(
     ids: tl.tensor,
     slots: tl.tensor,
     splits: tl.tensor,
+    cuts: tl.tensor | None,
     words: tl.tensor,
     at: tl.tensor,
     n: tl.tensor,
@@ -107,22 +120,33 @@ def _absent_slots(
         k = tl.where(absent, table_of(splits, i, K, ROOM), 0)
         one = tl.full((ROWS,), 1, tl.int64)
         place = tl.atomic_add(words + k, one, mask=absent, sem="relaxed")
-        listed = absent & (place < room)
-        place += k * room.to(tl.int64)
+        start, most = list_of(cuts, k, room)
+        listed = absent & (place < most)
+        place += start
         tl.store(words + K + place, tl.load(ids + i, mask=listed, other=0), mask=listed)
         tl.store(at + place, i, mask=listed)
 
 
 def absent_slots(
-    ids: Int64[Tensor, "n"], slots: Int64[Tensor, "n"], splits: Int64[Tensor, "K+1"], room: int
+    ids: Int64[Tensor, "n"],
+    slots: Int64[Tensor, "n"],
+    splits: Int64[Tensor, "K+1"],
+    room: int | None = None,
 ) -> Listing:
-    """Those of the ids whose slots are -1; what is not listed is any number."""
-    tables = len(splits) - 1
-    words = torch.empty(tables * (1 + room), dtype=torch.int64, device=ids.device)
+    """Those of the ids whose slots are -1, up to `room` of each table, or all of them.
+
+    What stands where none is listed is any number.
+    """
+    tables, device = len(splits) - 1, ids.device
+    places = len(ids) if room is None else tables * room
+    words = torch.empty(tables + places, dtype=torch.int64, device=device)
     words[:tables].zero_()
-    at = torch.empty(tables * room, dtype=torch.int64, device=ids.device)
+    at = torch.empty(places, dtype=torch.int64, device=device)
+    listing = Listing(words, at, room or 0, splits if room is None else None)
     if len(ids):
         _absent_slots[blocks(len(ids), 1024)](
-            *(ids, slots, splits, words, at, len(ids), room), **several(tables), ROWS=1024
+            *(ids, slots, splits, listing.cuts, words, at, len(ids), listing.room),
+            **several(tables),
+            ROWS=1024,
         )
-    return Listing(words, at, room)
+    return listing

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from ..core.shapes import Float32, Int64
-from .absent import Listing
+from .absent import Listing, list_of
 from .find import own_slot, probe
 from .layout import Arrays
 from .toolchain import jit, reader_tile, tl
@@ -16,6 +16,7 @@ from .toolchain import jit, reader_tile, tl
 def _arrive(
     words: tl.tensor,
     at: tl.tensor,
+    cuts: tl.tensor | None,
     starts: tl.tensor,
     index: tl.tensor,
     spans: tl.tensor,
@@ -33,7 +34,8 @@ def _arrive(
     k = tl.program_id(1).to(tl.int64)
     j = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)
     live = j < tl.load(words + k)
-    listed = k * room.to(tl.int64) + j
+    start, _ = list_of(cuts, k, room)
+    listed = start + j
     key = tl.load(words + K + listed, mask=live, other=0)
     i = tl.load(at + listed, mask=live, other=0)
     base, count = tl.load(spans + 2 * k), tl.load(spans + 2 * k + 1)
@@ -68,8 +70,8 @@ def arrive(
     if most:
         tile = reader_tile(table.dim)
         _arrive[(-(-most // tile["ROWS"]), listing.tables)](
-            *(listing.words, listing.at, starts, table.index, table.spans, rows, slots, out, left),
-            listing.room,
+            *(listing.words, listing.at, listing.cuts, starts, table.index, table.spans),
+            *(rows, slots, out, left, listing.room),
             K=listing.tables,
             DIM=table.dim,
             LINES=table.lines,

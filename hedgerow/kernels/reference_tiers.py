@@ -61,18 +61,23 @@ def absent(
 
 
 def absent_slots(
-    ids: Int64[Tensor, "n"], slots: Int64[Tensor, "n"], splits: Int64[Tensor, "K+1"], room: int
+    ids: Int64[Tensor, "n"],
+    slots: Int64[Tensor, "n"],
+    splits: Int64[Tensor, "K+1"],
+    room: int | None = None,
 ) -> Listing:
     """Those of the ids whose slots are -1: of each table the first for which there is room."""
     tables = len(splits) - 1
-    words = torch.zeros(tables * (1 + room), dtype=torch.int64)
-    at = torch.zeros(tables * room, dtype=torch.int64)
+    places = len(ids) if room is None else tables * room
+    words = torch.zeros(tables + places, dtype=torch.int64)
+    at = torch.zeros(places, dtype=torch.int64)
     for k, (start, stop) in enumerate(pairwise(splits.tolist())):
         lacking = start + (slots[start:stop] < 0).nonzero()[:, 0]
         words[k] = len(lacking)
-        for j, i in enumerate(lacking[:room].tolist(), start=k * room):
+        first = start if room is None else k * room
+        for j, i in enumerate(lacking[:room].tolist(), start=first):
             words[tables + j], at[j] = ids[i], i
-    return Listing(words, at, room)
+    return Listing(words, at, room or 0, splits if room is None else None)
 
 
 def arrive(
@@ -87,7 +92,8 @@ def arrive(
     """Slots of listed ids, each table's own numbers, and rows; how many of each have no slot."""
     left = torch.zeros(listing.tables, dtype=torch.int64)
     for k, (_, own) in enumerate(_tables(table)):
-        count, begin, start = int(listing.words[k]), k * listing.room, int(starts[k])
+        count, start = int(listing.words[k]), int(starts[k])
+        begin = k * listing.room if listing.cuts is None else int(listing.cuts[k])
         assert count <= most
         ids = listing.words[listing.tables + begin :][:count]
         at = listing.at[begin : begin + count]

@@ -69,9 +69,8 @@ def compare_with_plan(line: Placed, table: HostTable | DeviceTable | TierTable) 
 
     None for a table in host memory, which takes memory as rows come.
     """
-    fast, beside = table, 0
-    if isinstance(table, TwoTiers):
-        fast, beside = table.fast, table.device_bytes()
+    fast = table.fast if isinstance(table, TwoTiers) else table
+    beside = table.device_bytes() if isinstance(table, TwoTiers) else 0
     if isinstance(fast, HostTable):
         return None
     slots, (rows, _) = _slots(line), _room(line)

@@ -55,9 +55,14 @@ class CacheMoves(TierWatch):
         queue = cache_rows if queue_rows is None else queue_rows
         self._queue_rows = checks.count("queue_rows", queue, least=1)
         self._back = WriteBack(slow, self._queue_rows, self.counters)
-        self._now = 0  # updates, lookups and prefetches so far: the time of a use
+        self._time = UseTime()
         self._notes: set[Notes] = set()  # of what is written behind the cache, for who reads there
         self._era = 0  # how often all rows were replaced
+
+    @property
+    def _now(self) -> int:
+        """The time of the newest use."""
+        return self._time.now
 
     def _make_places(self, fast: HostTable | DeviceTable, rows: int) -> Places | DeviceCachePlaces:
         if isinstance(fast, HostTable):
@@ -94,7 +99,7 @@ class CacheMoves(TierWatch):
 
     def _fetch(self, distinct: Ids, known: MovingRows | None = None) -> None:
         """Brings the rows of these ids to the cache; the caller holds `_writing`."""
-        self._now += 1
+        self._time.now += 1
         at = self.places.find(distinct)
         missing = distinct[at < 0]
         if len(missing):
@@ -172,8 +177,12 @@ class CacheMoves(TierWatch):
     def _put(self, rows: MovingRows, *, is_dirty: bool) -> None:
         if not len(rows):
             return
-        placed = self.fast.move_in(rows).cpu()
-        at = self.places.take(rows.ids[placed].numpy())
+        try:
+            placed = self.fast.move_in(rows).cpu()
+            at = self.places.take(rows.ids[placed].numpy())
+        except BaseException:
+            self.places.may_have_come(len(rows))
+            raise
         self.places.use(at, self._now)
         self.places.set_dirty(at, is_dirty)
         if is_dirty and not bool(placed.all()):
@@ -259,6 +268,13 @@ class CacheMoves(TierWatch):
 
     def _replaced(self) -> None:
         self._era += 1
+
+
+@dataclass(slots=True, eq=False)
+class UseTime:
+    """Updates, lookups and prefetches so far; caches that step together have one."""
+
+    now: int = 0
 
 
 @dataclass(slots=True, eq=False)

@@ -21,7 +21,7 @@ from .device_places import fast_of
 from .leaving import Leaving
 
 _SPARE = 512  # of a cache twice this part leaves at once, so that not every step needs room
-_MOST_SPARE = 64  # where a step needs more than that, up to this part
+MOST_SPARE = 64  # where a step needs more than that, up to this part
 _SAMPLE = 1 << 14  # slots of each table that say how old the oldest rows are
 
 
@@ -170,7 +170,7 @@ class _Need:
         self.table, self.rows = table, rows
         self._places = places_of(table)
         every = self._places.rows
-        self._spare = min(max(every // _SPARE, rows), every // _MOST_SPARE)
+        self._spare = min(max(every // _SPARE, rows), every // MOST_SPARE)
 
     def now(self) -> int:
         """Before they come."""

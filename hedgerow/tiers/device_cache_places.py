@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from threading import Lock
 from typing import TYPE_CHECKING
 
 import torch
@@ -43,7 +44,7 @@ class DeviceCachePlaces(DevicePlaces):
         self._pins: Int32[Tensor, "slots"] = self.used[:0]  # made with the first hold
         self._born: Int32[Tensor, "slots"] = self.used[:0]
         self._holds = self._stays = self._came_since = 0
-        self._told = (0, 0)
+        self._told, self._telling = (0, 0), Lock()
 
     def have_room(self, ids: int) -> bool:
         """Whether so many more may come; waits for the device only if that is not clear."""
@@ -122,8 +123,9 @@ class DeviceCachePlaces(DevicePlaces):
 
     def take_moved(self) -> tuple[int, int]:
         """Rows that came, and those that left, that nobody has counted yet."""
-        came, left = self.moved.tolist()  # a step may add to them meanwhile
-        before, self._told = self._told, (came, left)
+        with self._telling:
+            came, left = self.moved.tolist()  # a step may add to them meanwhile
+            before, self._told = self._told, (came, left)
         return came - before[0], left - before[1]
 
     def dirty(self) -> Ids:

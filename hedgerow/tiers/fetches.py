@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import replace
-from itertools import accumulate
+from itertools import accumulate, pairwise
 
 import torch
 from torch import Tensor
@@ -20,7 +20,7 @@ from ..tables.moving import MovingRows
 from ..tables.multi.device_group import DeviceGroup
 from ..tables.store import TableKeys
 from .caching import CachingTable
-from .departures import Departures
+from .departures import MOST_SPARE, Departures
 from .device_cache_places import places_of
 from .device_places import fast_of
 from .found import Asked, Found, Told
@@ -45,7 +45,9 @@ class Fetches:
         self._changed, changes = group.spread(torch.bool)
         self._firsts = [int(part.storage_offset()) for part in uses]  # slots of each table
         moved = torch.zeros(2, len(caches), dtype=torch.int64, device=self.device)
+        self._time = caches[0]._time
         for k, table in enumerate(caches):
+            table._time = self._time
             places = places_of(table)
             places.used, places.changed = uses[k], changes[k]
             places.moved = moved[:, k]
@@ -58,14 +60,12 @@ class Fetches:
 
     def tick(self) -> int:
         """The time of a use: after all before."""
-        now = 1 + max(table._now for table in self._caches)
-        for table in self._caches:
-            table._now = now
-        return now
+        self._time.now += 1
+        return self._time.now
 
-    def times(self) -> tuple[int, ...]:
-        """The time of each cache."""
-        return tuple(table._now for table in self._caches)
+    def now(self) -> int:
+        """The time of the newest use."""
+        return self._time.now
 
     def go_on(self) -> None:
         """A step is done: what is beside steps goes on."""
@@ -94,13 +94,13 @@ class Fetches:
             if self._fit(behind, room):
                 self._put(behind, now)
 
-    def list_absent(
-        self, keys: TableKeys, slots: Int64[Tensor, "n"], since: tuple[int, ...]
-    ) -> Found:
+    def list_absent(self, keys: TableKeys, slots: Int64[Tensor, "n"], since: int) -> Found:
         """Where keys are, with those listed that are not on the device; waits for nothing."""
-        listing = self._group.absent_slots(keys, slots, self._listed)
+        # No more memory than for all keys, however much more one table lacks than the others.
+        room = min(self._listed, max(_LEAST_LISTED, len(keys.ids) // len(self._caches)))
         self._listed = max(_LEAST_LISTED, self._listed // 2)
-        told = Told(listing.words, counts=len(self._caches))
+        listing = self._group.absent_slots(keys, slots, room)
+        told = Told(listing.words, counts=listing.tables)
         return Found(slots, self._epochs(), told, since, listing=listing)
 
     def bring(
@@ -126,30 +126,31 @@ class Fetches:
                 now = self.tick()
                 behind.keep_unchanged()
                 used = lambda: self.mark(keys, known.slots, now)  # noqa: E731
-                come = None
-                if self._fit(behind, self._make_way(behind, now, used)):
+                come, have_rows = None, bool(behind.found.all())
+                room = self._make_way(behind, now, used)
+                if self._fit(behind, room):
                     come = self._put(behind, now)
                 if known is not found:  # what came by another hand is not in `out`: none is sure
                     found = replace(found, epoch=())
                 elif come is not None:
-                    most = max(found.told.counts)
+                    most = max(stop - start for start, stop in pairwise(asked.splits))
                     left = self._group.arrive(listing, most, *come, found.slots, out)
-                    brought = bool(behind.found.all())
+                    brought = have_rows and room is None
                     found = Found(found.slots, self._epochs(), Told(left), brought=brought)
         return replace(found, asked=True)
 
     def _asked(self, keys: TableKeys, found: Found) -> tuple[Listing, Asked]:
         """The keys that are not on the device; waits for it."""
-        counts, listing = found.told.counts, found.listing
-        assert listing is not None
-        if max(counts) > listing.room:
-            listing = self._group.absent_slots(keys, found.slots, max(counts))
-            told = Told(listing.words, counts=len(counts))
-        else:
-            told = found.told
+        listing, told = found.listing, found.told
+        if listing is None or max(told.counts) > listing.room:
+            listing = self._group.absent_slots(keys, found.slots)
+            told = Told(listing.words, counts=listing.tables)
+        counts, ids = told.counts, told.others()
         self._listed = max(self._listed, 2 * max(counts))  # to list them again would wait
-        ids = told.others().view(len(counts), listing.room)
-        parts = [ids[k, :n] for k, n in enumerate(counts)]
+        starts = keys.splits
+        if listing.cuts is None:
+            starts = range(0, len(ids) + 1, listing.room)
+        parts = [ids[start : start + n] for start, n in zip(starts, counts, strict=False)]
         return listing, Asked(torch.cat(parts), (0, *accumulate(counts)))
 
     def _epochs(self) -> tuple[object, ...]:
@@ -165,6 +166,13 @@ class Fetches:
             tell_used()
 
         counts = behind.asked.counts(behind.found)  # nobody leaves for ids without a row
+        many = [places_of(table).rows // MOST_SPARE for table in self._caches]
+        if any(n > most for n, most in zip(counts, many, strict=True)):
+            # To tell equal ids apart takes time, and is worth it where many would leave for them.
+            for k, (n, most) in enumerate(zip(counts, many, strict=True)):
+                if n > most:
+                    behind.keep_firsts(k)
+            counts = behind.asked.counts(behind.found)
         room = self._departures.make_way(counts, now, self.ahead.asked_since(), tell)
         return None if list(room) == counts else room
 
@@ -186,11 +194,12 @@ class Fetches:
                 fast._timed, fast._epoch = True, object()
             coming, cuts = behind.coming(), numbers_on(asked.splits, self.device)
             at = self._group.put(coming, cuts, self._uses, now)
+            most = asked.counts(behind.found)
             for k, share in asked.shares():
                 places, mine = places_of(self._caches[k]), None
                 if places.numbers_stays:
                     mine = torch.where(at[share] >= 0, at[share] - self._firsts[k], -1)
-                places.came(share.stop - share.start, mine)
+                places.came(most[k], mine)
         return coming, cuts
 
     @contextmanager

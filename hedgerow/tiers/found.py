@@ -93,7 +93,7 @@ class Found:
     slots: Int64[Tensor, "n"]
     epoch: tuple[object, ...]
     told: Told  # how many keys are not on the device; of caches, by table, and those listed
-    since: tuple[int, ...] = ()  # the time of each cache when they were not; () = not known
+    since: int = 0  # the time of uses of caches when they were not
     asked: bool = False  # they were asked for, and could not come
     brought: bool = False  # they have come, but for those that found no lane
     rest: Rest | None = None  # they, once somebody needed them

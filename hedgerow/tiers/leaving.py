@@ -38,6 +38,7 @@ class Leaving:
         stream: torch.cuda.Stream | None,
     ) -> None:
         self._caches, self._stream = caches, stream
+        self.limit = chosen.limit  # none of the rows was used after that time
         self._starts = (0, *accumulate(most))
         self._there = (chosen.ids, rows, states, chosen.times, chosen.counts)
         self._left = stream and torch.cuda.current_stream(stream.device).record_event()

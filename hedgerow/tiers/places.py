@@ -132,6 +132,9 @@ class Places:
         ids = self.ids_at(at)
         return torch.from_numpy(ids), torch.from_numpy(ids[self._dirty[at]])
 
+    def may_have_come(self, most: int) -> None:
+        """Of so many rows it is not known which have come; those that have a place have."""
+
     def take_moved(self) -> tuple[int, int]:
         """Rows that came, and those that left, that nobody has counted yet."""
         return 0, 0

@@ -20,7 +20,7 @@ from .found import Asked
 from .reads_behind import Behind
 
 _Event = torch.Event | torch.cuda.Event | None
-_MOST_BATCHES = 8  # that wait to be looked up; the oldest is forgotten then
+_MOST_BATCHES = 8  # that wait to be looked up; later ones are not read then
 
 
 class ReadsAhead:
@@ -41,6 +41,7 @@ class ReadsAhead:
         self._caches, self._group, self._used = caches, group, used
         self.device = caches[0].device
         self._batches: deque[_Batch] = deque()
+        self._refused = 0  # batches in a row, while none was looked up
         self._thread: ThreadPoolExecutor | None = None
         self._stream = torch.cuda.Stream(self.device) if self.device.type == "cuda" else None
 
@@ -51,13 +52,18 @@ class ReadsAhead:
         """Begins with keys that are part of a batch, the `whole`, to be looked up later."""
         if not len(whole):  # all such lie in one place
             return
-        if len(self._batches) == _MOST_BATCHES:
-            self._batches.popleft().forget()
-        since = tuple(table._now for table in self._caches)
+        if len(self._batches) >= _MOST_BATCHES:
+            self._refused += 1
+            if self._refused <= _MOST_BATCHES:  # the oldest is the next that is needed
+                return
+            while self._batches:  # nobody looks these up
+                self._batches.popleft().forget()
+        self._refused = 0
+        since = self._caches[0]._now
         with self._beside():
             if self._stream is not None:  # the caller may let them go before they are read
                 keys.ids.record_stream(self._stream)
-            self._batches.append(_Batch(whole, since, *self._absent(keys, max(since))))
+            self._batches.append(_Batch(whole, since, *self._absent(keys, since)))
 
     def await_uses(self) -> None:
         """What the stream of the caller does from now on sees which rows these batches use."""
@@ -67,7 +73,7 @@ class ReadsAhead:
 
     def asked_since(self) -> int | None:
         """Since when rows are asked for and nobody notes what is written; None = none are."""
-        times = (min(one.since) for one in self._batches if one.reading is None)
+        times = (one.since for one in self._batches if one.reading is None)
         return min(times, default=None)
 
     def go_on(self) -> None:
@@ -89,6 +95,7 @@ class ReadsAhead:
             return None
         while (one := self._batches.popleft()).whole.data_ptr() != whole.data_ptr():
             one.forget()
+        self._refused = 0
         late = one.reading is None or not one.reading.done()
         if one.reading is None:
             self._read(one)
@@ -160,7 +167,7 @@ class _Batch:
     def __init__(
         self,
         whole: Tensor,
-        since: tuple[int, ...],
+        since: int,
         marked: _Event,
         starts: tuple[int, ...],
         ids: Tensor,
@@ -169,7 +176,7 @@ class _Batch:
     ) -> None:
         self.whole = whole  # kept, so that no other batch lies there
         self.marked = marked
-        self.since = since  # the times of caches before the device was asked what they lack
+        self.since = since  # the time before the device was asked what caches lack
         self._starts, self._ids, self._counts, self._event = starts, ids, counts, event
         self.behind: Behind | None = None  # if the device lacks some
         self.reading: Future[None] | None = None

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -19,13 +20,12 @@ class Behind:
     """Room for rows of some keys, read without a lock.
 
     What is written behind the caches from the moment it is made on is noted, until it is closed.
-    The keys were not cached at the times `since` of the caches; () = of that nothing is known.
+    The keys were not cached at the time `since`; 0 = of that nothing is known.
     """
 
-    def __init__(
-        self, caches: Sequence[CachingTable], asked: Asked, since: Sequence[int] = ()
-    ) -> None:
+    def __init__(self, caches: Sequence[CachingTable], asked: Asked, since: int = 0) -> None:
         self._caches, self.asked = caches, asked
+        self._since = since
         self.device = caches[0].device
         layout, m = caches[0].layout, len(asked.ids)
         # In one piece, which goes to the device in one copy.
@@ -38,9 +38,7 @@ class Behind:
         self._there: Tensor | None = None
         self._arrived: torch.Event | torch.cuda.Event | None = None
         with caches[0]._writing:
-            self._notes = {
-                k: caches[k].begin_notes(since[k] if since else 0) for k, _ in asked.shares()
-            }
+            self._notes = {k: caches[k].begin_notes(since) for k, _ in asked.shares()}
 
     def close(self) -> None:
         """Nothing is noted any more; a second call does nothing."""
@@ -63,6 +61,9 @@ class Behind:
 
     def read(self) -> None:
         """Reads them, those that are on their way back after they have arrived."""
+        # A row that came, was changed and was chosen to leave since its key was not cached arrives
+        # without a note if it was chosen before the notes began.
+        self._caches[0]._back.land(self._since)
         for k, share in self.asked.shares():
             if not self._caches[k]._back.is_empty():
                 self._caches[k].settle(self.asked.ids[share])
@@ -80,6 +81,15 @@ class Behind:
             if self._caches[k].is_noted(self._notes[k]):
                 ids, found = self.asked.ids[share], self.found[share]
                 self._caches[k].keep_unchanged(self._notes[k], ids, found)
+
+    def keep_firsts(self, k: int) -> None:
+        """Of equal ids of a table only the first brings its row."""
+        for number, share in self.asked.shares():
+            if number == k:
+                _, first = np.unique(self.asked.ids[share].numpy(), return_index=True)
+                others = np.ones(share.stop - share.start, bool)
+                others[first] = False
+                self.found[share][torch.from_numpy(others)] = False
 
     def coming(self) -> MovingRows:
         """The rows on the device, to be used on the stream of the caller."""

@@ -83,9 +83,10 @@ class Together:
             # be read there as it was.
             with self._moves.shared():
                 if found is None or found.epoch != self.epochs():
-                    asked, since = found is not None, self._times()
+                    asked, since = found is not None, self._time()
                     slots = self._group.lookup(keys, out, born=False)
-                    found = replace(self._told(keys, slots, since), asked=asked)
+                    told = self._told(keys, slots, since, listed=fetches is not None)
+                    found = replace(told, asked=asked)
                 if fetches is None or found.asked or not found.absent:
                     return self._read_rest(keys, found, out, missing, step)
             found = fetches.bring(keys, found, lambda old: self._now_found(keys, old), out)
@@ -114,17 +115,20 @@ class Together:
             return found
         # The mark of a move that is under way beside slots of before would make these believed.
         with self._moves.shared():
-            since = self._times()
-            return self._told(keys, self._group.find(keys), since)
+            since = self._time()
+            return self._told(keys, self._group.find(keys), since, listed=True)
 
-    def _told(self, keys: TableKeys, slots: Int64[Tensor, "n"], since: tuple[int, ...]) -> Found:
-        if self._fetches is not None:
+    def _told(
+        self, keys: TableKeys, slots: Int64[Tensor, "n"], since: int, *, listed: bool
+    ) -> Found:
+        """With keys that caches lack `listed`, if they may have to come."""
+        if self._fetches is not None and listed:
             return self._fetches.list_absent(keys, slots, since)
         return Found(slots, self.epochs(), Told((slots < 0).sum().view(1)))
 
-    def _times(self) -> tuple[int, ...]:
-        """The time of each cache: a row that comes from now on is not used before."""
-        return () if self._fetches is None else self._fetches.times()
+    def _time(self) -> int:
+        """Of uses: a row that comes from now on is not used before."""
+        return 0 if self._fetches is None else self._fetches.now()
 
     def _read_slow(self, rest: Rest, out: Tensor, missing: Missing, step: int | None) -> list[int]:
         """Rows of the slow tier; how many of each table are there."""
@@ -231,9 +235,14 @@ class Together:
         counts: Tensor | None,
         brought: bool,
     ) -> list[Applied]:
-        """Of rows that were `brought` no gradient is refused: not finite ones are left out."""
+        """Of rows that were `brought` nothing is refused: they are treated as on the device.
+
+        Gradients that are not finite are left out, counts below 1 are 1.
+        """
         (own,) = to_host(grads[rest.at])
         seen = None if counts is None else counts[rest.at].cpu()
+        if seen is not None and brought:
+            seen = seen.clamp(min=1)
         calls = []
         for k, share in rest.shares():
             mine = None if seen is None else seen[share]

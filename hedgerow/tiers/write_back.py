@@ -49,9 +49,14 @@ class WriteBack:
         """Some rows of this table are among those of these, which several tables share."""
         self._leaving = leaving
 
-    def land(self) -> None:
-        """Rows that are written together with those of other tables arrive."""
+    def land(self, since: int = 0) -> None:
+        """Rows that are written together with those of other tables arrive.
+
+        All of them, or those of which some may have been used at the time `since` or later.
+        """
         for one in tuple(self._leaving):
+            if one.limit < since:
+                continue
             one.land()
             with suppress(ValueError):  # another thread was here
                 self._leaving.remove(one)

@@ -17,7 +17,7 @@ from .test_together import Pair
 def pair_of_stores(device: torch.device, monkeypatch: pytest.MonkeyPatch) -> Pair:
     """As in large caches, rows leave some steps after they were chosen; 48 rows, 24 places."""
     monkeypatch.setattr(departures, "_SPARE", 6)
-    monkeypatch.setattr(departures, "_MOST_SPARE", 6)
+    monkeypatch.setattr(departures, "MOST_SPARE", 6)
     pair = _pair(device)
     for first in range(0, 48, 12):
         pair.step(_all(*range(first, first + 12)))

@@ -72,7 +72,7 @@ def test_a_part_of_a_large_cache_is_kept_free(
     device: torch.device, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(departures, "_SPARE", 8)
-    monkeypatch.setattr(departures, "_MOST_SPARE", 8)
+    monkeypatch.setattr(departures, "MOST_SPARE", 8)
     pair = _pair(device)
     pair.run(30)
     assert pair.stat("cache_evictions") > 0
@@ -156,7 +156,7 @@ def test_chosen_rows_that_are_used_or_changed_again_stay(
     device: torch.device, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(departures, "_SPARE", 6)
-    monkeypatch.setattr(departures, "_MOST_SPARE", 6)
+    monkeypatch.setattr(departures, "MOST_SPARE", 6)
     pair = _pair(device)
     for first in (40, 0, 0):
         pair.step(_all(*range(first, first + 16)))

@@ -200,8 +200,10 @@ class DeviceGroup:
         with self._tables[0]._here():
             return absent.absent(self._arrays, keys.ids, _cuts_of(keys), used, now)
 
-    def absent_slots(self, keys: TableKeys, slots: Int64[Tensor, "n"], room: int) -> absent.Listing:
-        """Keys whose slot is -1, up to `room` of each table."""
+    def absent_slots(
+        self, keys: TableKeys, slots: Int64[Tensor, "n"], room: int | None = None
+    ) -> absent.Listing:
+        """Keys whose slot is -1, up to `room` of each table, or all."""
         with self._tables[0]._here():
             return absent.absent_slots(keys.ids, slots, self._cuts(keys), room)
 

@@ -1,0 +1,161 @@
+"""Several caches whose rows come, leave and are told of in unlucky order, or many times at once."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from hedgerow.tables.store import TableKeys
+from hedgerow.tiers import departures, reads_ahead
+from hedgerow.tiers.reads_behind import Behind
+
+from .test_together import NAMES, Pair, config
+from .test_together_beside import _keys, _on
+
+
+def _all(*ids: int) -> TableKeys:
+    """The same keys of each table."""
+    many = len(ids)
+    return TableKeys(torch.tensor(ids * len(NAMES)), tuple(many * k for k in range(4)))
+
+
+def test_a_row_that_was_chosen_to_leave_before_somebody_reads_it_lands_first(
+    device: torch.device, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A lookup of another thread lists a row that then comes, is changed, chosen, and leaves."""
+    monkeypatch.setattr(departures, "_SPARE", 6)
+    monkeypatch.setattr(departures, "MOST_SPARE", 6)
+    pair = Pair("CACHING", device, 3, [config(name) for name in NAMES])
+    fetches: Any = pair.groups[0]._fetches
+    leaving: Any = fetches._departures
+    monkeypatch.setattr(leaving, "go_on", lambda: None)  # its thread is late
+    for first in range(0, 48, 12):
+        pair.step(_all(*range(first, first + 12)))
+    for turn in range(8):
+        pair.step(_all(*((24 + 3 * turn + i) % 48 for i in range(3))))
+    table, ours = pair.ours.table(0), (0, 1, 2)
+    turns: list[str] = []
+    asked, read = fetches._asked, Behind.read
+
+    def cached() -> bool:
+        return bool((table.places.find(np.array(ours)) >= 0).any())
+
+    def chosen() -> set[int]:
+        going = leaving._next.chosen.going[: leaving._next.most[0]]
+        return set(table.places.ids_at(going[going >= 0].cpu().numpy()).tolist())
+
+    def others(turn: int) -> TableKeys:
+        return _all(*((3 * turn + i) % 45 + 3 for i in range(3)))
+
+    def listed(*call: Any) -> Any:
+        found = asked(*call)
+        if not turns:
+            turns.append("listed")
+            pair.step(_all(*ours))
+            for turn in range(40):
+                if set(ours) & chosen():
+                    turns.append("chosen")
+                    break
+                pair.step(others(turn))
+        return found
+
+    def was_read(behind: Behind) -> None:
+        read(behind)
+        if turns == ["listed", "chosen"]:
+            turns.append("read")
+            for turn in range(40):
+                if not cached():
+                    turns.append("left")
+                    break
+                pair.step(others(turn))
+
+    monkeypatch.setattr(fetches, "_asked", listed)
+    monkeypatch.setattr(Behind, "read", was_read)
+    assert not cached()
+    keys = _all(*ours)
+    found = pair.ours.lookup(_on(device, keys), missing="training")
+    assert turns == ["listed", "chosen", "read", "left"]
+    assert torch.equal(found.rows.cpu(), pair.model.lookup(keys, missing="training").rows)
+    pair.step(keys)
+    pair.compare()
+
+
+def test_tables_that_were_used_by_themselves_have_one_time(device: torch.device) -> None:
+    pair = Pair("CACHING", device, 3, [config(name) for name in NAMES], fast_rows=8, slots=32)
+    for _ in range(2):
+        pair.step(_all(*range(8)))
+    table = pair.ours.table(1)
+    born = torch.arange(100, 116, device=device)
+    table.assign(born, torch.ones(16, 4, device=device))
+    for _ in range(20):
+        pair.ours.table(0).lookup(torch.arange(3, device=device), missing="training")
+    pair.ours.prefetch(_on(device, _all(*range(8))))
+    for ids in born.split(4):
+        table.apply_gradients(ids, torch.ones(4, 4, device=device))
+        assert len(table.places) <= 8
+
+
+@pytest.mark.parametrize("many", [1, 20])
+def test_few_rows_leave_for_ids_that_come_often_in_a_batch(many: int, device: torch.device) -> None:
+    pair = Pair("CACHING", device, 3, [config(name) for name in NAMES], fast_rows=96, slots=128)
+    for _ in range(2):
+        for first in (0, 46):
+            pair.step(_keys(*range(first, first + 46)))
+    pair.step(_keys(*range(200, 200 + many)))
+    table = pair.ours.table(0)
+    before = table.stats()
+    pair.step(_keys(*[200] * (141 - many), *range(201, 200 + many)))
+    after = table.stats()
+    assert after["fetches"] - before["fetches"] == many
+    assert after["cache_evictions"] - before["cache_evictions"] <= 2 * many + 12
+    pair.compare()
+
+
+def test_counts_below_one_are_one_wherever_a_brought_row_lies(device: torch.device) -> None:
+    """What would be refused for a row behind a cache is not, once the others have stepped."""
+    many = 128
+    settings: dict[str, Any] = {"fast_rows": many, "slots": many}
+    pair = Pair("CACHING", device, 13, [config(name) for name in NAMES], **settings)
+    keys = TableKeys(torch.arange(many) * 977, (0, many, many, many))
+    for _ in range(3):
+        pair.step(keys)
+    found = pair.ours.lookup(_on(device, keys), missing="training")
+    where = next(iter(found.epoch.values()))
+    assert where.brought
+    assert bool((where.slots < 0).any())
+    grads, zeros = torch.ones(4 * many), torch.zeros(many, dtype=torch.int64)
+    pair.ours.apply_gradients(found, grads.to(device), counts=zeros.to(device), ts=500)
+    pair.model.apply_gradients(keys, grads, ts=500)
+    pair.compare()
+
+
+def test_of_too_many_batches_the_next_ones_are_kept(
+    device: torch.device, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(reads_ahead, "_MOST_BATCHES", 2)
+    pair = Pair("CACHING", device, 3, [config(name) for name in NAMES])
+    fetches: Any = pair.groups[0]._fetches
+    batches = [_on(device, _all(9 * n, 9 * n + 1)) for n in range(7)]
+    for keys in batches[:4]:
+        pair.ours.prefetch(keys)
+    waiting = [one.whole.data_ptr() for one in fetches.ahead._batches]
+    assert waiting == [keys.ids.data_ptr() for keys in batches[:2]]
+    pair.ours.lookup(batches[0], missing="training")
+    for keys in batches[4:]:  # one takes the place of the first; then nobody looks any up
+        pair.ours.prefetch(keys)
+    assert len(fetches.ahead) == 2
+    pair.ours.prefetch(batches[0])
+    assert [one.whole.data_ptr() for one in fetches.ahead._batches] == [batches[0].ids.data_ptr()]
+
+
+def test_a_list_takes_no_more_memory_than_the_keys(device: torch.device) -> None:
+    pair = Pair("CACHING", device, 3, [config(name) for name in NAMES])
+    fetches: Any = pair.groups[0]._fetches
+    fetches._listed = 1 << 20  # what one table lacked of an earlier call
+    keys = _on(device, _keys(*range(900)))
+    listing = fetches.list_absent(keys, torch.full_like(keys.ids, -1), 0).listing
+    assert len(listing.at) <= len(keys.ids)
+    assert int(listing.words[0]) == 900
