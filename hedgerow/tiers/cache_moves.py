@@ -100,15 +100,19 @@ class CacheMoves(TierWatch):
     def _fetch(self, distinct: Ids, known: MovingRows | None = None) -> None:
         """Brings the rows of these ids to the cache; the caller holds `_writing`."""
         self._time.now += 1
-        at = self.places.find(distinct)
-        missing = distinct[at < 0]
-        if len(missing):
-            missing = missing[self.slow.contains(torch.from_numpy(missing)).numpy()]
-        hits = at[at >= 0]
+        missing, hits = self._missing(distinct)
         self.places.use(hits, self._now)
         if len(missing):
             missing = missing[: self._room_for(missing, hits)]
             self._bring(missing, self._going(len(missing), hits), known)
+
+    def _missing(self, distinct: Ids) -> tuple[Ids, Ids]:
+        """Those of the ids whose rows are not cached, and the places of the others."""
+        at = self.places.find(distinct)
+        missing = distinct[at < 0]
+        if len(missing):
+            missing = missing[self.slow.contains(torch.from_numpy(missing)).numpy()]
+        return missing, at[at >= 0]
 
     def make_way(self, rows: int) -> int:
         """Room for so many rows beside what is used now, in a cache on a device; how much there is.

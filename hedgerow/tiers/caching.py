@@ -162,6 +162,10 @@ class CachingTable(CacheMoves):
         """The part of `check_update` that no single store has."""
         super().check_room(ids, step)
         self.check_distinct(ids)
+        if self._ahead.is_outstanding() and not self.allow_small:
+            distinct = torch.unique(ids).cpu().numpy()
+            with self._moves.shared():
+                self._room_for(*self._missing(distinct))
 
     def check_distinct(self, ids: Int64[Tensor, "n"]) -> None:
         """Refuses more different ids than the cache may be asked for at once."""

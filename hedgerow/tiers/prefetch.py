@@ -98,6 +98,10 @@ class Prefetcher:
                 self._outstanding.remove(batch)
             return was
 
+    def is_outstanding(self) -> bool:
+        """Whether a batch was not released yet."""
+        return bool(self._outstanding)
+
     def under_way(self) -> list[Prefetched]:
         """Batches whose rows are not there yet."""
         with self._lock:

@@ -14,8 +14,10 @@ from hedgerow.tables.compressors import Fp32
 from hedgerow.tables.config import Segment, TableConfig
 from hedgerow.tables.expiry import Lfu
 from hedgerow.tables.host import HostTable
+from hedgerow.tables.store import TableKeys
 from hedgerow.tiers.caching import CachingTable
 from hedgerow.tiers.hybrid import HybridTable
+from hedgerow.tiers.tier_tables import TierTables
 
 from ..support import everything, table_config
 
@@ -129,3 +131,20 @@ def test_stores_must_be_empty() -> None:
     full.assign(torch.tensor([1]), torch.ones(1, 2))
     with pytest.raises(ConfigError, match=r"slow store.*has 1 rows already"):
         HybridTable(HostTable(CONFIG), full, fast_rows=4)
+
+
+def test_a_step_that_held_rows_leave_no_room_for_changes_no_table() -> None:
+    """Each table by itself, as equal ids that step one by one are."""
+    configs = [table_config(dim=2, name=name) for name in ("a", "b")]
+    made = [CachingTable(HostTable(c), HostTable(c), cache_rows=6) for c in configs]
+    store, ids, later = TierTables(made), torch.arange(4), torch.arange(10, 14)
+    keys, grads = TableKeys(torch.cat([ids, ids]), (0, 4, 8)), torch.ones(16)
+    store.apply_gradients(keys, grads)
+    store.table(1).assign(later, torch.ones(4, 2))
+    with store.table(1).prefetch(later) as held:
+        held.wait()
+        before = [everything(store.table(k)) for k in range(2)]
+        with pytest.raises(CacheTooSmallError, match="table 'b': 4 rows must come"):
+            store.apply_gradients(keys, grads, per_occurrence=True)
+        assert [everything(store.table(k)) for k in range(2)] == before
+    store.apply_gradients(keys, grads, per_occurrence=True)
