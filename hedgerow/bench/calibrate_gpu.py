@@ -28,7 +28,6 @@ _ASKED = {"HYBRID": (0.0, 0.1, 0.25, 0.5, 0.75, 1.0), "CACHING": SHARES[:6]}
 """Shares that plans ask for: more than half of the keys is not what a cache is chosen for."""
 _MOST_ROUNDS = 10
 _POINTS = 600  # about so many share the time
-_KNOWS_QUIET = 15  # of the time, this part is to learn what a quiet host is
 _LONGEST = 5.0  # a round may take so many times the share of a point, or is left out
 _MOSTLY_NEAR = 0.5  # ids that repeat are of rows that are used much, which lie in HBM
 _NEEDS_BYTES = {"HBM": 12 * 2**30, "host memory": 6 * 2**30}
@@ -53,6 +52,7 @@ class Size:
     warm_ups: int = 3
     steps: int = 16  # of a round: a hybrid looks for hot rows every 16th, a cache makes way then
     tries: int = 64  # steps in which a hybrid's rows may come to its fast tier
+    listens: float = 1 / 15  # share of the time to learn what a quiet host is
 
     @staticmethod
     def whole() -> Size:
@@ -82,6 +82,7 @@ class Size:
             warm_ups=1,
             steps=2,
             tries=0,
+            listens=0.0,
         )
 
     def rows_of(self, sweep: Sweep) -> int:
@@ -163,7 +164,8 @@ def points_of(
     device: torch.device, seconds: float, progress: Progress, size: Size | None = None
 ) -> Iterator[Point]:
     """All points, in about so many seconds beside what compiling kernels takes."""
-    size, yardstick = size or Size.whole(), Yardstick(seconds / _KNOWS_QUIET, seconds)
+    size = size or Size.whole()
+    yardstick = Yardstick(size.listens * seconds, seconds)
     total = len(size.sweeps) + 2
     progress("copies", 0, total)
     yield from _copies(device, size)

@@ -318,6 +318,15 @@ def test_the_fit_agrees_with_another_library() -> None:
     assert ours.loss == pytest.approx(2 * theirs.cost, rel=1e-6)
 
 
+def test_a_fit_of_fewer_points_than_values_ends() -> None:
+    def errors(values: np.ndarray) -> np.ndarray:
+        return np.array([values[0] + values[1] - 1.0, 0.0 * values[2]])
+
+    found = robust_fit(errors, np.zeros(3), np.full(3, -9.0))
+    assert found.loss < 1e-12
+    assert found.values[2] == 0
+
+
 def test_a_fit_without_steps_is_refused() -> None:
     with pytest.raises(InputError, match="no points"):
         fit([])
