@@ -114,7 +114,7 @@ def every_kernel() -> None:
     uses = put_rows.Uses(seats, ids)
     put_rows.put_rows(several, ids, usable, rows, torch.ones(100, 3 * dim), ids, uses, 5, splits)
     absent.absent(several, ids, splits, seats, 5)
-    listing = absent.absent_slots(ids, slots, splits, 100)
+    listing = absent.absent_slots(ids, slots, splits)
     arrive.arrive(several, listing, 50, rows, splits, slots, rows)
     marks = seat.Marks(seats, usable, 5)
     seat.seat(several, ids, slots, None, splits, insert=False, marks=marks)
@@ -163,8 +163,10 @@ def all_slots(table: Any, ids: torch.Tensor, rows: torch.Tensor) -> None:
 def other_forms() -> None:
     """The kernels for other rows, rules and numbers of tables: what differs is compiled anew."""
     from hedgerow.kernels import (
+        absent,
         apply,
         apply_each,
+        arrive,
         evict,
         find_or_insert,
         first_values,
@@ -193,6 +195,9 @@ def other_forms() -> None:
     step.step(wide, ids, rows, counts, halves, [0.1, 0.1], 5, slots)
     several, splits = Arrays.make_several([3, 4], dim, CPU, 3 * dim), torch.tensor([0, 50, 100])
     find_or_insert.find_or_insert(several, ids, splits)
+    listing = absent.absent_slots(ids, slots, splits, 100)
+    arrive.arrive(several, listing, 50, rows, splits, slots)
+    arrive.arrive(several, listing, 50, rows, splits, slots, rows)
     for rule in ("ftrl", "torch_adam"):  # states of a value, of both a value and a row
         each = Part(0, dim, dim, uniform, rule, NUMBERS)
         apply_each.apply_each(wide, grouped, usable, rows, ids, usable, [each], [0.1], 5)

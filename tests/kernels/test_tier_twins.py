@@ -109,7 +109,8 @@ def _same(ours: Sequence[Tensor], model: Sequence[Tensor]) -> None:
 
 def _pairs(listing: absent.Listing, k: int, count: int) -> list[tuple[int, int]]:
     """Position and id of the first so many that are listed of a table, sorted."""
-    part = slice(k * listing.room, k * listing.room + count)
+    first = k * listing.room if listing.cuts is None else int(listing.cuts[k])
+    part = slice(first, first + count)
     words = listing.words[listing.tables :]
     return sorted(zip(listing.at[part].tolist(), words[part].tolist(), strict=True))
 
@@ -148,11 +149,11 @@ def test_ids_without_a_row_are_those_of_the_twin(
         same_bits(out[part].sort().values, wanted[part].sort().values)
 
 
-@pytest.mark.parametrize("room", [0, 7, 900])
+@pytest.mark.parametrize("room", [0, 7, 900, None])
 def test_slots_of_nothing_are_listed_as_far_as_there_is_room(
-    device: torch.device, room: int
+    device: torch.device, room: int | None
 ) -> None:
-    random = torch.Generator().manual_seed(room)
+    random = torch.Generator().manual_seed(room or 1)
     ids = some_ids(1500, seed=3, distinct=400)  # more than a program looks at
     slots = torch.randint(-1, 2, (1500,), generator=random)
     splits = torch.tensor([0, 4, 4, 900, 1490, 1500])
@@ -162,7 +163,9 @@ def test_slots_of_nothing_are_listed_as_far_as_there_is_room(
     all_of_them = reference_tiers.absent_slots(ids, slots, splits, 1500)
     assert ours.words.shape == model.words.shape
     assert ours.at.shape == model.at.shape
-    assert (ours.room, ours.tables) == (model.room, model.tables) == (room, 5)
+    assert (ours.room, ours.tables) == (model.room, model.tables) == (room or 0, 5)
+    assert (ours.cuts is None) == (model.cuts is None) == (room is not None)
+    room = 1500 if room is None else room
     same_bits(ours.words[:5], model.words[:5])
     counts = model.words[:5].tolist()
     assert counts[:2] == [0, 0]
@@ -177,7 +180,7 @@ def test_slots_of_nothing_are_listed_as_far_as_there_is_room(
 
 
 @pytest.mark.parametrize(
-    ("dim", "with_rows", "more"), [(3, True, 40), (130, True, 0), (2, False, 0)]
+    ("dim", "with_rows", "more"), [(3, True, 40), (130, True, 0), (2, False, 9)]
 )
 @pytest.mark.parametrize("shape", [1, 2])
 def test_a_batch_is_told_of_the_rows_that_its_twin_is(
@@ -185,8 +188,11 @@ def test_a_batch_is_told_of_the_rows_that_its_twin_is(
 ) -> None:
     batch = _batch(*SHAPES[shape], dim=dim, seed=dim)
     n, slots = len(batch.ids), batch.slots()
-    ours = absent.absent_slots(*_on(device, batch.ids, slots, batch.splits), room=80)
-    model = absent.Listing(ours.words.cpu(), ours.at.cpu(), ours.room)
+    room = 80 if with_rows else None
+    ours = absent.absent_slots(*_on(device, batch.ids, slots, batch.splits), room=room)
+    model = absent.Listing(
+        *(ours.words.cpu(), ours.at.cpu(), ours.room), None if room else batch.splits
+    )
     counts = model.words[: model.tables].tolist()
     uses = put_rows.Uses(batch.used, torch.zeros(len(counts), dtype=torch.int64))
     new, raw = values(n, dim, seed=8), torch.empty(n, 0)
