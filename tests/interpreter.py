@@ -32,6 +32,10 @@ def prepare() -> None:
     if hasattr(launch, "__wrapped__"):
         return
     interpreter.GridExecutor.__call__ = _one_at_a_time(launch)
+    # Before its first launch a kernel's source is rewritten, by one object for all threads.
+    interpreter.InterpretedFunction.rewrite = _one_at_a_time(
+        interpreter.InterpretedFunction.rewrite
+    )
     tl = interpreter.tl
     interpreter._patch_lang(FunctionType(prepare.__code__, {"tl": tl, "core": tl.core}))
     nothing = interpreter._LangPatchScope()
