@@ -101,7 +101,7 @@ class Fetches:
         self._listed = max(_LEAST_LISTED, self._listed // 2)
         listing = self._group.absent_slots(keys, slots, room)
         told = Told(listing.words, counts=listing.tables)
-        return Found(slots, self._epochs(), told, since, listing=listing)
+        return Found(slots, self._group.epochs(), told, since, listing=listing)
 
     def bring(
         self,
@@ -136,7 +136,7 @@ class Fetches:
                     most = max(stop - start for start, stop in pairwise(asked.splits))
                     left = self._group.arrive(listing, most, *come, found.slots, out)
                     brought = have_rows and room is None
-                    found = Found(found.slots, self._epochs(), Told(left), brought=brought)
+                    found = Found(found.slots, self._group.epochs(), Told(left), brought=brought)
         return replace(found, asked=True)
 
     def _asked(self, keys: TableKeys, found: Found) -> tuple[Listing, Asked]:
@@ -152,9 +152,6 @@ class Fetches:
             starts = range(0, len(ids) + 1, listing.room)
         parts = [ids[start : start + n] for start, n in zip(starts, counts, strict=False)]
         return listing, Asked(torch.cat(parts), (0, *accumulate(counts)))
-
-    def _epochs(self) -> tuple[object, ...]:
-        return tuple(fast_of(table)._epoch for table in self._caches)
 
     def _make_way(
         self, behind: Behind, now: int, tell_used: Callable[[], object] = lambda: None

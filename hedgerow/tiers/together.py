@@ -82,7 +82,7 @@ class Together:
             # No row moves between the two reads: one that came from behind a cache meanwhile would
             # be read there as it was.
             with self._moves.shared():
-                if found is None or found.epoch != self.epochs():
+                if found is None or found.epoch != self._group.epochs():
                     asked, since = found is not None, self._time()
                     slots = self._group.lookup(keys, out, born=False)
                     told = self._told(keys, slots, since, listed=fetches is not None)
@@ -111,7 +111,7 @@ class Together:
 
     def _now_found(self, keys: TableKeys, found: Found | None) -> Found:
         """Where keys are: as found, unless rows have moved since."""
-        if found is not None and found.epoch == self.epochs():
+        if found is not None and found.epoch == self._group.epochs():
             return found
         # The mark of a move that is under way beside slots of before would make these believed.
         with self._moves.shared():
@@ -124,7 +124,7 @@ class Together:
         """With keys that caches lack `listed`, if they may have to come."""
         if self._fetches is not None and listed:
             return self._fetches.list_absent(keys, slots, since)
-        return Found(slots, self.epochs(), Told((slots < 0).sum().view(1)))
+        return Found(slots, self._group.epochs(), Told((slots < 0).sum().view(1)))
 
     def _time(self) -> int:
         """Of uses: a row that comes from now on is not used before."""
@@ -256,10 +256,6 @@ class Together:
         return done
 
     # ---- helpers
-
-    def epochs(self) -> tuple[object, ...]:
-        """Another mark whenever a row has moved."""
-        return tuple(fast_of(table)._epoch for table in self._tables)
 
     def _shares(self, keys: TableKeys) -> Iterator[tuple[Any, tuple[int, int]]]:
         return zip(self._tables, pairwise(keys.splits), strict=True)

@@ -63,6 +63,10 @@ class DeviceGroup:
             for table, own in zip(self._tables, self._own, strict=True)
         )
 
+    def epochs(self) -> tuple[object, ...]:
+        """Another mark whenever a row of a table has moved."""
+        return tuple(table._epoch for table in self._tables)
+
     def lookup(self, keys: TableKeys, out: Float32[Tensor, "n dim"], *, born: bool) -> Tensor:
         """Rows into `out`; the slots, each within its table."""
         parts = self._parts if born else ()

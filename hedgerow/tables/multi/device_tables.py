@@ -112,7 +112,7 @@ class DeviceTables(SeveralTables):
         if self._group is not None and len(keys.ids) and self._group.whole():
             rows = flat.view(-1, self.dims[0])
             slots = self._group.lookup(keys, rows, born=missing != "zeros")
-            return Lookup(keys, flat, self.dims, slots, self._epochs())
+            return Lookup(keys, flat, self.dims, slots, self._group.epochs())
         slots = torch.full_like(keys.ids, -1)
         epochs: list[object] = []
         for k, (table, own) in enumerate(zip(self._tables, self._split(keys), strict=True)):
@@ -194,12 +194,9 @@ class DeviceTables(SeveralTables):
             for table, call in zip(self._tables, calls, strict=True)
             if len(call.keys.ids)
         ]
-        known = at.slots if isinstance(at, Lookup) and at.epoch == self._epochs() else None
+        known = at.slots if isinstance(at, Lookup) and at.epoch == group.epochs() else None
         rows = grads.reshape(-1, self.dims[0])
         return Applied(group.step(keys, rows, calls[0].rates, max(times), known).sum(dim=0))
-
-    def _epochs(self) -> tuple[object, ...]:
-        return tuple(cast("DeviceTable", table)._epoch for table in self._tables)
 
     def is_on_device(self, k: int) -> bool:
         """Whether the rows of table `k` are on the device."""
