@@ -4,6 +4,7 @@
 #include <pthread.h>
 #include <sched.h>
 
+#include <algorithm>
 #include <atomic>
 #include <stdexcept>
 #include <string>
@@ -23,6 +24,8 @@ int usable_cpus() {
 }
 
 thread_local int calls = 0;  // that this thread is in, one within the other: the first has the gate
+thread_local bool runs_alone = false;
+thread_local bool in_background = false;
 
 struct Job {
   detail::TaskFunction function = nullptr;
@@ -31,6 +34,7 @@ struct Job {
   std::atomic<i64> next{0};
 
   void work() {
+    const RunAlone within(true);  // a task that waited for the pool would wait for itself
     for (i64 task; (task = next.fetch_add(1, std::memory_order_relaxed)) < tasks;)
       function(context, task);
   }
@@ -54,14 +58,46 @@ class Pool {
     for (std::thread& worker : workers_) worker.join();
   }
 
-  // False when another caller has the pool.
+  // False when another caller has the pool, who is not in the background.
   bool try_run(i64 tasks, detail::TaskFunction function, void* context) {
-    if (workers_.empty() || !in_use_.try_lock()) return false;
+    if (workers_.empty()) return false;
+    if (!in_use_.try_lock()) {
+      if (!in_background_.load(std::memory_order_relaxed)) return false;
+      wanted_.fetch_add(1, std::memory_order_acq_rel);
+      in_use_.lock();  // for as long as a few tasks take
+      if (wanted_.fetch_sub(1, std::memory_order_acq_rel) == 1) wanted_.notify_all();
+    }
     const std::lock_guard hold(in_use_, std::adopt_lock);
+    run(0, tasks, function, context);
+    return true;
+  }
+
+  // A few tasks at a time, each time after all others who want the pool.
+  bool run_in_background(i64 tasks, detail::TaskFunction function, void* context) {
+    if (workers_.empty()) return false;
+    const i64 few = kFewTasks * i64(workers_.size() + 1);
+    for (i64 first = 0; first < tasks; first += few) {
+      for (int others; (others = wanted_.load(std::memory_order_acquire)) != 0;)
+        wanted_.wait(others, std::memory_order_acquire);
+      const std::lock_guard hold(in_use_);
+      in_background_.store(true, std::memory_order_relaxed);
+      run(first, std::min(first + few, tasks), function, context);
+      in_background_.store(false, std::memory_order_relaxed);
+    }
+    return true;
+  }
+
+ private:
+  static constexpr int kSpins = 4000;  // tens of microseconds: less than a wake-up costs
+  static constexpr i64 kFewTasks = 2;  // of each thread
+  static constexpr u32 kOpen = u32(1) << 31;
+
+  // Tasks first .. end - 1; the caller has the pool.
+  void run(i64 first, i64 end, detail::TaskFunction function, void* context) {
     job_.function = function;
     job_.context = context;
-    job_.tasks = tasks;
-    job_.next.store(0, std::memory_order_relaxed);
+    job_.tasks = end;
+    job_.next.store(first, std::memory_order_relaxed);
     joined_.store(kOpen, std::memory_order_release);
     generation_.fetch_add(1, std::memory_order_release);
     generation_.notify_all();
@@ -77,12 +113,7 @@ class Pool {
       }
       left = joined_.load(std::memory_order_acquire);
     }
-    return true;
   }
-
- private:
-  static constexpr int kSpins = 4000;  // tens of microseconds: less than a wake-up costs
-  static constexpr u32 kOpen = u32(1) << 31;
 
   // Whether the job could still be joined: then it stays as it is until `leave`.
   bool join() {
@@ -113,6 +144,8 @@ class Pool {
   }
 
   std::mutex in_use_;
+  std::atomic<bool> in_background_{false};  // whoever has it
+  std::atomic<int> wanted_{0};              // by so many, while it is
   Job job_;
   std::atomic<u32> joined_{0};  // workers in the job, and kOpen while more may join
   std::atomic<u32> generation_{0};
@@ -221,15 +254,19 @@ CallScope::~CallScope() {
   if (--calls == 0) Process::process().gate.leave();
 }
 
-static thread_local bool runs_alone = false;
-
 RunAlone::RunAlone(bool alone) : before_(runs_alone) { runs_alone = before_ || alone; }
 RunAlone::~RunAlone() { runs_alone = before_; }
 
+InBackground::InBackground() : before_(in_background) { in_background = true; }
+InBackground::~InBackground() { in_background = before_; }
+
 void detail::run_tasks(i64 tasks, TaskFunction function, void* context) {
-  if (tasks > 1 && !runs_alone &&
-      Process::process().running_pool().try_run(tasks, function, context))
-    return;
+  if (tasks > 1 && !runs_alone) {
+    Pool& pool = Process::process().running_pool();
+    const bool done = in_background ? pool.run_in_background(tasks, function, context)
+                                    : pool.try_run(tasks, function, context);
+    if (done) return;
+  }
   for (i64 task = 0; task < tasks; ++task) function(context, task);
 }
 

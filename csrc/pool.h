@@ -38,6 +38,19 @@ class RunAlone {
   const bool before_;
 };
 
+// While one is held, this thread's tasks go to the pool a few at a time, and whoever else wants the
+// pool gets it before the next few. For work that nobody waits for.
+class InBackground {
+ public:
+  InBackground();
+  ~InBackground();
+  InBackground(const InBackground&) = delete;
+  InBackground& operator=(const InBackground&) = delete;
+
+ private:
+  const bool before_;
+};
+
 constexpr u64 kAloneIds = 8192;  // calls of fewer ids on one table run alone
 
 namespace detail {
@@ -46,7 +59,8 @@ void run_tasks(i64 tasks, TaskFunction function, void* context);
 }  // namespace detail
 
 // Runs body(0) .. body(tasks - 1), each once, on the calling thread and the pool's. A pool that is
-// busy with another thread's call is not waited for: the caller then does all of it. The first
+// busy with another thread's call is not waited for, unless that call is in the background: the
+// caller then does all of it. The first
 // exception is rethrown after every started task has ended; tasks not yet started are left out. The
 // caller holds a CallScope.
 template <class Body>

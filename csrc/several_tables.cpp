@@ -11,7 +11,7 @@ namespace {
 
 constexpr u64 kMostIds = 512, kLeastIds = 64;  // of a piece that is read: some microseconds or more
 constexpr u64 kPieces = 4;                     // of a thread: those that are late get fewer
-constexpr u64 kPieceRows = 1024;               // a write has more to prepare
+constexpr u64 kPieceRows = 256;                // that are written: so long a read waits for it
 
 struct Piece {
   u64 table;
@@ -62,6 +62,7 @@ void lookup_several(const SeveralTables& several, const LookupRoom& room) {
 }
 
 void move_in_several(const Coming& coming) {
+  const InBackground behind_reads;
   each_piece(coming.starts, coming.ends, kPieceRows, [&](u64 k, u64 start, u64 n) {
     Table& table = *coming.tables[k];
     const u64 dim = u64(table.layout().dim), state = u64(table.layout().state_floats);

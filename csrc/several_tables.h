@@ -45,6 +45,7 @@ struct Coming {
 
 void read_several(const SeveralTables& several, const EntryRoom& room);
 void lookup_several(const SeveralTables& several, const LookupRoom& room);
-void move_in_several(const Coming& coming);  // if it fails, some have come: it may be tried again
+// In the background: whoever reads comes first. If it fails, some have come: it may be tried again.
+void move_in_several(const Coming& coming);
 
 }  // namespace hedgerow

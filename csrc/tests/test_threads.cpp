@@ -1,6 +1,7 @@
 // Readers, writers, scans and erasures from several threads at once: rows stay whole, none is lost.
 #include <algorithm>
 #include <atomic>
+#include <chrono>
 #include <thread>
 
 #include "check.h"
@@ -172,6 +173,43 @@ void several_tables_at_once() {
   CHECK(first.size() == i64(splits[1] - 7) && second.size() == i64(ids.size() - splits[1]));
 }
 
+// Who wants the pool while somebody has it in the background gets it, with its threads, before that
+// work is done; and all tasks of both are done, each once.
+void background_work_makes_way() {
+  constexpr int kTasks = 4000;
+  std::atomic<int> done{0};
+  std::atomic<bool> begun{false};
+  std::vector<std::atomic<int>> times(kTasks);
+  std::thread behind([&] {
+    const CallScope scope;
+    const InBackground background;
+    parallel_for(kTasks, [&](i64 task) {
+      begun = true;
+      std::this_thread::sleep_for(std::chrono::milliseconds(1));
+      ++times[u64(task)];
+      ++done;
+    });
+  });
+  while (!begun) std::this_thread::yield();
+  const CallScope scope;
+  for (int round = 0; round < 20; ++round) {
+    // Each waits for another: one thread alone would never get through.
+    std::atomic<int> met{0};
+    const auto give_up = std::chrono::steady_clock::now() + std::chrono::seconds(60);
+    parallel_for(2, [&](i64) {
+      ++met;
+      while (met < 2 && std::chrono::steady_clock::now() < give_up) std::this_thread::yield();
+    });
+    CHECK(met == 2 && done < kTasks);
+    // A call within a task, of whatever kind, does not wait for the pool that its task has.
+    std::atomic<int> inner{0};
+    parallel_for(3, [&](i64) { parallel_for(3, [&](i64) { ++inner; }); });
+    CHECK(inner == 9);
+  }
+  behind.join();
+  for (const auto& count : times) CHECK(count == 1);
+}
+
 }  // namespace
 
 int main() {
@@ -179,6 +217,7 @@ int main() {
   everything_at_once(4);
   no_update_is_lost();
   several_tables_at_once();
+  background_work_makes_way();
   clearing_and_resizing_the_pool_meanwhile();
   return 0;
 }

@@ -1,4 +1,4 @@
-"""Lists the ids of a batch that have no row; notes that the others are used."""
+"""Lists the ids of a batch that have no row; may note that the others are used."""
 
 from __future__ import annotations
 
@@ -84,6 +84,17 @@ class Listing:
     room: int
     cuts: Int64[Tensor, "K+1"] | None = None
 
+    @staticmethod
+    def empty(
+        ids: Int64[Tensor, "n"], splits: Int64[Tensor, "K+1"], room: int | None = None
+    ) -> Listing:
+        """For up to `room` of these ids of each table, or for all of them."""
+        tables, device = len(splits) - 1, ids.device
+        places = len(ids) if room is None else tables * room
+        words = torch.zeros(tables + places, dtype=torch.int64, device=device)
+        at = torch.empty(places, dtype=torch.int64, device=device)
+        return Listing(words, at, room or 0, splits if room is None else None)
+
     @property
     def tables(self) -> int:
         """K."""
@@ -98,6 +109,28 @@ def list_of(cuts: tl.tensor | None, k: tl.tensor, room: tl.tensor) -> tuple[tl.t
     else:  # noqa: RET505 (Triton wants both arms)
         start = tl.load(cuts + k)
         return start, tl.load(cuts + k + 1) - start
+
+
+@jit
+def add_to_list(
+    words: tl.tensor,
+    at: tl.tensor,
+    cuts: tl.tensor | None,
+    key: tl.tensor,
+    i: tl.tensor,
+    k: tl.tensor,
+    absent: tl.tensor,
+    room: tl.tensor,
+    K: tl.constexpr,
+    ROWS: tl.constexpr,
+) -> None:
+    """The keys at positions i of the batch, of tables k, that are absent."""
+    one = tl.full((ROWS,), 1, tl.int64)
+    place = tl.atomic_add(words + k, one, mask=absent, sem="relaxed")
+    start, most = list_of(cuts, k, room)
+    listed = absent & (place < most)
+    tl.store(words + K + start + place, key, mask=listed)
+    tl.store(at + start + place, i, mask=listed)
 
 
 @jit(do_not_specialize=["n", "room"])
@@ -118,13 +151,8 @@ def _absent_slots(
     absent = tl.load(slots + i, mask=i < n, other=0) < 0
     if tl.max(absent.to(tl.int32), axis=0) > 0:
         k = tl.where(absent, table_of(splits, i, K, ROOM), 0)
-        one = tl.full((ROWS,), 1, tl.int64)
-        place = tl.atomic_add(words + k, one, mask=absent, sem="relaxed")
-        start, most = list_of(cuts, k, room)
-        listed = absent & (place < most)
-        place += start
-        tl.store(words + K + place, tl.load(ids + i, mask=listed, other=0), mask=listed)
-        tl.store(at + place, i, mask=listed)
+        key = tl.load(ids + i, mask=absent, other=0)
+        add_to_list(words, at, cuts, key, i, k, absent, room, K, ROWS)
 
 
 def absent_slots(
@@ -137,16 +165,12 @@ def absent_slots(
 
     What stands where none is listed is any number.
     """
-    tables, device = len(splits) - 1, ids.device
-    places = len(ids) if room is None else tables * room
-    words = torch.empty(tables + places, dtype=torch.int64, device=device)
-    words[:tables].zero_()
-    at = torch.empty(places, dtype=torch.int64, device=device)
-    listing = Listing(words, at, room or 0, splits if room is None else None)
+    listing = Listing.empty(ids, splits, room)
     if len(ids):
         _absent_slots[blocks(len(ids), 1024)](
-            *(ids, slots, splits, listing.cuts, words, at, len(ids), listing.room),
-            **several(tables),
+            *(ids, slots, splits, listing.cuts, listing.words, listing.at, len(ids)),
+            listing.room,
+            **several(listing.tables),
             ROWS=1024,
         )
     return listing

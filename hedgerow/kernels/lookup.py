@@ -9,6 +9,7 @@ from torch import Tensor
 
 from ..core.hashing import signed64
 from ..core.shapes import Float32, Int64
+from .absent import Listing, add_to_list
 from .find import own_slot, probe, span_of, table_of
 from .first_values import draw_of, start_rows
 from .layout import Arrays, FirstValues, Part
@@ -64,7 +65,7 @@ def gather(
     return out
 
 
-@jit(do_not_specialize=["n", "buckets", "seed"])
+@jit(do_not_specialize=["n", "buckets", "seed", "room"])
 def _lookup(
     ids: tl.tensor,
     used: tl.tensor | None,
@@ -75,8 +76,12 @@ def _lookup(
     spans: tl.tensor | None,
     splits: tl.tensor | None,
     draws: tl.tensor | None,
+    words: tl.tensor | None,
+    at: tl.tensor | None,
+    cuts: tl.tensor | None,
     n: tl.tensor,
     buckets: tl.tensor,
+    room: tl.tensor,
     seed: tl.tensor,
     a: tl.tensor,
     scale: tl.tensor,
@@ -96,6 +101,11 @@ def _lookup(
     key = tl.load(ids + i, mask=live, other=0)
     slot = probe(index, key, live, base, count, LINES)
     tl.store(slots + i, own_slot(slot, base), mask=i < n)
+    if words is not None:
+        lacking = live & (slot < 0)
+        if tl.max(lacking.to(tl.int32), axis=0) > 0:
+            k = tl.where(live, table_of(splits, i, K, ROOM), 0)
+            add_to_list(words, at, cuts, key, i, k, lacking, room, K, ROWS)
     rows = rows_at(values + START, slot, DIM, STRIDE, COLUMNS)
     if KIND != "zeros":
         absent = live & (slot < 0)
@@ -117,12 +127,13 @@ def lookup(
     parts: Sequence[Part] = (),
     used: Int64[Tensor, "K"] | None = None,
     splits: Int64[Tensor, "K+1"] | None = None,
+    listing: Listing | None = None,
 ) -> Int64[Tensor, "n"]:
     """Rows of `ids` into `out`, and their slots, -1 = absent.
 
     Of several tables, `splits` say where the ids of each begin and end; slots are their own.
     Absent ids give zeros, or the rows that the `parts` would give them; what follows after `used`,
-    zeros.
+    zeros. Those of several tables are added to a `listing`, as `absent.absent_slots` has them.
     """
     slots = torch.empty_like(ids)
     zeros = FirstValues("zeros", 0.0, 0.0, 0)
@@ -131,9 +142,13 @@ def lookup(
         if len(ids) == 0:
             break
         tile = reader_tile(dim)
+        listed = (None, None, None)
+        if listing is not None and start == 0:  # by the first part, for all of them
+            listed = (listing.words, listing.at, listing.cuts)
         _lookup[blocks(len(ids), tile["ROWS"])](
             *(ids, used, table.index, table.values, out, slots, table.spans, splits, draws),
-            *(len(ids), table.buckets, signed64(draw.seed), draw.a, draw.scale),
+            *(*listed, len(ids), table.buckets, 0 if listing is None else listing.room),
+            *(signed64(draw.seed), draw.a, draw.scale),
             **several(table.tables),
             KIND=draw.kind,
             START=start,

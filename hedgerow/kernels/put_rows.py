@@ -8,14 +8,37 @@ import torch
 from torch import Tensor
 
 from ..core.shapes import Bool, Float32, Int32, Int64
-from .find import span_of, table_of
+from .absent import Listing, list_of
+from .find import own_slot, span_of, table_of
 from .find_or_insert import claim
 from .layout import Arrays
 from .placement import TIMES, word
 from .toolchain import blocks, columns_of, jit, several, tl, writer_tile
 
 
-@jit(do_not_specialize=["n", "buckets", "now"])
+@jit
+def _tell(
+    batch: tl.tuple,
+    slot: tl.tensor,
+    i: tl.tensor,
+    k: tl.tensor,
+    first: tl.tensor,
+    inside: tl.tensor,
+    room: tl.tensor,
+    ROWS: tl.constexpr,
+) -> tl.tensor:
+    """Sets the slots of the batch that listed these; where each stands in the batch."""
+    at, cuts, slots, left = batch
+    start, _ = list_of(cuts, k, room)
+    where = tl.load(at + start + i - first, mask=inside, other=0)
+    tl.store(slots + where, slot, mask=inside)
+    lost = inside & (slot < 0)
+    if tl.max(lost.to(tl.int32), axis=0) > 0:
+        tl.atomic_add(left + k, tl.full((ROWS,), 1, tl.int64), mask=lost, sem="relaxed")
+    return where
+
+
+@jit(do_not_specialize=["n", "buckets", "now", "room"])
 def _put_rows(
     ids: tl.tensor,
     wanted: tl.tensor,
@@ -29,9 +52,15 @@ def _put_rows(
     used: tl.tensor,
     counts: tl.tensor,
     places: tl.tensor,
+    at: tl.tensor | None,
+    cuts: tl.tensor | None,
+    slots: tl.tensor | None,
+    out: tl.tensor | None,
+    left: tl.tensor | None,
     n: tl.tensor,
     buckets: tl.tensor,
     now: tl.tensor,
+    room: tl.tensor,
     K: tl.constexpr,
     ROOM: tl.constexpr,
     DIM: tl.constexpr,
@@ -43,25 +72,32 @@ def _put_rows(
     STATE_COLUMNS: tl.constexpr,
 ) -> None:
     i = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)
-    base, count, live = span_of((spans, splits), None, i, n, buckets, K, ROOM)
-    live = live & tl.load(wanted + i, mask=live, other=0).to(tl.int1)
+    base, count, inside = span_of((spans, splits), None, i, n, buckets, K, ROOM)
+    live = inside & tl.load(wanted + i, mask=inside, other=0).to(tl.int1)
     slot, born = claim(index, tl.load(ids + i, mask=live, other=0), live, base, count, LINES)
     tl.store(places + i, tl.where(born, slot, -1).to(tl.int32), mask=i < n)
     tl.store(used + slot, tl.zeros((ROWS,), tl.int32) + now, mask=born)
     k = tl.zeros((ROWS,), tl.int32)
     if spans is not None:
-        k = tl.where(live, table_of(splits, i, K, ROOM), 0)
+        k = tl.where(inside, table_of(splits, i, K, ROOM), 0)
     tl.atomic_add(counts + k, tl.full((ROWS,), 1, tl.int64), mask=born, sem="relaxed")
     tl.store(index + word(slot, TIMES, LINES), tl.load(times + i, mask=born, other=0), mask=born)
     column = tl.arange(0, COLUMNS)[None, :]
-    inside = born[:, None] & (column < DIM)
-    row = tl.load(rows + i[:, None] * DIM + column, mask=inside, other=0.0)
-    tl.store(values + slot[:, None] * STRIDE + column, row, mask=inside)
+    asked = born if out is None else inside
+    row = tl.load(rows + i[:, None] * DIM + column, mask=asked[:, None] & (column < DIM), other=0.0)
+    there = born[:, None] & (column < DIM)
+    tl.store(values + slot[:, None] * STRIDE + column, row, mask=there)
     if STATES > 0:
-        column = tl.arange(0, STATE_COLUMNS)[None, :]
-        inside = born[:, None] & (column < STATES)
-        state = tl.load(states + i[:, None] * STATES + column, mask=inside, other=0.0)
-        tl.store(values + slot[:, None] * STRIDE + DIM + column, state, mask=inside)
+        state_column = tl.arange(0, STATE_COLUMNS)[None, :]
+        there = born[:, None] & (state_column < STATES)
+        state = tl.load(states + i[:, None] * STATES + state_column, mask=there, other=0.0)
+        tl.store(values + slot[:, None] * STRIDE + DIM + state_column, state, mask=there)
+    if at is not None:
+        batch, first = (at, cuts, slots, left), tl.load(splits + k)
+        where = _tell(batch, own_slot(slot, base), i, k, first, inside, room, ROWS)
+        if out is not None:
+            there = inside[:, None] & (column < DIM)
+            tl.store(out + where[:, None] * DIM + column, row, mask=there)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -70,6 +106,20 @@ class Uses:
 
     used: Int32[Tensor, "slots"]
     came: Int64[Tensor, "K"]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Waiting:
+    """A batch that has listed the ids that come, which is told of them.
+
+    Its slots are numbered within each table, -1 for an id without a place; `left` counts these by
+    table. Its rows in `out`, if given, are those that come, whether they find a place or not.
+    """
+
+    listing: Listing
+    slots: Int64[Tensor, "batch"]
+    out: Float32[Tensor, "batch dim"] | None
+    left: Int64[Tensor, "K"]
 
 
 def put_rows(
@@ -82,19 +132,28 @@ def put_rows(
     uses: Uses,
     now: int,
     splits: Int64[Tensor, "K+1"] | None = None,
+    waiting: Waiting | None = None,
 ) -> Int32[Tensor, "n"]:
     """Gives ids that have no row these, with their states and times, as used `now`.
 
     Ids may be equal: of such one gets its row. The slots that were taken, numbered through all
     tables; -1 for an id that has a row, that is not `wanted`, or that found no room.
+
+    If a batch is `waiting`, these are the ids of its list, in that order, all of each table: it is
+    told where they are. Equal ids are wanted all, or none of them.
     """
     n, floats = states.shape
     places = torch.empty(n, dtype=torch.int32, device=ids.device)
+    told, room = (None,) * 5, 0
+    if waiting is not None:
+        assert splits is not None
+        listing, room = waiting.listing, waiting.listing.room
+        told = (listing.at, listing.cuts, waiting.slots, waiting.out, waiting.left)
     if n:
         tile = writer_tile(max(table.dim, floats))
         _put_rows[blocks(n, tile["ROWS"])](
             *(ids, wanted, rows, states, times, table.index, table.values, table.spans, splits),
-            *(uses.used, uses.came, places, n, table.buckets, now),
+            *(uses.used, uses.came, places, *told, n, table.buckets, now, room),
             **several(table.tables),
             DIM=table.dim,
             STATES=floats,

@@ -11,13 +11,12 @@ from ..core.shapes import Bool, Float32, Int32, Int64
 from .absent import Listing
 from .layout import ERASED, KEYS, LANES, NEWBORN, TIMES, Arrays
 from .leave import NEVER, Chosen
-from .put_rows import Uses
+from .put_rows import Uses, Waiting
 from .reference import find, insert_one, put_word
 
 __all__ = [
     "absent",
     "absent_slots",
-    "arrive",
     "choose_old",
     "clean",
     "mark",
@@ -78,30 +77,6 @@ def absent_slots(
         for j, i in enumerate(lacking[:room].tolist(), start=first):
             words[tables + j], at[j] = ids[i], i
     return Listing(words, at, room or 0, splits if room is None else None)
-
-
-def arrive(
-    table: Arrays,
-    listing: Listing,
-    most: int,
-    rows: Float32[Tensor, "m dim"],
-    starts: Int64[Tensor, "K+1"],
-    slots: Int64[Tensor, "n"],
-    out: Float32[Tensor, "n dim"] | None = None,
-) -> Int64[Tensor, "K"]:
-    """Slots of listed ids, each table's own numbers, and rows; how many of each have no slot."""
-    left = torch.zeros(listing.tables, dtype=torch.int64)
-    for k, (_, own) in enumerate(_tables(table)):
-        count, start = int(listing.words[k]), int(starts[k])
-        begin = k * listing.room if listing.cuts is None else int(listing.cuts[k])
-        assert count <= most
-        ids = listing.words[listing.tables + begin :][:count]
-        at = listing.at[begin : begin + count]
-        slots[at] = find(own, ids)
-        left[k] = (slots[at] < 0).sum()
-        if out is not None:
-            out[at] = rows[start : start + count]
-    return left
 
 
 def _old(own: Arrays, used: list[int], oldest: int, limit: int) -> list[int]:
@@ -190,6 +165,7 @@ def put_rows(
     uses: Uses,
     now: int,
     splits: Int64[Tensor, "K+1"] | None = None,
+    waiting: Waiting | None = None,
 ) -> Int32[Tensor, "n"]:
     """Gives wanted ids without a row these, the first of equal ones; slots of all tables, or -1."""
     places = torch.full((len(ids),), -1, dtype=torch.int32)
@@ -203,4 +179,22 @@ def put_rows(
                 put_word(own, TIMES, slot, int(times[i]))
                 places[i], uses.used[first + slot] = first + slot, now
                 uses.came[k] += 1
+        if waiting is not None:
+            _tell(waiting, k, own, ids[cuts[k] : cuts[k + 1]], wanted[cuts[k] : cuts[k + 1]])
+            if waiting.out is not None:
+                at = _listed_at(waiting.listing, k, cuts[k + 1] - cuts[k])
+                waiting.out[at] = rows[cuts[k] : cuts[k + 1]]
     return places
+
+
+def _listed_at(listing: Listing, k: int, count: int) -> Int64[Tensor, "count"]:
+    """Where in the batch the ids stand that were listed of a table."""
+    begin = k * listing.room if listing.cuts is None else int(listing.cuts[k])
+    return listing.at[begin : begin + count]
+
+
+def _tell(waiting: Waiting, k: int, own: Arrays, ids: Tensor, wanted: Tensor) -> None:
+    """Slots of listed ids, each table's own numbers; how many have none."""
+    slots = torch.where(wanted, find(own, ids), -1)
+    waiting.slots[_listed_at(waiting.listing, k, len(ids))] = slots
+    waiting.left[k] += (slots < 0).sum()

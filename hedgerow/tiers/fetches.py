@@ -5,18 +5,17 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import replace
-from itertools import accumulate, pairwise
+from itertools import accumulate
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from ..core.shapes import Float32, Int32, Int64
 from ..kernels.absent import Listing
 from ..kernels.leave import NEVER
-from ..kernels.put_rows import Uses
+from ..kernels.put_rows import Uses, Waiting
 from ..kernels.seat import Marks
-from ..tables.copies import numbers_on
-from ..tables.moving import MovingRows
 from ..tables.multi.device_group import DeviceGroup
 from ..tables.store import TableKeys
 from .caching import CachingTable
@@ -88,20 +87,31 @@ class Fetches:
             return
         with closing(behind), self._caches[0]._writing:
             now = self.tick()
-            room = self._make_way(behind, now)
+            come = self._make_way(behind, now)
             # Only now: one of them may have come, been changed, and left for the others.
             behind.keep_unchanged()
-            if self._fit(behind, room):
+            if come:
                 self._put(behind, now)
+
+    def lookup(self, keys: TableKeys, out: Float32[Tensor, "n dim"], since: int) -> Found:
+        """Rows that are on the device into `out`; where keys are, as `list_absent`."""
+        slots, listing = self._group.lookup_and_list(keys, out, self._room_to_list(keys))
+        return self._found(slots, listing, since)
 
     def list_absent(self, keys: TableKeys, slots: Int64[Tensor, "n"], since: int) -> Found:
         """Where keys are, with those listed that are not on the device; waits for nothing."""
-        # No more memory than for all keys, however much more one table lacks than the others.
-        room = min(self._listed, max(_LEAST_LISTED, len(keys.ids) // len(self._caches)))
-        self._listed = max(_LEAST_LISTED, self._listed // 2)
-        listing = self._group.absent_slots(keys, slots, room)
+        listing = self._group.absent_slots(keys, slots, self._room_to_list(keys))
+        return self._found(slots, listing, since)
+
+    def _found(self, slots: Int64[Tensor, "n"], listing: Listing, since: int) -> Found:
         told = Told(listing.words, counts=listing.tables)
         return Found(slots, self._group.epochs(), told, since, listing=listing)
+
+    def _room_to_list(self, keys: TableKeys) -> int:
+        """Of each table: no more memory than for all keys, however much more one table lacks."""
+        room = min(self._listed, max(_LEAST_LISTED, len(keys.ids) // len(self._caches)))
+        self._listed = max(_LEAST_LISTED, self._listed // 2)
+        return room
 
     def bring(
         self,
@@ -125,18 +135,18 @@ class Fetches:
                 known = now_found(found)
                 now = self.tick()
                 behind.keep_unchanged()
-                used = lambda: self.mark(keys, known.slots, now)  # noqa: E731
-                come, have_rows = None, bool(behind.found.all())
-                room = self._make_way(behind, now, used)
-                if self._fit(behind, room):
-                    come = self._put(behind, now)
+                come = self._make_way(behind, now, lambda: self.mark(keys, known.slots, now))
                 if known is not found:  # what came by another hand is not in `out`: none is sure
                     found = replace(found, epoch=())
-                elif come is not None:
-                    most = max(stop - start for start, stop in pairwise(asked.splits))
-                    left = self._group.arrive(listing, most, *come, found.slots, out)
-                    brought = have_rows and room is None
-                    found = Found(found.slots, self._group.epochs(), Told(left), brought=brought)
+                waiting = None
+                if come and known is found:
+                    left = torch.zeros(listing.tables, dtype=torch.int64, device=self.device)
+                    waiting = Waiting(listing, found.slots, out, left)
+                if come:
+                    self._put(behind, now, waiting)
+                if waiting is not None:
+                    epochs, told = self._group.epochs(), Told(waiting.left)
+                    found = Found(found.slots, epochs, told, brought=behind.have_rows)
         return replace(found, asked=True)
 
     def _asked(self, keys: TableKeys, found: Found) -> tuple[Listing, Asked]:
@@ -145,59 +155,49 @@ class Fetches:
         if listing is None or max(told.counts) > listing.room:
             listing = self._group.absent_slots(keys, found.slots)
             told = Told(listing.words, counts=listing.tables)
-        counts, ids = told.counts, told.others()
+        counts, ids = told.counts, told.others().numpy()
         self._listed = max(self._listed, 2 * max(counts))  # to list them again would wait
         starts = keys.splits
         if listing.cuts is None:
             starts = range(0, len(ids) + 1, listing.room)
         parts = [ids[start : start + n] for start, n in zip(starts, counts, strict=False)]
-        return listing, Asked(torch.cat(parts), (0, *accumulate(counts)))
+        return listing, Asked(torch.from_numpy(np.concatenate(parts)), (0, *accumulate(counts)))
 
     def _make_way(
         self, behind: Behind, now: int, tell_used: Callable[[], object] = lambda: None
-    ) -> Sequence[int] | None:
-        """Room for the rows that were found; how much each table has, if not enough for all."""
+    ) -> bool:
+        """Room for the rows that were found, or for some, and no others come; whether any do."""
 
         def tell() -> None:
             self.ahead.await_uses()
             tell_used()
 
-        counts = behind.asked.counts(behind.found)  # nobody leaves for ids without a row
-        many = [places_of(table).rows // MOST_SPARE for table in self._caches]
-        if any(n > most for n, most in zip(counts, many, strict=True)):
+        for k, table in enumerate(self._caches):
             # To tell equal ids apart takes time, and is worth it where many would leave for them.
-            for k, (n, most) in enumerate(zip(counts, many, strict=True)):
-                if n > most:
-                    behind.keep_firsts(k)
-            counts = behind.asked.counts(behind.found)
-        room = self._departures.make_way(counts, now, self.ahead.asked_since(), tell)
-        return None if list(room) == counts else room
+            if behind.counts[k] > places_of(table).rows // MOST_SPARE:
+                behind.count_distinct(k)
+        # Nobody leaves for ids without a row.
+        room = self._departures.make_way(behind.counts, now, self.ahead.asked_since(), tell)
+        for k, rows in enumerate(room):
+            if rows < behind.counts[k]:
+                behind.keep(k, rows)
+        return any(behind.counts)
 
-    def _fit(self, behind: Behind, room: Sequence[int] | None) -> bool:
-        """No more rows come than there is room for; whether there are any."""
-        if room is not None:
-            for k, share in behind.asked.shares():
-                mine = behind.found[share]
-                mine[mine.cumsum(0) > room[k]] = False
-        return bool(behind.found.any())
-
-    def _put(self, behind: Behind, now: int) -> tuple[MovingRows, Int64[Tensor, "K+1"]]:
-        """Rows come; they on the device, and where those of each table begin."""
+    def _put(self, behind: Behind, now: int, waiting: Waiting | None = None) -> None:
+        """Rows come; the batch that waits for them is told."""
         asked = behind.asked
         with self._caches[0]._moves.alone(), self._whole_rows(asked):
             for k, share in asked.shares():
                 fast = fast_of(self._caches[k])
                 fast._begin_at(0, share.stop - share.start)
                 fast._timed, fast._epoch = True, object()
-            coming, cuts = behind.coming(), numbers_on(asked.splits, self.device)
-            at = self._group.put(coming, cuts, self._uses, now)
-            most = asked.counts(behind.found)
+            cuts, coming = behind.coming()
+            at = self._group.put(coming, cuts, self._uses, now, waiting)
             for k, share in asked.shares():
                 places, mine = places_of(self._caches[k]), None
                 if places.numbers_stays:
                     mine = torch.where(at[share] >= 0, at[share] - self._firsts[k], -1)
-                places.came(most[k], mine)
-        return coming, cuts
+                places.came(behind.counts[k], mine)
 
     @contextmanager
     def _whole_rows(self, asked: Asked) -> Iterator[None]:

@@ -83,13 +83,18 @@ class Together:
             # be read there as it was.
             with self._moves.shared():
                 if found is None or found.epoch != self._group.epochs():
-                    asked, since = found is not None, self._time()
-                    slots = self._group.lookup(keys, out, born=False)
-                    told = self._told(keys, slots, since, listed=fetches is not None)
-                    found = replace(told, asked=asked)
+                    found = replace(self._look(keys, out, fetches), asked=found is not None)
                 if fetches is None or found.asked or not found.absent:
                     return self._read_rest(keys, found, out, missing, step)
             found = fetches.bring(keys, found, lambda old: self._now_found(keys, old), out)
+
+    def _look(self, keys: TableKeys, out: Tensor, fetches: Fetches | None) -> Found:
+        """Rows that are on the device into `out`; where keys are, listed if rows may come."""
+        since = self._time()
+        if fetches is not None:
+            return fetches.lookup(keys, out, since)
+        slots = self._group.lookup(keys, out, born=False)
+        return self._told(keys, slots, since, listed=False)
 
     def prefetch(self, keys: TableKeys, batch: Int64[Tensor, "all"]) -> None:
         """Starts to read rows that caches lack of a batch to be looked up later."""

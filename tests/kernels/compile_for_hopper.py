@@ -68,7 +68,6 @@ def every_kernel() -> None:
     from hedgerow.kernels import (
         absent,
         apply,
-        arrive,
         assign,
         erase,
         find,
@@ -112,10 +111,12 @@ def every_kernel() -> None:
     step.step(several, ids, rows, counts, [part], [0.1], 5, slots, None, splits)
     seats = seat.seat(several, ids, slots, None, splits, insert=False)
     uses = put_rows.Uses(seats, ids)
-    put_rows.put_rows(several, ids, usable, rows, torch.ones(100, 3 * dim), ids, uses, 5, splits)
+    coming = (ids, usable, rows, torch.ones(100, 3 * dim), ids, uses, 5, splits)
+    put_rows.put_rows(several, *coming)
     absent.absent(several, ids, splits, seats, 5)
     listing = absent.absent_slots(ids, slots, splits)
-    arrive.arrive(several, listing, 50, rows, splits, slots, rows)
+    lookup.lookup(several, ids, rows, (), None, splits, listing)
+    put_rows.put_rows(several, *coming, put_rows.Waiting(listing, slots, rows, ids))
     marks = seat.Marks(seats, usable, 5)
     seat.seat(several, ids, slots, None, splits, insert=False, marks=marks)
     mark.mark(seats, seats, usable, 5)
@@ -166,11 +167,12 @@ def other_forms() -> None:
         absent,
         apply,
         apply_each,
-        arrive,
         evict,
         find_or_insert,
         first_values,
         lookup,
+        put_rows,
+        seat,
         step,
         sum_gradients,
     )
@@ -196,8 +198,13 @@ def other_forms() -> None:
     several, splits = Arrays.make_several([3, 4], dim, CPU, 3 * dim), torch.tensor([0, 50, 100])
     find_or_insert.find_or_insert(several, ids, splits)
     listing = absent.absent_slots(ids, slots, splits, 100)
-    arrive.arrive(several, listing, 50, rows, splits, slots)
-    arrive.arrive(several, listing, 50, rows, splits, slots, rows)
+    lookup.lookup(several, ids, rows, (), None, splits, listing)
+    uses = put_rows.Uses(seat.seat(several, ids, slots, None, splits, insert=False), ids)
+    for out in (None, rows):
+        waiting = put_rows.Waiting(listing, slots, out, ids)
+        put_rows.put_rows(
+            *(several, ids, usable, rows, torch.ones(100, 3 * dim), ids, uses, 5, splits, waiting)
+        )
     for rule in ("ftrl", "torch_adam"):  # states of a value, of both a value and a row
         each = Part(0, dim, dim, uniform, rule, NUMBERS)
         apply_each.apply_each(wide, grouped, usable, rows, ids, usable, [each], [0.1], 5)

@@ -85,9 +85,10 @@ def test_every_kernel_has_a_twin_with_its_arguments() -> None:
 
 
 def _arguments(function: Callable[..., object]) -> list[tuple[str, object, object]]:
-    """Without `splits`: a twin serves one table, and test_step compares several one by one."""
+    """Without what several tables need: a twin serves one, and other tests compare several."""
     arguments = inspect.signature(function).parameters.values()
-    return [(a.name, a.kind, a.default) for a in arguments if a.name != "splits"]
+    of_several = ("splits", "listing")
+    return [(a.name, a.kind, a.default) for a in arguments if a.name not in of_several]
 
 
 def test_every_thread_of_a_writing_kernel_has_a_key_of_its_own() -> None:

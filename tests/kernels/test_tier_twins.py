@@ -11,14 +11,23 @@ import pytest
 import torch
 from torch import Tensor
 
-from hedgerow.kernels import absent, arrive, leave, mark, put_rows, reference, reference_tiers
+from hedgerow.kernels import (
+    absent,
+    find,
+    leave,
+    lookup,
+    mark,
+    put_rows,
+    reference,
+    reference_tiers,
+)
 from hedgerow.kernels.layout import EMPTY, ERASED, KEYS, LANES, NEWBORN, TIMES, Arrays
 
 from .cases import ODD_IDS, content, moved, same_bits, some_ids, values
 from .test_step import _alone
 
 CPU = torch.device("cpu")
-FILES = (absent, arrive, leave, mark, put_rows)
+FILES = (absent, leave, mark, put_rows)
 # Buckets of each table and ids for each: for one and for two buckets there are too many.
 SHAPES = [((2,), (70,)), ((1, 6, 2), (50, 70, 0)), ((2, 1, 1, 5, 1), (60, 0, 40, 60, 40))]
 
@@ -180,13 +189,13 @@ def test_slots_of_nothing_are_listed_as_far_as_there_is_room(
 
 
 @pytest.mark.parametrize(
-    ("dim", "with_rows", "more"), [(3, True, 40), (130, True, 0), (2, False, 9)]
+    ("dim", "states", "with_rows"), [(3, 0, True), (130, 2, True), (2, 1, False)]
 )
 @pytest.mark.parametrize("shape", [1, 2])
-def test_a_batch_is_told_of_the_rows_that_its_twin_is(
-    device: torch.device, shape: int, dim: int, with_rows: bool, more: int
+def test_a_batch_that_waits_is_told_of_the_rows_that_its_twin_is(
+    device: torch.device, shape: int, dim: int, states: int, with_rows: bool
 ) -> None:
-    batch = _batch(*SHAPES[shape], dim=dim, seed=dim)
+    batch = _batch(*SHAPES[shape], dim=dim, states=states, seed=dim)
     n, slots = len(batch.ids), batch.slots()
     room = 80 if with_rows else None
     ours = absent.absent_slots(*_on(device, batch.ids, slots, batch.splits), room=room)
@@ -194,26 +203,61 @@ def test_a_batch_is_told_of_the_rows_that_its_twin_is(
         *(ours.words.cpu(), ours.at.cpu(), ours.room), None if room else batch.splits
     )
     counts = model.words[: model.tables].tolist()
+    begins = [k * 80 for k in range(model.tables)] if room else batch.splits.tolist()
+    parts = [slice(start, start + m) for start, m in zip(begins, counts, strict=False)]
+    ids = torch.cat([model.words[model.tables :][part] for part in parts])
+    at = torch.cat([model.at[part] for part in parts])
+    starts, m = torch.tensor([0, *accumulate(counts)]), sum(counts)
+    wanted = ids % 5 != 0  # of equal ids all or none
+    given = (ids, wanted, values(m, dim, seed=6), values(m, states, seed=7), ids)
+    out, left = torch.full((n, dim), 9.0), torch.full((len(counts),), 100)
     uses = put_rows.Uses(batch.used, torch.zeros(len(counts), dtype=torch.int64))
-    new, raw = values(n, dim, seed=8), torch.empty(n, 0)
+    there, told = _there(batch.table, device), put_rows.Uses(*_on(device, uses.used, uses.came))
+    known, outcome, missing = _on(device, slots, out, left)
+    put_rows.put_rows(
+        *(there, *_on(device, *given), told, 7, starts.to(device)),
+        put_rows.Waiting(ours, known, outcome if with_rows else None, missing),
+    )
     reference_tiers.put_rows(
-        *(batch.table, batch.ids, slots < 0, new, raw, batch.ids, uses, 7, batch.splits)
+        *(batch.table, *given, uses, 7, starts),
+        put_rows.Waiting(model, slots, out if with_rows else None, left),
     )
-    starts = torch.tensor([0, *accumulate(counts)])
-    rows, out = values(sum(counts), dim, seed=6), torch.full((n, dim), 9.0)
-    sent, cuts, known, outcome = _on(device, rows, starts, slots, out)
-    most = max(counts) + more
-    left = arrive.arrive(
-        *(_there(batch.table, device), ours, most, sent, cuts, known),
-        outcome if with_rows else None,
+    _same((outcome, told.came), (out, uses.came))
+    # Which of many find the last places of a table is not told: each as its own table says.
+    found = torch.cat(
+        [
+            find.find(own, own_ids.to(device)).cpu()
+            for own, own_ids in zip(
+                [_alone(there, k) for k in range(len(counts))], ids.split(counts), strict=True
+            )
+        ]
     )
-    wanted = reference_tiers.arrive(
-        *(batch.table, model, most, rows, starts, slots), out if with_rows else None
-    )
-    _same((left, known, outcome), (wanted, slots, out))
-    same_bits(slots, batch.slots())
-    assert 0 < int(wanted.sum()) < sum(counts)
-    assert int((out != 9).any(dim=1).sum()) == (sum(counts) if with_rows else 0)
+    same_bits(known.cpu()[at], torch.where(wanted, found, -1))
+    others = ~torch.isin(torch.arange(n), at)
+    same_bits(known.cpu()[others], slots[others])
+    for k, (start, stop) in enumerate(pairwise(starts.tolist())):
+        assert int(missing[k]) == 100 + int((known.cpu()[at[start:stop]] < 0).sum())
+    assert 0 < int((known.cpu()[at] >= 0).sum()) < m
+    assert int((out != 9).any(dim=1).sum()) == (m if with_rows else 0)
+
+
+@pytest.mark.parametrize("room", [3, 80])
+def test_a_lookup_lists_what_it_does_not_find(device: torch.device, room: int) -> None:
+    batch = _batch(*SHAPES[1], dim=5, seed=4)
+    table, ids, splits = _there(batch.table, device), *_on(device, batch.ids, batch.splits)
+    listing = absent.Listing.empty(ids, splits, room)
+    out = torch.full((len(ids), 5), 9.0, device=device)
+    slots = lookup.lookup(table, ids, out, (), None, splits, listing)
+    same_bits(slots.cpu(), batch.slots())
+    again = torch.full_like(out, 9.0)
+    same_bits(lookup.lookup(table, ids, again, (), None, splits), slots)
+    same_bits(out, again)
+    model = reference_tiers.absent_slots(batch.ids, batch.slots(), batch.splits, 1500)
+    same_bits(listing.words[: model.tables].cpu(), model.words[: model.tables])
+    for k, count in enumerate(model.words[: model.tables].tolist()):
+        pairs = _pairs(listing, k, min(count, room))
+        assert len(set(pairs)) == min(count, room)
+        assert set(pairs) <= set(_pairs(model, k, count))
 
 
 @pytest.mark.parametrize(("limit", "oldest"), [(9, 3), (4, 6), (9, -1), (-1, 9), (9, 9)])
@@ -441,11 +485,6 @@ def test_of_nothing_nothing_comes(device: torch.device) -> None:
     listing = absent.absent_slots(nobody, nobody, cuts, 4)
     model = reference_tiers.absent_slots(batch.ids, batch.ids, splits, 4)
     same_bits(listing.words[:2], model.words[:2])
-    rows = torch.empty(0, 1)
-    same_bits(
-        arrive.arrive(ours, listing, 0, rows.to(device), cuts, nobody, rows.to(device)),
-        reference_tiers.arrive(batch.table, model, 0, rows, splits, batch.ids, rows),
-    )
     putting = Putting(batch, 3, splits)
     same_bits(putting.put(device)[2], putting.put(None)[2])
     old, how = torch.tensor([9, 9], dtype=torch.int32), {"room": 0, "buckets": 2, "limit": 9}

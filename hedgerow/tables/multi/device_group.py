@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from ...core.shapes import Bool, Float32, Int32, Int64
-from ...kernels import absent, arrive, find, leave, lookup, put_rows, runs, seat, step
+from ...kernels import absent, find, leave, lookup, put_rows, runs, seat, step
 from ...kernels.layout import LANES, Arrays, Part, draws_of
 from ..copies import numbers_on
 from ..device import DeviceTable
@@ -73,6 +73,17 @@ class DeviceGroup:
         with self._tables[0]._here():
             return lookup.lookup(self._arrays, keys.ids, out, parts, keys.used, self._cuts(keys))
 
+    def lookup_and_list(
+        self, keys: TableKeys, out: Float32[Tensor, "n dim"], room: int
+    ) -> tuple[Int64[Tensor, "n"], absent.Listing]:
+        """`lookup`, and keys without a row, up to `room` of each table; their rows are zeros."""
+        with self._tables[0]._here():
+            cuts = self._cuts(keys)
+            listing = absent.Listing.empty(keys.ids, cuts, room)
+            return lookup.lookup(
+                *(self._arrays, keys.ids, out, (), keys.used, cuts, listing)
+            ), listing
+
     def step(
         self,
         keys: TableKeys,
@@ -126,7 +137,12 @@ class DeviceGroup:
         return done
 
     def put(
-        self, moving: MovingRows, cuts: Int64[Tensor, "K+1"], uses: put_rows.Uses, now: int
+        self,
+        moving: MovingRows,
+        cuts: Int64[Tensor, "K+1"],
+        uses: put_rows.Uses,
+        now: int,
+        waiting: put_rows.Waiting | None,
     ) -> Int32[Tensor, "n"]:
         """Rows that were found elsewhere come to ids that have none here, between `cuts` by table.
 
@@ -134,20 +150,7 @@ class DeviceGroup:
         """
         parts = (moving.ids, moving.found, moving.rows, moving.states, moving.ts)
         with self._tables[0]._here():
-            return put_rows.put_rows(self._arrays, *parts, uses, now, cuts)
-
-    def arrive(
-        self,
-        listing: absent.Listing,
-        most: int,
-        moving: MovingRows,
-        cuts: Int64[Tensor, "K+1"],
-        slots: Int64[Tensor, "n"],
-        out: Float32[Tensor, "n dim"] | None,
-    ) -> Int64[Tensor, "K"]:
-        """A batch is told of rows that were put, which it had listed; see `arrive.arrive`."""
-        with self._tables[0]._here():
-            return arrive.arrive(self._arrays, listing, most, moving.rows, cuts, slots, out)
+            return put_rows.put_rows(self._arrays, *parts, uses, now, cuts, waiting)
 
     def old_rows(
         self,
