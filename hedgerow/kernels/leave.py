@@ -23,6 +23,38 @@ _BUCKETS = 32  # of a program
 
 
 @jit
+def _oldest(
+    used: tl.tensor, spans: tl.tensor, ranks: tl.tensor, out: tl.tensor, SAMPLE: tl.constexpr
+) -> None:
+    k = tl.program_id(0)
+    first = tl.load(spans + 2 * k) * LANES
+    slots = tl.load(spans + 2 * k + 1) * LANES
+    at = tl.arange(0, SAMPLE).to(tl.int64)
+    place = first + at * (slots // SAMPLE | 1) % slots  # odd steps: every lane has its share
+    when = tl.load(used + place, mask=at < slots, other=_NEVER)
+    rank = tl.load(ranks + k)
+    low, high = tl.full((), 0, tl.int64), tl.full((), _NEVER, tl.int64)
+    while low < high:  # the least time up to which more than `rank` of them were used last
+        middle = (low + high) // 2
+        enough = tl.sum((when <= middle).to(tl.int32), axis=0) > rank
+        low, high = tl.where(enough, low, middle + 1), tl.where(enough, middle, high)
+    tl.store(out + k, low.to(tl.int32))
+
+
+def oldest(
+    table: Arrays, used: Int32[Tensor, "slots"], ranks: Int64[Tensor, "K"], *, sample: int
+) -> Int32[Tensor, "K"]:
+    """Of each table the time of this rank, from 0 on, of a sample of its slots, sorted.
+
+    A power of two slots of each table are looked at, or all where there are fewer.
+    """
+    assert table.spans is not None
+    out = torch.empty(table.tables, dtype=torch.int32, device=used.device)
+    _oldest[(table.tables,)](used, table.spans, ranks, out, SAMPLE=sample, num_warps=16)
+    return out
+
+
+@jit
 def _places(chosen: tl.tensor, counter: tl.tensor, SLOTS: tl.constexpr) -> tl.tensor:
     """Numbers for what is chosen, from a counter on that all programs share."""
     flat = tl.reshape(chosen.to(tl.int64), (SLOTS,))

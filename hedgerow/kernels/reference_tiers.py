@@ -20,6 +20,7 @@ __all__ = [
     "choose_old",
     "clean",
     "mark",
+    "oldest",
     "put_rows",
     "take_out",
 ]
@@ -77,6 +78,19 @@ def absent_slots(
         for j, i in enumerate(lacking[:room].tolist(), start=first):
             words[tables + j], at[j] = ids[i], i
     return Listing(words, at, room or 0, splits if room is None else None)
+
+
+def oldest(
+    table: Arrays, used: Int32[Tensor, "slots"], ranks: Int64[Tensor, "K"], *, sample: int
+) -> Int32[Tensor, "K"]:
+    """Of each table the time of this rank in a sorted sample of its slots."""
+    found = []
+    for k, (first, own) in enumerate(_tables(table)):
+        slots = own.buckets * LANES
+        at = torch.arange(min(sample, slots)) * (slots // sample | 1) % slots
+        rest = torch.full((sample - len(at),), NEVER, dtype=torch.int32)
+        found.append(torch.cat([used[first + at], rest]).sort().values[ranks[k]])
+    return torch.stack(found)
 
 
 def _old(own: Arrays, used: list[int], oldest: int, limit: int) -> list[int]:

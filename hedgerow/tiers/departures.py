@@ -12,8 +12,7 @@ from torch import Tensor
 
 from ..core.shapes import Bool, Int32, Int64
 from ..kernels.layout import LANES
-from ..kernels.leave import NEVER, Chosen
-from ..tables.copies import numbers_on
+from ..kernels.leave import Chosen
 from ..tables.multi.device_group import DeviceGroup
 from .caching import CachingTable
 from .device_cache_places import places_of
@@ -22,7 +21,6 @@ from .leaving import Leaving
 
 _SPARE = 512  # of a cache twice this part leaves at once, so that not every step needs room
 MOST_SPARE = 64  # where a step needs more than that, up to this part
-_SAMPLE = 1 << 14  # slots of each table that say how old the oldest rows are
 
 
 class Departures:
@@ -41,19 +39,11 @@ class Departures:
         used: Int32[Tensor, "slots"],
         changed: Bool[Tensor, "slots"],
         left: Int64[Tensor, "K"],
-        firsts: Sequence[int],
     ) -> None:
         self._caches, self._group = caches, group
         self._used, self._changed, self._left = used, changed, left
         self._slots = [fast_of(table)._table.buckets * LANES for table in caches]
         device = used.device
-        width = min(_SAMPLE, max(self._slots))
-        at = torch.arange(width)
-        self._sizes = [min(width, slots) for slots in self._slots]
-        # Odd steps: every lane of buckets has its share.
-        tables = zip(firsts, self._slots, strict=True)
-        self._samples = torch.stack([a + at * (n // width | 1) % n for a, n in tables]).to(device)
-        self._beyond = (at >= torch.tensor(self._sizes)[:, None]).to(device)
         self._stream = torch.cuda.Stream(device) if device.type == "cuda" else None
         # One for all tables: rows that set out are followed by all of them, or by none.
         self._pending: deque[Leaving] = deque()
@@ -75,14 +65,20 @@ class Departures:
         needs = [_Need(table, n) for table, n in zip(self._caches, rows, strict=True)]
         self._learn(wait=any(need.now() > 0 for need in needs))
         if any(need.soon() > 0 for need in needs):
-            tell_used()
-            if self._counting is None:
-                self._turn_over(needs, now, last)
-                self._learn(wait=any(need.now() > 0 for need in needs))
-            if any(need.now() > 0 for need in needs):  # they cannot wait for the next time
-                self._turn_over(needs, now, last)
-                self._learn(wait=True)
+            at_once = any(need.now() > 0 for need in needs)
+            if at_once or self._is_ready():
+                tell_used()
+                if self._counting is None:
+                    self._turn_over(needs, now, last)
+                    self._learn(wait=at_once)
+                if any(need.now() > 0 for need in needs):  # they cannot wait for the next time
+                    self._turn_over(needs, now, last)
+                    self._learn(wait=True)
         return [need.rows if need.now() <= 0 else need.table.make_way(need.rows) for need in needs]
+
+    def _is_ready(self) -> bool:
+        """Whether rows can leave without a wait: they are written, and counted."""
+        return self._counting is None and (self._next is None or self._next.leaving.has_landed)
 
     def go_on(self) -> None:
         """Rows that will leave are written, beside the next step."""
@@ -125,8 +121,9 @@ class Departures:
     def _choose(self, wanted: Sequence[int], limit: int, now: int) -> None:
         # A few more: of those that are as old as the oldest, and from buckets that are full.
         most = [n + n // 8 for n in wanted]
+        shares = [n / slots for n, slots in zip(wanted, self._slots, strict=True)]
         chosen, rows, states = self._group.old_rows(
-            *(self._used, self._changed, self._oldest(wanted), most), limit=limit, turn=now
+            *(self._used, self._changed, shares, most), limit=limit, turn=now
         )
         leaving = Leaving(self._caches, chosen, rows, states, most, self._stream)
         self._pending.append(leaving)
@@ -135,14 +132,6 @@ class Departures:
         for table in self._caches:
             places_of(table).begin_count()
         self._next, self._counting = _Next(chosen, most, leaving), leaving
-
-    def _oldest(self, wanted: Sequence[int]) -> Int32[Tensor, "K"]:
-        """Until when the rows were last used that are to leave, so many of each table."""
-        old = self._used[self._samples].masked_fill(self._beyond, NEVER).sort(dim=1).values
-        shares = zip(wanted, self._sizes, self._slots, strict=True)
-        ranks = [round(n * size / slots) - 1 for n, size, slots in shares]
-        at = numbers_on([min(max(0, rank), old.shape[1] - 1) for rank in ranks], old.device)
-        return old.gather(1, at[:, None])[:, 0]
 
     def _learn(self, *, wait: bool) -> None:
         """How many rows there are, if the device has told."""

@@ -43,6 +43,7 @@ class DeviceCachePlaces(DevicePlaces):
         self.moved: Int64[Tensor, "2"] = torch.zeros(2, dtype=torch.int64, device=table.device)
         self._pins: Int32[Tensor, "slots"] = self.used[:0]  # made with the first hold
         self._born: Int32[Tensor, "slots"] = self.used[:0]
+        self._numbers = False  # whether they were made
         self._holds = self._stays = self._came_since = 0
         self._told, self._telling = (0, 0), Lock()
 
@@ -79,7 +80,7 @@ class DeviceCachePlaces(DevicePlaces):
     @property
     def numbers_stays(self) -> bool:
         """Whether `came` must be told the slots: rows were held since the cache was made."""
-        return len(self._born) > 0
+        return self._numbers
 
     def came(self, most: int, slots: Int32[Tensor, "n"] | None = None) -> None:
         """So many rows at most have come; `slots` say where to, those below 0 nowhere."""
@@ -136,6 +137,7 @@ class DeviceCachePlaces(DevicePlaces):
         """They stay until they are let go; the number of the stay of each."""
         if not len(self._pins):
             self._pins, self._born = torch.zeros_like(self.used), torch.zeros_like(self.used)
+            self._numbers = True
         slots = self._tensor(at)
         self._pins[slots] += 1
         self._holds += 1

@@ -53,9 +53,7 @@ class Fetches:
         self._uses = Uses(self._used, moved[0])
         self._listed = _LEAST_LISTED  # room for keys of each table that the next call may lack
         self.ahead = ReadsAhead(caches, group, self._used)
-        self._departures = Departures(
-            *(caches, group, self._used, self._changed, moved[1], self._firsts)
-        )
+        self._departures = Departures(caches, group, self._used, self._changed, moved[1])
 
     def tick(self) -> int:
         """The time of a use: after all before."""

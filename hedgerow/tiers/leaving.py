@@ -57,6 +57,11 @@ class Leaving:
         """Whether that was done."""
         return self._here is not None
 
+    @property
+    def has_landed(self) -> bool:
+        """Whether they are in the stores."""
+        return self._landed
+
     def is_copied(self) -> bool:
         """Whether the host knows of them."""
         return self._here is not None and (self._copied is None or self._copied.query())

@@ -104,6 +104,8 @@ class Prefetcher:
 
     def under_way(self) -> list[Prefetched]:
         """Batches whose rows are not there yet."""
+        if not self._outstanding:  # most often; what is added from now on is not asked for
+            return []
         with self._lock:
             return [batch for batch in self._outstanding if not batch.is_done()]
 

@@ -122,6 +122,7 @@ def every_kernel() -> None:
     mark.mark(seats, seats, usable, 5)
     old = seats[:2].contiguous()
     how = {"room": 100, "buckets": 4, "limit": 9, "turn": 1}
+    leave.oldest(several, seats, ids, sample=1 << 14)
     chosen = leave.choose_old(several, seats, usable, old, splits, **how)
     leave.clean(chosen, usable)
     leave.take_out(several, chosen, seats, usable, ids)

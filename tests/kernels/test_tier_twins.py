@@ -260,6 +260,20 @@ def test_a_lookup_lists_what_it_does_not_find(device: torch.device, room: int) -
         assert set(pairs) <= set(_pairs(model, k, count))
 
 
+@pytest.mark.parametrize("sample", [16, 64, 1024])
+def test_a_sample_of_slots_has_the_times_of_its_twin(device: torch.device, sample: int) -> None:
+    batch = _batch((1, 40, 2, 3), (40, 150, 80, 30), every=1)
+    batch.used[batch.used == 3] = 1_000_000
+    ours, used = _there(batch.table, device), batch.used.to(device)
+    seen = set()
+    for ranks in ([0, 0, 0, 0], [1, 7, 3, 15], [12, 2, 15, 9], [15, 15, 15, 15]):
+        ranks = torch.tensor(ranks)
+        got = leave.oldest(ours, used, ranks.to(device), sample=sample)
+        same_bits(got, reference_tiers.oldest(batch.table, batch.used, ranks, sample=sample))
+        seen |= set(got.tolist())
+    assert {0, 1_000_000, leave.NEVER} <= seen
+
+
 @pytest.mark.parametrize(("limit", "oldest"), [(9, 3), (4, 6), (9, -1), (-1, 9), (9, 9)])
 @pytest.mark.parametrize("lines", [2, 3])
 def test_old_rows_are_chosen_as_by_the_twin(

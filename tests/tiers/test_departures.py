@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from hedgerow.kernels.layout import EMPTY, ERASED
+from hedgerow.tables.multi import device_group
 from hedgerow.tables.store import TableKeys
 from hedgerow.tiers import departures
 from hedgerow.tiers.cache_moves import CacheMoves
@@ -83,7 +84,7 @@ def test_a_part_of_a_large_cache_is_kept_free(
 def test_a_sample_of_slots_says_how_old_rows_are(
     device: torch.device, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(departures, "_SAMPLE", 16)
+    monkeypatch.setattr(device_group, "_SAMPLE", 16)
     pair = _pair(device, fast_rows=100, slots=128)
     for first in (0, 0, 60, 60, 120, 120, 0, 60, 120):
         pair.step(_all(*range(first, first + 60)))

@@ -18,6 +18,8 @@ from ..device_reads import MAX_IDS
 from ..moving import MovingRows
 from ..store import TableKeys
 
+_SAMPLE = 1 << 14  # slots of each table that say how old the oldest rows are
+
 
 class DeviceGroup:
     """The arrays of K alike tables in one piece; each table has its part of them.
@@ -65,7 +67,7 @@ class DeviceGroup:
 
     def epochs(self) -> tuple[object, ...]:
         """Another mark whenever a row of a table has moved."""
-        return tuple(table._epoch for table in self._tables)
+        return tuple([table._epoch for table in self._tables])
 
     def lookup(self, keys: TableKeys, out: Float32[Tensor, "n dim"], *, born: bool) -> Tensor:
         """Rows into `out`; the slots, each within its table."""
@@ -156,7 +158,7 @@ class DeviceGroup:
         self,
         used: Int32[Tensor, "slots"],
         changed: Bool[Tensor, "slots"],
-        oldest: Int32[Tensor, "K"],
+        shares: Sequence[float],
         most: Sequence[int],
         *,
         limit: int,
@@ -164,15 +166,23 @@ class DeviceGroup:
     ) -> tuple[leave.Chosen, Float32[Tensor, "room dim"], Float32[Tensor, "room floats"]]:
         """Rows that may leave, `most` of each table, as `leave.choose_old` has them.
 
-        And rows and states of those that were changed. None is taken out.
+        They are about this share of the slots of each. And rows and states of those that were
+        changed. None is taken out.
         """
-        starts = (0, *accumulate(most))
+        starts, device = (0, *accumulate(most)), self._arrays.index.device
+        buckets = [own.buckets for own in self._own]
+        sample = min(_SAMPLE, 1 << (LANES * max(buckets) - 1).bit_length())
+        ranks = [
+            max(0, round(share * min(sample, LANES * count)) - 1)
+            for share, count in zip(shares, buckets, strict=True)
+        ]
+        numbers = numbers_on([*starts, *ranks], device)
         with self._tables[0]._here():
+            ages = leave.oldest(self._arrays, used, numbers[len(starts) :], sample=sample)
             chosen = leave.choose_old(
-                *(self._arrays, used, changed, oldest),
-                numbers_on(starts, self._arrays.index.device),
+                *(self._arrays, used, changed, ages, numbers[: len(starts)]),
                 room=starts[-1],
-                buckets=max(own.buckets for own in self._own),
+                buckets=max(buckets),
                 limit=limit,
                 turn=turn,
             )
