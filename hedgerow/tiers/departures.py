@@ -52,6 +52,7 @@ class Departures:
         self._next: _Next | None = None  # those that leave the next time
         self._counting: Leaving | None = None  # until the host knows how many rows there are
         self._thread: ThreadPoolExecutor | None = None
+        self._handed_over: Leaving | None = None  # to it
 
     def make_way(
         self, rows: Sequence[int], now: int, asked: int | None, tell_used: Callable[[], None]
@@ -82,9 +83,9 @@ class Departures:
 
     def go_on(self) -> None:
         """Rows that will leave are written, beside the next step."""
-        if self._next is None or self._next.leaving.is_started:
+        if self._next is None or self._next.leaving is self._handed_over:
             return
-        leaving = self._next.leaving
+        leaving = self._handed_over = self._next.leaving
         try:
             leaving.start()
             if self._thread is None:

@@ -53,11 +53,6 @@ class Leaving:
             self._start()
 
     @property
-    def is_started(self) -> bool:
-        """Whether that was done."""
-        return self._here is not None
-
-    @property
     def has_landed(self) -> bool:
         """Whether they are in the stores."""
         return self._landed

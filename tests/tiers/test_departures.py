@@ -94,6 +94,48 @@ def test_a_sample_of_slots_says_how_old_rows_are(
     pair.compare()
 
 
+def test_rows_that_were_waited_for_are_written_by_the_thread(
+    device: torch.device, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Who waits to learn how many rows there are starts their copy, and nothing else."""
+    monkeypatch.setattr(departures, "_SPARE", 6)
+    monkeypatch.setattr(departures, "MOST_SPARE", 6)
+    pair = _pair(device)
+    _fill(pair)
+    pair.step(_all(40, 41, 42))  # for which others leave at once
+    leaving: Any = pair.groups[0]._fetches._departures
+    assert leaving._next is not None
+    leaving._thread.submit(lambda: None).result(timeout=60)  # after all that it has to do
+    assert leaving._next.leaving.has_landed
+    before = pair.ours.table(0).slow.entries(torch.arange(60)).ts.clone()
+    pair.ours.table(0)._back.land()
+    assert torch.equal(pair.ours.table(0).slow.entries(torch.arange(60)).ts, before)
+    pair.compare()
+
+
+def test_nothing_leaves_while_it_is_being_written_unless_it_must(
+    device: torch.device, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(departures, "_SPARE", 6)
+    monkeypatch.setattr(departures, "MOST_SPARE", 6)
+    pair = _pair(device)
+    leaving: Any = pair.groups[0]._fetches._departures
+    late: list[bool] = []
+    turn_over = leaving._turn_over
+
+    def noted(needs: Any, *more: Any) -> None:
+        late.append(leaving._next is not None and not leaving._next.leaving.has_landed)
+        assert not late[-1] or any(need.now() > 0 for need in needs)
+        turn_over(needs, *more)
+
+    monkeypatch.setattr(leaving, "_turn_over", noted)
+    monkeypatch.setattr(leaving, "go_on", lambda: None)  # the thread never comes to it
+    for first in range(0, 96, 2):
+        pair.step(_all(first % 48, first % 48 + 1))
+    assert sum(late) > 1
+    pair.compare()
+
+
 def test_ids_that_look_like_free_places_stay_and_are_counted(device: torch.device) -> None:
     pair = _pair(device, fast_rows=8, slots=16)
     pair.step(_all(EMPTY, ERASED))
