@@ -16,7 +16,7 @@ from hedgerow.planner.times.calibration import Calibration, Point, Residuals
 from hedgerow.planner.times.few_ids import host_ids
 from hedgerow.planner.times.mode_cost import HostCost, ModeCost
 from hedgerow.planner.times.robust_fit import robust_fit
-from hedgerow.planner.times.row_moves import moves
+from hedgerow.planner.times.row_moves import crowded, moves
 from hedgerow.planner.times.step_time import Speeds, Step, step_ms
 from hedgerow.planner.times.time_parameters import (
     CPU,
@@ -124,7 +124,14 @@ TRUE = {
         id_ms=3e-7,
         id_byte_ms=4e-10,
         ahead=6,
-        host=HostCost(host_ms=1.4, host_key_ms=5e-4, host_bytes_per_ms=1e7, move_ms=2.5),
+        host=HostCost(
+            host_ms=1.4,
+            host_key_ms=5e-4,
+            host_bytes_per_ms=1e7,
+            move_ms=2.5,
+            host_table_ms=0.2,
+            crowded_key_ms=4e-4,
+        ),
     ),
 }
 
@@ -142,7 +149,7 @@ def _together_points() -> list[Point]:
                 often = moves(mode, far * keys, repeat * keys, tables, float(rows))
                 step = Step(
                     *(keys, repeat * keys, 2 * size, size, size, far, tables, often),
-                    *(far * keys, 0.0, 0.0),
+                    *(crowded(mode, far * keys, tables, float(rows)), far * keys, 0.0, 0.0),
                 )
                 ms = step_ms(step, cost, Speeds(2.5e9, 1.0, 1.0, 1.0))
                 found.append(
@@ -188,6 +195,8 @@ def test_modes_that_were_measured_with_several_tables_tell_more() -> None:
     assert near.host.host_key_ms == near.host.move_ms == 0 < far.host.host_key_ms
     assert far.host.move_ms == pytest.approx(2.5, rel=0.2)
     assert far.host.host_ms == pytest.approx(1.4, rel=0.15)
+    assert far.host.host_table_ms == pytest.approx(0.2, rel=0.25)
+    assert far.host.crowded_key_ms == pytest.approx(4e-4, rel=0.2)
     row = 1536 / (far.host.host_bytes_per_ms or 0)
     assert far.host.host_key_ms + row == pytest.approx(5e-4 + 1536 / 1e7, rel=0.1)
     assert found.residuals.p90 < 0.08
@@ -206,7 +215,7 @@ def _host_points(noise: float, cost: ModeCost, tables: tuple[int, ...]) -> list[
         size, ids = 4.0 * dim, float(repeat * keys)
         of_host = host_ids(mode, ids, float(keys), float(many))
         far = float(mode != CPU)
-        step = Step(float(keys), ids, 2 * size, size, size, far, float(many), 0.0, *of_host)
+        step = Step(float(keys), ids, 2 * size, size, size, far, float(many), 0.0, 0.0, *of_host)
         ms = step_ms(step, cost, Speeds(9e6, 1.0, 1.0, 1.0))
         ms *= float(np.exp(noise * random.normal()))
         found.append(

@@ -42,6 +42,8 @@ class Point:
     ids: int = 0
     fast_rows: int = 0  # places of each table's fast tier; 0 if there is none, or unknown
     promoted: float = 0.0
+    moved_rows: float | None = None  # that came to a hybrid's fast tier a step; None: not counted
+    spread: float = 0.0  # how much longer than at its fastest it took at another time
 
     def __post_init__(self) -> None:
         checks.choice("Point", "kind", self.kind, KINDS)
@@ -49,9 +51,11 @@ class Point:
         checks.whole("Point", "tables", self.tables, least=1)
         for name in ("dim", "ids", "fast_rows"):
             checks.whole("Point", name, getattr(self, name), least=0)
-        for name in ("read_bytes", "write_bytes", "host_share"):
+        for name in ("read_bytes", "write_bytes", "host_share", "spread"):
             checks.setting("Point", name, getattr(self, name), least=0)
         checks.setting("Point", "promoted", self.promoted)
+        if self.moved_rows is not None:
+            checks.setting("Point", "moved_rows", self.moved_rows, least=0)
         checks.setting("Point", "ms", self.ms, above=0)
 
 
