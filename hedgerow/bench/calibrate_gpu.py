@@ -12,7 +12,7 @@ import torch
 
 from ..core.errors import ConfigError, InputError
 from ..core.units import format_bytes
-from ..planner.times.calibration import Point
+from ..planner.times.calibration import Point, Seen
 from ..planner.times.hit_rate import touched
 from ..planner.times.key_model import EXPONENT, zipf
 from ..tables.store import TableKeys
@@ -237,7 +237,7 @@ def _step_point(filled: Filled, what: What, passes: list[list[Round]]) -> Point:
     each = what.keys // sweep.tables * sweep.tables
     point = _point(filled, "step", what.keys, found.ms, float(share), what.repeat * each)
     moved = found.moved if sweep.mode == "HYBRID" else None
-    return replace(point, moved_rows=moved, spread=spread(passes))
+    return replace(point, seen=Seen(moved_rows=moved, spread=spread(passes)))
 
 
 def _parts(filled: Filled, keys: int, size: Size, seconds: float) -> Iterator[Point]:
@@ -320,7 +320,7 @@ def _hits(device: torch.device, size: Size) -> Point:
         dim=work.dim,
         host_share=missed / keys,
         fast_rows=int(share * work.rows),
-        promoted=(1 - missed / keys - share) / (hottest - share),
+        seen=Seen(promoted=(1 - missed / keys - share) / (hottest - share)),
     )
 
 

@@ -108,7 +108,8 @@ def rounds_of(filled: Filled, what: What, pace: Pace, yardstick: Yardstick) -> l
         missed, moved = (b - a for a, b in zip(before, filled.counted(), strict=True))
         return Round(ms, missed / count, moved / count)
 
-    rounds = min(_MOST_ROUNDS, max(_FEWEST, int(share / (count * once))))
+    fewest = _FEWEST if count * once <= share else 1  # a long one has its own share of noise
+    rounds = min(_MOST_ROUNDS, max(fewest, int(share / (count * once))))
     return measured(steps, rounds, yardstick).values
 
 

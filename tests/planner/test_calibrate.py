@@ -12,7 +12,7 @@ import pytest
 
 from hedgerow.core.errors import ConfigError, FileDamagedError, FileMissingError, InputError
 from hedgerow.planner.times.calibrate import fit
-from hedgerow.planner.times.calibration import Calibration, Point, Residuals
+from hedgerow.planner.times.calibration import Calibration, Point, Residuals, Seen
 from hedgerow.planner.times.few_ids import host_ids
 from hedgerow.planner.times.mode_cost import HostCost, ModeCost
 from hedgerow.planner.times.robust_fit import robust_fit
@@ -179,7 +179,7 @@ def test_modes_that_were_measured_with_several_tables_tell_more() -> None:
         write_bytes=0.0,
         ms=1.0,
         host_share=0.4,
-        promoted=0.5 / 0.6,
+        seen=Seen(promoted=0.5 / 0.6),
     )
     copies = [
         Point(kind="copy", mode=way, keys=1, read_bytes=1e6, write_bytes=1e6, ms=ms)
@@ -270,12 +270,15 @@ def test_files_of_before_are_read() -> None:
 def test_points_of_before_are_read(tmp_path: Path) -> None:
     known = _measured().to_dict()
     old = {**known["points"][0], "kind": "hits", "host_share": 0.4, "factor": 0.1, "hottest": 0.7}
-    del old["fast_rows"], old["promoted"]
+    del old["fast_rows"], old["seen"]
+    flat = {**known["points"][0], "promoted": 0.25}  # as it was later
+    del flat["seen"]
     path = tmp_path / "calibration.json"
-    path.write_text(json.dumps({**known, "points": [*known["points"], old]}))
+    path.write_text(json.dumps({**known, "points": [*known["points"], flat, old]}))
     points = Calibration.load(path).points
-    assert points[-1].promoted == pytest.approx(0.5 / 0.6)
-    assert points[:-1] == _measured().points
+    assert points[-1].seen.promoted == pytest.approx(0.5 / 0.6)
+    assert points[-2].seen == Seen(promoted=0.25)
+    assert points[:-2] == _measured().points
 
 
 def test_a_speed_that_cannot_be_is_not_found() -> None:

@@ -175,7 +175,7 @@ def _fastest(points: Sequence[Point], device_name: str) -> dict[str, float]:
 
 def _promotion(points: Sequence[Point]) -> float | None:
     """How near HYBRID's fast rows came to the hottest: of what those serve more than a split."""
-    shares = [p.promoted for p in points if p.kind == "hits"]
+    shares = [p.seen.promoted for p in points if p.kind == "hits"]
     return min(1.0, max(0.0, float(np.median(shares)))) if shares else None
 
 

@@ -167,7 +167,7 @@ class Columns:
 def _moves(point: Point) -> float:
     missed, rows = point.host_share * point.keys, float(point.fast_rows or math.inf)
     ids, tables = float(point.ids or point.keys), float(point.tables)
-    return moves(point.mode, missed, ids, tables, rows, point.moved_rows)
+    return moves(point.mode, missed, ids, tables, rows, point.seen.moved_rows)
 
 
 def _crowded(point: Point) -> float:
