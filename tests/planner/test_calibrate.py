@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from itertools import product
 from pathlib import Path
 from typing import Any
@@ -252,6 +253,43 @@ def test_ids_that_one_thread_does_are_found() -> None:
     assert cost.alone_id_ms == pytest.approx(3e-4, rel=0.25)
     assert cost.alone_byte_ms == pytest.approx(2e-7, rel=0.4)
     assert found.residuals.p90 < 0.08
+
+
+def test_rows_that_stay_on_the_host_may_be_faster_than_a_copy() -> None:
+    # Only vectors cross, and those are counted by id: rows cost nothing that shows.
+    true = ModeCost(0.2, 0.0, 0.3, 6e-6, 8e-8, host=HostCost(host_bytes_per_ms=1e12))
+    copies = [
+        Point(kind="copy", mode=way, keys=1, read_bytes=1e6, write_bytes=1e6, ms=0.02)
+        for way in ("h2d", "d2h")
+    ]
+    found = fit([*_host_points(0.03, true, (1, 10)), *copies])
+    assert found.residuals.p90 < 0.08
+    speed = found.parameters.modes["HOST_ONLY"].host.host_bytes_per_ms or 0
+    assert 1e9 < speed <= 1e10 * 1.001
+
+
+def test_a_look_that_found_no_hot_rows_is_no_move() -> None:
+    host, found = HostCost(host_ms=0.8, host_key_ms=2e-4, host_bytes_per_ms=1e7, move_ms=4.0), []
+    cost = ModeCost(1.2, 1e-6, table_ms=0.1, id_ms=2e-7, host=host)
+    random = np.random.default_rng(7)
+    for dim, keys, tables, far, moved in product(
+        (16, 128), KEYS[:3], (1, 10), SHARES, (0.0, 0.3, 50.0)
+    ):
+        size, missed = 4.0 * dim, far * keys
+        often = moves("HYBRID", missed, keys, tables, 1e5, moved * (far > 0))
+        step = Step(keys, keys, 2 * size, size, size, far, tables, often, 0.0, missed, 0.0, 0.0)
+        point = _step("HYBRID", keys, 2 * size, size, 1.0, dim, far)
+        ms = step_ms(step, cost, Speeds(2.5e9, 1.0, 1.0, 1.0)) * np.exp(0.02 * random.normal())
+        seen = Seen(moved_rows=moved * (far > 0))
+        found.append(
+            replace(point, ms=float(ms), tables=tables, ids=keys, fast_rows=10**5, seen=seen)
+        )
+    known = fit(found)
+    assert known.parameters.modes["HYBRID"].host.move_ms == pytest.approx(4.0, rel=0.1)
+    assert known.residuals.p90 < 0.06
+    # Without the count each look is taken for one.
+    uncounted = fit([replace(point, seen=Seen()) for point in found])
+    assert uncounted.residuals.p90 > 2 * known.residuals.p90
 
 
 def test_files_of_before_are_read() -> None:
