@@ -5,30 +5,41 @@ from __future__ import annotations
 import gc
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
-from statistics import median, median_low
+from dataclasses import dataclass, field, replace
+from statistics import median
 
 import torch
 
 from ..core.errors import ConfigError, InputError
 from ..core.units import format_bytes
-from ..planner.times.calibration import Point
+from ..planner.times.calibration import Point, Seen
 from ..planner.times.hit_rate import touched
 from ..planner.times.key_model import EXPONENT, zipf
 from ..tables.store import TableKeys
-from .calibrate_stores import Filled, Sweep
+from .calibrate_rounds import (
+    Clock,
+    Pace,
+    Round,
+    What,
+    is_doubtful,
+    rounds_of,
+    spread,
+    summed_up,
+)
+from .calibrate_stores import ROTATED, Filled, Sweep
 from .gpu_tiers import Batches, Work, _in_tiers
 from .progress import Progress
-from .quiet import Yardstick, measured
+from .quiet import Yardstick
 from .room import free_bytes
 
 DIMS = (16, 32, 64, 128, 256)
 SHARES = (0.0, 0.01, 0.05, 0.1, 0.25, 0.5, 0.75, 1.0)
 _ASKED = {"HYBRID": (0.0, 0.1, 0.25, 0.5, 0.75, 1.0), "CACHING": SHARES[:6]}
 """Shares that plans ask for: more than half of the keys is not what a cache is chosen for."""
-_MOST_ROUNDS = 10
-_POINTS = 600  # about so many share the time
-_LONGEST = 5.0  # a round may take so many times the share of a point, or is left out
+_CALLS = 10  # of what is timed call by call
+_POINTS = 300  # about so many share the time
+_MORE_PASSES = 2  # at most, for points whose passes differ
+_LONGEST = 5.0  # calls may take so many times the share of a point
 _MOSTLY_NEAR = 0.5  # ids that repeat are of rows that are used much, which lie in HBM
 _NEEDS_BYTES = {"HBM": 12 * 2**30, "host memory": 6 * 2**30}
 
@@ -53,6 +64,7 @@ class Size:
     steps: int = 16  # of a round: a hybrid looks for hot rows every 16th, a cache makes way then
     tries: int = 64  # steps in which a hybrid's rows may come to its fast tier
     listens: float = 1 / 15  # share of the time to learn what a quiet host is
+    passes: int = 2  # over all points of a sweep
 
     @staticmethod
     def whole() -> Size:
@@ -83,6 +95,7 @@ class Size:
             steps=2,
             tries=0,
             listens=0.0,
+            passes=1,
         )
 
     def rows_of(self, sweep: Sweep) -> int:
@@ -165,7 +178,7 @@ def points_of(
 ) -> Iterator[Point]:
     """All points, in about so many seconds beside what compiling kernels takes."""
     size = size or Size.whole()
-    yardstick = Yardstick(size.listens * seconds, seconds)
+    yardstick = Yardstick(size.listens * seconds, seconds / 2)
     total = len(size.sweeps) + 2
     progress("copies", 0, total)
     yield from _copies(device, size)
@@ -182,90 +195,54 @@ def points_of(
 def _swept(
     sweep: Sweep, size: Size, device: torch.device, seconds: float, yardstick: Yardstick
 ) -> Iterator[Point]:
+    """In passes, some time apart: others disturb a host for seconds, and seldom twice alike."""
     filled = Filled(sweep, size.rows_of(sweep), device, size.tries)
-    for keys in filter(filled.fits, sweep.keys):
-        for far in filter(lambda share, n=keys: filled.stays(n, share), sweep.shares):
-            for repeat in sweep.repeats if far <= _MOSTLY_NEAR else (1,):
-                point = _step_point(filled, (keys, far, repeat), size, seconds, yardstick)
-                if point is not None:
-                    yield point
-        if sweep.mode == "HBM_ONLY" and sweep.tables == 1:
+    pace = Pace(size.warm_ups, size.steps, size.tries, seconds / size.passes)
+    taken: dict[What, list[list[Round]]] = {what: [] for what in _wanted(filled)}
+    for number in range(size.passes + _MORE_PASSES):
+        due = list(taken)
+        if number >= size.passes:
+            due = [what for what, passes in taken.items() if is_doubtful(passes)]
+        if number and due and sweep.tiered:
+            filled.refresh()
+        for what in due:
+            rounds = rounds_of(filled, what, pace, yardstick)
+            if rounds:
+                taken[what].append(rounds)
+            elif not taken[what]:  # it takes too long
+                del taken[what]
+    for what, passes in taken.items():
+        yield _step_point(filled, what, passes)
+    if sweep.mode == "HBM_ONLY" and sweep.tables == 1:
+        for keys in filter(filled.fits, sweep.keys):
             yield from _parts(filled, keys, size, seconds)
 
 
-class _Clock:
-    """Times rounds: where the host takes no part by the device's own events, else by the wall.
-
-    Both see steps that follow one another, as training has them: a device that waits for its host
-    to launch is measured so. Events leave out how long the host takes to notice the end. Where the
-    host reads and writes rows itself, a step ends when the host says so, and only the wall tells.
-    """
-
-    def __init__(self, device: torch.device, events: bool) -> None:
-        self._device = device
-        self._events = events and device.type == "cuda"
-
-    def ms(self, work: Callable[[], object]) -> float:
-        """Of this work, from an idle device to an idle device."""
-        self._wait()
-        begun = time.perf_counter()
-        if not self._events:
-            work()
-            self._wait()
-            return 1e3 * (time.perf_counter() - begun)
-        first, last = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-        first.record()
-        work()
-        last.record()
-        self._wait()
-        return first.elapsed_time(last)
-
-    def _wait(self) -> None:
-        if self._device.type == "cuda":
-            torch.cuda.synchronize(self._device)
+def _wanted(filled: Filled) -> list[What]:
+    """All set-ups of a sweep, first those in which hot rows stay where they are."""
+    sweep = filled.sweep
+    found = [
+        What(keys, far, repeat)
+        for keys in filter(filled.fits, sweep.keys)
+        for far in sweep.shares
+        if filled.stays(keys, far)
+        for repeat in (sweep.repeats if far <= _MOSTLY_NEAR else (1,))
+    ]
+    return sorted(found, key=lambda what: what.far > ROTATED)
 
 
-def _step_point(
-    filled: Filled,
-    what: tuple[int, float, int],
-    size: Size,
-    seconds: float,
-    yardstick: Yardstick,
-) -> Point | None:
-    """A point, if there is time for it."""
-    sweep, (keys, far, repeat) = filled.sweep, what
-    clock = _Clock(filled.device, events=sweep.mode == "HBM_ONLY")
-    ready = [filled.batch(keys, far, repeat) for _ in range(size.warm_ups)]
-    grads = filled.grads(ready[0])
-    once = min(clock.ms(lambda b=batch: filled.step(b, grads)) for batch in ready)
-    count = size.steps
-    if count * once > 1e3 * _LONGEST * seconds:
-        count = max(1, count // 4)  # of many keys: what comes now and then is a small part of it
-        if count * once > 1e3 * _LONGEST * seconds and keys > sweep.keys[0]:
-            return None
-    rounds = min(_MOST_ROUNDS, max(1, int(1e3 * seconds / (count * once))))
-
-    def steps() -> tuple[float, float]:
-        """Milliseconds of a step, and how many of its keys were on the host."""
-        batches = [filled.batch(keys, far, repeat) for _ in range(count)]
-        before = filled.far_keys() if sweep.tiered else 0
-
-        def run() -> None:
-            for batch in batches:
-                filled.step(batch, grads)
-
-        ms = clock.ms(run) / count
-        return ms, (filled.far_keys() - before) / count if sweep.tiered else 0.0
-
-    # The round in the middle, with its own keys: rows move by themselves, and not always alike.
-    ms, missed = median_low(measured(steps, rounds, yardstick).values)
-    share = min(1.0, missed / keys) if sweep.tiered else float(sweep.mode == "HOST_ONLY")
-    return _point(filled, "step", keys, ms, share, len(ready[0].ids))
+def _step_point(filled: Filled, what: What, passes: list[list[Round]]) -> Point:
+    sweep, found = filled.sweep, summed_up(passes)
+    share = min(1.0, found.missed / what.keys) if sweep.tiered else sweep.mode == "HOST_ONLY"
+    each = what.keys // sweep.tables * sweep.tables
+    point = _point(filled, "step", what.keys, found.ms, float(share), what.repeat * each)
+    moved = found.moved if sweep.mode == "HYBRID" else None
+    return replace(point, seen=Seen(moved_rows=moved, spread=spread(passes)))
 
 
 def _parts(filled: Filled, keys: int, size: Size, seconds: float) -> Iterator[Point]:
     """What a step in HBM is made of: where rows are, rows, and the update with its own search."""
-    store, clock = filled.store, _Clock(filled.device, events=True)
+    store, clock = filled.store, Clock(filled.device, events=True)
     grads = filled.grads(filled.batch(keys, 0.0, 1))
     calls: dict[str, Callable[[TableKeys], object]] = {
         "find": store.find,  # pyright: ignore[reportAttributeAccessIssue, reportUnknownMemberType]
@@ -275,7 +252,7 @@ def _parts(filled: Filled, keys: int, size: Size, seconds: float) -> Iterator[Po
     for kind, call in calls.items():
         spent = []
         begun = time.perf_counter()
-        for place in range(size.warm_ups + _MOST_ROUNDS):
+        for place in range(size.warm_ups + _CALLS):
             batch = filled.batch(keys, 0.0, 1)
             took = clock.ms(lambda c=call, b=batch: c(b))
             if place == size.warm_ups - 1:
@@ -313,7 +290,7 @@ def _hits(device: torch.device, size: Size) -> Point:
     batches = Batches(work, device)
     batches.start()
     store = _in_tiers(batches, "HYBRID", share)
-    clock, missed, keys, spent = _Clock(device, events=False), 0, 0, []
+    clock, missed, keys, spent = Clock(device, events=False), 0, 0, []
     for place in range(work.warm_up + work.steps):
         # Each key once, as the model counts them: uses of a hybrid are counted so, too.
         ids = torch.unique(batches.next().ids)
@@ -343,13 +320,13 @@ def _hits(device: torch.device, size: Size) -> Point:
         dim=work.dim,
         host_share=missed / keys,
         fast_rows=int(share * work.rows),
-        promoted=(1 - missed / keys - share) / (hottest - share),
+        seen=Seen(promoted=(1 - missed / keys - share) / (hottest - share)),
     )
 
 
 def _copies(device: torch.device, size: Size) -> Iterator[Point]:
     """Between pinned memory and the device, and within it: what no row that lies there can beat."""
-    clock = _Clock(device, events=True)
+    clock = Clock(device, events=True)
     for count in size.copies:
         here = torch.ones(count // 4, pin_memory=device.type == "cuda")
         there = torch.ones(count // 4, device=device)
@@ -357,7 +334,7 @@ def _copies(device: torch.device, size: Size) -> Iterator[Point]:
         for name, (target, source) in ways.items():
             spent = [
                 clock.ms(lambda t=target, s=source: t.copy_(s, non_blocking=True))
-                for _ in range(size.warm_ups + _MOST_ROUNDS)
+                for _ in range(size.warm_ups + _CALLS)
             ]
             bytes_ = float(count)
             ms = median(spent[size.warm_ups :])

@@ -21,7 +21,10 @@ from .gpu_tiers import _fill
 
 _CHUNK = 1 << 16  # rows of a table that come to a cache at once
 _PARTS = 16  # of a hybrid's fast rows: as many as come at once
-_ROTATED = 0.25  # up to this share of misses all hot rows of a cache stay, however long unused
+_BACK_STEPS = 20  # in which a hybrid looks for hot rows at least once
+_ALL_BACK = 0.01  # of a part of the hot rows: hardly any is missing
+ROTATED = 0.25
+"""Up to this share of misses all hot rows of a cache stay, however long unused."""
 # Steps after which a hot row is used again where there are more misses, and in a hybrid: were hot
 # rows used as seldom as others, it would move rows all the time.
 _BUSY_STEPS = 4
@@ -113,10 +116,27 @@ class Filled:
         """For a batch of this size."""
         return torch.full((len(keys.ids) * self.sweep.dim,), 1e-3, device=self.device)
 
-    def far_keys(self) -> int:
-        """Keys whose rows were on the host, of all steps until now."""
+    def counted(self) -> tuple[int, int]:
+        """Of all steps until now: keys whose rows were on the host, rows that a hybrid promoted."""
+        if not self.sweep.tiered:
+            return 0, 0
         name = {"HYBRID": "slow_hits", "CACHING": "fetches"}[self.sweep.mode]
-        return sum(int(table.stats()[name]) for table in self.store.tables)
+        stats = [table.stats() for table in self.store.tables]
+        moved = sum(int(one.get("promotions", 0)) for one in stats)
+        return sum(int(one[name]) for one in stats), moved
+
+    def refresh(self) -> None:
+        """Brings hot rows back that have left the fast tier for others."""
+        parts, tries = max(1, _CHUNK // self.sweep.tables), 1
+        if self.sweep.mode == "HYBRID":
+            parts, tries = -(-self.fast // _PARTS), min(_BACK_STEPS, self._tries)
+        for keys in self._chunks(0, self.hot, parts):
+            grads = self.grads(keys)
+            for _ in range(tries):
+                before = self.counted()[0]
+                self.step(keys, grads)
+                if self.counted()[0] - before <= _ALL_BACK * len(keys.ids):
+                    break
 
     # ---- rows
 
@@ -175,7 +195,7 @@ class Filled:
 
     def _hot(self, count: int, far: float) -> Tensor:
         turn = self.hot
-        if self.sweep.mode == "HYBRID" or far > _ROTATED:
+        if self.sweep.mode == "HYBRID" or far > ROTATED:
             turn = min(turn, _BUSY_STEPS * count)
         found = (self._hot_next + torch.arange(count, device=self.device)) % max(1, turn)
         self._hot_next += count

@@ -23,7 +23,7 @@ def _quiet(text: str, done: int, total: int) -> None:
 def _points(device: torch.device, *modes: str) -> list[Point]:
     size = Size.quick()
     kept = tuple(sweep for sweep in size.sweeps if not modes or sweep.mode in modes)
-    return list(points_of(device, 600.0, _quiet, replace(size, sweeps=kept)))
+    return list(points_of(device, 300.0, _quiet, replace(size, sweeps=kept)))
 
 
 def test_a_batch_has_the_keys_that_are_wanted(device: torch.device) -> None:

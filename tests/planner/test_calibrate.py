@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from itertools import product
 from pathlib import Path
 from typing import Any
@@ -12,11 +13,11 @@ import pytest
 
 from hedgerow.core.errors import ConfigError, FileDamagedError, FileMissingError, InputError
 from hedgerow.planner.times.calibrate import fit
-from hedgerow.planner.times.calibration import Calibration, Point, Residuals
+from hedgerow.planner.times.calibration import Calibration, Point, Residuals, Seen
 from hedgerow.planner.times.few_ids import host_ids
 from hedgerow.planner.times.mode_cost import HostCost, ModeCost
 from hedgerow.planner.times.robust_fit import robust_fit
-from hedgerow.planner.times.row_moves import moves
+from hedgerow.planner.times.row_moves import crowded, moves
 from hedgerow.planner.times.step_time import Speeds, Step, step_ms
 from hedgerow.planner.times.time_parameters import (
     CPU,
@@ -124,7 +125,14 @@ TRUE = {
         id_ms=3e-7,
         id_byte_ms=4e-10,
         ahead=6,
-        host=HostCost(host_ms=1.4, host_key_ms=5e-4, host_bytes_per_ms=1e7, move_ms=2.5),
+        host=HostCost(
+            host_ms=1.4,
+            host_key_ms=5e-4,
+            host_bytes_per_ms=1e7,
+            move_ms=2.5,
+            host_table_ms=0.2,
+            crowded_key_ms=4e-4,
+        ),
     ),
 }
 
@@ -142,7 +150,7 @@ def _together_points() -> list[Point]:
                 often = moves(mode, far * keys, repeat * keys, tables, float(rows))
                 step = Step(
                     *(keys, repeat * keys, 2 * size, size, size, far, tables, often),
-                    *(far * keys, 0.0, 0.0),
+                    *(crowded(mode, far * keys, tables, float(rows)), far * keys, 0.0, 0.0),
                 )
                 ms = step_ms(step, cost, Speeds(2.5e9, 1.0, 1.0, 1.0))
                 found.append(
@@ -172,7 +180,7 @@ def test_modes_that_were_measured_with_several_tables_tell_more() -> None:
         write_bytes=0.0,
         ms=1.0,
         host_share=0.4,
-        promoted=0.5 / 0.6,
+        seen=Seen(promoted=0.5 / 0.6),
     )
     copies = [
         Point(kind="copy", mode=way, keys=1, read_bytes=1e6, write_bytes=1e6, ms=ms)
@@ -188,6 +196,8 @@ def test_modes_that_were_measured_with_several_tables_tell_more() -> None:
     assert near.host.host_key_ms == near.host.move_ms == 0 < far.host.host_key_ms
     assert far.host.move_ms == pytest.approx(2.5, rel=0.2)
     assert far.host.host_ms == pytest.approx(1.4, rel=0.15)
+    assert far.host.host_table_ms == pytest.approx(0.2, rel=0.25)
+    assert far.host.crowded_key_ms == pytest.approx(4e-4, rel=0.2)
     row = 1536 / (far.host.host_bytes_per_ms or 0)
     assert far.host.host_key_ms + row == pytest.approx(5e-4 + 1536 / 1e7, rel=0.1)
     assert found.residuals.p90 < 0.08
@@ -206,7 +216,7 @@ def _host_points(noise: float, cost: ModeCost, tables: tuple[int, ...]) -> list[
         size, ids = 4.0 * dim, float(repeat * keys)
         of_host = host_ids(mode, ids, float(keys), float(many))
         far = float(mode != CPU)
-        step = Step(float(keys), ids, 2 * size, size, size, far, float(many), 0.0, *of_host)
+        step = Step(float(keys), ids, 2 * size, size, size, far, float(many), 0.0, 0.0, *of_host)
         ms = step_ms(step, cost, Speeds(9e6, 1.0, 1.0, 1.0))
         ms *= float(np.exp(noise * random.normal()))
         found.append(
@@ -245,6 +255,43 @@ def test_ids_that_one_thread_does_are_found() -> None:
     assert found.residuals.p90 < 0.08
 
 
+def test_rows_that_stay_on_the_host_may_be_faster_than_a_copy() -> None:
+    # Only vectors cross, and those are counted by id: rows cost nothing that shows.
+    true = ModeCost(0.2, 0.0, 0.3, 6e-6, 8e-8, host=HostCost(host_bytes_per_ms=1e12))
+    copies = [
+        Point(kind="copy", mode=way, keys=1, read_bytes=1e6, write_bytes=1e6, ms=0.02)
+        for way in ("h2d", "d2h")
+    ]
+    found = fit([*_host_points(0.03, true, (1, 10)), *copies])
+    assert found.residuals.p90 < 0.08
+    speed = found.parameters.modes["HOST_ONLY"].host.host_bytes_per_ms or 0
+    assert 1e9 < speed <= 1e10 * 1.001
+
+
+def test_a_look_that_found_no_hot_rows_is_no_move() -> None:
+    host, found = HostCost(host_ms=0.8, host_key_ms=2e-4, host_bytes_per_ms=1e7, move_ms=4.0), []
+    cost = ModeCost(1.2, 1e-6, table_ms=0.1, id_ms=2e-7, host=host)
+    random = np.random.default_rng(7)
+    for dim, keys, tables, far, moved in product(
+        (16, 128), KEYS[:3], (1, 10), SHARES, (0.0, 0.3, 50.0)
+    ):
+        size, missed = 4.0 * dim, far * keys
+        often = moves("HYBRID", missed, keys, tables, 1e5, moved * (far > 0))
+        step = Step(keys, keys, 2 * size, size, size, far, tables, often, 0.0, missed, 0.0, 0.0)
+        point = _step("HYBRID", keys, 2 * size, size, 1.0, dim, far)
+        ms = step_ms(step, cost, Speeds(2.5e9, 1.0, 1.0, 1.0)) * np.exp(0.02 * random.normal())
+        seen = Seen(moved_rows=moved * (far > 0))
+        found.append(
+            replace(point, ms=float(ms), tables=tables, ids=keys, fast_rows=10**5, seen=seen)
+        )
+    known = fit(found)
+    assert known.parameters.modes["HYBRID"].host.move_ms == pytest.approx(4.0, rel=0.1)
+    assert known.residuals.p90 < 0.06
+    # Without the count each look is taken for one.
+    uncounted = fit([replace(point, seen=Seen()) for point in found])
+    assert uncounted.residuals.p90 > 2 * known.residuals.p90
+
+
 def test_files_of_before_are_read() -> None:
     old = {"modes": {"CPU": {"launch_ms": 0.5, "key_ms": 1e-4}}, "memories": {"ddr": 1e7}}
     found = TimeParameters.from_dict({**old, "links": {}, "overlap": 64.0})
@@ -261,12 +308,15 @@ def test_files_of_before_are_read() -> None:
 def test_points_of_before_are_read(tmp_path: Path) -> None:
     known = _measured().to_dict()
     old = {**known["points"][0], "kind": "hits", "host_share": 0.4, "factor": 0.1, "hottest": 0.7}
-    del old["fast_rows"], old["promoted"]
+    del old["fast_rows"], old["seen"]
+    flat = {**known["points"][0], "promoted": 0.25}  # as it was later
+    del flat["seen"]
     path = tmp_path / "calibration.json"
-    path.write_text(json.dumps({**known, "points": [*known["points"], old]}))
+    path.write_text(json.dumps({**known, "points": [*known["points"], flat, old]}))
     points = Calibration.load(path).points
-    assert points[-1].promoted == pytest.approx(0.5 / 0.6)
-    assert points[:-1] == _measured().points
+    assert points[-1].seen.promoted == pytest.approx(0.5 / 0.6)
+    assert points[-2].seen == Seen(promoted=0.25)
+    assert points[:-2] == _measured().points
 
 
 def test_a_speed_that_cannot_be_is_not_found() -> None:

@@ -222,3 +222,58 @@ def test_rows_that_move_now_and_then_cost_each_time() -> None:
     small, large = times(Mode.CACHING, "0.1"), times(Mode.CACHING, "0.8")
     assert 0 < 8 * large < small < 1
     assert times(Mode.HBM_ONLY, "1") == times(Mode.HOST_ONLY, "0") == 0
+
+
+def test_a_cache_that_misses_many_at_once_pays_more_for_each() -> None:
+    card = Topology(world=1, hbm_per_device=2**36, ddr_per_machine=2**38)
+
+    def more(ids: float) -> tuple[float, float]:
+        """Milliseconds, and missed keys."""
+        item = TableSpec(name="item", rows=10**6, dim=16, features=[Feature(ids)])
+        found = []
+        for crowded_ms in (0.0, 1e-3):
+            cost = ModeCost(0.5, 1e-6, table_ms=0.1, host=HostCost(crowded_key_ms=crowded_ms))
+            costs = TimeParameters(modes={"CACHING": cost}, memories={"hbm": 1e9})
+            known = Calibration(device="test", parameters=costs)
+            found.append(expected(item, Variant(Mode.CACHING, "0.1"), card, known, 1))
+        return found[1].ms - found[0].ms, found[0].distinct * (1 - found[0].hit_rate)
+
+    few, missed = more(2_000.0)
+    assert few == 0
+    assert missed < 10**5 / 64
+    many, missed = more(20_000.0)
+    assert missed > 10**5 / 64
+    assert many == pytest.approx(1e-3 * missed)
+
+
+def test_each_table_with_rows_on_the_host_costs() -> None:
+    item = TableSpec(name="item", rows=10**6, dim=16, features=[Feature(10_000.0)])
+    card = Topology(world=1, hbm_per_device=2**36, ddr_per_machine=2**38)
+
+    def ms(host_table_ms: float, alike: int) -> float:
+        host = HostCost(host_table_ms=host_table_ms)
+        cost = ModeCost(0.5, 1e-6, table_ms=0.1, host=host)
+        costs = TimeParameters(modes={"HYBRID": cost}, memories={"hbm": 1e9})
+        known = Calibration(device="test", parameters=costs)
+        return expected(item, Variant(Mode.HYBRID, "0.1"), card, known, 1, alike=alike).ms
+
+    for alike in (1, 10):  # of ten this is one's part
+        assert ms(0.3, alike) - ms(0.0, alike) == pytest.approx(0.3)
+
+
+def test_one_thread_works_until_others_have_woken_up() -> None:
+    card = Topology(world=1, hbm_per_device=2**36, ddr_per_machine=2**38)
+
+    def more(ids: float) -> float:
+        item = TableSpec(name="item", rows=10**8, dim=16, features=[Feature(ids)])
+        found = []
+        for host in (HostCost(), HostCost(alone_id_ms=1e-4, pool_ms=2.0)):
+            cost = ModeCost(0.5, 0.0, table_ms=0.1, host=host)
+            costs = TimeParameters(modes={"HOST_ONLY": cost}, memories={"hbm": 1e9})
+            known = Calibration(device="test", parameters=costs)
+            found.append(expected(item, HOST_ONLY, card, known, 1).ms)
+        return found[1] - found[0]
+
+    assert more(8_000.0) == pytest.approx(0.8)
+    assert more(16_000.0) == pytest.approx(1.6)  # done before they woke up
+    assert more(100_000.0) == pytest.approx(2.0)

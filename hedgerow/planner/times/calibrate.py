@@ -29,21 +29,25 @@ _START = {
     "id": 1e-6,
     "id_byte": 1e-9,
     "host": 0.1,
+    "host_table": 0.1,
     "move": 1.0,
     "alone": 1e-7,
     "alone_id": 1e-4,
     "pool": 0.1,
+    "crowded": 1e-5,
     "host_key": 1e-4,
     "use": 1e-6,
     "host_speed": 1e7,
 }
 _COLD, _CACHES = 1e-7, (1e6, 1e7, 1e8)  # milliseconds a byte, and bytes, where fits start
 _LARGEST_CACHE = 2.0**30
+_AT_ONCE = 1e10  # bytes a millisecond: such rows cost as good as nothing
 _WORTH_IT = 0.7  # of the loss: what a cache of the host explains
 _MOST = 40.0  # of a logarithm: a speed of which the points tell nothing stays a number
 _LEAST = {"launch": 1e-7, "table": 1e-7, "key": 1e-9, "id": 1e-9, "id_byte": 1e-13}
 _LEAST |= {"alone": 1e-12, "alone_id": 1e-9, "pool": 1e-7, "cold": 1e-13, "cache": 1e4}
-_LEAST |= {"host": 1e-7, "move": 1e-7, "host_key": 1e-9, "use": 1e-9}  # as good as nothing
+_LEAST |= {"host": 1e-7, "host_table": 1e-7, "move": 1e-7}  # as good as nothing
+_LEAST |= {"host_key": 1e-9, "use": 1e-9, "crowded": 1e-9}
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,7 +130,7 @@ def _best(columns: Columns, starts: Sequence[dict[str, float]], fastest: dict[st
     """Of fits from several starts."""
     names = tuple(starts[0])
     least = np.log([_LEAST.get(name.split(" ")[0], 1e-3) for name in names])
-    most = np.array([fastest.get(name.split(" ")[0], _MOST) for name in names])
+    most = np.array([fastest.get(name, fastest.get(name.split(" ")[0], _MOST)) for name in names])
     errors = columns.errors(names)
     found = [robust_fit(errors, np.log([*start.values()]), least, most) for start in starts]
     best = min(found, key=lambda one: one.loss)
@@ -155,19 +159,23 @@ def _copies(points: Sequence[Point]) -> dict[str, float]:
 def _fastest(points: Sequence[Point], device_name: str) -> dict[str, float]:
     """Logarithms of what no machine exceeds: speeds of plain copies, or as they are published.
 
+    Of all parameters of a kind, or of one.
+
     Steps that are bound by launches say little of a speed, and a fit may take any.
     """
     copies = [p for p in points if (p.kind, p.mode) == ("copy", "hbm")]
     hbm = max(((p.read_bytes + p.write_bytes) / p.ms for p in copies), default=None)
     hbm = default_parameters(device_name)[0].memories.get("hbm") if hbm is None else hbm
     host = sum(_copies(points).values())  # both ways at the same time
-    known = (("hbm", hbm), ("host_speed", host), ("cache", _LARGEST_CACHE))
-    return {name: math.log(x) for name, x in known if x}
+    # Only rows of caches cross with all their bytes. Others stay on the host, and their vectors,
+    # which cross, are counted by id.
+    known = (("hbm", hbm), ("host_speed CACHING", host), ("host_speed", _AT_ONCE))
+    return {name: math.log(x) for name, x in (*known, ("cache", _LARGEST_CACHE)) if x}
 
 
 def _promotion(points: Sequence[Point]) -> float | None:
     """How near HYBRID's fast rows came to the hottest: of what those serve more than a split."""
-    shares = [p.promoted for p in points if p.kind == "hits"]
+    shares = [p.seen.promoted for p in points if p.kind == "hits"]
     return min(1.0, max(0.0, float(np.median(shares)))) if shares else None
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Iterable, Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -20,14 +20,34 @@ _POOR_FIT = 0.20  # relative error that one point in ten may exceed before plans
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Seen:
+    """What was counted beside a time.
+
+    `moved_rows` came to a hybrid's fast tier in each step; None is not counted. `spread` is how
+    much longer the same took at another time than at its fastest: what of an error is the
+    machine's. Of "hits", `promoted` says how near the fast rows come to the hottest ones: of the
+    keys that those serve and a split by a hash would not, this share.
+    """
+
+    moved_rows: float | None = None
+    spread: float = 0.0
+    promoted: float = 0.0
+
+    def __post_init__(self) -> None:
+        if self.moved_rows is not None:
+            checks.setting("Seen", "moved_rows", self.moved_rows, least=0)
+        checks.setting("Seen", "spread", self.spread, least=0)
+        checks.setting("Seen", "promoted", self.promoted)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Point:
     """One measurement: `keys` distinct keys, bytes read and written of each, and its time.
 
     `kind` is "step", "link" or "hits", which are fitted, or what stands in the file only to be
     looked at: "find", "lookup", "update" or "copy". `mode` is a mode, a link or, of a copy, its
     direction. Keys and ids are those of all `tables` of the step; `ids` counts equal ones too, 0 is
-    as many as keys. Of "hits", `promoted` says how near the fast rows come to the hottest ones: of
-    the keys that those serve and a split by a hash would not, this share.
+    as many as keys.
     """
 
     kind: str
@@ -41,7 +61,7 @@ class Point:
     tables: int = 1
     ids: int = 0
     fast_rows: int = 0  # places of each table's fast tier; 0 if there is none, or unknown
-    promoted: float = 0.0
+    seen: Seen = field(default_factory=Seen)
 
     def __post_init__(self) -> None:
         checks.choice("Point", "kind", self.kind, KINDS)
@@ -51,7 +71,6 @@ class Point:
             checks.whole("Point", name, getattr(self, name), least=0)
         for name in ("read_bytes", "write_bytes", "host_share"):
             checks.setting("Point", name, getattr(self, name), least=0)
-        checks.setting("Point", "promoted", self.promoted)
         checks.setting("Point", "ms", self.ms, above=0)
 
 
@@ -228,11 +247,13 @@ class Calibration:
 
 def _point(values: Mapping[str, Any]) -> Point:
     """As it is written, or as it was: with a share of the rows, and what the hottest serve."""
-    known = dict(values)
+    known, seen = dict(values), dict(values.get("seen", {}))
     factor, hottest = known.pop("factor", 0.0), known.pop("hottest", 0.0)
     if hottest > factor:
-        known["promoted"] = (1 - known["host_share"] - factor) / (hottest - factor)
-    return Point(**known)
+        seen["promoted"] = (1 - known["host_share"] - factor) / (hottest - factor)
+    if "promoted" in known:
+        seen["promoted"] = known.pop("promoted")
+    return Point(**{**known, "seen": Seen(**seen)})
 
 
 def _residuals(values: Mapping[str, Any]) -> Residuals:

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from .calibration import Point
 from .few_ids import HostIds, host_ids
 from .mode_cost import HostCost, ModeCost
-from .row_moves import moves
+from .row_moves import crowded, moves
 from .step_time import Speeds, Step, steps_ms
 from .time_parameters import CPU, FULL_OVERLAP, TimeParameters
 
@@ -38,6 +38,7 @@ class _Mode:
             far=_column(p.host_share for p in steps),
             tables=_column(p.tables for p in steps),
             moves=_column(_moves(p) for p in steps),
+            crowded=_column(_crowded(p) for p in steps),
             handled=_column(_host_ids(p).handled for p in steps),
             alone=_column(_host_ids(p).alone for p in steps),
             pools=_column(_host_ids(p).pools for p in steps),
@@ -59,8 +60,9 @@ class _Mode:
             found += ["id", "id_byte"]
         if self.together and self.two_tiers:
             found += ["host_speed"]
-            found += [] if self.one_share else ["host_key", "host"]
+            found += [] if self.one_share else ["host_key", "host", "host_table"]
             found += ["move"] if self.moves else []
+            found += ["crowded"] if bool((self.steps.crowded > 0).any()) else []
         if self.together and bool((self.steps.alone > 0).any() and (self.steps.pools > 0).any()):
             found += ["alone_id", "alone", "pool"]
         if self.together and self.name == "HYBRID":
@@ -86,12 +88,14 @@ class _Mode:
             ahead=min(FULL_OVERLAP, 1 + of("ahead")),
             host=HostCost(
                 host_ms=of("host"),
+                host_table_ms=of("host_table"),
                 host_key_ms=of("host_key"),
                 host_bytes_per_ms=values.get(f"host_speed {self.name}"),
                 move_ms=of("move"),
                 alone_id_ms=of("alone_id"),
                 alone_byte_ms=of("alone"),
                 pool_ms=of("pool"),
+                crowded_key_ms=of("crowded"),
                 cold_byte_ms=of("cold"),
                 cache_bytes=values.get(CACHE, 1.0) if of("cold") else 1.0,
             ),
@@ -162,7 +166,13 @@ class Columns:
 
 def _moves(point: Point) -> float:
     missed, rows = point.host_share * point.keys, float(point.fast_rows or math.inf)
-    return moves(point.mode, missed, float(point.ids or point.keys), float(point.tables), rows)
+    ids, tables = float(point.ids or point.keys), float(point.tables)
+    return moves(point.mode, missed, ids, tables, rows, point.seen.moved_rows)
+
+
+def _crowded(point: Point) -> float:
+    missed, rows = point.host_share * point.keys, float(point.fast_rows or math.inf)
+    return crowded(point.mode, missed, float(point.tables), rows)
 
 
 def _host_ids(point: Point) -> HostIds:

@@ -12,12 +12,14 @@ from ...core import checks
 class HostCost:
     """What the host does in a step; known only where the real path of a mode was measured.
 
-    Keys whose rows lie on the host cost `host_ms` if there are any, `host_key_ms` each, and their
-    bytes at `host_bytes_per_ms`. Each time that caches make way takes `move_ms`, or that a hybrid
-    looks for hot rows in one table. Few ids of a table are done by one thread: `alone_id_ms` and
-    `alone_byte_ms` are what each of them takes more, and a byte of its vector; `pool_ms` is what it
-    takes to have other threads help. Vectors of a step that do not fit the processor's caches are
-    slower: of more than about `cache_bytes` a byte takes `cold_byte_ms` more.
+    Keys whose rows lie on the host cost `host_ms` if there are any, `host_table_ms` for each table
+    that has some, `host_key_ms` each, and their bytes at `host_bytes_per_ms`. Each time that caches
+    make way takes `move_ms`, or that hot rows of a hybrid's table come. Where a step misses many
+    rows of a cache at once, each takes `crowded_key_ms` more. Few ids of a table are done by one
+    thread: `alone_id_ms` and `alone_byte_ms` are what each of them takes more, and a byte of its
+    vector. So are more ids until others have woken up to help: `pool_ms` is the most that costs.
+    Vectors of a step that do not fit the processor's caches are slower: of more than about
+    `cache_bytes` a byte takes `cold_byte_ms` more.
     """
 
     host_ms: float = 0.0
@@ -29,6 +31,8 @@ class HostCost:
     pool_ms: float = 0.0
     cold_byte_ms: float = 0.0
     cache_bytes: float = 1.0
+    host_table_ms: float = 0.0
+    crowded_key_ms: float = 0.0
 
     def __post_init__(self) -> None:
         for one in fields(self):

@@ -39,6 +39,7 @@ class Step(Generic[N]):
     far: N  # share of keys whose rows lie on the host
     tables: N
     moves: N  # times that rows move, as `row_moves` has them
+    crowded: N  # keys on the host in steps that miss many at once, likewise
     handled: N  # ids whose vectors the host handles, as `few_ids` has them
     alone: N  # those that one thread does
     pools: N  # tables for which all threads do
@@ -47,19 +48,25 @@ class Step(Generic[N]):
 def step_ms(step: Step[float], cost: ModeCost, speeds: Speeds) -> float:
     """Milliseconds of a step, by section 12.1 and by what our own paths were measured to add.
 
-    >>> one = Step(1000.0, 1000.0, 512.0, 256.0, 256.0, 0.5, 1.0, 0.0, 0.0, 0.0, 0.0)
+    >>> one = Step(1000.0, 1000.0, 512.0, 256.0, 256.0, 0.5, 1.0, 0.0, 0.0, 0.0, 0.0, 0.0)
     >>> round(step_ms(one, ModeCost(0.5, 1e-3), Speeds(1e6, 1e5, 1e5, 1.0)), 3)
     5.724
     """
-    return _step_ms(step, cost, speeds, overlapped)
+    return _step_ms(step, cost, speeds, overlapped, min)
 
 
 def steps_ms(steps: Step[Floats], cost: ModeCost, speeds: Speeds) -> Floats:
     """`step_ms` of many."""
-    return _step_ms(steps, cost, speeds, _overlapped)
+    return _step_ms(steps, cost, speeds, _overlapped, np.minimum)
 
 
-def _step_ms(step: Step[N], cost: ModeCost, speeds: Speeds, both: Callable[[N, N, float], N]) -> N:
+def _step_ms(
+    step: Step[N],
+    cost: ModeCost,
+    speeds: Speeds,
+    both: Callable[[N, N, float], N],
+    least: Callable[[N, N], N],
+) -> N:
     every = step.read + step.write
     near = step.keys * (cost.key_ms + (1 - step.far) * every / speeds.near)
     near = near + step.ids * (cost.id_ms + step.id_bytes * cost.id_byte_ms)
@@ -79,9 +86,14 @@ def _step_ms(step: Step[N], cost: ModeCost, speeds: Speeds, both: Callable[[N, N
     # on those, and the device waits.
     some: N = -np.expm1(-missed)  # pyright: ignore[reportAssignmentType]
     far = far + cold + some * host.host_ms  # by the chance that a step has such keys
+    asked: N = -np.expm1(-missed / step.tables)  # pyright: ignore[reportAssignmentType]
+    far = far + step.tables * asked * host.host_table_ms
     far = far + step.moves * host.move_ms
-    far = far + step.alone * (host.alone_id_ms + step.id_bytes * host.alone_byte_ms)
-    far = far + step.pools * host.pool_ms
+    far = far + step.crowded * host.crowded_key_ms
+    alone = host.alone_id_ms + step.id_bytes * host.alone_byte_ms
+    # Others help as soon as they have woken up: until then one thread does all.
+    woken = least(step.pools * host.pool_ms, (step.handled - step.alone) * alone)
+    far = far + step.alone * alone + woken
     launch = cost.launch_ms + step.tables * (cost.table_ms or 0.0)
     return both(launch, near, cost.ahead) + far
 

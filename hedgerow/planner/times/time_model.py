@@ -16,7 +16,7 @@ from .calibration import Calibration
 from .few_ids import host_ids
 from .hit_rate import Touched, touched
 from .key_model import EXPONENT, from_stats, zipf
-from .row_moves import moves
+from .row_moves import crowded, moves
 from .step_time import Speeds, Step, step_ms
 from .time_parameters import CPU
 
@@ -176,10 +176,11 @@ def _lookup_ms(
     many = alike if cost.together else 1
     write = row_bytes(spec)
     values = float(spec.dim * spec.element_bytes)
-    often, missed = 0.0, many * distinct * (1 - hits)
-    if cost.host.move_ms:
+    often, many_missed, missed = 0.0, 0.0, many * distinct * (1 - hits)
+    if cost.host.move_ms or cost.host.crowded_key_ms:
         rows = _share(variant.load_factor) * spec.rows / topology.world
         often = moves(variant.mode, missed, many * ids, float(many), rows)
+        many_missed = crowded(variant.mode, missed, float(many), rows)
     of_host = host_ids(CPU if cpu else variant.mode, many * ids, missed, float(many))
     step = Step(
         keys=many * distinct,
@@ -190,6 +191,7 @@ def _lookup_ms(
         far=0.0 if cpu else 1 - hits,
         tables=float(many),
         moves=often,
+        crowded=many_missed,
         handled=of_host.handled,
         alone=of_host.alone,
         pools=of_host.pools,
