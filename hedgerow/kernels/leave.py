@@ -44,7 +44,7 @@ def _oldest(
 def oldest(
     table: Arrays, used: Int32[Tensor, "slots"], ranks: Int64[Tensor, "K"], *, sample: int
 ) -> Int32[Tensor, "K"]:
-    """Of each table the time of this rank, from 0 on, of a sample of its slots, sorted.
+    """Of each table the time of this rank, from 0 on, of a sample of its slots, sorted; of -1, 0.
 
     A power of two slots of each table are looked at, or all where there are fewer.
     """

@@ -89,8 +89,9 @@ def oldest(
         slots = own.buckets * LANES
         at = torch.arange(min(sample, slots)) * (slots // sample | 1) % slots
         rest = torch.full((sample - len(at),), NEVER, dtype=torch.int32)
-        found.append(torch.cat([used[first + at], rest]).sort().values[ranks[k]])
-    return torch.stack(found)
+        times = torch.cat([used[first + at], rest]).sort().values
+        found.append(int(times[ranks[k]]) if ranks[k] >= 0 else 0)
+    return torch.tensor(found, dtype=torch.int32)
 
 
 def _old(own: Arrays, used: list[int], oldest: int, limit: int) -> list[int]:

@@ -20,6 +20,7 @@ from .device_places import fast_of
 from .leaving import Leaving
 
 _SPARE = 512  # of a cache twice this part leaves at once, so that not every step needs room
+_LANES_TURN = 32  # uses, two of a step: for want of a lane no more often, it may not help
 MOST_SPARE = 64  # where a step needs more than that, up to this part
 
 
@@ -53,6 +54,8 @@ class Departures:
         self._counting: Leaving | None = None  # until the host knows how many rows there are
         self._thread: ThreadPoolExecutor | None = None
         self._handed_over: Leaving | None = None  # to it
+        self._no_lane = [0] * len(caches)  # rows of each table that came and found none
+        self._turned = -_LANES_TURN  # the time of the last turn
 
     def make_way(
         self, rows: Sequence[int], now: int, asked: int | None, tell_used: Callable[[], None]
@@ -65,7 +68,8 @@ class Departures:
         last = now if asked is None else min(now, asked)
         needs = [_Need(table, n) for table, n in zip(self._caches, rows, strict=True)]
         self._learn(wait=any(need.now() > 0 for need in needs))
-        if any(need.soon() > 0 for need in needs):
+        lanes = any(self._no_lane) and now - self._turned >= _LANES_TURN
+        if lanes or any(need.soon() > 0 for need in needs):
             at_once = any(need.now() > 0 for need in needs)
             if at_once or self._is_ready():
                 tell_used()
@@ -76,6 +80,13 @@ class Departures:
                     self._turn_over(needs, now, last)
                     self._learn(wait=True)
         return [need.rows if need.now() <= 0 else need.table.make_way(need.rows) for need in needs]
+
+    def found_no_lane(self, rows: Sequence[int]) -> None:
+        """So many rows of each table came, and their buckets were full: some there must leave.
+
+        However much room there is elsewhere: they would come again with each step.
+        """
+        self._no_lane = list(rows)
 
     def _is_ready(self) -> bool:
         """Whether rows can leave without a wait: they are written, and counted."""
@@ -116,12 +127,16 @@ class Departures:
                 self._group.take_out(chosen, self._used, self._changed, self._left)
             for table in self._caches:
                 places_of(table).uncounted()
-            if limit >= 0 and any(wanted):
-                self._choose(wanted, limit, now)
+            # A few more: of those that are as old as the oldest, and from buckets that are full.
+            most = [
+                max(n + n // 8, need.spare, 2 * rows) if rows else n + n // 8
+                for n, need, rows in zip(wanted, needs, self._no_lane, strict=True)
+            ]
+            self._no_lane, self._turned = [0] * len(most), now
+            if limit >= 0 and any(most):
+                self._choose(wanted, most, limit, now)
 
-    def _choose(self, wanted: Sequence[int], limit: int, now: int) -> None:
-        # A few more: of those that are as old as the oldest, and from buckets that are full.
-        most = [n + n // 8 for n in wanted]
+    def _choose(self, wanted: Sequence[int], most: Sequence[int], limit: int, now: int) -> None:
         shares = [n / slots for n, slots in zip(wanted, self._slots, strict=True)]
         chosen, rows, states = self._group.old_rows(
             *(self._used, self._changed, shares, most), limit=limit, turn=now
@@ -160,7 +175,7 @@ class _Need:
         self.table, self.rows = table, rows
         self._places = places_of(table)
         every = self._places.rows
-        self._spare = min(max(every // _SPARE, rows), every // MOST_SPARE)
+        self.spare = min(max(every // _SPARE, rows), every // MOST_SPARE)
 
     def now(self) -> int:
         """Before they come."""
@@ -172,10 +187,10 @@ class _Need:
 
     def wanted(self, ready: int) -> int:
         """How many had better be chosen, beside so many that are."""
-        later = 2 * self._spare if self._lacks(2) > 0 else 0
+        later = 2 * self.spare if self._lacks(2) > 0 else 0
         return later + max(0, self._lacks(0) - ready)
 
     def _lacks(self, spares: int) -> int:
-        lacking = self._places.lacks(self.rows + spares * self._spare)
+        lacking = self._places.lacks(self.rows + spares * self.spare)
         # Where all rows fit none must leave, however many may have been counted twice.
         return 0 if lacking <= 0 or self.table.slow.size() <= self._places.rows else lacking

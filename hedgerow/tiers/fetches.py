@@ -69,6 +69,10 @@ class Fetches:
         self.ahead.go_on()
         self._departures.go_on()
 
+    def found_no_lane(self, rows: Sequence[int]) -> None:
+        """So many rows of each table were brought, and are not there."""
+        self._departures.found_no_lane(rows)
+
     def mark(
         self, keys: TableKeys, slots: Int64[Tensor, "n"], now: int, *, changed: bool = False
     ) -> Int32[Tensor, "n"]:

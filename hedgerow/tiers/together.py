@@ -223,6 +223,8 @@ class Together:
                 self._tables[k].slow.saw(time)
             if found.brought:
                 step_rest()
+                if rest is not None and self._fetches is not None:
+                    self._fetches.found_no_lane(found.told.counts)
             if self._promotions is not None:
                 self._promotions.after(keys, rest)
             counted = made.sum(dim=0)

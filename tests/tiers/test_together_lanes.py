@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
+from hedgerow.kernels import reference
 from hedgerow.tables.store import TableKeys
 from hedgerow.tiers import fetches
 
@@ -66,3 +67,23 @@ def test_what_is_not_finite_is_left_out_wherever_a_brought_row_lies(device: torc
     after = pair.ours.lookup(there).rows.cpu().view(N, 4)
     assert torch.equal(after[bad], before[bad])
     assert bool((after != before)[~bad].all())
+
+
+def test_an_old_row_leaves_for_one_that_finds_no_lane(device: torch.device) -> None:
+    """Of 33 ids that share two buckets 32 are there, and nobody uses them any more."""
+    pair = Pair("CACHING", device, 5, [config(name) for name in NAMES], fast_rows=N, slots=N)
+    ids = torch.arange(20_000)
+    first, second = reference.place(ids, N // 16)
+    shared = ids[(first == 3) & (second == 5)][:33]
+    old, new = (TableKeys(part, (0, len(part), len(part), len(part))) for part in shared.split(32))
+    pair.step(new)  # born, and not there
+    for _ in range(2):
+        pair.step(old)
+    lanes = []
+    for _ in range(40):
+        found = pair.ours.lookup(TableKeys(new.ids.to(device), new.splits), missing="training")
+        lanes.append(int(next(iter(found.epoch.values())).slots))
+        pair.step(new)
+    assert lanes[0] < 0 <= lanes[-1]
+    assert pair.stat("cache_evictions") <= 3  # there is room for all others
+    pair.compare()

@@ -30,6 +30,7 @@ _START = {
     "id_byte": 1e-9,
     "host": 0.1,
     "host_table": 0.1,
+    "look": 0.1,
     "move": 1.0,
     "alone": 1e-7,
     "alone_id": 1e-4,
@@ -46,7 +47,7 @@ _WORTH_IT = 0.7  # of the loss: what a cache of the host explains
 _MOST = 40.0  # of a logarithm: a speed of which the points tell nothing stays a number
 _LEAST = {"launch": 1e-7, "table": 1e-7, "key": 1e-9, "id": 1e-9, "id_byte": 1e-13}
 _LEAST |= {"alone": 1e-12, "alone_id": 1e-9, "pool": 1e-7, "cold": 1e-13, "cache": 1e4}
-_LEAST |= {"host": 1e-7, "host_table": 1e-7, "move": 1e-7}  # as good as nothing
+_LEAST |= {"host": 1e-7, "host_table": 1e-7, "look": 1e-7, "move": 1e-7}  # as good as nothing
 _LEAST |= {"host_key": 1e-9, "use": 1e-9, "crowded": 1e-9}
 
 

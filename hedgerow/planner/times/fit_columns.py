@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from .calibration import Point
 from .few_ids import HostIds, host_ids
 from .mode_cost import HostCost, ModeCost
-from .row_moves import crowded, moves
+from .row_moves import crowded, looks, moves
 from .step_time import Speeds, Step, steps_ms
 from .time_parameters import CPU, FULL_OVERLAP, TimeParameters
 
@@ -37,6 +37,7 @@ class _Mode:
             id_bytes=_column(_FLOAT_BYTES * p.dim for p in steps),
             far=_column(p.host_share for p in steps),
             tables=_column(p.tables for p in steps),
+            looks=_column(_looks(p) for p in steps),
             moves=_column(_moves(p) for p in steps),
             crowded=_column(_crowded(p) for p in steps),
             handled=_column(_host_ids(p).handled for p in steps),
@@ -62,6 +63,7 @@ class _Mode:
             found += ["host_speed"]
             found += [] if self.one_share else ["host_key", "host", "host_table"]
             found += ["move"] if self.moves else []
+            found += ["look"] if bool((self.steps.looks > self.steps.moves).any()) else []
             found += ["crowded"] if bool((self.steps.crowded > 0).any()) else []
         if self.together and bool((self.steps.alone > 0).any() and (self.steps.pools > 0).any()):
             found += ["alone_id", "alone", "pool"]
@@ -91,6 +93,7 @@ class _Mode:
                 host_table_ms=of("host_table"),
                 host_key_ms=of("host_key"),
                 host_bytes_per_ms=values.get(f"host_speed {self.name}"),
+                look_ms=of("look"),
                 move_ms=of("move"),
                 alone_id_ms=of("alone_id"),
                 alone_byte_ms=of("alone"),
@@ -168,6 +171,11 @@ def _moves(point: Point) -> float:
     missed, rows = point.host_share * point.keys, float(point.fast_rows or math.inf)
     ids, tables = float(point.ids or point.keys), float(point.tables)
     return moves(point.mode, missed, ids, tables, rows, point.seen.moved_rows)
+
+
+def _looks(point: Point) -> float:
+    missed, ids = point.host_share * point.keys, float(point.ids or point.keys)
+    return looks(point.mode, missed, ids, float(point.tables))
 
 
 def _crowded(point: Point) -> float:

@@ -33,6 +33,7 @@ class HostCost:
     cache_bytes: float = 1.0
     host_table_ms: float = 0.0
     crowded_key_ms: float = 0.0
+    look_ms: float = 0.0
 
     def __post_init__(self) -> None:
         for one in fields(self):

@@ -10,6 +10,19 @@ MOVE_STEPS, SOON_STEPS, MANY = 16, 2, 5
 """A hybrid looks for hot rows every 16th step; every 2nd where one id of 5 is on the host."""
 
 
+def looks(mode: str, missed: float, ids: float, tables: float) -> float:
+    """Times a step that a hybrid looks for hot rows, table by table; `missed` keys of all tables
+    are on the host.
+
+    >>> looks("HYBRID", 320.0, 1e4, 10.0), looks("HYBRID", 3200.0, 1e4, 10.0)
+    (0.625, 5.0)
+    """
+    if mode != "HYBRID":
+        return 0.0
+    steps = SOON_STEPS if MANY * missed > ids else MOVE_STEPS
+    return tables / steps * -math.expm1(-missed)  # by the chance that a step misses any
+
+
 def moves(
     mode: str,
     missed: float,
@@ -35,22 +48,16 @@ def moves(
         each = missed / tables
         spare = min(max(each, fast_rows / SPARE), fast_rows / MOST_SPARE)
         return min(1.0, each / (2 * spare)) if spare else 0.0
-    if mode == "HYBRID":
-        steps = SOON_STEPS if MANY * missed > ids else MOVE_STEPS
-        looks = tables / steps * -math.expm1(-missed)  # by the chance that a step misses any
-        if moved is None or not looks:
-            return looks
-        return looks * -math.expm1(-moved / looks)  # by the chance that a look finds any
-    return 0.0
+    often = looks(mode, missed, ids, tables)
+    if moved is None or not often:
+        return often
+    return often * -math.expm1(-moved / often)  # by the chance that a look finds any
 
 
 def crowded(mode: str, missed: float, tables: float, fast_rows: float) -> float:
-    """The `missed` keys, if a cache makes way for them at once.
-
-    A step that misses more than a 64th of a cache tells equal ones among them apart first, and
-    waits for others to leave.
+    """The `missed` keys for which a cache must make way at once: beyond a 64th of it.
 
     >>> [crowded("CACHING", missed, 10.0, 65536.0) for missed in (10_000.0, 11_000.0)]
-    [0.0, 11000.0]
+    [0.0, 760.0]
     """
-    return missed if mode == "CACHING" and MOST_SPARE * missed > fast_rows * tables else 0.0
+    return max(0.0, missed - fast_rows * tables / MOST_SPARE) if mode == "CACHING" else 0.0

@@ -38,7 +38,8 @@ class Step(Generic[N]):
     id_bytes: N
     far: N  # share of keys whose rows lie on the host
     tables: N
-    moves: N  # times that rows move, as `row_moves` has them
+    looks: N  # times that a hybrid looks for hot rows, as `row_moves` has them
+    moves: N  # times that rows move, likewise
     crowded: N  # keys on the host in steps that miss many at once, likewise
     handled: N  # ids whose vectors the host handles, as `few_ids` has them
     alone: N  # those that one thread does
@@ -48,7 +49,7 @@ class Step(Generic[N]):
 def step_ms(step: Step[float], cost: ModeCost, speeds: Speeds) -> float:
     """Milliseconds of a step, by section 12.1 and by what our own paths were measured to add.
 
-    >>> one = Step(1000.0, 1000.0, 512.0, 256.0, 256.0, 0.5, 1.0, 0.0, 0.0, 0.0, 0.0, 0.0)
+    >>> one = Step(1000.0, 1000.0, 512.0, 256.0, 256.0, 0.5, 1.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0)
     >>> round(step_ms(one, ModeCost(0.5, 1e-3), Speeds(1e6, 1e5, 1e5, 1.0)), 3)
     5.724
     """
@@ -88,7 +89,7 @@ def _step_ms(
     far = far + cold + some * host.host_ms  # by the chance that a step has such keys
     asked: N = -np.expm1(-missed / step.tables)  # pyright: ignore[reportAssignmentType]
     far = far + step.tables * asked * host.host_table_ms
-    far = far + step.moves * host.move_ms
+    far = far + step.looks * host.look_ms + step.moves * host.move_ms
     far = far + step.crowded * host.crowded_key_ms
     alone = host.alone_id_ms + step.id_bytes * host.alone_byte_ms
     # Others help as soon as they have woken up: until then one thread does all.

@@ -16,7 +16,7 @@ from .calibration import Calibration
 from .few_ids import host_ids
 from .hit_rate import Touched, touched
 from .key_model import EXPONENT, from_stats, zipf
-from .row_moves import crowded, moves
+from .row_moves import crowded, looks, moves
 from .step_time import Speeds, Step, step_ms
 from .time_parameters import CPU
 
@@ -177,6 +177,7 @@ def _lookup_ms(
     write = row_bytes(spec)
     values = float(spec.dim * spec.element_bytes)
     often, many_missed, missed = 0.0, 0.0, many * distinct * (1 - hits)
+    looked = looks(variant.mode, missed, many * ids, float(many)) if cost.host.look_ms else 0.0
     if cost.host.move_ms or cost.host.crowded_key_ms:
         rows = _share(variant.load_factor) * spec.rows / topology.world
         often = moves(variant.mode, missed, many * ids, float(many), rows)
@@ -190,6 +191,7 @@ def _lookup_ms(
         id_bytes=values,
         far=0.0 if cpu else 1 - hits,
         tables=float(many),
+        looks=looked,
         moves=often,
         crowded=many_missed,
         handled=of_host.handled,

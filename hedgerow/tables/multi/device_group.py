@@ -166,14 +166,14 @@ class DeviceGroup:
     ) -> tuple[leave.Chosen, Float32[Tensor, "room dim"], Float32[Tensor, "room floats"]]:
         """Rows that may leave, `most` of each table, as `leave.choose_old` has them.
 
-        They are about this share of the slots of each. And rows and states of those that were
-        changed. None is taken out.
+        They are about this share of the slots of each; of one without a share only the oldest of
+        full buckets. And rows and states of those that were changed. None is taken out.
         """
         starts, device = (0, *accumulate(most)), self._arrays.index.device
         buckets = [own.buckets for own in self._own]
         sample = min(_SAMPLE, 1 << (LANES * max(buckets) - 1).bit_length())
         ranks = [
-            max(0, round(share * min(sample, LANES * count)) - 1)
+            max(0, round(share * min(sample, LANES * count)) - 1) if share else -1
             for share, count in zip(shares, buckets, strict=True)
         ]
         numbers = numbers_on([*starts, *ranks], device)
