@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import gc
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from statistics import median
 
@@ -182,40 +182,61 @@ def points_of(
     total = len(size.sweeps) + 2
     progress("copies", 0, total)
     yield from _copies(device, size)
+    before: _Swept | None = None
     for done, sweep in enumerate(size.sweeps, start=1):
         progress(sweep.name, done, total)
-        yield from _swept(sweep, size, device, seconds / _POINTS, yardstick)
+        now = _Swept(sweep, size, device, seconds / _POINTS, yardstick)
+        now.begin()
+        # Only now: others disturb a host for seconds, and seldom twice alike.
+        yield from before.go_on() if before is not None else ()
+        before = now
         _free(device)
     progress("HYBRID, rows that are hot", total - 1, total)
     yield _hits(device, size)
+    yield from before.go_on() if before is not None else ()
+    del before
     _free(device)
     progress("done", total, total)
 
 
-def _swept(
-    sweep: Sweep, size: Size, device: torch.device, seconds: float, yardstick: Yardstick
-) -> Iterator[Point]:
-    """In passes, some time apart: others disturb a host for seconds, and seldom twice alike."""
-    filled = Filled(sweep, size.rows_of(sweep), device, size.tries)
-    pace = Pace(size.warm_ups, size.steps, size.tries, seconds / size.passes)
-    taken: dict[What, list[list[Round]]] = {what: [] for what in _wanted(filled)}
-    for number in range(size.passes + _MORE_PASSES):
-        due = list(taken)
-        if number >= size.passes:
-            due = [what for what, passes in taken.items() if is_doubtful(passes)]
-        if number and due and sweep.tiered:
-            filled.refresh()
+class _Swept:
+    """The points of one set of tables, measured in passes some time apart; single-owner."""
+
+    def __init__(
+        self, sweep: Sweep, size: Size, device: torch.device, seconds: float, yardstick: Yardstick
+    ) -> None:
+        self._size, self._seconds, self._yardstick = size, seconds, yardstick
+        self._filled = Filled(sweep, size.rows_of(sweep), device, size.tries)
+        self._pace = Pace(size.warm_ups, size.steps, size.tries, seconds / size.passes)
+        self._taken: dict[What, list[list[Round]]] = {what: [] for what in _wanted(self._filled)}
+
+    def begin(self) -> None:
+        """The first pass."""
+        self._go_through(list(self._taken))
+
+    def go_on(self) -> Iterator[Point]:
+        """The others, and what they say."""
+        sweep = self._filled.sweep
+        for number in range(1, self._size.passes + _MORE_PASSES):
+            due = list(self._taken)
+            if number >= self._size.passes:
+                due = [what for what, passes in self._taken.items() if is_doubtful(passes)]
+            if due and sweep.tiered:
+                self._filled.refresh()
+            self._go_through(due)
+        for what, passes in self._taken.items():
+            yield _step_point(self._filled, what, passes)
+        if sweep.mode == "HBM_ONLY" and sweep.tables == 1:
+            for keys in filter(self._filled.fits, sweep.keys):
+                yield from _parts(self._filled, keys, self._size, self._seconds)
+
+    def _go_through(self, due: Sequence[What]) -> None:
         for what in due:
-            rounds = rounds_of(filled, what, pace, yardstick)
+            rounds = rounds_of(self._filled, what, self._pace, self._yardstick)
             if rounds:
-                taken[what].append(rounds)
-            elif not taken[what]:  # it takes too long
-                del taken[what]
-    for what, passes in taken.items():
-        yield _step_point(filled, what, passes)
-    if sweep.mode == "HBM_ONLY" and sweep.tables == 1:
-        for keys in filter(filled.fits, sweep.keys):
-            yield from _parts(filled, keys, size, seconds)
+                self._taken[what].append(rounds)
+            elif not self._taken[what]:  # it takes too long
+                del self._taken[what]
 
 
 def _wanted(filled: Filled) -> list[What]:

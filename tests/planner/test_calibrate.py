@@ -17,7 +17,7 @@ from hedgerow.planner.times.calibration import Calibration, Point, Residuals, Se
 from hedgerow.planner.times.few_ids import host_ids
 from hedgerow.planner.times.mode_cost import HostCost, ModeCost
 from hedgerow.planner.times.robust_fit import robust_fit
-from hedgerow.planner.times.row_moves import crowded, moves
+from hedgerow.planner.times.row_moves import NO_MOVES, row_moves
 from hedgerow.planner.times.step_time import Speeds, Step, step_ms
 from hedgerow.planner.times.time_parameters import (
     CPU,
@@ -147,10 +147,10 @@ def _together_points() -> list[Point]:
             for far, repeat in product(shares, repeats):
                 size = 4.0 * dim
                 rows = 0 if mode == "HBM_ONLY" else 10**6 // tables
-                often = moves(mode, far * keys, repeat * keys, tables, float(rows))
+                moving = row_moves(mode, far * keys, repeat * keys, tables, float(rows))
                 step = Step(
-                    *(keys, repeat * keys, 2 * size, size, size, far, tables, often),
-                    *(crowded(mode, far * keys, tables, float(rows)), far * keys, 0.0, 0.0),
+                    *(keys, repeat * keys, 2 * size, size, size, far, tables, moving),
+                    *(far * keys, 0.0, 0.0),
                 )
                 ms = step_ms(step, cost, Speeds(2.5e9, 1.0, 1.0, 1.0))
                 found.append(
@@ -216,7 +216,7 @@ def _host_points(noise: float, cost: ModeCost, tables: tuple[int, ...]) -> list[
         size, ids = 4.0 * dim, float(repeat * keys)
         of_host = host_ids(mode, ids, float(keys), float(many))
         far = float(mode != CPU)
-        step = Step(float(keys), ids, 2 * size, size, size, far, float(many), 0.0, 0.0, *of_host)
+        step = Step(float(keys), ids, 2 * size, size, size, far, float(many), NO_MOVES, *of_host)
         ms = step_ms(step, cost, Speeds(9e6, 1.0, 1.0, 1.0))
         ms *= float(np.exp(noise * random.normal()))
         found.append(
@@ -269,15 +269,16 @@ def test_rows_that_stay_on_the_host_may_be_faster_than_a_copy() -> None:
 
 
 def test_a_look_that_found_no_hot_rows_is_no_move() -> None:
-    host, found = HostCost(host_ms=0.8, host_key_ms=2e-4, host_bytes_per_ms=1e7, move_ms=4.0), []
+    prices = {"host_ms": 0.8, "host_key_ms": 2e-4, "look_ms": 0.7, "move_ms": 4.0}
+    host, found = HostCost(host_bytes_per_ms=1e7, **prices), []
     cost = ModeCost(1.2, 1e-6, table_ms=0.1, id_ms=2e-7, host=host)
     random = np.random.default_rng(7)
     for dim, keys, tables, far, moved in product(
         (16, 128), KEYS[:3], (1, 10), SHARES, (0.0, 0.3, 50.0)
     ):
         size, missed = 4.0 * dim, far * keys
-        often = moves("HYBRID", missed, keys, tables, 1e5, moved * (far > 0))
-        step = Step(keys, keys, 2 * size, size, size, far, tables, often, 0.0, missed, 0.0, 0.0)
+        moving = row_moves("HYBRID", missed, keys, tables, 1e5, moved * (far > 0))
+        step = Step(keys, keys, 2 * size, size, size, far, tables, moving, missed, 0.0, 0.0)
         point = _step("HYBRID", keys, 2 * size, size, 1.0, dim, far)
         ms = step_ms(step, cost, Speeds(2.5e9, 1.0, 1.0, 1.0)) * np.exp(0.02 * random.normal())
         seen = Seen(moved_rows=moved * (far > 0))
@@ -286,6 +287,7 @@ def test_a_look_that_found_no_hot_rows_is_no_move() -> None:
         )
     known = fit(found)
     assert known.parameters.modes["HYBRID"].host.move_ms == pytest.approx(4.0, rel=0.1)
+    assert known.parameters.modes["HYBRID"].host.look_ms == pytest.approx(0.7, rel=0.2)
     assert known.residuals.p90 < 0.06
     # Without the count each look is taken for one.
     uncounted = fit([replace(point, seen=Seen()) for point in found])

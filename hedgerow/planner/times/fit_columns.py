@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from .calibration import Point
 from .few_ids import HostIds, host_ids
 from .mode_cost import HostCost, ModeCost
-from .row_moves import crowded, looks, moves
+from .row_moves import RowMoves, row_moves
 from .step_time import Speeds, Step, steps_ms
 from .time_parameters import CPU, FULL_OVERLAP, TimeParameters
 
@@ -37,9 +37,7 @@ class _Mode:
             id_bytes=_column(_FLOAT_BYTES * p.dim for p in steps),
             far=_column(p.host_share for p in steps),
             tables=_column(p.tables for p in steps),
-            looks=_column(_looks(p) for p in steps),
-            moves=_column(_moves(p) for p in steps),
-            crowded=_column(_crowded(p) for p in steps),
+            moving=_moving(steps),
             handled=_column(_host_ids(p).handled for p in steps),
             alone=_column(_host_ids(p).alone for p in steps),
             pools=_column(_host_ids(p).pools for p in steps),
@@ -49,7 +47,6 @@ class _Mode:
         self.repeats = bool((self.steps.ids > self.steps.keys).any())
         self.two_tiers = bool((self.steps.far > 0).any())
         self.one_share = bool((self.steps.far == self.steps.far[0]).all())
-        self.moves = bool((self.steps.moves > 0).any())
         self._near = self.together and name in _ON_DEVICE
 
     def names(self, cold: bool) -> list[str]:
@@ -62,9 +59,10 @@ class _Mode:
         if self.together and self.two_tiers:
             found += ["host_speed"]
             found += [] if self.one_share else ["host_key", "host", "host_table"]
-            found += ["move"] if self.moves else []
-            found += ["look"] if bool((self.steps.looks > self.steps.moves).any()) else []
-            found += ["crowded"] if bool((self.steps.crowded > 0).any()) else []
+            moving = self.steps.moving
+            found += ["move"] if bool((moving.moves > 0).any()) else []
+            found += ["look"] if bool((moving.looks > moving.moves).any()) else []
+            found += ["crowded"] if bool((moving.crowded > 0).any()) else []
         if self.together and bool((self.steps.alone > 0).any() and (self.steps.pools > 0).any()):
             found += ["alone_id", "alone", "pool"]
         if self.together and self.name == "HYBRID":
@@ -167,20 +165,20 @@ class Columns:
         )
 
 
-def _moves(point: Point) -> float:
-    missed, rows = point.host_share * point.keys, float(point.fast_rows or math.inf)
-    ids, tables = float(point.ids or point.keys), float(point.tables)
-    return moves(point.mode, missed, ids, tables, rows, point.seen.moved_rows)
-
-
-def _looks(point: Point) -> float:
-    missed, ids = point.host_share * point.keys, float(point.ids or point.keys)
-    return looks(point.mode, missed, ids, float(point.tables))
-
-
-def _crowded(point: Point) -> float:
-    missed, rows = point.host_share * point.keys, float(point.fast_rows or math.inf)
-    return crowded(point.mode, missed, float(point.tables), rows)
+def _moving(steps: Sequence[Point]) -> RowMoves[Floats]:
+    """Of a plan's number of rows that come nothing is known; of a step that was measured it is."""
+    found = [
+        row_moves(
+            *(p.mode, p.host_share * p.keys, float(p.ids or p.keys), float(p.tables)),
+            *(float(p.fast_rows or math.inf), p.seen.moved_rows),
+        )
+        for p in steps
+    ]
+    return RowMoves(
+        _column(one.looks for one in found),
+        _column(one.moves for one in found),
+        _column(one.crowded for one in found),
+    )
 
 
 def _host_ids(point: Point) -> HostIds:

@@ -3,11 +3,51 @@
 from __future__ import annotations
 
 import math
+from dataclasses import dataclass
+from typing import Generic, TypeVar
 
+import numpy as np
+from numpy.typing import NDArray
+
+N = TypeVar("N", float, NDArray[np.float64])
+"""Of one step, or a column of them."""
 SPARE, MOST_SPARE = 512, 64
 """Twice the first part of a cache leaves at once; where steps need it more, twice the second."""
 MOVE_STEPS, SOON_STEPS, MANY = 16, 2, 5
 """A hybrid looks for hot rows every 16th step; every 2nd where one id of 5 is on the host."""
+
+
+@dataclass(frozen=True, slots=True)
+class RowMoves(Generic[N]):
+    """Of a step: times that a hybrid looks for hot rows, and that rows move; keys for which a cache
+    makes way at once."""
+
+    looks: N
+    moves: N
+    crowded: N
+
+
+NO_MOVES = RowMoves(0.0, 0.0, 0.0)
+
+
+def row_moves(
+    mode: str,
+    missed: float,
+    ids: float,
+    tables: float,
+    fast_rows: float,
+    moved: float | None = None,
+) -> RowMoves[float]:
+    """All of it, as the functions below have it.
+
+    >>> row_moves("CACHING", 320.0, 1e4, 10.0, 65536.0)
+    RowMoves(looks=0.0, moves=0.125, crowded=0.0)
+    """
+    return RowMoves(
+        looks(mode, missed, ids, tables),
+        moves(mode, missed, ids, tables, fast_rows, moved),
+        crowded(mode, missed, tables, fast_rows),
+    )
 
 
 def looks(mode: str, missed: float, ids: float, tables: float) -> float:

@@ -4,17 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Generic, TypeVar
+from typing import Generic
 
 import numpy as np
 from numpy.typing import NDArray
 
 from .mode_cost import ModeCost
+from .row_moves import N, RowMoves
 from .time_parameters import overlapped
 
 Floats = NDArray[np.float64]
-N = TypeVar("N", float, Floats)
-"""One step, or a column of them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,9 +37,7 @@ class Step(Generic[N]):
     id_bytes: N
     far: N  # share of keys whose rows lie on the host
     tables: N
-    looks: N  # times that a hybrid looks for hot rows, as `row_moves` has them
-    moves: N  # times that rows move, likewise
-    crowded: N  # keys on the host in steps that miss many at once, likewise
+    moving: RowMoves[N]
     handled: N  # ids whose vectors the host handles, as `few_ids` has them
     alone: N  # those that one thread does
     pools: N  # tables for which all threads do
@@ -49,7 +46,8 @@ class Step(Generic[N]):
 def step_ms(step: Step[float], cost: ModeCost, speeds: Speeds) -> float:
     """Milliseconds of a step, by section 12.1 and by what our own paths were measured to add.
 
-    >>> one = Step(1000.0, 1000.0, 512.0, 256.0, 256.0, 0.5, 1.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0)
+    >>> from .row_moves import NO_MOVES
+    >>> one = Step(1000.0, 1000.0, 512.0, 256.0, 256.0, 0.5, 1.0, NO_MOVES, 0.0, 0.0, 0.0)
     >>> round(step_ms(one, ModeCost(0.5, 1e-3), Speeds(1e6, 1e5, 1e5, 1.0)), 3)
     5.724
     """
@@ -89,8 +87,9 @@ def _step_ms(
     far = far + cold + some * host.host_ms  # by the chance that a step has such keys
     asked: N = -np.expm1(-missed / step.tables)  # pyright: ignore[reportAssignmentType]
     far = far + step.tables * asked * host.host_table_ms
-    far = far + step.looks * host.look_ms + step.moves * host.move_ms
-    far = far + step.crowded * host.crowded_key_ms
+    moving = step.moving
+    far = far + moving.looks * host.look_ms + moving.moves * host.move_ms
+    far = far + moving.crowded * host.crowded_key_ms
     alone = host.alone_id_ms + step.id_bytes * host.alone_byte_ms
     # Others help as soon as they have woken up: until then one thread does all.
     woken = least(step.pools * host.pool_ms, (step.handled - step.alone) * alone)

@@ -16,7 +16,7 @@ from .calibration import Calibration
 from .few_ids import host_ids
 from .hit_rate import Touched, touched
 from .key_model import EXPONENT, from_stats, zipf
-from .row_moves import crowded, looks, moves
+from .row_moves import NO_MOVES, row_moves
 from .step_time import Speeds, Step, step_ms
 from .time_parameters import CPU
 
@@ -176,12 +176,11 @@ def _lookup_ms(
     many = alike if cost.together else 1
     write = row_bytes(spec)
     values = float(spec.dim * spec.element_bytes)
-    often, many_missed, missed = 0.0, 0.0, many * distinct * (1 - hits)
-    looked = looks(variant.mode, missed, many * ids, float(many)) if cost.host.look_ms else 0.0
-    if cost.host.move_ms or cost.host.crowded_key_ms:
+    moving, missed = NO_MOVES, many * distinct * (1 - hits)
+    host = cost.host
+    if host.look_ms or host.move_ms or host.crowded_key_ms:
         rows = _share(variant.load_factor) * spec.rows / topology.world
-        often = moves(variant.mode, missed, many * ids, float(many), rows)
-        many_missed = crowded(variant.mode, missed, float(many), rows)
+        moving = row_moves(variant.mode, missed, many * ids, float(many), rows)
     of_host = host_ids(CPU if cpu else variant.mode, many * ids, missed, float(many))
     step = Step(
         keys=many * distinct,
@@ -191,9 +190,7 @@ def _lookup_ms(
         id_bytes=values,
         far=0.0 if cpu else 1 - hits,
         tables=float(many),
-        looks=looked,
-        moves=often,
-        crowded=many_missed,
+        moving=moving,
         handled=of_host.handled,
         alone=of_host.alone,
         pools=of_host.pools,
