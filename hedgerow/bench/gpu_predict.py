@@ -23,9 +23,8 @@ from ..planner.problem.topology import Topology
 from ..planner.times.calibration import Calibration
 from ..planner.times.hit_rate import touched
 from ..planner.times.key_model import EXPONENT, zipf
-from ..tables.store import TableKeys
 from .calibrate_gpu import card
-from .gpu_tiers import _CHUNK, Batches, Work, _step, _steps_ms, _stores
+from .gpu_tiers import Batches, Work, _step, _steps_ms, _stores
 
 CASES = ("HBM_ONLY", "HYBRID@0.1", "CACHING@0.8", "HOST_ONLY")
 WITHIN = 0.25
@@ -63,8 +62,6 @@ def measured(work: Work, device: torch.device, case: str, rounds: int) -> dict[s
     store = _stores()[case](batches)
     batches.start()
     mode = case.partition("@")[0]
-    if mode == "CACHING":
-        _age(store, batches, float(case.partition("@")[2]))
     for _ in range(work.warm_up if mode == "HYBRID" else 4):
         _step(store, batches.next(), batches.grads)
     before, drawn = _misses(store, mode), batches.drawn
@@ -81,29 +78,6 @@ def _misses(store: Any, mode: str) -> int:
     if mode not in _MISSES:
         return 0
     return sum(int(table.stats()[_MISSES[mode]]) for table in store.tables)
-
-
-def _age(store: Any, batches: Batches, share: float) -> None:
-    """Brings a cache to what it holds after thousands of steps: the rows that were used last.
-
-    How long ago a key was last used is random, and known: each step has it with the same chance.
-    """
-    work = batches.work
-    rank = torch.arange(1, work.rows + 1, dtype=torch.float64, device=batches.device)
-    weight = rank**-EXPONENT
-    chance = -torch.expm1(batches.splits[1] * torch.log1p(-weight / weight.sum()))
-    parts = []
-    for ids in batches.ids:
-        drawn = torch.rand(work.rows, dtype=torch.float64, device=batches.device)
-        age = drawn.log() / torch.log1p(-chance.clamp(max=1 - 1e-12))
-        parts.append(ids[age.argsort()[: int(share * work.rows)].flip(0)])
-    for start in range(0, len(parts[0]), _CHUNK):
-        own = [part[start : start + _CHUNK] for part in parts]
-        splits = tuple(len(own[0]) * k for k in range(len(own) + 1))
-        # An update too: it is what marks rows as used, and changed. A lookup alone left rows to be
-        # dropped that were used last, twice as many misses, and none that had to be written back.
-        grads = torch.zeros(splits[-1] * work.dim, device=batches.device)
-        _step(store, TableKeys(torch.cat(own), splits), grads)
 
 
 def compared(line: dict[str, Any]) -> dict[str, Any]:

@@ -93,12 +93,19 @@ class Batches:
         ]
         return TableKeys(torch.cat(parts), self.splits)
 
-    def chunks(self, share: float = 1.0) -> Iterator[TableKeys]:
-        """All ids of all tables, or those of the first ranks, in parts."""
-        for start in range(0, int(share * self.work.rows), _CHUNK):
-            parts = [ids[start : start + _CHUNK] for ids in self.ids]
-            sizes = [len(parts[0]) * k for k in range(len(parts) + 1)]
-            yield TableKeys(torch.cat(parts), tuple(sizes))
+    def chances_of_a_step(self) -> Tensor:
+        """That a step uses the key of each rank."""
+        first = torch.zeros_like(self._chances[:1])
+        weight = torch.diff(self._chances, prepend=first)
+        return -torch.expm1(self.splits[1] * torch.log1p(-weight))
+
+
+def _chunks(tables: Sequence[Tensor]) -> Iterator[TableKeys]:
+    """Ids of tables, as many of each, in parts."""
+    for start in range(0, len(tables[0]), _CHUNK):
+        parts = [ids[start : start + _CHUNK] for ids in tables]
+        splits = tuple(len(parts[0]) * k for k in range(len(parts) + 1))
+        yield TableKeys(torch.cat(parts), splits)
 
 
 def _configs(work: Work) -> list[TableConfig]:
@@ -123,16 +130,33 @@ def _in_tiers(batches: Batches, mode: str, share: float) -> TierTables:
     for table, ids in zip(tables, batches.ids, strict=True):
         _fill(table.slow, ids, work.dim)
     store = TierTables(tables, device=batches.device, together=groups)
-    for keys in batches.chunks(share) if mode == "CACHING" else ():
-        store.lookup(keys, missing="training")
+    if mode == "CACHING":
+        _age(store, batches, share)
     return store
+
+
+def _age(store: TierTables, batches: Batches, share: float) -> None:
+    """Brings a cache to what it holds after thousands of steps: the rows that were used last.
+
+    How long ago a key was last used is random, and known: each step has it with the same chance.
+    """
+    chance, rows = batches.chances_of_a_step(), int(share * batches.work.rows)
+    parts = []
+    for ids in batches.ids:
+        drawn = torch.rand(len(ids), dtype=torch.float64, device=batches.device)
+        age = drawn.log() / torch.log1p(-chance.clamp(max=1 - 1e-12))
+        parts.append(ids[age.argsort()[:rows].flip(0)])
+    for keys in _chunks(parts):
+        # An update too: it is what marks rows as used, and changed. A lookup alone left rows to be
+        # dropped that were used last, twice as many misses, and none that had to be written back.
+        _step(store, keys, torch.zeros(keys.splits[-1] * batches.work.dim, device=batches.device))
 
 
 def _in_hbm(batches: Batches) -> DeviceTables:
     configs = {config.name: config for config in _configs(batches.work)}
     room = dict.fromkeys(configs, batches.work.rows)
     store = DeviceTables(configs, device=batches.device, capacity_rows=room)
-    for keys in batches.chunks():
+    for keys in _chunks(batches.ids):
         zeros = torch.zeros(len(keys.ids) * batches.work.dim, device=batches.device)
         store.apply_gradients(keys, zeros)
     return store

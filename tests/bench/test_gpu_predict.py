@@ -80,8 +80,6 @@ def test_all_modes_are_measured(
 def test_a_cache_of_old_has_changed_rows(device: torch.device) -> None:
     batches = Batches(Work.quick(), device)
     store = _stores()["CACHING@0.8"](batches)
-    batches.start()
-    gpu_predict._age(store, batches, 0.8)
     for table in store.tables:  # as training leaves them: whatever goes is written back
         held = int(table.stats()["fast_rows"])
         assert held > 0

@@ -40,7 +40,7 @@ class Step(Generic[N]):
     moving: RowMoves[N]
     handled: N  # ids whose vectors the host handles, as `few_ids` has them
     alone: N  # those that one thread does
-    pools: N  # tables for which all threads do
+    pools: N  # times that all threads are woken up
 
 
 def step_ms(step: Step[float], cost: ModeCost, speeds: Speeds) -> float:
