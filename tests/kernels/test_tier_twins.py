@@ -13,7 +13,6 @@ from torch import Tensor
 
 from hedgerow.kernels import (
     absent,
-    find,
     leave,
     lookup,
     mark,
@@ -225,12 +224,7 @@ def test_a_batch_that_waits_is_told_of_the_rows_that_its_twin_is(
     _same((outcome, told.came), (out, uses.came))
     # Which of many find the last places of a table is not told: each as its own table says.
     found = torch.cat(
-        [
-            find.find(own, own_ids.to(device)).cpu()
-            for own, own_ids in zip(
-                [_alone(there, k) for k in range(len(counts))], ids.split(counts), strict=True
-            )
-        ]
+        [reference.find(_alone(there, k), own) for k, own in enumerate(ids.split(counts))]
     )
     same_bits(known.cpu()[at], torch.where(wanted, found, -1))
     others = ~torch.isin(torch.arange(n), at)
@@ -250,8 +244,8 @@ def test_a_lookup_lists_what_it_does_not_find(device: torch.device, room: int) -
     slots = lookup.lookup(table, ids, out, (), None, splits, listing)
     same_bits(slots.cpu(), batch.slots())
     again = torch.full_like(out, 9.0)
-    same_bits(lookup.lookup(table, ids, again, (), None, splits), slots)
-    same_bits(out, again)
+    same_bits(lookup.lookup(table, ids, again, (), None, splits), slots.cpu())
+    same_bits(out, again.cpu())
     model = reference_tiers.absent_slots(batch.ids, batch.slots(), batch.splits, 1500)
     same_bits(listing.words[: model.tables].cpu(), model.words[: model.tables])
     for k, count in enumerate(model.words[: model.tables].tolist()):
