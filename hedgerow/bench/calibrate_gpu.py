@@ -5,7 +5,7 @@ from __future__ import annotations
 import gc
 import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from statistics import median
 
 import torch
@@ -27,124 +27,18 @@ from .calibrate_rounds import (
     summed_up,
 )
 from .calibrate_stores import ROTATED, Filled, Sweep
-from .gpu_tiers import Batches, Work, _in_tiers
+from .calibrate_sweeps import Size
+from .gpu_tiers import Batches, _in_tiers
 from .progress import Progress
 from .quiet import Yardstick
 from .room import free_bytes
 
-DIMS = (16, 32, 64, 128, 256)
-SHARES = (0.0, 0.01, 0.05, 0.1, 0.25, 0.5, 0.75, 1.0)
-_ASKED = {"HYBRID": (0.0, 0.1, 0.25, 0.5, 0.75, 1.0), "CACHING": SHARES[:6]}
-"""Shares that plans ask for: more than half of the keys is not what a cache is chosen for."""
 _CALLS = 10  # of what is timed call by call
 _POINTS = 300  # about so many share the time
 _MORE_PASSES = 2  # at most, for points whose passes differ
 _LONGEST = 5.0  # calls may take so many times the share of a point
 _MOSTLY_NEAR = 0.5  # ids that repeat are of rows that are used much, which lie in HBM
 _NEEDS_BYTES = {"HBM": 12 * 2**30, "host memory": 6 * 2**30}
-
-
-def _stream() -> Work:
-    """Keys of a power law for a hybrid: a tenth of the tables that `gpu_tiers` has."""
-    return Work(tables=1, rows=400_000, keys=10_485, steps=64, warm_up=384)
-
-
-@dataclass(frozen=True, slots=True)
-class Size:
-    """How much is measured: of a whole sweep, or of a check of the tool."""
-
-    sweeps: tuple[Sweep, ...]
-    rows: int = 1 << 22  # of a table in HBM; in host memory half
-    table_bytes: int = 1 << 31  # likewise, of all tables of a sweep
-    hybrid_rows: int = 1 << 19  # in HBM: a hybrid takes many steps to promote more
-    cache_rows: int = 1 << 20
-    copies: tuple[int, ...] = (1 << 20, 1 << 24, 1 << 28)
-    stream: Work = field(default_factory=_stream)
-    warm_ups: int = 3
-    steps: int = 16  # of a round: a hybrid looks for hot rows every 16th, a cache makes way then
-    tries: int = 64  # steps in which a hybrid's rows may come to its fast tier
-    listens: float = 1 / 15  # share of the time to learn what a quiet host is
-    passes: int = 2  # over all points of a sweep
-
-    @staticmethod
-    def whole() -> Size:
-        """What a calibration needs."""
-        return Size((*_in_hbm(), *_on_host(), *_tiers("HYBRID"), *_tiers("CACHING")))
-
-    @staticmethod
-    def quick() -> Size:
-        """A check of the tool: up to two tables, and few keys."""
-        modes = (("HBM_ONLY", 1.0), ("HOST_ONLY", 1.0), ("HYBRID", 0.5), ("CACHING", 0.5))
-        sweeps = [
-            Sweep(
-                mode=mode,
-                dim=4,
-                keys=(16, 32) if tables == 1 else (16,),
-                tables=tables,
-                factor=factor,
-                shares=(0.0, 0.5) if factor < 1 else (0.0,),
-                repeats=(1,) if tables == 1 else (2,),
-            )
-            for mode, factor in modes
-            for tables in (1, 2)
-        ]
-        stream = Work(tables=1, rows=64, dim=4, keys=16, steps=1, warm_up=1)
-        return Size(
-            *(tuple(sweeps), 1024, 1 << 20, 256, 512, (1 << 10,), stream),
-            warm_ups=1,
-            steps=2,
-            tries=0,
-            listens=0.0,
-            passes=1,
-        )
-
-    def rows_of(self, sweep: Sweep) -> int:
-        """Of each table of a sweep."""
-        near = sweep.mode == "HBM_ONLY"
-        rows = min(self.rows, self.table_bytes // (4 * sweep.dim)) // (1 if near else 2)
-        most = {"HYBRID": self.hybrid_rows, "CACHING": self.cache_rows}.get(sweep.mode)
-        if most is not None:
-            rows = min(rows, int(most / sweep.factor))
-        return rows // sweep.tables
-
-
-def _powers(first: int, last: int, by: int = 1) -> tuple[int, ...]:
-    return tuple(2**power for power in range(first, last + 1, by))
-
-
-def _in_hbm() -> Iterator[Sweep]:
-    for dim in DIMS:
-        repeats = (1, 3) if dim in (16, 128) else (1,)
-        keys = (*_powers(12, 18, 2), 2**19, 2**20)  # the fewer are all as long as their launches
-        yield Sweep(mode="HBM_ONLY", dim=dim, keys=keys, repeats=repeats)
-    for dim in (16, 128):
-        keys = _powers(12, 20, 2)
-        yield Sweep(mode="HBM_ONLY", dim=dim, keys=keys, adagrad=True)
-        yield Sweep(mode="HBM_ONLY", dim=dim, keys=keys, tables=10, repeats=(1, 3))
-
-
-def _on_host() -> Iterator[Sweep]:
-    for dim in (16, 128, 256):
-        yield Sweep(mode="HOST_ONLY", dim=dim, keys=_powers(12, 18, 2), repeats=(1, 3))
-    yield Sweep(mode="HOST_ONLY", dim=128, keys=_powers(14, 18, 2), tables=10, repeats=(1, 3))
-
-
-def _tiers(mode: str) -> Iterator[Sweep]:
-    keys = (2**12, 2**14, 2**16, 2**17)
-    for dim, factor in ((16, 0.5), (128, 0.1), (128, 0.8), (256, 0.5)):
-        shares = SHARES if dim == 16 else _ASKED[mode]
-        yield Sweep(mode=mode, dim=dim, keys=keys, factor=factor, shares=shares)
-    # A hybrid of half its rows, all used alike, moves rows all the time: none is hotter.
-    factor = 0.1 if mode == "HYBRID" else 0.5
-    yield Sweep(
-        mode=mode,
-        dim=128,
-        keys=(2**14, 2**16, 2**18),
-        tables=10,
-        factor=factor,
-        shares=_ASKED[mode],
-        repeats=(1, 3),
-    )
 
 
 def card(device: str) -> torch.device:
@@ -178,25 +72,38 @@ def points_of(
 ) -> Iterator[Point]:
     """All points, in about so many seconds beside what compiling kernels takes."""
     size = size or Size.whole()
-    yardstick = Yardstick(size.listens * seconds, seconds / 2)
-    total = len(size.sweeps) + 2
+    yardstick = Yardstick(size.listens * seconds, seconds / 4)
+    total = len(size.sweeps) + 3
     progress("copies", 0, total)
     yield from _copies(device, size)
-    before: _Swept | None = None
+    swept: list[_Swept] = []
     for done, sweep in enumerate(size.sweeps, start=1):
         progress(sweep.name, done, total)
-        now = _Swept(sweep, size, device, seconds / _POINTS, yardstick)
-        now.begin()
-        # Only now: others disturb a host for seconds, and seldom twice alike.
-        yield from before.go_on() if before is not None else ()
-        before = now
+        swept.append(_Swept(sweep, size, device, seconds / _POINTS, yardstick))
+        swept[-1].begin()
+        if done > 1:  # only now: others disturb a host for seconds, and seldom twice alike
+            swept[-2].go_on()
         _free(device)
-    progress("HYBRID, rows that are hot", total - 1, total)
+    progress("HYBRID, rows that are hot", total - 2, total)
     yield _hits(device, size)
-    yield from before.go_on() if before is not None else ()
-    del before
-    _free(device)
+    if swept:
+        swept[-1].go_on()
+    _try_again(swept, seconds, yardstick, lambda name: progress(name, total - 1, total))
+    for one in swept:
+        yield from one.points
     progress("done", total, total)
+
+
+def _try_again(
+    swept: Sequence[_Swept], seconds: float, yardstick: Yardstick, tell: Callable[[str], object]
+) -> None:
+    """Steps that somebody disturbed each time, once more, for about so many seconds at most."""
+    yardstick.patience_s = seconds / 4
+    end = time.perf_counter() + seconds
+    for one in swept:
+        if one.is_disturbed() and time.perf_counter() < end:
+            tell(f"{one.sweep.name}, once more")
+            one.try_again()
 
 
 class _Swept:
@@ -205,38 +112,64 @@ class _Swept:
     def __init__(
         self, sweep: Sweep, size: Size, device: torch.device, seconds: float, yardstick: Yardstick
     ) -> None:
-        self._size, self._seconds, self._yardstick = size, seconds, yardstick
-        self._filled = Filled(sweep, size.rows_of(sweep), device, size.tries)
-        self._pace = Pace(size.warm_ups, size.steps, size.tries, seconds / size.passes)
+        self.sweep, self._size, self._device = sweep, size, device
+        self._seconds, self._yardstick = seconds, yardstick
+        self._filled = self._fill()
         self._taken: dict[What, list[list[Round]]] = {what: [] for what in _wanted(self._filled)}
+        self._told: dict[What, Point] = {}
+        self._parts: list[Point] = []
+
+    @property
+    def points(self) -> list[Point]:
+        """What was measured."""
+        return [*self._told.values(), *self._parts]
 
     def begin(self) -> None:
         """The first pass."""
         self._go_through(list(self._taken))
 
-    def go_on(self) -> Iterator[Point]:
-        """The others, and what they say."""
-        sweep = self._filled.sweep
+    def go_on(self) -> None:
+        """The others; then the tables are let go."""
         for number in range(1, self._size.passes + _MORE_PASSES):
             due = list(self._taken)
             if number >= self._size.passes:
                 due = [what for what, passes in self._taken.items() if is_doubtful(passes)]
-            if due and sweep.tiered:
+            if due and self.sweep.tiered:
                 self._filled.refresh()
             self._go_through(due)
-        for what, passes in self._taken.items():
-            yield _step_point(self._filled, what, passes)
-        if sweep.mode == "HBM_ONLY" and sweep.tables == 1:
-            for keys in filter(self._filled.fits, sweep.keys):
-                yield from _parts(self._filled, keys, self._size, self._seconds)
+        if self.sweep.mode == "HBM_ONLY" and self.sweep.tables == 1:
+            for keys in filter(self._filled.fits, self.sweep.keys):
+                self._parts += _parts(self._filled, keys, self._size, self._seconds)
+        self._sum_up()
+
+    def is_disturbed(self) -> bool:
+        """Whether steps were never measured while the host was quiet."""
+        return any(not point.seen.quiet for point in self._told.values())
+
+    def try_again(self) -> None:
+        """Such steps, with tables that are filled anew."""
+        self._filled = self._fill()
+        self._go_through([what for what, point in self._told.items() if not point.seen.quiet])
+        self._sum_up()
+
+    def _fill(self) -> Filled:
+        return Filled(self.sweep, self._size.rows_of(self.sweep), self._device, self._size.tries)
 
     def _go_through(self, due: Sequence[What]) -> None:
+        size = self._size
+        pace = Pace(size.warm_ups, size.steps, size.tries, self._seconds / size.passes)
         for what in due:
-            rounds = rounds_of(self._filled, what, self._pace, self._yardstick)
+            rounds = rounds_of(self._filled, what, pace, self._yardstick)
             if rounds:
                 self._taken[what].append(rounds)
             elif not self._taken[what]:  # it takes too long
                 del self._taken[what]
+
+    def _sum_up(self) -> None:
+        for what, passes in self._taken.items():
+            self._told[what] = _step_point(self._filled, what, passes)
+        del self._filled
+        _free(self._device)
 
 
 def _wanted(filled: Filled) -> list[What]:
@@ -258,7 +191,8 @@ def _step_point(filled: Filled, what: What, passes: list[list[Round]]) -> Point:
     each = what.keys // sweep.tables * sweep.tables
     point = _point(filled, "step", what.keys, found.ms, float(share), what.repeat * each)
     moved = found.moved if sweep.mode == "HYBRID" else None
-    return replace(point, seen=Seen(moved_rows=moved, spread=spread(passes)))
+    seen = Seen(moved_rows=moved, spread=spread(passes), quiet=found.quiet)
+    return replace(point, seen=seen)
 
 
 def _parts(filled: Filled, keys: int, size: Size, seconds: float) -> Iterator[Point]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from statistics import fmean
 
 import torch
@@ -62,11 +62,15 @@ class What:
 
 @dataclass(frozen=True, slots=True)
 class Round:
-    """Of a step: milliseconds, keys on the host, and rows that came to a hybrid's fast tier."""
+    """Of a step: milliseconds, keys on the host, and rows that came to a hybrid's fast tier.
+
+    It is `quiet` if nobody disturbed the host before and after it.
+    """
 
     ms: float
     missed: float
     moved: float
+    quiet: bool = True
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,7 +114,8 @@ def rounds_of(filled: Filled, what: What, pace: Pace, yardstick: Yardstick) -> l
 
     fewest = _FEWEST if count * once <= share else 1  # a long one has its own share of noise
     rounds = min(_MOST_ROUNDS, max(fewest, int(share / (count * once))))
-    return measured(steps, rounds, yardstick).values
+    found = measured(steps, rounds, yardstick)
+    return [replace(one, quiet=found.quiet) for one in found.values]
 
 
 def _settle(filled: Filled, what: What, grads: torch.Tensor, steps: int) -> None:
@@ -135,10 +140,15 @@ def faster_half(rounds: Sequence[Round]) -> list[Round]:
 
 
 def summed_up(passes: Sequence[Sequence[Round]]) -> Round:
-    """The mean of the faster half of all rounds, with the keys and rows of those."""
-    kept = faster_half([one for rounds in passes for one in rounds])
+    """The mean of the faster half of the quiet rounds, or of all if none was quiet.
+
+    With the keys and rows of those.
+    """
+    rounds = [one for rounds in passes for one in rounds]
+    quiet = [one for one in rounds if one.quiet]
+    kept = faster_half(quiet or rounds)
     columns = ([getattr(one, name) for one in kept] for name in ("ms", "missed", "moved"))
-    return Round(*(fmean(column) for column in columns))
+    return Round(*(fmean(column) for column in columns), quiet=bool(quiet))
 
 
 def spread(passes: Sequence[Sequence[Round]]) -> float:
@@ -152,5 +162,5 @@ def spread(passes: Sequence[Sequence[Round]]) -> float:
 
 
 def is_doubtful(passes: Sequence[Sequence[Round]]) -> bool:
-    """No two passes agree with the fastest: one more may tell."""
-    return spread(passes) > _APART
+    """The two fastest passes do not agree, or none was quiet: one more may tell."""
+    return spread(passes) > _APART or not summed_up(passes).quiet

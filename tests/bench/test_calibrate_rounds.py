@@ -33,6 +33,13 @@ def test_a_disturbed_pass_does_not_count() -> None:
     assert (found.missed, found.moved) == (pytest.approx(11.0), pytest.approx(0.55))
 
 
+def test_rounds_that_were_disturbed_count_only_if_there_are_no_others() -> None:
+    loud = [replace(one, quiet=False) for one in _rounds(0.5, 0.6)]
+    assert summed_up([loud, _rounds(1.0)]) == Round(1.0, 10.0, 0.5)
+    assert summed_up([loud]) == Round(0.5, 5.0, 0.25, quiet=False)
+    assert is_doubtful([loud, loud])
+
+
 def test_passes_that_differ_are_doubtful_until_two_agree() -> None:
     assert not is_doubtful([_rounds(1.0)])
     assert is_doubtful([_rounds(1.0), _rounds(1.4)])
@@ -118,3 +125,22 @@ def test_a_sweep_is_measured_in_passes(
     assert asked == [16, 32, 16, 32, 16]
     assert [point.ms for point in steps] == [pytest.approx(1.005), 2.0]
     assert [point.seen.spread for point in steps] == [pytest.approx(0.01), pytest.approx(0.05)]
+
+
+def test_steps_that_were_disturbed_are_measured_once_more(
+    device: torch.device, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[int] = []
+
+    def told(filled: Filled, what: What, pace: Pace, yardstick: Yardstick) -> list[Round]:
+        asked.append(what.keys)
+        loud = what.keys == 32 and asked.count(32) < 4
+        return [Round(2.0 if loud else 1.0, 0.0, 0.0, quiet=not loud)]
+
+    monkeypatch.setattr(calibrate_gpu, "rounds_of", told)
+    size = Size.quick()
+    own = next(one for one in size.sweeps if (one.mode, one.tables) == ("HOST_ONLY", 1))
+    found = points_of(device, 1.0, lambda *_: None, replace(size, sweeps=(own,), copies=()))
+    steps = [point for point in found if point.kind == "step"]
+    assert asked == [16, 32, 32, 32, 32]
+    assert [(point.ms, point.seen.quiet) for point in steps] == [(1.0, True), (1.0, True)]

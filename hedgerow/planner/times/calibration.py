@@ -25,18 +25,21 @@ class Seen:
 
     `moved_rows` came to a hybrid's fast tier in each step; None is not counted. `spread` is how
     much longer the same took at another time than at its fastest: what of an error is the
-    machine's. Of "hits", `promoted` says how near the fast rows come to the hottest ones: of the
-    keys that those serve and a split by a hash would not, this share.
+    machine's. It is `quiet` if nobody was seen to disturb the machine. Of "hits", `promoted` says
+    how near the fast rows come to the hottest ones: of the keys that those serve and a split by a
+    hash would not, this share.
     """
 
     moved_rows: float | None = None
     spread: float = 0.0
+    quiet: bool = True
     promoted: float = 0.0
 
     def __post_init__(self) -> None:
         if self.moved_rows is not None:
             checks.setting("Seen", "moved_rows", self.moved_rows, least=0)
         checks.setting("Seen", "spread", self.spread, least=0)
+        checks.flag("quiet", self.quiet)
         checks.setting("Seen", "promoted", self.promoted)
 
 
