@@ -14,8 +14,9 @@ class HostCost:
 
     Keys whose rows lie on the host cost `host_ms` if there are any, `host_table_ms` for each table
     that has some, `host_key_ms` each, and their bytes at `host_bytes_per_ms`. Each time that caches
-    make way takes `move_ms`, or that hot rows of a hybrid's table come. Where a step misses many
-    rows of a cache at once, each takes `crowded_key_ms` more. Few ids of a table are done by one
+    make way takes `move_ms`, or that hot rows of a hybrid's table come; to look for such takes
+    `look_ms`. Where a step misses many rows of a cache at once, those beyond what leaves beside the
+    steps take `crowded_key_ms` more. Few ids of a table are done by one
     thread: `alone_id_ms` and `alone_byte_ms` are what each of them takes more, and a byte of its
     vector. So are more ids until others have woken up to help: `pool_ms` is the most that costs.
     Vectors of a step that do not fit the processor's caches are slower: of more than about
