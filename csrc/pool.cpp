@@ -6,6 +6,7 @@
 
 #include <algorithm>
 #include <atomic>
+#include <chrono>
 #include <stdexcept>
 #include <string>
 #include <system_error>
@@ -58,31 +59,36 @@ class Pool {
     for (std::thread& worker : workers_) worker.join();
   }
 
-  // False when another caller has the pool, who is not in the background.
+  // False when another caller has the pool, unless that one is in the background and soon lets go.
   bool try_run(i64 tasks, detail::TaskFunction function, void* context) {
     if (workers_.empty()) return false;
     if (!in_use_.try_lock()) {
       if (!in_background_.load(std::memory_order_relaxed)) return false;
-      wanted_.fetch_add(1, std::memory_order_acq_rel);
-      in_use_.lock();  // for as long as a few tasks take
-      if (wanted_.fetch_sub(1, std::memory_order_acq_rel) == 1) wanted_.notify_all();
+      wanted_.fetch_add(1, std::memory_order_relaxed);
+      const bool ours = take_soon();
+      wanted_.fetch_sub(1, std::memory_order_relaxed);
+      if (!ours) return false;
     }
     const std::lock_guard hold(in_use_, std::adopt_lock);
     run(0, tasks, function, context);
     return true;
   }
 
-  // A few tasks at a time, each time after all others who want the pool.
+  // A few tasks at a time while nobody else wants the pool; alone, one by one, while somebody does.
   bool run_in_background(i64 tasks, detail::TaskFunction function, void* context) {
-    if (workers_.empty()) return false;
     const i64 few = kFewTasks * i64(workers_.size() + 1);
-    for (i64 first = 0; first < tasks; first += few) {
-      for (int others; (others = wanted_.load(std::memory_order_acquire)) != 0;)
-        wanted_.wait(others, std::memory_order_acquire);
-      const std::lock_guard hold(in_use_);
+    for (i64 first = 0; first < tasks;) {
+      if (wanted_.load(std::memory_order_relaxed) != 0 || !in_use_.try_lock()) {
+        const RunAlone within(true);
+        function(context, first++);
+        continue;
+      }
+      const std::lock_guard hold(in_use_, std::adopt_lock);
+      const i64 end = std::min(first + few, tasks);
       in_background_.store(true, std::memory_order_relaxed);
-      run(first, std::min(first + few, tasks), function, context);
+      run(first, end, function, context);
       in_background_.store(false, std::memory_order_relaxed);
+      first = end;
     }
     return true;
   }
@@ -90,7 +96,19 @@ class Pool {
  private:
   static constexpr int kSpins = 4000;  // tens of microseconds: less than a wake-up costs
   static constexpr i64 kFewTasks = 2;  // of each thread
+  static constexpr std::chrono::milliseconds kPatience{2};
   static constexpr u32 kOpen = u32(1) << 31;
+
+  // Waits as long as a few tasks take, and no longer: one of them may wait for what we hold.
+  bool take_soon() {
+    const auto end = std::chrono::steady_clock::now() + kPatience;
+    do {
+      for (int spins = 0; spins < kSpins / 40; ++spins) cpu_relax();
+      if (in_use_.try_lock()) return true;
+      std::this_thread::yield();
+    } while (std::chrono::steady_clock::now() < end);
+    return false;
+  }
 
   // Tasks first .. end - 1; the caller has the pool.
   void run(i64 first, i64 end, detail::TaskFunction function, void* context) {

@@ -39,7 +39,7 @@ class RunAlone {
 };
 
 // While one is held, this thread's tasks go to the pool a few at a time, and whoever else wants the
-// pool gets it before the next few. For work that nobody waits for.
+// pool gets it before the next few, which this thread does alone meanwhile. For work beside others.
 class InBackground {
  public:
   InBackground();
@@ -59,10 +59,9 @@ void run_tasks(i64 tasks, TaskFunction function, void* context);
 }  // namespace detail
 
 // Runs body(0) .. body(tasks - 1), each once, on the calling thread and the pool's. A pool that is
-// busy with another thread's call is not waited for, unless that call is in the background: the
-// caller then does all of it. The first
-// exception is rethrown after every started task has ended; tasks not yet started are left out. The
-// caller holds a CallScope.
+// busy with another thread's call is not waited for (but some milliseconds for one in the
+// background): the caller then does all of it. The first exception is rethrown after every started
+// task has ended; tasks not yet started are left out. The caller holds a CallScope.
 template <class Body>
 void parallel_for(i64 tasks, Body&& body) {
   struct Context {

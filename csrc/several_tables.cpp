@@ -63,6 +63,9 @@ void lookup_several(const SeveralTables& several, const LookupRoom& room) {
 
 void move_in_several(const Coming& coming) {
   const InBackground behind_reads;
+  // Tasks on the pool's threads would wait for the reader of a snapshot, which is this thread.
+  const RunAlone mine(std::any_of(coming.tables.begin(), coming.tables.end(),
+                                  [](const Table* table) { return table->reads_snapshot(); }));
   each_piece(coming.starts, coming.ends, kPieceRows, [&](u64 k, u64 start, u64 n) {
     Table& table = *coming.tables[k];
     const u64 dim = u64(table.layout().dim), state = u64(table.layout().state_floats);

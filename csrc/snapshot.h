@@ -62,6 +62,7 @@ class Snapshot {
   // Writers wait, without any lock, while they are paused or too much lies aside; the thread that
   // opened or read it last does not: nobody else would end its wait.
   void wait();
+  bool is_mine() const;  // this thread is that one
   bool pauses_me() const { return paused_.load(std::memory_order_acquire) && !is_mine(); }
   void resume() { paused_.store(false, std::memory_order_release); }
 
@@ -89,7 +90,6 @@ class Snapshot {
 
  private:
   static constexpr u64 kEntryBytes = sizeof(Aside::Entry);
-  bool is_mine() const;
   bool must_wait() const;
   void copy_aside(int shard, u64 key, i64 time, u32 row, const u8* data);
 

@@ -159,6 +159,8 @@ class Table {
                              i64* times);
   SnapshotUse snapshot_use() const { return snapshot_.use(); }
   void close_snapshot(u64 ticket);
+  // Whether this thread reads one: writes of other threads wait for it, those of its own do not.
+  bool reads_snapshot() const { return snapshot_.is_open() && snapshot_.is_mine(); }
 
   // Evictions look at up to `room` rows from `cursor` on (0 to begin); ids and times of the rows
   // that left are written out. As with scan, a row that lives from the first step to the last is

@@ -37,7 +37,10 @@ def _absent(
     key = tl.load(ids + i, mask=live, other=0)
     slot = probe(index, key, live, base, count, LINES)
     absent = live & (slot < 0)
-    tl.store(used + slot, tl.zeros((ROWS,), tl.int32) + now, mask=slot >= 0)
+    # Not before a use that is later, by whoever works beside this. Few are older: most are left.
+    when = tl.zeros((ROWS,), tl.int32) + now
+    older = (slot >= 0) & (tl.load(used + slot, mask=slot >= 0, other=0) < when)
+    tl.atomic_max(used + slot, when, mask=older, sem="relaxed")
     if tl.max(absent.to(tl.int32), axis=0) > 0:
         k = tl.where(live, table_of(splits, i, K, ROOM), 0)
         one = tl.full((ROWS,), 1, tl.int64)
@@ -55,7 +58,7 @@ def absent(
     """Those of the ids without a row, in any order, and how many of each table's.
 
     Those of a table begin where its ids do; behind them is room. Rows that are there count as
-    `used` now.
+    `used` now, unless they were later.
     """
     out = torch.empty_like(ids)
     counts = torch.zeros(len(splits) - 1, dtype=torch.int64, device=ids.device)

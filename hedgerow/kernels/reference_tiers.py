@@ -56,7 +56,8 @@ def absent(
         slots = find(own, ids[start:stop])
         lacking = ids[start:stop][slots < 0]
         out[start : start + len(lacking)], counts[k] = lacking, len(lacking)
-        used[first + slots[slots >= 0]] = now
+        there = first + slots[slots >= 0]
+        used[there] = used[there].clamp(min=now)
     return out, counts
 
 

@@ -21,6 +21,7 @@ from .leaving import Leaving
 
 _SPARE = 512  # of a cache twice this part leaves at once, so that not every step needs room
 _LANES_TURN = 32  # uses, two of a step: for want of a lane no more often, it may not help
+_FEW = 8  # rows of a small cache that may leave full buckets at once
 MOST_SPARE = 64  # where a step needs more than that, up to this part
 
 
@@ -94,14 +95,15 @@ class Departures:
 
     def go_on(self) -> None:
         """Rows that will leave are written, beside the next step."""
-        if self._next is None or self._next.leaving is self._handed_over:
+        after = self._next  # once: the lookup of another thread may replace it
+        if after is None or after.leaving is self._handed_over:
             return
-        leaving = self._handed_over = self._next.leaving
         try:
-            leaving.start()
+            after.leaving.start()
             if self._thread is None:
                 self._thread = ThreadPoolExecutor(1, thread_name_prefix="hedgerow write-back")
-            self._thread.submit(leaving.land)
+            self._thread.submit(after.leaving.land)
+            self._handed_over = after.leaving
         except Exception:  # no step fails for it: whoever asks for the rows tries again, and fails
             return
 
@@ -129,7 +131,7 @@ class Departures:
                 places_of(table).uncounted()
             # A few more: of those that are as old as the oldest, and from buckets that are full.
             most = [
-                max(n + n // 8, need.spare, 2 * rows) if rows else n + n // 8
+                max(n + n // 8, need.spare, _FEW) if rows else n + n // 8
                 for n, need, rows in zip(wanted, needs, self._no_lane, strict=True)
             ]
             self._no_lane, self._turned = [0] * len(most), now

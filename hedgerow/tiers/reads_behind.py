@@ -121,7 +121,9 @@ class Behind:
                 self._caches[k].keep_unchanged(self._notes[k], ids, found)
                 self._left_out = True
         if self._left_out:
+            before = self.counts  # of some tables, different ids
             self._count()
+            self.counts = [min(both) for both in zip(before, self.counts, strict=True)]
 
     def count_distinct(self, k: int) -> None:
         """Equal ids of a table count once."""

@@ -113,6 +113,27 @@ def test_rows_that_were_waited_for_are_written_by_the_thread(
     pair.compare()
 
 
+def test_rows_that_could_not_be_handed_over_are_so_with_the_next_step(
+    device: torch.device, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(departures, "_SPARE", 6)
+    monkeypatch.setattr(departures, "MOST_SPARE", 6)
+    pair = _pair(device)
+    _fill(pair)
+    leaving: Any = pair.groups[0]._fetches._departures
+
+    def broken(_: object) -> None:
+        raise MemoryError
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Leaving, "start", broken)
+        pair.step(_all(40, 41, 42))  # which is done all the same
+    pair.groups[0]._fetches.go_on()
+    leaving._thread.submit(lambda: None).result(timeout=60)
+    assert leaving._next.leaving.has_landed
+    pair.compare()
+
+
 def test_nothing_leaves_while_it_is_being_written_unless_it_must(
     device: torch.device, monkeypatch: pytest.MonkeyPatch
 ) -> None:
