@@ -1,4 +1,4 @@
-"""Measures while nobody else works on the cores of this machine."""
+"""Measures while nobody else works on the core of the thread that measures."""
 
 from __future__ import annotations
 
@@ -6,6 +6,8 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Generic, TypeVar
+
+from .cores import Cores
 
 T = TypeVar("T")
 _DISTURBED = 1.25  # times the best: half the speed is usual, so that nothing is near this
@@ -16,24 +18,43 @@ _PAUSE_S = 0.02  # others stay for tenths of a second, or for seconds
 class Yardstick:
     """A small piece of Python that always takes the same time, unless others use the core.
 
-    On a virtual machine that shares its cores a step that is bound by launches takes twice as long
-    for seconds at a time; so does this.
+    On a virtual machine that shares its cores one in two of them has half its speed, each for
+    seconds at a time: a step that is bound by launches takes twice as long there, and so does this.
     """
 
     def __init__(self, seconds: float = 0.0, patience_s: float = 60.0) -> None:
-        """So many seconds it looks how a quiet moment looks, so many in all may be lost later."""
+        """So many seconds it looks how a quiet core looks, so many in all may be lost later."""
         end = time.perf_counter() + seconds
         self.patience_s = patience_s
+        self._cores = Cores()
         self._best = min(_once() for _ in range(20))
         while time.perf_counter() < end:
             time.sleep(_PAUSE_S)
-            self._best = min(self._best, _once())
+            for core in self._cores:
+                self._cores.settle(core)
+                self._best = min(self._best, _once(), _once())
+        self.leave()
 
     def is_quiet(self) -> bool:
-        """Whether the core has its own speed now."""
+        """Whether this core has its own speed now."""
         now = min(_once() for _ in range(3))
         self._best = min(self._best, now)
         return now <= _DISTURBED * self._best
+
+    def settle(self) -> bool:
+        """Moves this thread to a core that has its own speed; whether there is one."""
+        if self.is_quiet():
+            return True
+        for core in self._cores:
+            self._cores.settle(core)
+            if self.is_quiet():
+                return True
+        self.leave()
+        return False
+
+    def leave(self) -> None:
+        """The thread runs anywhere again."""
+        self._cores.leave()
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,7 +68,7 @@ class Measured(Generic[T]):
 def measured(
     measure: Callable[[], T], count: int, yardstick: Yardstick, *, tries: int = _TRIES
 ) -> Measured[T]:
-    """So many measurements before and after which it was quiet; fewer where that is seldom so.
+    """So many measurements before and after which the core was quiet; fewer where none is.
 
     Where it is never so, in `tries` times as many or until the patience ends, others are all there
     is.
@@ -57,18 +78,22 @@ def measured(
     """
     good: list[T] = []
     others: list[T] = []
-    for _ in range(tries * count):
-        begun = time.perf_counter()
-        before = yardstick.is_quiet()
-        value = measure()
-        if before and yardstick.is_quiet():
-            good.append(value)
-        else:
-            others.append(value)
-            time.sleep(_PAUSE_S)
-            yardstick.patience_s -= time.perf_counter() - begun
-        if len(good) == count or (yardstick.patience_s < 0 and len(good) + len(others) >= count):
-            break
+    try:
+        for _ in range(tries * count):
+            begun = time.perf_counter()
+            before = yardstick.settle()
+            value = measure()
+            if before and yardstick.is_quiet():
+                good.append(value)
+            else:
+                others.append(value)
+                time.sleep(_PAUSE_S)
+                yardstick.patience_s -= time.perf_counter() - begun
+            impatient = yardstick.patience_s < 0
+            if len(good) == count or (impatient and len(good) + len(others) >= count):
+                break
+    finally:
+        yardstick.leave()
     return Measured(good or others[:count], bool(good))
 
 

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import os
+import threading
 from collections.abc import Iterator
 
 import pytest
 
 from hedgerow.bench import quiet
+from hedgerow.bench.cores import Cores
 
 
 class Told(quiet.Yardstick):
@@ -17,6 +20,12 @@ class Told(quiet.Yardstick):
 
     def is_quiet(self) -> bool:
         return next(self._answers)
+
+    def settle(self) -> bool:
+        return self.is_quiet()
+
+    def leave(self) -> None:
+        pass
 
 
 @pytest.fixture(autouse=True)
@@ -54,3 +63,79 @@ def test_a_yardstick_knows_a_slow_core(monkeypatch: pytest.MonkeyPatch) -> None:
     for now, expected in ((1.1, True), (1.6, False), (0.5, True), (0.7, False), (0.6, True)):
         times[0] = now
         assert yardstick.is_quiet() is expected
+
+
+class _Slow:
+    """Cores of which some have half their speed."""
+
+    def __init__(self, slow: set[int], monkeypatch: pytest.MonkeyPatch) -> None:
+        self.slow, self.here, self.moves = slow, 0, 0
+        monkeypatch.setattr(quiet, "_once", lambda: 2.0 if self.here in self.slow else 1.0)
+        monkeypatch.setattr(Cores, "__iter__", lambda _: iter(range(4)))
+        monkeypatch.setattr(Cores, "settle", lambda _, core: self._go(core))
+        monkeypatch.setattr(Cores, "leave", lambda _: self._go(0))
+
+    def _go(self, core: int) -> None:
+        self.here, self.moves = core, self.moves + 1
+
+
+def test_it_measures_on_a_core_that_nobody_slows_down(monkeypatch: pytest.MonkeyPatch) -> None:
+    cores = _Slow(set(), monkeypatch)
+    yardstick = quiet.Yardstick()
+    cores.slow = {0, 1, 3}
+    found = quiet.measured(lambda: cores.here, 3, yardstick)
+    assert found == quiet.Measured([2, 2, 2], quiet=True)
+    assert cores.here == 0  # others may run it anywhere afterwards
+    cores.moves, cores.slow = 0, {1, 2, 3}
+    assert yardstick.settle()
+    assert cores.moves == 0  # it stays where it is well
+
+
+def test_where_every_core_is_slow_it_measures_anywhere(monkeypatch: pytest.MonkeyPatch) -> None:
+    cores = _Slow(set(), monkeypatch)
+    yardstick = quiet.Yardstick()
+    cores.slow, yardstick.patience_s = {0, 1, 2, 3}, 0.0
+    assert quiet.measured(lambda: cores.here, 2, yardstick) == quiet.Measured([0, 0], quiet=False)
+
+
+def test_it_listens_on_all_cores(monkeypatch: pytest.MonkeyPatch) -> None:
+    cores = _Slow({0, 1, 2}, monkeypatch)
+    yardstick = quiet.Yardstick(0.001)
+    cores.here = 0
+    assert not yardstick.is_quiet()
+
+
+def test_a_measurement_that_breaks_off_lets_the_thread_go(monkeypatch: pytest.MonkeyPatch) -> None:
+    cores = _Slow(set(), monkeypatch)
+    yardstick = quiet.Yardstick()
+    cores.slow = {0}
+
+    def breaks() -> None:
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        quiet.measured(breaks, 1, yardstick)
+    assert cores.here == 0
+
+
+@pytest.mark.skipif(
+    not hasattr(os, "sched_setaffinity"), reason="threads are placed on Linux alone"
+)
+def test_threads_that_start_meanwhile_run_anywhere() -> None:
+    cores, before, done = Cores(), os.sched_getaffinity(0), threading.Event()
+    assert sorted(cores) == sorted(before)
+    try:
+        cores.settle(max(before))
+        assert os.sched_getaffinity(0) == {max(before)}
+        thread = threading.Thread(target=done.wait)
+        thread.start()
+        assert thread.native_id is not None
+        cores.settle(min(before))
+        assert os.sched_getaffinity(thread.native_id) == before
+        assert os.sched_getaffinity(0) == {min(before)}
+        assert next(iter(cores)) == min(before)
+    finally:
+        cores.leave()
+        done.set()
+    thread.join()
+    assert os.sched_getaffinity(0) == before
