@@ -232,8 +232,8 @@ void bind_several(nb::module_& m) {
                            Address times) {
     const nb::gil_scoped_release release;
     const std::vector<const Table*> asked(tables.begin(), tables.end());
-    read_several({asked, splits},
-                 {at<i64>(ids), at<u8>(found), at<float>(rows), at<float>(states), at<i64>(times)});
+    return read_several({asked, splits}, {at<i64>(ids), at<u8>(found), at<float>(rows),
+                                          at<float>(states), at<i64>(times)});
   });
   m.def("move_in_several",
         [](const std::vector<Table*>& tables, const std::vector<u64>& starts,

@@ -2,6 +2,7 @@
 #include "several_tables.h"
 
 #include <algorithm>
+#include <atomic>
 #include <vector>
 
 #include "pool.h"
@@ -44,13 +45,18 @@ void each_read(const SeveralTables& several, const Read& read) {
 
 }  // namespace
 
-void read_several(const SeveralTables& several, const EntryRoom& room) {
+std::vector<u64> read_several(const SeveralTables& several, const EntryRoom& room) {
+  std::vector<std::atomic<u64>> found(several.tables.size());
   each_read(several, [&](u64 k, u64 start, u64 n) {
     const Table& table = *several.tables[k];
     const u64 dim = u64(table.layout().dim), state = u64(table.layout().state_floats);
-    table.entries(room.ids + start, n, room.found + start, room.rows + start * dim,
-                  room.states + start * state, room.times + start);
+    u8* const here = room.found + start;
+    table.entries(room.ids + start, n, here, room.rows + start * dim, room.states + start * state,
+                  room.times + start);
+    found[k].fetch_add(u64(std::count_if(here, here + n, [](u8 one) { return one != 0; })),
+                       std::memory_order_relaxed);
   });
+  return {found.begin(), found.end()};
 }
 
 void lookup_several(const SeveralTables& several, const LookupRoom& room) {

@@ -3,6 +3,7 @@
 #pragma once
 
 #include <span>
+#include <vector>
 
 #include "table.h"
 
@@ -43,7 +44,8 @@ struct Coming {
   const i64* times;
 };
 
-void read_several(const SeveralTables& several, const EntryRoom& room);
+// How many ids of each table were found.
+std::vector<u64> read_several(const SeveralTables& several, const EntryRoom& room);
 void lookup_several(const SeveralTables& several, const LookupRoom& room);
 // In the background: whoever reads comes first. If it fails, some have come: it may be tried again.
 void move_in_several(const Coming& coming);

@@ -83,6 +83,8 @@ def count(name: str, value: int, *, least: int = 0) -> int:
     >>> count("step", 3)
     3
     """
+    if type(value) is int and least <= value < 2**63:  # nearly always: the others take longer
+        return value
     if not _is_whole(value):
         raise DtypeError(f"{name} is {value!r}; it must be an int.")
     if not least <= value < 2**63:
@@ -104,6 +106,8 @@ def rate(name: str, value: float) -> float:
     >>> rate("rate", 0.1)
     0.1
     """
+    if type(value) is float and 0 <= value <= LARGEST:
+        return value
     if not _is_real(value):
         raise DtypeError(f"{name} is {value!r}; it must be a number.")
     if not 0 <= value <= LARGEST:

@@ -77,12 +77,13 @@ def absent(
 class Listing:
     """Ids of K tables that have no row, in any order, up to some of each table.
 
-    `words` are how many there are of each table, maybe more than it has room for, and then the ids,
-    those of a table from its start on: one copy brings both to the host. `at` says where in the
-    batch each stands. Each table has `room` for as many, or the tables' starts are those of `cuts`.
+    `words` are how many there are of each table, maybe more than it has room for, how many found no
+    place when their rows came, and then the ids, those of a table from its start on: one copy
+    brings all to the host. `at` says where in the batch each stands. Each table has `room` for as
+    many, or the tables' starts are those of `cuts`.
     """
 
-    words: Int64[Tensor, "K+places"]
+    words: Int64[Tensor, "2K+places"]
     at: Int64[Tensor, "places"]
     room: int
     cuts: Int64[Tensor, "K+1"] | None = None
@@ -94,14 +95,19 @@ class Listing:
         """For up to `room` of these ids of each table, or for all of them."""
         tables, device = len(splits) - 1, ids.device
         places = len(ids) if room is None else tables * room
-        words = torch.zeros(tables + places, dtype=torch.int64, device=device)
+        words = torch.zeros(2 * tables + places, dtype=torch.int64, device=device)
         at = torch.empty(places, dtype=torch.int64, device=device)
         return Listing(words, at, room or 0, splits if room is None else None)
 
     @property
     def tables(self) -> int:
         """K."""
-        return len(self.words) - len(self.at)
+        return (self.words.shape[0] - self.at.shape[0]) // 2
+
+    @property
+    def left(self) -> Int64[Tensor, "K"]:
+        """How many ids of each table found no place."""
+        return self.words[self.tables : 2 * self.tables]
 
 
 @jit
@@ -132,7 +138,7 @@ def add_to_list(
     place = tl.atomic_add(words + k, one, mask=absent, sem="relaxed")
     start, most = list_of(cuts, k, room)
     listed = absent & (place < most)
-    tl.store(words + K + start + place, key, mask=listed)
+    tl.store(words + 2 * K + start + place, key, mask=listed)
     tl.store(at + start + place, i, mask=listed)
 
 

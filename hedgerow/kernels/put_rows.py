@@ -7,8 +7,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from ..core.shapes import Bool, Float32, Int32, Int64
+from ..core.shapes import Float32, Int32, Int64
 from .absent import Listing, list_of
+from .coming import Coming, parts_of
 from .find import own_slot, span_of, table_of
 from .find_or_insert import claim
 from .layout import Arrays
@@ -40,15 +41,10 @@ def _tell(
 
 @jit(do_not_specialize=["n", "buckets", "now", "room"])
 def _put_rows(
-    ids: tl.tensor,
-    wanted: tl.tensor,
-    rows: tl.tensor,
-    states: tl.tensor,
-    times: tl.tensor,
+    piece: tl.tensor,
     index: tl.tensor,
     values: tl.tensor,
-    spans: tl.tensor | None,
-    splits: tl.tensor | None,
+    spans: tl.tensor,
     used: tl.tensor,
     counts: tl.tensor,
     places: tl.tensor,
@@ -56,7 +52,7 @@ def _put_rows(
     cuts: tl.tensor | None,
     slots: tl.tensor | None,
     out: tl.tensor | None,
-    left: tl.tensor | None,
+    words: tl.tensor | None,
     n: tl.tensor,
     buckets: tl.tensor,
     now: tl.tensor,
@@ -71,20 +67,21 @@ def _put_rows(
     COLUMNS: tl.constexpr,
     STATE_COLUMNS: tl.constexpr,
 ) -> None:
+    ids, wanted, rows, states, times = parts_of(piece, n, K, DIM, STATES)
     i = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)
-    base, count, inside = span_of((spans, splits), None, i, n, buckets, K, ROOM)
+    base, count, inside = span_of((spans, piece), None, i, n, buckets, K, ROOM)
     live = inside & tl.load(wanted + i, mask=inside, other=0).to(tl.int1)
+    column = tl.arange(0, COLUMNS)[None, :]
+    # All that may come from far is asked for before the search, which waits for its own loads.
+    asked = live if out is None else inside
+    row = tl.load(rows + i[:, None] * DIM + column, mask=asked[:, None] & (column < DIM), other=0.0)
+    time = tl.load(times + i, mask=live, other=0)
     slot, born = claim(index, tl.load(ids + i, mask=live, other=0), live, base, count, LINES)
     tl.store(places + i, tl.where(born, slot, -1).to(tl.int32), mask=i < n)
     tl.store(used + slot, tl.zeros((ROWS,), tl.int32) + now, mask=born)
-    k = tl.zeros((ROWS,), tl.int32)
-    if spans is not None:
-        k = tl.where(inside, table_of(splits, i, K, ROOM), 0)
+    k = tl.where(inside, table_of(piece, i, K, ROOM), 0)
     tl.atomic_add(counts + k, tl.full((ROWS,), 1, tl.int64), mask=born, sem="relaxed")
-    tl.store(index + word(slot, TIMES, LINES), tl.load(times + i, mask=born, other=0), mask=born)
-    column = tl.arange(0, COLUMNS)[None, :]
-    asked = born if out is None else inside
-    row = tl.load(rows + i[:, None] * DIM + column, mask=asked[:, None] & (column < DIM), other=0.0)
+    tl.store(index + word(slot, TIMES, LINES), time, mask=born)
     there = born[:, None] & (column < DIM)
     tl.store(values + slot[:, None] * STRIDE + column, row, mask=there)
     if STATES > 0:
@@ -93,7 +90,7 @@ def _put_rows(
         state = tl.load(states + i[:, None] * STATES + state_column, mask=there, other=0.0)
         tl.store(values + slot[:, None] * STRIDE + DIM + state_column, state, mask=there)
     if at is not None:
-        batch, first = (at, cuts, slots, left), tl.load(splits + k)
+        batch, first = (at, cuts, slots, words + K), tl.load(piece + k)
         where = _tell(batch, own_slot(slot, base), i, k, first, inside, room, ROWS)
         if out is not None:
             there = inside[:, None] & (column < DIM)
@@ -112,48 +109,37 @@ class Uses:
 class Waiting:
     """A batch that has listed the ids that come, which is told of them.
 
-    Its slots are numbered within each table, -1 for an id without a place; `left` counts these by
-    table. Its rows in `out`, if given, are those that come, whether they find a place or not.
+    Its slots are numbered within each table, -1 for an id without a place; the listing counts these
+    by table. Its rows in `out`, if given, are those that come, whether they find a place or not.
     """
 
     listing: Listing
     slots: Int64[Tensor, "batch"]
     out: Float32[Tensor, "batch dim"] | None
-    left: Int64[Tensor, "K"]
 
 
 def put_rows(
-    table: Arrays,
-    ids: Int64[Tensor, "n"],
-    wanted: Bool[Tensor, "n"],
-    rows: Float32[Tensor, "n dim"],
-    states: Float32[Tensor, "n floats"],
-    times: Int64[Tensor, "n"],
-    uses: Uses,
-    now: int,
-    splits: Int64[Tensor, "K+1"] | None = None,
-    waiting: Waiting | None = None,
+    table: Arrays, coming: Coming, uses: Uses, now: int, waiting: Waiting | None = None
 ) -> Int32[Tensor, "n"]:
-    """Gives ids that have no row these, with their states and times, as used `now`.
+    """Gives ids of several tables that have no row those that come, as used `now`.
 
     Ids may be equal: of such one gets its row. The slots that were taken, numbered through all
-    tables; -1 for an id that has a row, that is not `wanted`, or that found no room.
+    tables; -1 for an id that has a row, that was not found, or that has no room.
 
     If a batch is `waiting`, these are the ids of its list, in that order, all of each table: it is
-    told where they are. Equal ids are wanted all, or none of them.
+    told where they are. Equal ids were found all, or none of them.
     """
-    n, floats = states.shape
-    places = torch.empty(n, dtype=torch.int32, device=ids.device)
+    n, floats = coming.rows, coming.state_floats
+    places = torch.empty(n, dtype=torch.int32, device=table.index.device)
     told, room = (None,) * 5, 0
     if waiting is not None:
-        assert splits is not None
         listing, room = waiting.listing, waiting.listing.room
-        told = (listing.at, listing.cuts, waiting.slots, waiting.out, waiting.left)
+        told = (listing.at, listing.cuts, waiting.slots, waiting.out, listing.words)
     if n:
         tile = writer_tile(max(table.dim, floats))
         _put_rows[blocks(n, tile["ROWS"])](
-            *(ids, wanted, rows, states, times, table.index, table.values, table.spans, splits),
-            *(uses.used, uses.came, places, *told, n, table.buckets, now, room),
+            *(coming.words, table.index, table.values, table.spans, uses.used, uses.came),
+            *(places, *told, n, table.buckets, now, room),
             **several(table.tables),
             DIM=table.dim,
             STATES=floats,

@@ -7,8 +7,9 @@ from itertools import pairwise
 import torch
 from torch import Tensor
 
-from ..core.shapes import Bool, Float32, Int32, Int64
+from ..core.shapes import Bool, Int32, Int64
 from .absent import Listing
+from .coming import Coming
 from .layout import ERASED, KEYS, LANES, NEWBORN, TIMES, Arrays
 from .leave import NEVER, Chosen
 from .put_rows import Uses, Waiting
@@ -70,14 +71,14 @@ def absent_slots(
     """Those of the ids whose slots are -1: of each table the first for which there is room."""
     tables = len(splits) - 1
     places = len(ids) if room is None else tables * room
-    words = torch.zeros(tables + places, dtype=torch.int64)
+    words = torch.zeros(2 * tables + places, dtype=torch.int64)
     at = torch.zeros(places, dtype=torch.int64)
     for k, (start, stop) in enumerate(pairwise(splits.tolist())):
         lacking = start + (slots[start:stop] < 0).nonzero()[:, 0]
         words[k] = len(lacking)
         first = start if room is None else k * room
         for j, i in enumerate(lacking[:room].tolist(), start=first):
-            words[tables + j], at[j] = ids[i], i
+            words[2 * tables + j], at[j] = ids[i], i
     return Listing(words, at, room or 0, splits if room is None else None)
 
 
@@ -172,23 +173,14 @@ def mark(
 
 
 def put_rows(
-    table: Arrays,
-    ids: Int64[Tensor, "n"],
-    wanted: Bool[Tensor, "n"],
-    rows: Float32[Tensor, "n dim"],
-    states: Float32[Tensor, "n floats"],
-    times: Int64[Tensor, "n"],
-    uses: Uses,
-    now: int,
-    splits: Int64[Tensor, "K+1"] | None = None,
-    waiting: Waiting | None = None,
+    table: Arrays, coming: Coming, uses: Uses, now: int, waiting: Waiting | None = None
 ) -> Int32[Tensor, "n"]:
-    """Gives wanted ids without a row these, the first of equal ones; slots of all tables, or -1."""
-    places = torch.full((len(ids),), -1, dtype=torch.int32)
-    cuts = [0, len(ids)] if splits is None else splits.tolist()
+    """Gives ids without a row those found, the first of equal ones; slots of all tables, or -1."""
+    ids, found, rows, states, times = coming.parts()
+    places, cuts = torch.full((len(ids),), -1, dtype=torch.int32), coming.cuts.tolist()
     for k, (first, own) in enumerate(_tables(table)):
         for i in range(cuts[k], cuts[k + 1]):
-            slot, new = insert_one(own, int(ids[i])) if bool(wanted[i]) else (-1, False)
+            slot, new = insert_one(own, int(ids[i])) if bool(found[i]) else (-1, False)
             if new:
                 own.values[slot, : table.dim] = rows[i]
                 own.values[slot, table.dim : table.dim + states.shape[1]] = states[i]
@@ -196,7 +188,7 @@ def put_rows(
                 places[i], uses.used[first + slot] = first + slot, now
                 uses.came[k] += 1
         if waiting is not None:
-            _tell(waiting, k, own, ids[cuts[k] : cuts[k + 1]], wanted[cuts[k] : cuts[k + 1]])
+            _tell(waiting, k, own, ids[cuts[k] : cuts[k + 1]], found[cuts[k] : cuts[k + 1]])
             if waiting.out is not None:
                 at = _listed_at(waiting.listing, k, cuts[k + 1] - cuts[k])
                 waiting.out[at] = rows[cuts[k] : cuts[k + 1]]
@@ -209,8 +201,8 @@ def _listed_at(listing: Listing, k: int, count: int) -> Int64[Tensor, "count"]:
     return listing.at[begin : begin + count]
 
 
-def _tell(waiting: Waiting, k: int, own: Arrays, ids: Tensor, wanted: Tensor) -> None:
+def _tell(waiting: Waiting, k: int, own: Arrays, ids: Tensor, found: Tensor) -> None:
     """Slots of listed ids, each table's own numbers; how many have none."""
-    slots = torch.where(wanted, find(own, ids), -1)
+    slots = torch.where(found, find(own, ids), -1)
     waiting.slots[_listed_at(waiting.listing, k, len(ids))] = slots
-    waiting.left[k] += (slots < 0).sum()
+    waiting.listing.left[k] += (slots < 0).sum()

@@ -6,7 +6,10 @@ from collections.abc import Sequence
 from itertools import pairwise
 from typing import TYPE_CHECKING
 
+import numpy as np
+
 from .reference_rows import Rows
+from .reference_values import at
 
 if TYPE_CHECKING:
     from .reference import Table
@@ -20,12 +23,15 @@ def read_several(
     rows_at: int,
     states_at: int,
     times_at: int,
-) -> None:
-    """`entries` of tables whose rows are alike, table after table."""
+) -> list[int]:
+    """`entries` of tables whose rows are alike, table after table; how many of each were found."""
+    counts = []
     for table, (start, stop) in zip(tables, pairwise(splits), strict=True):
         row, state = 4 * table.dim() * start, 4 * table.state_floats() * start
         where = (found_at + start, rows_at + row, states_at + state, times_at + 8 * start)
         table.entries(ids_at + 8 * start, stop - start, *where)
+        counts.append(int(at(found_at + start, (stop - start,), np.bool_).sum()))
+    return counts
 
 
 def move_in_several(

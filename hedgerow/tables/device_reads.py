@@ -19,6 +19,7 @@ from .host_reads import MemoryUse, slice_rows
 from .layout import RowLayout
 from .store import Entries, TableKeys
 
+_STAY = nullcontext()
 MAX_IDS = 2**31 - 1  # of one call, and slots of a table: kernels count in 32 bits
 
 
@@ -109,7 +110,9 @@ class DeviceReads:
 
     def _here(self) -> AbstractContextManager[object]:
         """Kernels start on the current device, which may be another one."""
-        return torch.cuda.device(self.device) if self.device.type == "cuda" else nullcontext()
+        if self.device.type != "cuda" or self.device.index == torch.cuda.current_device():
+            return _STAY
+        return torch.cuda.device(self.device)
 
     def _find(self, keys: TableKeys) -> Int64[Tensor, "n"]:
         with self._here():

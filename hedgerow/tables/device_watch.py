@@ -88,7 +88,7 @@ class DeviceWatch(DeviceGrowth):
 
     def _is_watched(self, *, learned: bool) -> bool:
         """Whether anybody wants to know which rows a write changed."""
-        return self._uses or bool(self._wants(learned=learned))
+        return self._uses or bool(self._consumers and self._wants(learned=learned))
 
     def _placed(self, grouped: Grouped, *, learned: bool) -> Int64[Tensor, "n"] | None:
         """Room for a kernel to say which rows it wrote, if anybody wants to know."""

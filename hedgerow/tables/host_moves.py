@@ -49,14 +49,22 @@ class HostMoves:
         self._table.assign(0, 0, 0, ts)
 
 
-def read_several(tables: Sequence[HostMoves], splits: Sequence[int], room: MovingRows) -> None:
-    """`read_out` of the ids in `room`, those of several tables of alike rows, table after table.
+def read_several(
+    tables: Sequence[HostMoves],
+    splits: Sequence[int],
+    *,
+    ids_at: int,
+    found_at: int,
+    rows_at: int,
+    states_at: int,
+    times_at: int,
+) -> list[int]:
+    """`read_out` of ids of several tables of alike rows, table after table, between addresses.
 
-    Its other parts are written; all are contiguous.
+    How many of each table were found.
     """
-    parts = (room.ids, room.found, room.rows, room.states, room.ts)
     cores = [table._table for table in tables]
-    native.read_several(cores, splits, *(part.data_ptr() for part in parts))
+    return native.read_several(cores, splits, ids_at, found_at, rows_at, states_at, times_at)
 
 
 def move_in_several(

@@ -22,7 +22,8 @@ class Stamps:
 
     def _time(self, ts: int) -> int:
         """The time of a write."""
-        ts, now_s = checks.count("ts", ts), self._clock.now_s()
+        ts = checks.count("ts", ts)
+        now_s = self._clock.now_s() if ts else 0
         if ts <= now_s + _FUTURE_S:
             return ts
         self._events.add("clamped_ts")

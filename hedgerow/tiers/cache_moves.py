@@ -13,11 +13,12 @@ from torch import Tensor
 
 from ..core import checks
 from ..core.errors import CacheTooSmallError
-from ..core.shapes import Bool, Float32, Int64
+from ..core.shapes import Float32, Int64
 from ..tables.copies import in_host
 from ..tables.host import HostTable
 from ..tables.moving import MovingRows
 from ..tables.store import Entries, Missing
+from .notes import Notebook, Notes
 from .overlay import put_at
 from .places import Ids, Places
 from .tier_watch import TierWatch
@@ -28,9 +29,6 @@ if TYPE_CHECKING:
     from .device_cache_places import DeviceCachePlaces
 
 _LEAVE_AT_ONCE = 32  # of a cache on a device, this part
-# Ids that are noted for who reads behind a cache. Who takes longer gets none of the rows: a batch
-# that is prefetched and never looked up would fill the memory.
-_NOTED_ROWS = 1 << 22
 
 
 class CacheMoves(TierWatch):
@@ -56,8 +54,7 @@ class CacheMoves(TierWatch):
         self._queue_rows = checks.count("queue_rows", queue, least=1)
         self._back = WriteBack(slow, self._queue_rows, self.counters)
         self._time = UseTime()
-        self._notes: set[Notes] = set()  # of what is written behind the cache, for who reads there
-        self._era = 0  # how often all rows were replaced
+        self._notes = Notebook()  # of what is written behind the cache, for who reads there
 
     @property
     def _now(self) -> int:
@@ -129,10 +126,6 @@ class CacheMoves(TierWatch):
                 self._drop(going)
             self.counters.add("cache_evictions", len(going))
         return min(rows, self.places.free)
-
-    def noted_since(self) -> int | None:
-        """Rows that were last used before this time may leave unnoted; None = all may."""
-        return min((notes.since for notes in tuple(self._notes)), default=None)
 
     def settle(self, ids: Int64[Tensor, "n"]) -> None:
         """Rows on their way arrive. One that sets out after that is noted, for who has begun to."""
@@ -226,52 +219,17 @@ class CacheMoves(TierWatch):
     def noted(self) -> Iterator[Notes]:
         """What is written behind the cache meanwhile, for who reads there without the lock."""
         with self._writing:
-            notes = self.begin_notes()
+            notes = self._notes.begin()
         try:
             yield notes
         finally:
-            self.end_notes(notes)
-
-    def begin_notes(self, since: int = 0) -> Notes:
-        """From now on it is noted what is written behind the cache; the caller has the lock.
-
-        Who asks only for rows that were not cached at the time `since` is told of others in vain.
-        """
-        notes = Notes([], self._era, since)
-        self._notes.add(notes)
-        return notes
-
-    def end_notes(self, notes: Notes) -> None:
-        """Nobody asks for these any more; any thread may say so, as often as it likes."""
-        self._notes.discard(notes)
-
-    def keep_unchanged(
-        self, notes: Notes, ids: Int64[Tensor, "n"], which: Bool[Tensor, "n"]
-    ) -> None:
-        """Leaves only those `which` are as they were read; the caller has the lock."""
-        if notes.era != self._era or notes not in self._notes:
-            which.zero_()
-        elif notes.log:
-            which &= torch.from_numpy(np.isin(ids.numpy(), np.concatenate(notes.log), invert=True))
-
-    def is_noted(self, notes: Notes) -> bool:
-        """Whether anything was written behind the cache since these began."""
-        return bool(notes.log) or notes.era != self._era or notes not in self._notes
+            self._notes.end(notes)
 
     def _log(self, ids: Ids) -> None:
-        noting = tuple(self._notes)  # others may end theirs meanwhile
-        if not noting or not len(ids):
-            return
-        ids = ids.copy()  # the caller may write to them
-        for notes in noting:
-            notes.log.append(ids)
-            notes.rows += len(ids)
-            if notes.rows > _NOTED_ROWS:
-                self.end_notes(notes)
-                notes.log.clear()
+        self._notes.write(self, ids)
 
     def _replaced(self) -> None:
-        self._era += 1
+        self._notes.replaced()
 
 
 @dataclass(slots=True, eq=False)
@@ -279,16 +237,6 @@ class UseTime:
     """Updates, lookups and prefetches so far; caches that step together have one."""
 
     now: int = 0
-
-
-@dataclass(slots=True, eq=False)
-class Notes:
-    """Ids that were written behind a cache since somebody began to read there."""
-
-    log: list[Ids]
-    era: int  # rows that were replaced altogether since are not those
-    since: int = 0  # rows that were last used before are not asked for
-    rows: int = 0  # in the log
 
 
 def _present(table: HostTable, ids: Int64[Tensor, "n"]) -> Int64[Tensor, "m"]:

@@ -129,7 +129,7 @@ class CachingTable(CacheMoves):
             known = known.where(known.found)
             with self._writing:
                 same = torch.ones(len(known), dtype=torch.bool)
-                self.keep_unchanged(notes, known.ids, same)
+                self._notes.keep_unchanged(notes, self, known.ids.numpy(), same.numpy())
                 self._fetch(batch.ids, known.where(same))
                 at = self.places.find(batch.ids)
                 batch.home, batch.places = self.places, at[at >= 0]

@@ -66,6 +66,8 @@ class Departures:
         Rows that are used `now` stay: before the first leaves the device is told which. So do those
         that came since others `asked` for what was not there: they would read what is old.
         """
+        if not any(self._no_lane) and self._have_room(rows):
+            return rows
         last = now if asked is None else min(now, asked)
         needs = [_Need(table, n) for table, n in zip(self._caches, rows, strict=True)]
         self._learn(wait=any(need.now() > 0 for need in needs))
@@ -81,6 +83,13 @@ class Departures:
                     self._turn_over(needs, now, last)
                     self._learn(wait=True)
         return [need.rows if need.now() <= 0 else need.table.make_way(need.rows) for need in needs]
+
+    def _have_room(self, rows: Sequence[int]) -> bool:
+        """Whether all tables have room for so many, and for those of the next step: most often."""
+        for table, n in zip(self._caches, rows, strict=True):
+            if n and _Need(table, n).soon() > 0:
+                return False
+        return True
 
     def found_no_lane(self, rows: Sequence[int]) -> None:
         """So many rows of each table came, and their buckets were full: some there must leave.
@@ -109,12 +118,10 @@ class Departures:
 
     def _turn_over(self, needs: Sequence[_Need], now: int, last: int) -> None:
         """Those that were chosen before leave; others are chosen that were used before `last`."""
-        limit = last - 1
-        for table in self._caches:
-            if places_of(table).holds:  # of which this knows nothing
-                return
-            since = table.noted_since()
-            limit = limit if since is None else min(limit, since - 1)
+        if any(places_of(table).holds for table in self._caches):  # of which this knows nothing
+            return
+        since = self._caches[0]._notes.since()
+        limit = last - 1 if since is None else min(last, since) - 1
         # All, even if to choose them broke off: they may be clean, and are older than the next.
         self._caches[0]._back.land()
         ready = [0] * len(needs) if self._next is None else self._next.most

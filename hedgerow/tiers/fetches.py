@@ -5,9 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import replace
-from itertools import accumulate
+from itertools import pairwise
 
-import numpy as np
 import torch
 from torch import Tensor
 
@@ -22,7 +21,8 @@ from .caching import CachingTable
 from .departures import MOST_SPARE, Departures
 from .device_cache_places import places_of
 from .device_places import fast_of
-from .found import Asked, Found, Told
+from .found import Found, Told
+from .places import Ids
 from .reads_ahead import ReadsAhead
 from .reads_behind import Behind
 
@@ -46,7 +46,7 @@ class Fetches:
         moved = torch.zeros(2, len(caches), dtype=torch.int64, device=self.device)
         self._time = caches[0]._time
         for k, table in enumerate(caches):
-            table._time = self._time
+            table._time, table._notes = self._time, caches[0]._notes
             places = places_of(table)
             places.used, places.changed = uses[k], changes[k]
             places.moved = moved[:, k]
@@ -106,12 +106,12 @@ class Fetches:
         return self._found(slots, listing, since)
 
     def _found(self, slots: Int64[Tensor, "n"], listing: Listing, since: int) -> Found:
-        told = Told(listing.words, counts=listing.tables)
+        told = Told(listing.words, counts=2 * listing.tables)  # nobody has been left yet: zeros
         return Found(slots, self._group.epochs(), told, since, listing=listing)
 
     def _room_to_list(self, keys: TableKeys) -> int:
         """Of each table: no more memory than for all keys, however much more one table lacks."""
-        room = min(self._listed, max(_LEAST_LISTED, len(keys.ids) // len(self._caches)))
+        room = min(self._listed, max(_LEAST_LISTED, keys.splits[-1] // len(self._caches)))
         self._listed = max(_LEAST_LISTED, self._listed // 2)
         return room
 
@@ -127,43 +127,38 @@ class Fetches:
         `now_found` tells where keys are if rows have moved since they were found.
         """
         listing, asked = self._asked(keys, found)
-        for k, share in asked.shares():
-            if self._caches[k]._ahead.under_way():
-                self._caches[k]._await(asked.ids[share].numpy())
+        for table, ids in zip(self._caches, asked, strict=True):
+            if table._ahead.is_outstanding():
+                table._await(ids)
         with closing(Behind(self._caches, asked, found.since)) as behind:
             behind.read()
-            behind.copy()
             with self._caches[0]._writing:
                 known = now_found(found)
                 now = self.tick()
                 behind.keep_unchanged()
                 come = self._make_way(behind, now, lambda: self.mark(keys, known.slots, now))
-                if known is not found:  # what came by another hand is not in `out`: none is sure
-                    found = replace(found, epoch=())
-                waiting = None
-                if come and known is found:
-                    left = torch.zeros(listing.tables, dtype=torch.int64, device=self.device)
-                    waiting = Waiting(listing, found.slots, out, left)
+                waits = known is found
                 if come:
-                    self._put(behind, now, waiting)
-                if waiting is not None:
-                    epochs, told = self._group.epochs(), Told(waiting.left)
-                    found = Found(found.slots, epochs, told, brought=behind.have_rows)
-        return replace(found, asked=True)
+                    self._put(behind, now, Waiting(listing, found.slots, out) if waits else None)
+                    told = Told(listing.left, here=behind.room_to_tell)
+                    if waits:
+                        epochs, brought = self._group.epochs(), behind.have_rows
+                        return Found(found.slots, epochs, told, asked=True, brought=brought)
+        # What came by another hand is not in `out`: none is sure.
+        return replace(found, asked=True, epoch=found.epoch if waits else ())
 
-    def _asked(self, keys: TableKeys, found: Found) -> tuple[Listing, Asked]:
-        """The keys that are not on the device; waits for it."""
-        listing, told = found.listing, found.told
+    def _asked(self, keys: TableKeys, found: Found) -> tuple[Listing, list[Ids]]:
+        """The keys of each table that are not on the device; waits for it."""
+        listing, told, tables = found.listing, found.told, len(self._caches)
         if listing is None or max(told.counts) > listing.room:
             listing = self._group.absent_slots(keys, found.slots)
-            told = Told(listing.words, counts=listing.tables)
-        counts, ids = told.counts, told.others().numpy()
+            told = Told(listing.words, counts=2 * tables)
+        counts, ids = told.counts[:tables], told.others()
         self._listed = max(self._listed, 2 * max(counts))  # to list them again would wait
         starts = keys.splits
         if listing.cuts is None:
             starts = range(0, len(ids) + 1, listing.room)
-        parts = [ids[start : start + n] for start, n in zip(starts, counts, strict=False)]
-        return listing, Asked(torch.from_numpy(np.concatenate(parts)), (0, *accumulate(counts)))
+        return listing, [ids[a : a + n] for a, n in zip(starts, counts, strict=False)]
 
     def _make_way(
         self, behind: Behind, now: int, tell_used: Callable[[], object] = lambda: None
@@ -187,27 +182,25 @@ class Fetches:
 
     def _put(self, behind: Behind, now: int, waiting: Waiting | None = None) -> None:
         """Rows come; the batch that waits for them is told."""
-        asked = behind.asked
-        with self._caches[0]._moves.alone(), self._whole_rows(asked):
-            for k, share in asked.shares():
-                fast = fast_of(self._caches[k])
-                fast._begin_at(0, share.stop - share.start)
-                fast._timed, fast._epoch = True, object()
-            cuts, coming = behind.coming()
-            at = self._group.put(coming, cuts, self._uses, now, waiting)
-            for k, share in asked.shares():
-                places, mine = places_of(self._caches[k]), None
+        with self._caches[0]._moves.alone(), self._whole_rows(behind):
+            self._group.begin([b - a for a, b in pairwise(behind.splits)], moves=True)
+            at = self._group.put(behind.coming(), self._uses, now, waiting)
+            for k, table in enumerate(self._caches):
+                if not behind.counts[k]:
+                    continue
+                places, mine = places_of(table), None
                 if places.numbers_stays:
-                    mine = torch.where(at[share] >= 0, at[share] - self._firsts[k], -1)
+                    taken = at[behind.splits[k] : behind.splits[k + 1]]
+                    mine = torch.where(taken >= 0, taken - self._firsts[k], -1)
                 places.came(behind.counts[k], mine)
 
     @contextmanager
-    def _whole_rows(self, asked: Asked) -> Iterator[None]:
+    def _whole_rows(self, behind: Behind) -> Iterator[None]:
         """If this breaks off, ids that have a place and not their row yet leave it; all count."""
         try:
             yield
         except BaseException:
-            for k, share in asked.shares():
-                fast_of(self._caches[k]).move_out_unset(asked.ids[share])
+            for k, share in behind.shares():
+                fast_of(self._caches[k]).move_out_unset(torch.from_numpy(behind.ids[share]))
                 places_of(self._caches[k]).may_have_come(share.stop - share.start)
             raise

@@ -21,11 +21,22 @@ if TYPE_CHECKING:  # it needs Triton
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Asked:
-    """Keys of several tables on the host, table after table."""
+class Rest:
+    """Keys of a call that are not on the device, table after table, and their positions in it."""
 
     ids: Int64[Tensor, "m"]
     splits: tuple[int, ...]
+    there: Int64[Tensor, "m"]  # the ids, on the device
+    at: Int64[Tensor, "m"]
+
+    @staticmethod
+    def of(keys: TableKeys, slots: Int64[Tensor, "n"]) -> Rest:
+        """Waits for the device."""
+        at = (slots < 0).nonzero()[:, 0]
+        there = keys.ids[at]
+        ids, where = to_host(there, at)
+        cuts = np.searchsorted(where.numpy(), np.array(keys.splits))
+        return Rest(ids, tuple(cuts.tolist()), there, at)
 
     def shares(self) -> Iterator[tuple[int, slice]]:
         """Number and part of each table that has some."""
@@ -39,47 +50,37 @@ class Asked:
         return [int(np.count_nonzero(flags[a:b])) for a, b in pairwise(self.splits)]
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class Rest(Asked):
-    """Keys of a call that are not on the device: there, and their positions in the call."""
-
-    there: Int64[Tensor, "m"]
-    at: Int64[Tensor, "m"]
-
-    @staticmethod
-    def of(keys: TableKeys, slots: Int64[Tensor, "n"]) -> Rest:
-        """Waits for the device."""
-        at = (slots < 0).nonzero()[:, 0]
-        there = keys.ids[at]
-        ids, where = to_host(there, at)
-        cuts = np.searchsorted(where.numpy(), np.array(keys.splits))
-        return Rest(ids, tuple(cuts.tolist()), there, at)
-
-
 class Told:
     """Numbers of the device on their way to the host; whoever asks for them waits.
 
-    The first of them are counts, as many as `counts` says, or all.
+    The first of them are counts, as many as `counts` says, or all. They come to `here` if given.
     """
 
-    def __init__(self, there: Int64[Tensor, "n"], counts: int | None = None) -> None:
-        self._here = host_room(tuple(there.shape), there.dtype, there.device)
+    def __init__(
+        self,
+        there: Int64[Tensor, "n"],
+        counts: int | None = None,
+        here: Int64[Tensor, "n"] | None = None,
+    ) -> None:
+        device = there.device
+        self._here = host_room(tuple(there.shape), there.dtype, device) if here is None else here
         self._here.copy_(there, non_blocking=True)
-        self._counts = len(there) if counts is None else counts
+        self._counts = there.shape[0] if counts is None else counts
         self._event: torch.Event | torch.cuda.Event | None = None
-        if there.device.type == "cuda":
-            self._event = torch.cuda.current_stream(there.device).record_event()
+        if device.type == "cuda":
+            self._event = torch.cuda.Event()
+            self._event.record(torch.cuda.current_stream(device))
 
     @cached_property
     def counts(self) -> list[int]:
         """The counts."""
         self._wait()
-        return self._here[: self._counts].tolist()
+        return self._here.numpy()[: self._counts].tolist()
 
-    def others(self) -> Int64[Tensor, "m"]:
+    def others(self) -> np.ndarray:
         """What stands behind the counts."""
         self._wait()
-        return self._here[self._counts :]
+        return self._here.numpy()[self._counts :]
 
     def _wait(self) -> None:
         if self._event is not None:

@@ -6,7 +6,6 @@ from collections import deque
 from collections.abc import Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import AbstractContextManager, nullcontext
-from itertools import accumulate
 
 import torch
 from torch import Tensor
@@ -16,7 +15,7 @@ from ..tables.copies import host_room
 from ..tables.multi.device_group import DeviceGroup
 from ..tables.store import TableKeys
 from .caching import CachingTable
-from .found import Asked
+from .places import Ids
 from .reads_behind import Behind
 
 _Event = torch.Event | torch.cuda.Event | None
@@ -91,7 +90,9 @@ class ReadsAhead:
 
         Of batches before it nobody will ask.
         """
-        if not len(whole) or all(one.whole.data_ptr() != whole.data_ptr() for one in self._batches):
+        if not self._batches or not len(whole):
+            return None
+        if all(one.whole.data_ptr() != whole.data_ptr() for one in self._batches):
             return None
         while (one := self._batches.popleft()).whole.data_ptr() != whole.data_ptr():
             one.forget()
@@ -107,7 +108,7 @@ class ReadsAhead:
             raise
         if one.behind is None:
             return None
-        for k, share in one.behind.asked.shares():
+        for k, share in one.behind.shares():
             counters, rows = self._caches[k].counters, share.stop - share.start
             counters.add("prefetches", rows)
             if late:
@@ -135,7 +136,7 @@ class ReadsAhead:
         if self._thread is None:
             self._thread = ThreadPoolExecutor(1, thread_name_prefix="hedgerow prefetch")
         asked = one.asked()
-        if not len(asked.ids):
+        if not any(map(len, asked)):
             one.reading = Future()
             one.reading.set_result(None)
             return
@@ -185,13 +186,12 @@ class _Batch:
         """Whether the device has told which keys it lacks."""
         return self._event is None or self._event.query()
 
-    def asked(self) -> Asked:
-        """The keys that the device lacks; waits for it."""
+    def asked(self) -> list[Ids]:
+        """The keys of each table that the device lacks; waits for it."""
         if self._event is not None:
             self._event.synchronize()
-        counts = self._counts.tolist()
-        parts = [self._ids[a : a + n] for a, n in zip(self._starts, counts, strict=False)]
-        return Asked(torch.cat(parts), (0, *accumulate(counts)))
+        counts, ids = self._counts.tolist(), self._ids.numpy()
+        return [ids[a : a + n] for a, n in zip(self._starts, counts, strict=False)]
 
     def forget(self) -> None:
         """Nobody will look it up."""

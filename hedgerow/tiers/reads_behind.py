@@ -2,128 +2,109 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from itertools import accumulate, pairwise
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from ..core.shapes import Bool, Int64
+from ..core.shapes import Int64
+from ..kernels.coming import Coming
 from ..tables.copies import host_room, to_device
 from ..tables.host_moves import read_several
-from ..tables.moving import MovingRows
 from .caching import CachingTable
-from .found import Asked
 from .places import Ids
 
-_TOGETHER = 16  # rows: then every part of a piece begins where the device reads it in one go
-
-
-@dataclass(frozen=True, slots=True)
-class _Piece:
-    """Where the parts of some rows lie in one piece of memory, which one copy takes along."""
-
-    tables: int
-    rows: int
-    dim: int
-    state_floats: int
-
-    @property
-    def _room(self) -> int:
-        return -(-self.rows // _TOGETHER) * _TOGETHER
-
-    @property
-    def _head(self) -> int:
-        """Words before the ids: where the rows of each table begin, and of the last end."""
-        return -(-(self.tables + 1) // 2) * 2
-
-    @property
-    def size_bytes(self) -> int:
-        """Of all of it."""
-        return 8 * self._head + (16 + 4 * (self.dim + self.state_floats) + 1) * self._room
-
-    def split(self, memory: Tensor) -> tuple[Int64[Tensor, "K+1"], MovingRows]:
-        """Where the rows of each table begin, and the rows."""
-        n, room, dim, states = self.rows, self._room, self.dim, self.state_floats
-        words, floats = self._head + 2 * room, (dim + states) * room
-        whole, numbers, found = memory.split([8 * words, 4 * floats, room])
-        whole, numbers = whole.view(torch.int64), numbers.view(torch.float32)
-        at = room * dim
-        return whole[: self.tables + 1], MovingRows(
-            ids=whole[self._head : self._head + n],
-            found=found[:n].view(torch.bool),
-            rows=numbers[: n * dim].view(n, dim),
-            states=numbers[at : at + n * states].view(n, states),
-            ts=whole[self._head + room : self._head + room + n],
-        )
+_WORD = 8  # bytes
 
 
 class Behind:
-    """Room for rows of some keys, read without a lock.
+    """Room for rows of some keys of each table, read without a lock.
 
     What is written behind the caches from the moment it is made on is noted, until it is closed.
     The keys were not cached at the time `since`; 0 = of that nothing is known.
     """
 
-    def __init__(self, caches: Sequence[CachingTable], asked: Asked, since: int = 0) -> None:
-        self._caches, self.asked = caches, asked
-        self._since = since
+    def __init__(
+        self, caches: Sequence[CachingTable], asked: Sequence[Ids], since: int = 0
+    ) -> None:
+        self._caches, self._since = caches, since
         self.device = caches[0].device
+        self.splits = (0, *accumulate(map(len, asked)))
         layout = caches[0].layout
-        self._piece = _Piece(len(caches), len(asked.ids), layout.dim, layout.state_floats)
-        self._memory = host_room((self._piece.size_bytes,), torch.uint8, self.device)
-        cuts, self._room = self._piece.split(self._memory)
-        cuts.numpy()[:] = asked.splits
-        self._room.ids.copy_(asked.ids)
+        shape = (len(caches), self.splits[-1], layout.dim, layout.state_floats)
+        words = Coming.words_of(*shape)
+        memory = host_room((words + len(caches),), torch.int64, self.device)
+        self._here = Coming(memory, *shape)
+        self.room_to_tell: Int64[Tensor, "K"] = memory[words:]
+        whole, (ids, *_, found) = memory.numpy(), self._here.places
+        whole[: len(self.splits)] = self.splits
+        self.ids: Ids = whole[ids : ids + shape[1]]
+        np.concatenate(asked, out=self.ids)
+        self.found: Ids = whole[found:].view(np.bool_)[: shape[1]]  # which have a row that may come
         self.counts = [0] * len(caches)  # of each table, how many rows come at most
         self.have_rows = False  # whether all of the ids have one that comes
-        self._there: Tensor | None = None
+        self._there: Coming | None = None
         self._arrived: torch.Event | torch.cuda.Event | None = None
-        self._stream: torch.cuda.Stream | None = None
         self._left_out = False  # some, since the copy began
+        self._book = caches[0]._notes
         with caches[0]._writing:
-            self._notes = {k: caches[k].begin_notes(since) for k, _ in asked.shares()}
+            self._notes = self._book.begin(since)
 
     def close(self) -> None:
         """Nothing is noted any more; a second call does nothing."""
-        for k, notes in self._notes.items():
-            self._caches[k].end_notes(notes)
+        self._book.end(self._notes)
 
-    @property
-    def found(self) -> Bool[Tensor, "m"]:
-        """On the host, which ids have a row that may come."""
-        return self._room.found
+    def shares(self) -> Iterator[tuple[int, slice]]:
+        """Number of each table that was asked for some, and where its ids are."""
+        for k, (start, stop) in enumerate(pairwise(self.splits)):
+            if start < stop:
+                yield k, slice(start, stop)
 
     def read(self) -> None:
         """Reads them, those that are on their way back after they have arrived."""
         # A row that came, was changed and was chosen to leave since its key was not cached arrives
         # without a note if it was chosen before the notes began.
         self._caches[0]._back.land(self._since)
-        for k, share in self.asked.shares():
-            if not self._caches[k]._back.is_empty():
-                self._caches[k].settle(self.asked.ids[share])
-        read_several([table.slow for table in self._caches], self.asked.splits, self._room)
-        self._count()
+        if any(not table._back.is_empty() for table in self._caches):
+            for k, share in self.shares():
+                self._caches[k].settle(torch.from_numpy(self.ids[share]))
+        begin = self._here.words.data_ptr()
+        ids, times, rows, states, found = (begin + _WORD * at for at in self._here.places)
+        self.counts = read_several(
+            [table.slow for table in self._caches],
+            self.splits,
+            ids_at=ids,
+            found_at=found,
+            rows_at=rows,
+            states_at=states,
+            times_at=times,
+        )
+        self.have_rows = sum(self.counts) == len(self.ids)
 
     def copy(self) -> None:
-        """Starts to copy them to the device, on the stream of the caller."""
-        self._there = to_device(self._memory, self.device)
+        """Starts to copy them to the device, on the stream of the caller.
+
+        For who needs them later: a kernel that needs them now reads them where they are, which
+        takes half as long as a copy of what the processor has just written.
+        """
+        self._there = replace(self._here, words=to_device(self._here.words, self.device))
         if self.device.type == "cuda":
-            self._stream = torch.cuda.current_stream(self.device)
-            self._arrived = self._stream.record_event()
+            self._arrived = torch.cuda.current_stream(self.device).record_event()
 
     def keep_unchanged(self) -> None:
         """Rows that were written since do not come; the caller has the caches' lock."""
-        for k, share in self.asked.shares():
-            if self._caches[k].is_noted(self._notes[k]):
-                ids, found = self.asked.ids[share], self.found[share]
-                self._caches[k].keep_unchanged(self._notes[k], ids, found)
-                self._left_out = True
-        if self._left_out:
-            before = self.counts  # of some tables, different ids
-            self._count()
-            self.counts = [min(both) for both in zip(before, self.counts, strict=True)]
+        if not self._book.is_written(self._notes):
+            return
+        for k, share in self.shares():
+            self._book.keep_unchanged(
+                *(self._notes, self._caches[k], self.ids[share], self.found[share])
+            )
+            # Of some tables equal ids were counted once.
+            self.counts[k] = min(self.counts[k], int(np.count_nonzero(self.found[share])))
+        self._left_out, self.have_rows = True, bool(self.found.all())
 
     def count_distinct(self, k: int) -> None:
         """Equal ids of a table count once."""
@@ -141,28 +122,25 @@ class Behind:
         self._left_out, self.have_rows = True, False
         self.counts[k] = len(coming)
 
-    def coming(self) -> tuple[Int64[Tensor, "K+1"], MovingRows]:
-        """Where those of each table begin, and the rows, on the device; for the caller's stream."""
-        assert self._there is not None
+    def coming(self) -> Coming:
+        """The rows, for a kernel on the caller's stream.
+
+        Of those in host memory torch does not know that a kernel reads them: whoever starts one has
+        `room_to_tell` filled behind it, and until that is done the memory is not given to others.
+        """
+        if self._there is None:
+            return self._here
         if self._arrived is not None:
             stream = torch.cuda.current_stream(self.device)
-            if stream != self._stream:
-                stream.wait_event(self._arrived)
-                self._there.record_stream(stream)  # its memory is another stream's
-        cuts, rows = self._piece.split(self._there)
+            stream.wait_event(self._arrived)
+            self._there.words.record_stream(stream)  # it may be another's
         if self._left_out:
-            rows.found.copy_(self.found, non_blocking=True)
-        return cuts, rows
-
-    def _count(self) -> None:
-        self.counts = self.asked.counts(self.found)
-        self.have_rows = sum(self.counts) == len(self.asked.ids)
-
-    def _share(self, k: int) -> slice:
-        return slice(self.asked.splits[k], self.asked.splits[k + 1])
+            found = self._there.parts()[1]
+            found.copy_(self._here.parts()[1], non_blocking=True)
+        return self._there
 
     def _ids_of(self, k: int) -> Ids:
-        return self.asked.ids[self._share(k)].numpy()
+        return self.ids[self.splits[k] : self.splits[k + 1]]
 
     def _found_of(self, k: int) -> Ids:
-        return self.found[self._share(k)].numpy()
+        return self.found[self.splits[k] : self.splits[k + 1]]

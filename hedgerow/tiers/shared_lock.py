@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 from threading import Condition
+from types import TracebackType
 
 
 class SharedLock:
@@ -24,20 +25,11 @@ class SharedLock:
         self._readers = 0
         self._waiting = 0
         self._alone = False
+        self._shared = _Shared(self)
 
-    @contextmanager
-    def shared(self) -> Iterator[None]:
+    def shared(self) -> _Shared:
         """Beside other readers."""
-        with self._changed:
-            while self._alone or self._waiting:
-                self._changed.wait()
-            self._readers += 1
-        try:
-            yield
-        finally:
-            with self._changed:
-                self._readers -= 1
-                self._changed.notify_all()
+        return self._shared
 
     @contextmanager
     def alone(self) -> Iterator[None]:
@@ -57,3 +49,32 @@ class SharedLock:
             with self._changed:
                 self._alone = False
                 self._changed.notify_all()
+
+    def _enter(self) -> None:
+        with self._changed:
+            while self._alone or self._waiting:
+                self._changed.wait()
+            self._readers += 1
+
+    def _leave(self) -> None:
+        with self._changed:
+            self._readers -= 1
+            self._changed.notify_all()
+
+
+class _Shared:
+    """What readers enter; a step does so several times, and a generator would take longer."""
+
+    def __init__(self, lock: SharedLock) -> None:
+        self._lock = lock
+
+    def __enter__(self) -> None:
+        self._lock._enter()
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self._lock._leave()

@@ -73,13 +73,14 @@ class TierTables(SeveralTables):
         arguments.missing_rule(missing)
         at = parts.float_offsets(keys.splits, self.dims)
         if out is None:
-            out = torch.empty(at[-1], dtype=torch.float32, device=self.device)
-        flat = arguments.output(out.view(-1), at[-1], 1, self.device).view(-1)
+            flat = torch.empty(at[-1], dtype=torch.float32, device=self.device)
+        else:
+            flat = arguments.output(out.view(-1), at[-1], 1, self.device).view(-1)
         where: dict[Together, Found] = {}
         alone = set(range(len(self._tables)))
         for mine, one in self._groups():
             own = _keys_of(keys, mine)
-            rows = _parts_of(flat, at, mine).view(len(own.ids), self.dims[mine[0]])
+            rows = _parts_of(flat, at, mine).view(-1, self.dims[mine[0]])
             where[one] = one.lookup(own, rows, missing, step, keys.ids)
             if not _follow(mine):
                 for k, part in zip(mine, rows.split(_sizes(own)), strict=True):
@@ -168,7 +169,7 @@ class TierTables(SeveralTables):
         flat = parts.flat_rows("grads", grads.reshape(-1), at[-1], self.device)
         for mine, one in self._groups() if not per_occurrence else ():
             own = _keys_of(keys, mine)
-            rows = _parts_of(flat, at, mine).view(len(own.ids), self.dims[mine[0]])
+            rows = _parts_of(flat, at, mine).view(-1, self.dims[mine[0]])
             seen = None if counts is None else _parts_of(counts, keys.splits, mine)
             mine_rates = None if rates is None else [rates[k] for k in mine]
             agreed = one.check(own, mine_rates, step, seen)
@@ -271,12 +272,16 @@ def _follow(numbers: Sequence[int]) -> bool:
 
 def _parts_of(values: Tensor, splits: Sequence[int], mine: Sequence[int]) -> Tensor:
     """Parts of these numbers, one behind the other; without a copy where they stand so."""
+    if len(mine) == len(splits) - 1:
+        return values
     if _follow(mine):
         return values[splits[mine[0]] : splits[mine[-1] + 1]]
     return torch.cat([values[splits[k] : splits[k + 1]] for k in mine])
 
 
 def _keys_of(keys: TableKeys, mine: Sequence[int]) -> TableKeys:
+    if len(mine) == keys.tables:
+        return keys
     sizes = [keys.splits[k + 1] - keys.splits[k] for k in mine]
     return TableKeys(_parts_of(keys.ids, keys.splits, mine), (0, *accumulate(sizes)))
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from itertools import pairwise
 from typing import Any
@@ -19,7 +19,6 @@ from ..tables.multi.device_group import DeviceGroup
 from ..tables.schedules import Rate
 from ..tables.store import Applied, Missing, TableKeys
 from .caching import CachingTable
-from .device_places import fast_of
 from .fetches import Fetches
 from .found import Found, Rest, Told
 from .hybrid import HybridTable
@@ -45,8 +44,8 @@ class Together:
         hybrids = [table for table in tables if isinstance(table, HybridTable)]
         self._fetches = Fetches(caches, group) if caches else None
         self._promotions = Promotions(hybrids) if hybrids else None
-        rates = [fast_of(table)._rates for table in tables]
-        self._same_rates = all(one == rates[0] for one in rates)
+        self._least_places = min(table.places.rows for table in tables)
+        self._admits = any(table.config.admit is not None for table in tables)
 
     def can(self) -> bool:
         """Whether the tables can still be served by one launch."""
@@ -72,18 +71,21 @@ class Together:
         The caller has checked its arguments; `batch` is what the keys are part of.
         """
         fetches = self._fetches if missing == "training" else None
-        for table, (start, stop) in self._shares(keys) if fetches is not None else ():
-            if stop - start > table.places.rows:
-                table.check_distinct(keys.ids[start:stop])
         if fetches is not None:
+            if keys.splits[-1] > self._least_places:
+                for table, (start, stop) in self._shares(keys):
+                    if stop - start > table.places.rows:
+                        table.check_distinct(keys.ids[start:stop])
             fetches.bring_ahead(batch)
         found = None
         while True:
             # No row moves between the two reads: one that came from behind a cache meanwhile would
             # be read there as it was.
             with self._moves.shared():
-                if found is None or found.epoch != self._group.epochs():
-                    found = replace(self._look(keys, out, fetches), asked=found is not None)
+                if found is None:
+                    found = self._look(keys, out, fetches)
+                elif found.epoch != self._group.epochs():
+                    found = replace(self._look(keys, out, fetches), asked=True)
                 if fetches is None or found.asked or not found.absent:
                     return self._read_rest(keys, found, out, missing, step)
             found = fetches.bring(keys, found, lambda old: self._now_found(keys, old), out)
@@ -105,11 +107,13 @@ class Together:
         self, keys: TableKeys, found: Found, out: Tensor, missing: Missing, step: int | None
     ) -> Found:
         """Rows that are not on the device; counts the hits of the call."""
-        rest, sizes = None, [0] * len(self._tables)
-        there = sizes
-        if not found.brought and found.absent:
-            rest = found.rest_of(keys)
-            there, sizes = self._read_slow(rest, out, missing, step), np.diff(rest.splits).tolist()
+        if found.brought or not found.absent:
+            for table, (start, stop) in self._shares(keys):
+                if start < stop:
+                    table.counters.add("fast_hits", stop - start)
+            return found
+        rest = found.rest_of(keys)
+        there, sizes = self._read_slow(rest, out, missing, step), np.diff(rest.splits).tolist()
         for k, (table, (start, stop)) in enumerate(self._shares(keys)):
             table._count_hits(stop - start - sizes[k], there[k], stop - start)
         return replace(found, rest=rest)
@@ -165,17 +169,14 @@ class Together:
         """
         if counts is not None:
             checks.tensor("counts", counts, torch.int64, (len(keys.ids),), self.device)
-        found: list[Sequence[float]] = []
-        once = self._same_rates and (rates is None or all(one is None for one in rates))
-        for k, (table, (start, stop)) in enumerate(self._shares(keys)):
-            if start == stop:  # what it would need is not asked for
-                continue
-            if not (found and once):
-                own = None if rates is None else rates[k]
-                found.append(fast_of(table)._rates_at(own, step)[0])
-            if table.config.admit is not None or stop - start > table.places.rows:
-                table.check_room(keys.ids[start:stop], step)
-        return list(found[0]) if found and all(one == found[0] for one in found) else None
+        found = self._group.rates_at(_sizes(keys), rates, step)
+        if self._admits or keys.splits[-1] > self._least_places:
+            for table, (start, stop) in self._shares(keys):
+                if start < stop and (
+                    table.config.admit is not None or stop - start > table.places.rows
+                ):
+                    table.check_room(keys.ids[start:stop], step)
+        return found
 
     def apply(
         self,
@@ -195,9 +196,12 @@ class Together:
             self._fetches.ahead.go_on()
         with self._writing:
             found = self._now_found(keys, found)
-            sizes = [stop - start for start, stop in pairwise(keys.splits)]
+            sizes = _sizes(keys)
             # A table without keys in the call is not told of its time: rows would expire by it.
-            times = {k: self._tables[k].slow._time(ts) for k, n in enumerate(sizes) if n}
+            times = [
+                table.slow._time(ts) if n else 0
+                for table, n in zip(self._tables, sizes, strict=True)
+            ]
             rest, done = None, []
 
             def step_rest() -> None:
@@ -216,11 +220,11 @@ class Together:
             else:
                 now = self._fetches.tick()
                 numbered = self._fetches.mark(keys, found.slots, now, changed=True)
-            for k, time in times.items():
-                fast_of(self._tables[k])._begin_at(time, sizes[k])
-            made = self._group.step_known(keys, numbered, grads, rates, max(times.values()))
-            for k, time in times.items():
-                self._tables[k].slow.saw(time)
+            self._group.begin(sizes, times)
+            made = self._group.step_known(keys, numbered, grads, rates, max(times))
+            for table, time in zip(self._tables, times, strict=True):
+                if time:
+                    table.slow.saw(time)
             if found.brought:
                 step_rest()
                 if rest is not None and self._fetches is not None:
@@ -238,7 +242,7 @@ class Together:
         grads: Tensor,
         rates: Sequence[float],
         step: int | None,
-        times: Mapping[int, int],
+        times: Sequence[int],
         counts: Tensor | None,
         brought: bool,
     ) -> list[Applied]:
@@ -266,3 +270,8 @@ class Together:
 
     def _shares(self, keys: TableKeys) -> Iterator[tuple[Any, tuple[int, int]]]:
         return zip(self._tables, pairwise(keys.splits), strict=True)
+
+
+def _sizes(keys: TableKeys) -> list[int]:
+    """How many keys each table has."""
+    return [stop - start for start, stop in pairwise(keys.splits)]

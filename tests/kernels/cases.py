@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 
 from hedgerow.kernels import reference
+from hedgerow.kernels.coming import Coming
 from hedgerow.kernels.layout import EMPTY, ERASED, KEYS, LANES, TAKEN, TIMES, Arrays, FirstValues
 
 from ..support import EXTREME_IDS
@@ -101,3 +102,16 @@ def check_placed(table: Arrays, ids: Tensor, slots: Tensor, new: Tensor) -> None
             assert slot in places
             assert int(keys[slot]) == (TAKEN if id_ in (EMPTY, ERASED) else id_)
         assert born[id_] <= 1
+
+
+def coming_of(
+    splits: Tensor, ids: Tensor, found: Tensor, rows: Tensor, states: Tensor, times: Tensor
+) -> Coming:
+    """Rows in one piece, where the splits are."""
+    shape = (len(splits) - 1, len(ids), rows.shape[1], states.shape[1])
+    words = torch.full((Coming.words_of(*shape),), -1, device=splits.device)
+    piece = Coming(words, *shape)
+    piece.cuts.copy_(splits)
+    for part, given in zip(piece.parts(), (ids, found, rows, states, times), strict=True):
+        part.copy_(given)
+    return piece

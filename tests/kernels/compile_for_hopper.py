@@ -85,6 +85,8 @@ def every_kernel() -> None:
     from hedgerow.kernels.layout import Arrays, FirstValues, Grouped, Part, draws_of, group
     from hedgerow.kernels.rules import RULES
 
+    from .cases import coming_of
+
     dim, ids = 64, torch.arange(100)
     table, rows = Arrays.make(8, dim, CPU), torch.ones(100, dim)
     wide = Arrays.make(8, dim, CPU, 3 * dim)
@@ -111,12 +113,12 @@ def every_kernel() -> None:
     step.step(several, ids, rows, counts, [part], [0.1], 5, slots, None, splits)
     seats = seat.seat(several, ids, slots, None, splits, insert=False)
     uses = put_rows.Uses(seats, ids)
-    coming = (ids, usable, rows, torch.ones(100, 3 * dim), ids, uses, 5, splits)
-    put_rows.put_rows(several, *coming)
+    coming = coming_of(splits, ids, usable, rows, torch.ones(100, 3 * dim), ids)
+    put_rows.put_rows(several, coming, uses, 5)
     absent.absent(several, ids, splits, seats, 5)
     listing = absent.absent_slots(ids, slots, splits)
     lookup.lookup(several, ids, rows, (), None, splits, listing)
-    put_rows.put_rows(several, *coming, put_rows.Waiting(listing, slots, rows, ids))
+    put_rows.put_rows(several, coming, uses, 5, put_rows.Waiting(listing, slots, rows))
     marks = seat.Marks(seats, usable, 5)
     seat.seat(several, ids, slots, None, splits, insert=False, marks=marks)
     mark.mark(seats, seats, usable, 5)
@@ -180,6 +182,8 @@ def other_forms() -> None:
     from hedgerow.kernels.layout import Arrays, FirstValues, Grouped, Part, group
     from hedgerow.kernels.rules import RULES
 
+    from .cases import coming_of
+
     dim, ids = 64, torch.arange(100)
     table, rows = Arrays.make(8, dim, CPU), torch.ones(100, dim)
     wide = Arrays.make(8, dim, CPU, 3 * dim)
@@ -201,11 +205,9 @@ def other_forms() -> None:
     listing = absent.absent_slots(ids, slots, splits, 100)
     lookup.lookup(several, ids, rows, (), None, splits, listing)
     uses = put_rows.Uses(seat.seat(several, ids, slots, None, splits, insert=False), ids)
+    coming = coming_of(splits, ids, usable, rows, torch.ones(100, 3 * dim), ids)
     for out in (None, rows):
-        waiting = put_rows.Waiting(listing, slots, out, ids)
-        put_rows.put_rows(
-            *(several, ids, usable, rows, torch.ones(100, 3 * dim), ids, uses, 5, splits, waiting)
-        )
+        put_rows.put_rows(several, coming, uses, 5, put_rows.Waiting(listing, slots, out))
     for rule in ("ftrl", "torch_adam"):  # states of a value, of both a value and a row
         each = Part(0, dim, dim, uniform, rule, NUMBERS)
         apply_each.apply_each(wide, grouped, usable, rows, ids, usable, [each], [0.1], 5)

@@ -22,7 +22,7 @@ from hedgerow.kernels import (
 )
 from hedgerow.kernels.layout import EMPTY, ERASED, KEYS, LANES, NEWBORN, TIMES, Arrays
 
-from .cases import ODD_IDS, content, moved, same_bits, some_ids, values
+from .cases import ODD_IDS, coming_of, content, moved, same_bits, some_ids, values
 from .test_step import _alone
 
 CPU = torch.device("cpu")
@@ -77,7 +77,8 @@ def _batch(
     )
     rows, raw = values(n, dim, seed=1), values(n, states, seed=2)
     wanted, times = torch.arange(n) % every == 0, torch.arange(n) + 1000
-    reference_tiers.put_rows(table, ids, wanted, rows, raw, times, uses, 0, splits)
+    coming = coming_of(splits, ids, wanted, rows, raw, times)
+    reference_tiers.put_rows(table, coming, uses, 0)
     there = table.taken().nonzero()[:, 0]
     gone = there[(table.read(KEYS, there) == table.ids(there)).nonzero()[::17, 0]]  # none special
     table.write(KEYS, gone, ERASED)
@@ -119,7 +120,7 @@ def _pairs(listing: absent.Listing, k: int, count: int) -> list[tuple[int, int]]
     """Position and id of the first so many that are listed of a table, sorted."""
     first = k * listing.room if listing.cuts is None else int(listing.cuts[k])
     part = slice(first, first + count)
-    words = listing.words[listing.tables :]
+    words = listing.words[2 * listing.tables :]
     return sorted(zip(listing.at[part].tolist(), words[part].tolist(), strict=True))
 
 
@@ -201,27 +202,28 @@ def test_a_batch_that_waits_is_told_of_the_rows_that_its_twin_is(
     room = 80 if with_rows else None
     ours = absent.absent_slots(*_on(device, batch.ids, slots, batch.splits), room=room)
     model = absent.Listing(
-        *(ours.words.cpu(), ours.at.cpu(), ours.room), None if room else batch.splits
+        *(ours.words.cpu().clone(), ours.at.cpu(), ours.room), None if room else batch.splits
     )
     counts = model.words[: model.tables].tolist()
     begins = [k * 80 for k in range(model.tables)] if room else batch.splits.tolist()
     parts = [slice(start, start + m) for start, m in zip(begins, counts, strict=False)]
-    ids = torch.cat([model.words[model.tables :][part] for part in parts])
+    ids = torch.cat([model.words[2 * model.tables :][part] for part in parts])
     at = torch.cat([model.at[part] for part in parts])
     starts, m = torch.tensor([0, *accumulate(counts)]), sum(counts)
     wanted = ids % 5 != 0  # of equal ids all or none
-    given = (ids, wanted, values(m, dim, seed=6), values(m, states, seed=7), ids)
-    out, left = torch.full((n, dim), 9.0), torch.full((len(counts),), 100)
+    given = (starts, ids, wanted, values(m, dim, seed=6), values(m, states, seed=7), ids)
+    out = torch.full((n, dim), 9.0)
+    ours.left.fill_(100)
     uses = put_rows.Uses(batch.used, torch.zeros(len(counts), dtype=torch.int64))
     there, told = _there(batch.table, device), put_rows.Uses(*_on(device, uses.used, uses.came))
-    known, outcome, missing = _on(device, slots, out, left)
+    known, outcome = _on(device, slots, out)
     put_rows.put_rows(
-        *(there, *_on(device, *given), told, 7, starts.to(device)),
-        put_rows.Waiting(ours, known, outcome if with_rows else None, missing),
+        *(there, coming_of(*_on(device, *given)), told, 7),
+        put_rows.Waiting(ours, known, outcome if with_rows else None),
     )
     reference_tiers.put_rows(
-        *(batch.table, *given, uses, 7, starts),
-        put_rows.Waiting(model, slots, out if with_rows else None, left),
+        *(batch.table, coming_of(*given), uses, 7),
+        put_rows.Waiting(model, slots, out if with_rows else None),
     )
     _same((outcome, told.came), (out, uses.came))
     # Which of many find the last places of a table is not told: each as its own table says.
@@ -232,7 +234,7 @@ def test_a_batch_that_waits_is_told_of_the_rows_that_its_twin_is(
     others = ~torch.isin(torch.arange(n), at)
     same_bits(known.cpu()[others], slots[others])
     for k, (start, stop) in enumerate(pairwise(starts.tolist())):
-        assert int(missing[k]) == 100 + int((known.cpu()[at[start:stop]] < 0).sum())
+        assert int(ours.left[k]) == 100 + int((known.cpu()[at[start:stop]] < 0).sum())
     assert 0 < int((known.cpu()[at] >= 0).sum()) < m
     assert int((out != 9).any(dim=1).sum()) == (m if with_rows else 0)
 
@@ -395,10 +397,10 @@ def test_slots_are_marked_as_by_the_twin(device: torch.device, with_changes: boo
 class Putting:
     """Rows for a batch, and tables that get them from a kernel or from its twin."""
 
-    def __init__(self, batch: Batch, states: int, splits: Tensor | None) -> None:
+    def __init__(self, batch: Batch, states: int, splits: Tensor) -> None:
         n, tables = len(batch.ids), batch.table.tables
         self.ids, self.splits, self.used = batch.ids, splits, batch.used
-        self.table = batch.table if splits is not None else replace(batch.table, spans=None)
+        self.table = batch.table
         self.wanted = torch.arange(n) % 7 > 0
         self.rows, self.states = (values(n, width, 5) for width in (batch.table.dim, states))
         self.times, self.came = torch.arange(n) * 2**20, torch.arange(tables) + 1
@@ -410,10 +412,9 @@ class Putting:
         there = device or CPU
         table, uses = _there(self.table, there), put_rows.Uses(*_on(there, self.used, self.came))
         wanted = self.wanted if wanted is None else wanted
-        given = _on(there, self.ids, wanted, self.rows, self.states, self.times)
-        splits = None if self.splits is None else self.splits.to(there)
+        given = (self.splits, self.ids, wanted, self.rows, self.states, self.times)
         verb = reference_tiers.put_rows if device is None else put_rows.put_rows
-        return table, uses, verb(table, *given, uses=uses, now=50, splits=splits).cpu()
+        return table, uses, verb(table, coming_of(*_on(there, *given)), uses, 50).cpu()
 
 
 def _rows(table: Arrays, used: Tensor, spans: Tensor) -> list[dict[int, tuple[object, int]]]:
@@ -439,7 +440,7 @@ def test_rows_that_come_are_those_of_the_twin(
     batch = _batch(buckets, shares, dim, states, seed=dim)
     spans = batch.table.spans
     assert spans is not None
-    putting = Putting(batch, states, batch.splits if shape else None)
+    putting = Putting(batch, states, batch.splits)
     ours, uses, at = putting.put(device)
     model, wanted, places = putting.put(None)
     assert (at.dtype, at.shape) == (places.dtype, places.shape)
@@ -472,10 +473,10 @@ def test_ids_that_come_one_by_one_get_the_places_of_the_twin(device: torch.devic
     refused = 0
     for i in range(len(batch.ids)):
         one = [x[i : i + 1] for x in given]
-        splits = torch.tensor([0, int(i < 24), 1])
-        cuts = splits.to(device)
-        at = put_rows.put_rows(ours, *_on(device, *one), uses=uses, now=i, splits=cuts)
-        place = reference_tiers.put_rows(model, *one, uses=wanted, now=i, splits=splits)
+        coming = coming_of(torch.tensor([0, int(i < 24), 1]), *one)
+        there = replace(coming, words=coming.words.to(device))
+        at = put_rows.put_rows(ours, there, uses, i)
+        place = reference_tiers.put_rows(model, coming, wanted, i)
         same_bits(at, place)
         refused += int(place) < 0
     assert 0 < refused < len(batch.ids)

@@ -47,12 +47,21 @@ def test_reads_are_those_of_each_table(sizes: list[int], threads: int) -> None:
             *(ids, torch.ones(n, dtype=torch.bool), torch.full((n, DIM), 9.0)),
             *(torch.full((n, STATES), 9.0), torch.full((n,), 9)),
         )
-        read_several(made, splits, room)
+        counts = read_several(
+            made,
+            splits,
+            ids_at=ids.data_ptr(),
+            found_at=room.found.data_ptr(),
+            rows_at=room.rows.data_ptr(),
+            states_at=room.states.data_ptr(),
+            times_at=room.ts.data_ptr(),
+        )
         rows = torch.full((n, DIM), 9.0)
         found = lookup_several(made, ids, splits, "training", None, rows)
     finally:
         native.set_threads(before)
     assert torch.equal(found, room.found)
+    assert counts == [int(found[start:stop].sum()) for start, stop in pairwise(splits)]
     for table, (start, stop) in zip(made, pairwise(splits), strict=True):
         part = ids[start:stop]
         own = table.read_out(part)
@@ -77,7 +86,8 @@ def test_the_twin_reads_as_the_core(missing: str) -> None:
             np.ones(len(ids), np.bool_),
         ]
         at = [part.ctypes.data for part in parts]
-        core.read_several(several, splits, ids.data_ptr(), *at[:4])
+        counts = core.read_several(several, splits, ids.data_ptr(), *at[:4])
+        parts.append(np.array(counts))
         core.lookup_several(several, splits, [missing] * 2, 0, ids.data_ptr(), *at[4:])
         told.append(parts)
     for one, other in zip(*told, strict=True):

@@ -247,7 +247,7 @@ def test_a_row_that_sets_out_while_a_fetch_begins_does_not_come_back_old(
     keys = _on(device, _keys(0))
     fetches: Any = group._fetches
     missed = fetches.list_absent(keys, torch.full_like(keys.ids, -1), 0)
-    _after_once(monkeypatch, table, "begin_notes", leave)
+    _after_once(monkeypatch, table._notes, "begin", leave)
     fetches.bring(keys, missed, lambda found: group._now_found(keys, found))
     assert left
     pair.step(_keys(0))

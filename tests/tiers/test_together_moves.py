@@ -10,7 +10,8 @@ import numpy as np
 import pytest
 import torch
 
-from hedgerow.tiers import cache_moves, device_cache_places
+from hedgerow.tiers import device_cache_places
+from hedgerow.tiers import notes as notes_file
 from hedgerow.tiers.reads_behind import Behind
 
 from .test_together_beside import _after_once, _keys, _on, _pair
@@ -49,16 +50,17 @@ def test_a_large_cache_is_asked_for_more_rows_than_it_has_slots(
 
 def test_notes_that_begin_while_others_end_are_kept(device: torch.device) -> None:
     table, missed = _pair(device).ours.table(0), []
-    kept = [table.begin_notes() for _ in range(100)]
+    book = table._notes
+    kept = [book.begin() for _ in range(100)]
 
     def note() -> None:
         for _ in range(1000):
             with table._writing:
-                notes = table.begin_notes()
+                notes = book.begin()
             with table._writing:
                 table._log(np.array([7]))
             missed.extend([1] if not notes.log else [])
-            table.end_notes(notes)
+            book.end(notes)
 
     interval = sys.getswitchinterval()
     sys.setswitchinterval(1e-6)
@@ -77,7 +79,7 @@ def test_notes_that_begin_while_others_end_are_kept(device: torch.device) -> Non
 def test_notes_that_nobody_ends_do_not_grow_for_ever(
     device: torch.device, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(cache_moves, "_NOTED_ROWS", 9, raising=False)
+    monkeypatch.setattr(notes_file, "_NOTED_ROWS", 9)
     pair = _pair(device)
     pair.step(_keys(1, 2, 3))
     later = _keys(1, 2, 40)
@@ -85,7 +87,7 @@ def test_notes_that_nobody_ends_do_not_grow_for_ever(
     pair.ours.prefetch(there)
     pair.groups[0]._fetches.ahead.go_on()
     table = pair.ours.table(0)
-    (notes,) = table._notes
+    (notes,) = table._notes._open
     for turn in range(8):
         table.assign(torch.arange(2, device=device), torch.full((2, 4), 1.0 * turn, device=device))
         pair.model.table(0).assign(torch.arange(2), torch.full((2, 4), 1.0 * turn))
@@ -149,7 +151,7 @@ def test_a_batch_that_cannot_be_read_fails_no_step(
         pair.step(_keys(4, 5))
         with pytest.raises(MemoryError):
             pair.ours.lookup(there, missing="training")
-    assert not any(table._notes for table in pair.ours.tables)
+    assert not any(len(table._notes) for table in pair.ours.tables)
     assert len(ahead) == 0
     found = pair.ours.lookup(there, missing="training")
     assert torch.equal(found.rows.cpu(), pair.model.lookup(later, missing="training").rows)

@@ -11,11 +11,12 @@ from torch import Tensor
 
 from ...core.shapes import Bool, Float32, Int32, Int64
 from ...kernels import absent, find, leave, lookup, put_rows, runs, seat, step
+from ...kernels.coming import Coming
 from ...kernels.layout import LANES, Arrays, Part, draws_of
 from ..copies import numbers_on
 from ..device import DeviceTable
 from ..device_reads import MAX_IDS
-from ..moving import MovingRows
+from ..schedules import Rate
 from ..store import TableKeys
 
 _SAMPLE = 1 << 14  # slots of each table that say how old the oldest rows are
@@ -44,7 +45,9 @@ class DeviceGroup:
         )
         for table, own in zip(tables, self._totals, strict=True):
             table._totals = own
+        self._counted = self._totals[:, :3]
         self._parts = _common_parts(tables)
+        self._same_rates = all(table._rates == first._rates for table in tables)
         self._last = ((), torch.empty(0, dtype=torch.int64))  # splits, and where they are
 
     @staticmethod
@@ -60,14 +63,57 @@ class DeviceGroup:
 
     def whole(self) -> bool:
         """Whether every table still has its part of the arrays, and none wants to be told more."""
-        return all(
-            table._table is own and not table._is_watched(learned=True)
-            for table, own in zip(self._tables, self._own, strict=True)
-        )
+        for table, own in zip(self._tables, self._own, strict=True):  # all() takes twice as long
+            if table._table is not own or table._is_watched(learned=True):
+                return False
+        return True
 
     def epochs(self) -> tuple[object, ...]:
         """Another mark whenever a row of a table has moved."""
         return tuple([table._epoch for table in self._tables])
+
+    # ---- before a step
+
+    def rates_at(
+        self,
+        sizes: Sequence[int],
+        rates: Sequence[Sequence[Rate] | None] | None,
+        step: int | None,
+    ) -> list[float] | None:
+        """The rates of all tables that have keys, given or their own; None if they differ.
+
+        `sizes` are the keys of each table: of one without any nothing is asked.
+        """
+        found: list[float] | None = None
+        given = rates is not None and any(one is not None for one in rates)
+        for k, (table, n) in enumerate(zip(self._tables, sizes, strict=True)):
+            if not n:
+                continue
+            own, _ = table._rates_at(None if rates is None else rates[k], step)
+            if found is not None and own != found:
+                return None
+            found = own
+            if self._same_rates and not given:
+                break
+        return found
+
+    def times(self, ts: int, sizes: Sequence[int]) -> list[int]:
+        """The time of a write for each table that has keys, 0 for the others."""
+        return [table._time(ts) if n else 0 for table, n in zip(self._tables, sizes, strict=True)]
+
+    def begin(self, sizes: Sequence[int], times: Sequence[int] = (), *, moves: bool = False) -> None:
+        """What comes before a write of so many ids of each table, at these times if it has some.
+
+        Rows may move by it, and have times then.
+        """
+        for k, (table, n) in enumerate(zip(self._tables, sizes, strict=True)):
+            if not n:
+                continue
+            table._begin_at(times[k] if times else 0, n)
+            if moves:
+                table._timed, table._epoch = True, object()
+
+    # ---- the step
 
     def lookup(self, keys: TableKeys, out: Float32[Tensor, "n dim"], *, born: bool) -> Tensor:
         """Rows into `out`; the slots, each within its table."""
@@ -103,7 +149,7 @@ class DeviceGroup:
                 used=keys.used,
                 splits=self._cuts(keys),
             )
-            self._totals[:, :3] += done
+            self._counted.add_(done)
         return done
 
     def find(self, keys: TableKeys) -> Int64[Tensor, "n"]:
@@ -135,24 +181,18 @@ class DeviceGroup:
             step.update(
                 *(self._arrays, keys.ids, batch, grads, done, self._parts, rates, now, cuts)
             )
-            self._totals[:, :3] += done
+            self._counted.add_(done)
         return done
 
     def put(
-        self,
-        moving: MovingRows,
-        cuts: Int64[Tensor, "K+1"],
-        uses: put_rows.Uses,
-        now: int,
-        waiting: put_rows.Waiting | None,
+        self, coming: Coming, uses: put_rows.Uses, now: int, waiting: put_rows.Waiting | None
     ) -> Int32[Tensor, "n"]:
-        """Rows that were found elsewhere come to ids that have none here, between `cuts` by table.
+        """Rows that were found elsewhere come to ids that have none here.
 
         As `put_rows.put_rows`, with slots numbered through all tables.
         """
-        parts = (moving.ids, moving.found, moving.rows, moving.states, moving.ts)
         with self._tables[0]._here():
-            return put_rows.put_rows(self._arrays, *parts, uses, now, cuts, waiting)
+            return put_rows.put_rows(self._arrays, coming, uses, now, waiting)
 
     def old_rows(
         self,

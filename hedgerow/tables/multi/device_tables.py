@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from itertools import pairwise
-from typing import Any, cast
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -19,6 +19,7 @@ from ..config import TableConfig
 from ..copies import host_room, to_host
 from ..device import DeviceTable
 from ..device_growth import FILL
+from ..device_reads import MAX_IDS
 from ..device_room import Full
 from ..host import HostTable
 from ..schedules import Rate
@@ -178,25 +179,22 @@ class DeviceTables(SeveralTables):
         counts: Tensor | None,
     ) -> Applied | None:
         """The step of all tables in one, if they can take it together; else None."""
-        calls = [
-            cast("DeviceTable", table)._call(
-                *(own, part, None if rates is None else rates[k], step),
-                None if counts is None else counts[keys.splits[k] : keys.splits[k + 1]],
-            )
-            for k, (table, own, part) in enumerate(self._shares("grads", keys, grads))
-        ]
-        if not group.whole() or any(call.rates != calls[0].rates for call in calls):
+        n = keys.splits[-1]
+        if not group.whole() or n > MAX_IDS:
             return None
-        if len(keys.ids) == 0:
-            return Applied.of()
-        times = [
-            cast("DeviceTable", table)._begin(ts, len(call.keys.ids))
-            for table, call in zip(self._tables, calls, strict=True)
-            if len(call.keys.ids)
-        ]
+        floats = parts.float_offsets(keys.splits, self.dims)[-1]
+        rows = parts.flat_rows("grads", grads.reshape(-1), floats, self.device)
+        if counts is not None:
+            checks.tensor("counts", counts, torch.int64, (n,), self.device)
+        sizes = [stop - start for start, stop in pairwise(keys.splits)]
+        agreed = group.rates_at(sizes, rates, step)
+        if agreed is None:  # no keys, or rates that differ
+            return None
+        times = group.times(ts, sizes)
+        group.begin(sizes, times)
         known = at.slots if isinstance(at, Lookup) and at.epoch == group.epochs() else None
-        rows = grads.reshape(-1, self.dims[0])
-        return Applied(group.step(keys, rows, calls[0].rates, max(times), known).sum(dim=0))
+        made = group.step(keys, rows.view(-1, self.dims[0]), agreed, max(times), known)
+        return Applied(made.sum(dim=0))
 
     def is_on_device(self, k: int) -> bool:
         """Whether the rows of table `k` are on the device."""
