@@ -117,12 +117,12 @@ class Arrays:
     @property
     def buckets(self) -> int:
         """How many; of several tables with those between them."""
-        return len(self.index) - 1
+        return self.index.shape[0] - 1
 
     @property
     def tables(self) -> int:
         """How many."""
-        return 1 if self.spans is None else len(self.spans)
+        return 1 if self.spans is None else self.spans.shape[0]
 
     @property
     def lines(self) -> int:

@@ -138,16 +138,17 @@ def lookup(
     slots = torch.empty_like(ids)
     zeros = FirstValues("zeros", 0.0, 0.0, 0)
     columns = [(part.start, part.dim, part.first, part.draws) for part in parts]
+    n = ids.shape[0]
     for start, dim, draw, draws in columns or [(0, table.dim, zeros, None)]:
-        if len(ids) == 0:
+        if n == 0:
             break
         tile = reader_tile(dim)
         listed = (None, None, None)
         if listing is not None and start == 0:  # by the first part, for all of them
             listed = (listing.words, listing.at, listing.cuts)
-        _lookup[blocks(len(ids), tile["ROWS"])](
+        _lookup[blocks(n, tile["ROWS"])](
             *(ids, used, table.index, table.values, out, slots, table.spans, splits, draws),
-            *(*listed, len(ids), table.buckets, 0 if listing is None else listing.room),
+            *(*listed, n, table.buckets, 0 if listing is None else listing.room),
             *(signed64(draw.seed), draw.a, draw.scale),
             **several(table.tables),
             KIND=draw.kind,

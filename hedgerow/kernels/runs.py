@@ -181,7 +181,7 @@ def runs(
     Of the latter, equal ids of a table have the same number. How many such ids there are is added
     to `counts` as `Applied` has them.
     """
-    n = len(places)
+    n = places.shape[0]
     slots, order = torch.sort(places, stable=True)
     starts, made = places.new_empty(n + 1), places.new_zeros(2)
     pieces = places.new_empty(n // layout.SHORT + n // layout.PIECE + 1)

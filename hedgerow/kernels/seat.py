@@ -91,7 +91,7 @@ def seat(
     Slots that are `known` are believed. The rows of new ids are not set, and their time is
     `NEWBORN` until somebody does. Slots are marked, if that is asked for.
     """
-    n = len(ids)
+    n = ids.shape[0]
     places = torch.empty_like(ids, dtype=torch.int32)
     when = changed = None
     if marks is not None:

@@ -311,7 +311,7 @@ def update(
     splits: Int64[Tensor, "K+1"] | None = None,
 ) -> None:
     """`step` for ids whose occurrences are in runs; rows whose time is `NEWBORN` start anew."""
-    n = len(ids)
+    n = ids.shape[0]
     sums, firsts = sum_long_runs(batch, grads)
     placed = torch.empty_like(ids) if len(parts) > 1 else None
     for part, rate in zip(parts, rates, strict=True):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from weakref import WeakSet
+from weakref import ref
 
 import torch
 from torch import Tensor
@@ -26,7 +26,7 @@ class DeviceWatch(DeviceGrowth):
 
     def _start_watch(self) -> None:
         self._consumers: dict[str, DeviceTouched] = {}
-        self._snapshots: WeakSet[DeviceSnapshot] = WeakSet()
+        self._snapshots: list[ref[DeviceSnapshot]] = []  # that nobody has changed a row since
         self._uses = isinstance(self.config.evict, Lfu)
         self._faded = 0  # how often uses were halved
 
@@ -73,7 +73,7 @@ class DeviceWatch(DeviceGrowth):
         parts = (self._entries(table, table.ids(part), part) for part in slots)
         size = sum(map(len, slots))
         opened = DeviceSnapshot(self.config.name, parts, size, self.max_ts())
-        self._snapshots.add(opened)
+        self._snapshots.append(ref(opened))
         return opened
 
     # ---- what writes tell
@@ -81,7 +81,9 @@ class DeviceWatch(DeviceGrowth):
     def _before_change(self) -> None:
         """Open snapshots keep what is about to change; once, since then they have all of it."""
         while self._snapshots:
-            self._snapshots.pop().keep()
+            opened = self._snapshots.pop()()
+            if opened is not None:
+                opened.keep()
 
     def _wants(self, *, learned: bool) -> list[DeviceTouched]:
         return [c for c in self._consumers.values() if learned or c.settings.all_changes]
