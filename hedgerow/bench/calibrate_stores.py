@@ -28,6 +28,7 @@ ROTATED = 0.25
 # Steps after which a hot row is used again where there are more misses, and in a hybrid: were hot
 # rows used as seldom as others, it would move rows all the time.
 _BUSY_STEPS = 4
+_CROWDED = 1.1  # times the places of a cache: so many rows that are used do not all fit
 _SELDOM_STEPS = 48  # a row that a hybrid uses no more often does not become hot
 
 
@@ -87,11 +88,12 @@ class Filled:
         return self.sweep.tables <= keys <= most * self.sweep.tables
 
     def stays(self, keys: int, far: float) -> bool:
-        """Whether rows stay where they are in steps of so many keys, that share of them cold."""
-        if self.sweep.mode != "HYBRID":
-            return True
-        cold = far * keys / self.sweep.tables
-        return _SELDOM_STEPS * cold <= self.rows - self.hot
+        """Whether in steps of so many keys that share of them is on the host, and stays there."""
+        each, others = keys / self.sweep.tables, self.rows - self.hot
+        if self.sweep.mode == "CACHING" and far > ROTATED:
+            # Few hot rows are used then: all cold ones may find room beside them.
+            return others + self._hot_turn(round((1 - far) * each), far) > _CROWDED * self.fast
+        return self.sweep.mode != "HYBRID" or _SELDOM_STEPS * far * each <= others
 
     def batch(self, keys: int, far: float, repeat: int) -> TableKeys:
         """So many distinct keys, that share of them cold; ids that repeat are of hot ones."""
@@ -194,12 +196,15 @@ class Filled:
     # ---- whose turn it is
 
     def _hot(self, count: int, far: float) -> Tensor:
-        turn = self.hot
-        if self.sweep.mode == "HYBRID" or far > ROTATED:
-            turn = min(turn, _BUSY_STEPS * count)
+        turn = self._hot_turn(count, far)
         found = (self._hot_next + torch.arange(count, device=self.device)) % max(1, turn)
         self._hot_next += count
         return found
+
+    def _hot_turn(self, count: int, far: float) -> int:
+        """How many hot rows take turns in steps that use so many of them."""
+        busy = self.sweep.mode == "HYBRID" or far > ROTATED
+        return min(self.hot, _BUSY_STEPS * count) if busy else self.hot
 
     def _cold(self, count: int) -> Tensor:
         turn = self._cold_next + torch.arange(count, device=self.device)

@@ -74,7 +74,7 @@ class Notebook:
         """Whether anything was written since these began."""
         return bool(notes.log) or notes.era != self._era or notes not in self._open
 
-    def keep_unchanged(self, notes: Notes, cache: object, ids: Ids, which: Ids) -> None:
+    def keep_unchanged(self, notes: Notes, cache: object, ids: Ids, which: np.ndarray) -> None:
         """Leaves only those `which` of a cache's ids are as they were read."""
         if notes.era != self._era or notes not in self._open:
             which[:] = False

@@ -43,7 +43,9 @@ class Behind:
         whole[: len(self.splits)] = self.splits
         self.ids: Ids = whole[ids : ids + shape[1]]
         np.concatenate(asked, out=self.ids)
-        self.found: Ids = whole[found:].view(np.bool_)[: shape[1]]  # which have a row that may come
+        self.found: np.ndarray = whole[found:].view(np.bool_)[
+            : shape[1]
+        ]  # who has a row that comes
         self.counts = [0] * len(caches)  # of each table, how many rows come at most
         self.have_rows = False  # whether all of the ids have one that comes
         self._there: Coming | None = None
@@ -142,5 +144,5 @@ class Behind:
     def _ids_of(self, k: int) -> Ids:
         return self.ids[self.splits[k] : self.splits[k + 1]]
 
-    def _found_of(self, k: int) -> Ids:
+    def _found_of(self, k: int) -> np.ndarray:
         return self.found[self.splits[k] : self.splits[k + 1]]

@@ -101,7 +101,9 @@ class DeviceGroup:
         """The time of a write for each table that has keys, 0 for the others."""
         return [table._time(ts) if n else 0 for table, n in zip(self._tables, sizes, strict=True)]
 
-    def begin(self, sizes: Sequence[int], times: Sequence[int] = (), *, moves: bool = False) -> None:
+    def begin(
+        self, sizes: Sequence[int], times: Sequence[int] = (), *, moves: bool = False
+    ) -> None:
         """What comes before a write of so many ids of each table, at these times if it has some.
 
         Rows may move by it, and have times then.
