@@ -44,6 +44,7 @@ class Sweep:
     adagrad: bool = False
     shares: tuple[float, ...] = (0.0,)  # of keys whose rows lie on the host
     repeats: tuple[int, ...] = (1,)  # ids of each key
+    larger: int = 1  # times the rows that others have
 
     @property
     def tiered(self) -> bool:

@@ -15,64 +15,6 @@ from .toolchain import blocks, jit, several, tl
 _TILE = {"ROWS": 128, "num_warps": 4}
 
 
-@jit(do_not_specialize=["n", "buckets", "now"])
-def _absent(
-    ids: tl.tensor,
-    index: tl.tensor,
-    spans: tl.tensor | None,
-    splits: tl.tensor,
-    used: tl.tensor,
-    out: tl.tensor,
-    counts: tl.tensor,
-    n: tl.tensor,
-    buckets: tl.tensor,
-    now: tl.tensor,
-    K: tl.constexpr,
-    ROOM: tl.constexpr,
-    LINES: tl.constexpr,
-    ROWS: tl.constexpr,
-) -> None:
-    i = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)
-    base, count, live = span_of((spans, splits), None, i, n, buckets, K, ROOM)
-    key = tl.load(ids + i, mask=live, other=0)
-    slot = probe(index, key, live, base, count, LINES)
-    absent = live & (slot < 0)
-    # Not before a use that is later, by whoever works beside this. Few are older: most are left.
-    when = tl.zeros((ROWS,), tl.int32) + now
-    older = (slot >= 0) & (tl.load(used + slot, mask=slot >= 0, other=0) < when)
-    tl.atomic_max(used + slot, when, mask=older, sem="relaxed")
-    if tl.max(absent.to(tl.int32), axis=0) > 0:
-        k = tl.where(live, table_of(splits, i, K, ROOM), 0)
-        one = tl.full((ROWS,), 1, tl.int64)
-        place = tl.atomic_add(counts + k, one, mask=absent, sem="relaxed")
-        tl.store(out + tl.load(splits + k) + place, key, mask=absent)
-
-
-def absent(
-    table: Arrays,
-    ids: Int64[Tensor, "n"],
-    splits: Int64[Tensor, "K+1"],
-    used: Int32[Tensor, "slots"],
-    now: int,
-) -> tuple[Int64[Tensor, "n"], Int64[Tensor, "K"]]:
-    """Those of the ids without a row, in any order, and how many of each table's.
-
-    Those of a table begin where its ids do; behind them is room. Rows that are there count as
-    `used` now, unless they were later.
-    """
-    out = torch.empty_like(ids)
-    counts = torch.zeros(len(splits) - 1, dtype=torch.int64, device=ids.device)
-    if len(ids):
-        _absent[blocks(len(ids), _TILE["ROWS"])](
-            *(ids, table.index, table.spans, splits, used, out, counts, len(ids)),
-            *(table.buckets, now),
-            **several(table.tables),
-            LINES=table.lines,
-            **_TILE,
-        )
-    return out, counts
-
-
 @dataclass(frozen=True, slots=True, eq=False)
 class Listing:
     """Ids of K tables that have no row, in any order, up to some of each table.
@@ -140,6 +82,63 @@ def add_to_list(
     listed = absent & (place < most)
     tl.store(words + 2 * K + start + place, key, mask=listed)
     tl.store(at + start + place, i, mask=listed)
+
+
+@jit(do_not_specialize=["n", "buckets", "now", "room"])
+def _absent(
+    ids: tl.tensor,
+    index: tl.tensor,
+    spans: tl.tensor | None,
+    splits: tl.tensor,
+    used: tl.tensor,
+    cuts: tl.tensor | None,
+    words: tl.tensor,
+    at: tl.tensor,
+    n: tl.tensor,
+    buckets: tl.tensor,
+    now: tl.tensor,
+    room: tl.tensor,
+    K: tl.constexpr,
+    ROOM: tl.constexpr,
+    LINES: tl.constexpr,
+    ROWS: tl.constexpr,
+) -> None:
+    i = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)
+    base, count, live = span_of((spans, splits), None, i, n, buckets, K, ROOM)
+    key = tl.load(ids + i, mask=live, other=0)
+    slot = probe(index, key, live, base, count, LINES)
+    absent = live & (slot < 0)
+    # Not before a use that is later, by whoever works beside this. Few are older: most are left.
+    when = tl.zeros((ROWS,), tl.int32) + now
+    older = (slot >= 0) & (tl.load(used + slot, mask=slot >= 0, other=0) < when)
+    tl.atomic_max(used + slot, when, mask=older, sem="relaxed")
+    if tl.max(absent.to(tl.int32), axis=0) > 0:
+        k = tl.where(live, table_of(splits, i, K, ROOM), 0)
+        add_to_list(words, at, cuts, key, i, k, absent, room, K, ROWS)
+
+
+def absent(
+    table: Arrays,
+    ids: Int64[Tensor, "n"],
+    splits: Int64[Tensor, "K+1"],
+    used: Int32[Tensor, "slots"],
+    now: int,
+    room: int | None = None,
+) -> Listing:
+    """Those of the ids without a row, up to `room` of each table, or all of them.
+
+    Rows that are there count as `used` now, unless they were later.
+    """
+    listing = Listing.empty(ids, splits, room)
+    if len(ids):
+        _absent[blocks(len(ids), _TILE["ROWS"])](
+            *(ids, table.index, table.spans, splits, used),
+            *(listing.cuts, listing.words, listing.at, len(ids), table.buckets, now, listing.room),
+            **several(listing.tables),
+            LINES=table.lines,
+            **_TILE,
+        )
+    return listing
 
 
 @jit(do_not_specialize=["n", "room"])

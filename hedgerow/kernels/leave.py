@@ -11,7 +11,7 @@ from ..core.shapes import Bool, Int32, Int64
 from . import layout
 from .find import table_of
 from .layout import Arrays
-from .placement import EMPTY, ERASED, LANES, TIMES, word
+from .placement import ERASED, LANES, TIMES, word
 from .toolchain import blocks, jit, several, tl
 
 NEVER = 2**31 - 1
@@ -86,14 +86,14 @@ def _choose_old(
     block = ((tl.program_id(0) + turn) % programs).to(tl.int64)
     base, count = tl.load(spans + 2 * k), tl.load(spans + 2 * k + 1)
     bucket = block * BUCKETS + tl.arange(0, BUCKETS)
-    inside = (bucket <= count)[:, None]  # with the two places of special ids, which stay
     lanes = tl.arange(0, LANES)[None, :]
+    # With the two places of special ids, which stay.
+    inside = (bucket < count)[:, None] | ((bucket == count)[:, None] & (lanes < 2))
     slot = (base + bucket)[:, None] * LANES + lanes
-    at = (base + bucket)[:, None] * (LINES * LANES) + lanes
-    key = tl.load(index + at, mask=inside, other=EMPTY)
-    taken = inside & (key != EMPTY) & (key != ERASED)
+    when = tl.load(used + slot, mask=inside, other=_NEVER)
+    taken = when != _NEVER
     ordinary = taken & (bucket < count)[:, None]
-    when = tl.load(used + slot, mask=ordinary, other=_NEVER)
+    when = tl.where(ordinary, when, _NEVER)
     # One of each bucket with hardly any room: else a new row that belongs there would find none,
     # again and again.
     full = tl.sum(ordinary.to(tl.int32), axis=1) >= LANES - 1
@@ -109,7 +109,8 @@ def _choose_old(
     chosen = chosen & tl.load(changed + slot, mask=chosen, other=0).to(tl.int1)
     place = start + _places(chosen, counts + 3 * k + 1, BUCKETS * LANES)
     tl.store(dirty + place, slot, mask=chosen)
-    tl.store(ids + place, key, mask=chosen)
+    at = (base + bucket)[:, None] * (LINES * LANES) + lanes
+    tl.store(ids + place, tl.load(index + at, mask=chosen, other=0), mask=chosen)
     time = tl.load(index + at + TIMES * LANES, mask=chosen, other=0)
     tl.store(times + place, time & SCORE, mask=chosen)
 
@@ -148,7 +149,8 @@ def choose_old(
 
     Of a nearly full bucket the longest unused is chosen, too. As many are as `starts` have room
     for, of `room` in all; which ones then, depends on the `turn`. The rows of the two ids that look
-    like free places are not. The largest table has so many `buckets`.
+    like free places are not. The largest table has so many `buckets`. A slot has a row if it was
+    ever used: to look at the keys would take three times as long.
     """
     assert table.spans is not None
     device = table.index.device

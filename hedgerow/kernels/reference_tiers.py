@@ -49,17 +49,16 @@ def absent(
     splits: Int64[Tensor, "K+1"],
     used: Int32[Tensor, "slots"],
     now: int,
-) -> tuple[Int64[Tensor, "n"], Int64[Tensor, "K"]]:
-    """The ids of each table without a row, from where its ids begin, and how many."""
-    out, counts = torch.zeros_like(ids), torch.zeros(len(splits) - 1, dtype=torch.int64)
+    room: int | None = None,
+) -> Listing:
+    """The ids of each table without a row, as `absent_slots`; the others are used."""
+    slots = torch.empty_like(ids)
     for k, (first, own) in enumerate(_tables(table)):
         start, stop = splits[k : k + 2].tolist()
-        slots = find(own, ids[start:stop])
-        lacking = ids[start:stop][slots < 0]
-        out[start : start + len(lacking)], counts[k] = lacking, len(lacking)
-        there = first + slots[slots >= 0]
+        slots[start:stop] = find(own, ids[start:stop])
+        there = first + slots[start:stop][slots[start:stop] >= 0]
         used[there] = used[there].clamp(min=now)
-    return out, counts
+    return absent_slots(ids, slots, splits, room)
 
 
 def absent_slots(

@@ -20,6 +20,7 @@ from .device_places import fast_of
 from .leaving import Leaving
 
 _SPARE = 512  # of a cache twice this part leaves at once, so that not every step needs room
+STEPS_SPARE = 4  # or twice what so many steps need
 _LANES_TURN = 32  # uses, two of a step: for want of a lane no more often, it may not help
 _FEW = 8  # rows of a small cache that may leave full buckets at once
 MOST_SPARE = 64  # where a step needs more than that, up to this part
@@ -184,7 +185,7 @@ class _Need:
         self.table, self.rows = table, rows
         self._places = places_of(table)
         every = self._places.rows
-        self.spare = min(max(every // _SPARE, rows), every // MOST_SPARE)
+        self.spare = min(max(every // _SPARE, STEPS_SPARE * rows), every // MOST_SPARE)
 
     def now(self) -> int:
         """Before they come."""

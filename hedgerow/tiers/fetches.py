@@ -22,11 +22,10 @@ from .departures import MOST_SPARE, Departures
 from .device_cache_places import places_of
 from .device_places import fast_of
 from .found import Found, Told
+from .list_room import ListRoom, listed
 from .places import Ids
 from .reads_ahead import ReadsAhead
 from .reads_behind import Behind
-
-_LEAST_LISTED = 256  # keys of a table that a call may lack before it must list them again
 
 
 class Fetches:
@@ -51,7 +50,7 @@ class Fetches:
             places.used, places.changed = uses[k], changes[k]
             places.moved = moved[:, k]
         self._uses = Uses(self._used, moved[0])
-        self._listed = _LEAST_LISTED  # room for keys of each table that the next call may lack
+        self._room = ListRoom(len(caches))
         self.ahead = ReadsAhead(caches, group, self._used)
         self._departures = Departures(caches, group, self._used, self._changed, moved[1])
 
@@ -97,23 +96,17 @@ class Fetches:
 
     def lookup(self, keys: TableKeys, out: Float32[Tensor, "n dim"], since: int) -> Found:
         """Rows that are on the device into `out`; where keys are, as `list_absent`."""
-        slots, listing = self._group.lookup_and_list(keys, out, self._room_to_list(keys))
+        slots, listing = self._group.lookup_and_list(keys, out, self._room.of(keys))
         return self._found(slots, listing, since)
 
     def list_absent(self, keys: TableKeys, slots: Int64[Tensor, "n"], since: int) -> Found:
         """Where keys are, with those listed that are not on the device; waits for nothing."""
-        listing = self._group.absent_slots(keys, slots, self._room_to_list(keys))
+        listing = self._group.absent_slots(keys, slots, self._room.of(keys))
         return self._found(slots, listing, since)
 
     def _found(self, slots: Int64[Tensor, "n"], listing: Listing, since: int) -> Found:
         told = Told(listing.words, counts=2 * listing.tables)  # nobody has been left yet: zeros
         return Found(slots, self._group.epochs(), told, since, listing=listing)
-
-    def _room_to_list(self, keys: TableKeys) -> int:
-        """Of each table: no more memory than for all keys, however much more one table lacks."""
-        room = min(self._listed, max(_LEAST_LISTED, keys.splits[-1] // len(self._caches)))
-        self._listed = max(_LEAST_LISTED, self._listed // 2)
-        return room
 
     def bring(
         self,
@@ -154,11 +147,10 @@ class Fetches:
             listing = self._group.absent_slots(keys, found.slots)
             told = Told(listing.words, counts=2 * tables)
         counts, ids = told.counts[:tables], told.others()
-        self._listed = max(self._listed, 2 * max(counts))  # to list them again would wait
-        starts = keys.splits
+        self._room.lacked(counts)
         if listing.cuts is None:
-            starts = range(0, len(ids) + 1, listing.room)
-        return listing, [ids[a : a + n] for a, n in zip(starts, counts, strict=False)]
+            return listing, listed(ids, counts, listing.room)
+        return listing, [ids[a : a + n] for a, n in zip(keys.splits, counts, strict=False)]
 
     def _make_way(
         self, behind: Behind, now: int, tell_used: Callable[[], object] = lambda: None

@@ -82,6 +82,10 @@ class Told:
         self._wait()
         return self._here.numpy()[self._counts :]
 
+    def is_there(self) -> bool:
+        """Whether nobody would wait."""
+        return self._event is None or self._event.query()
+
     def _wait(self) -> None:
         if self._event is not None:
             self._event.synchronize()

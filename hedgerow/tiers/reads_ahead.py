@@ -11,11 +11,11 @@ import torch
 from torch import Tensor
 
 from ..core.shapes import Int32, Int64
-from ..tables.copies import host_room
 from ..tables.multi.device_group import DeviceGroup
 from ..tables.store import TableKeys
 from .caching import CachingTable
-from .places import Ids
+from .found import Told
+from .list_room import ListRoom, listed
 from .reads_behind import Behind
 
 _Event = torch.Event | torch.cuda.Event | None
@@ -25,10 +25,10 @@ _MOST_BATCHES = 8  # that wait to be looked up; later ones are not read then
 class ReadsAhead:
     """Later batches of K caches, in the order of their lookups. Single-owner.
 
-    The owner waits for nothing: the device finds which keys it lacks, a thread reads their rows and
-    copies them to the device, on a stream of its own. `go_on` starts the thread once the device has
-    told. It is a hint: which rows come or left in between is found when the batch is looked up.
-    Rows that are there are `used` from now on, so that they hardly leave until then.
+    The owner waits for nothing: `ask` has the device find which keys it lacks, a thread reads their
+    rows and copies them to the device, both on a stream of their own. `go_on` starts the thread
+    once the device has told. It is a hint: which rows come or left in between is found when the
+    batch is looked up. Rows that are there are `used` from then on, so that they hardly leave.
     """
 
     def __init__(
@@ -41,6 +41,7 @@ class ReadsAhead:
         self.device = caches[0].device
         self._batches: deque[_Batch] = deque()
         self._refused = 0  # batches in a row, while none was looked up
+        self._room = ListRoom(len(caches))
         self._thread: ThreadPoolExecutor | None = None
         self._stream = torch.cuda.Stream(self.device) if self.device.type == "cuda" else None
 
@@ -48,7 +49,7 @@ class ReadsAhead:
         return len(self._batches)
 
     def add(self, keys: TableKeys, whole: Int64[Tensor, "all"]) -> None:
-        """Begins with keys that are part of a batch, the `whole`, to be looked up later."""
+        """Keys that are part of a batch, the `whole`, to be looked up later."""
         if not len(whole):  # all such lie in one place
             return
         if len(self._batches) >= _MOST_BATCHES:
@@ -58,11 +59,16 @@ class ReadsAhead:
             while self._batches:  # nobody looks these up
                 self._batches.popleft().forget()
         self._refused = 0
-        since = self._caches[0]._now
-        with self._beside():
-            if self._stream is not None:  # the caller may let them go before they are read
-                keys.ids.record_stream(self._stream)
-            self._batches.append(_Batch(whole, since, *self._absent(keys, since)))
+        self._batches.append(_Batch(keys, whole))
+
+    def ask(self) -> None:
+        """Has the device find what it lacks of batches that it was not asked for yet.
+
+        After a lookup: what follows it leaves the device time for that, the lookup would wait.
+        """
+        for one in self._batches:
+            if one.told is None:
+                self._ask(one)
 
     def await_uses(self) -> None:
         """What the stream of the caller does from now on sees which rows these batches use."""
@@ -72,13 +78,14 @@ class ReadsAhead:
 
     def asked_since(self) -> int | None:
         """Since when rows are asked for and nobody notes what is written; None = none are."""
-        times = (one.since for one in self._batches if one.reading is None)
-        return min(times, default=None)
+        asked = (one for one in self._batches if one.told is not None and one.reading is None)
+        return min((one.since for one in asked), default=None)
 
     def go_on(self) -> None:
         """Starts to read what the device has found."""
+        self.ask()
         for one in self._batches:
-            if one.reading is None and one.is_found():
+            if one.reading is None and one.told is not None and one.told.is_there():
                 try:
                     self._read(one)
                 except Exception as error:  # no step fails for it: who looks the batch up is told
@@ -98,6 +105,8 @@ class ReadsAhead:
             one.forget()
         self._refused = 0
         late = one.reading is None or not one.reading.done()
+        if one.told is None:
+            self._ask(one)
         if one.reading is None:
             self._read(one)
         assert one.reading is not None
@@ -117,26 +126,24 @@ class ReadsAhead:
 
     # ---- stages
 
-    def _absent(
-        self, keys: TableKeys, now: int
-    ) -> tuple[_Event, tuple[int, ...], Tensor, Tensor, _Event]:
-        """Ids that the device lacks, on the host: from where each table's begin, and how many.
-
-        And when uses are marked, and when the host is told.
-        """
-        there = self._group.absent(keys, self._used, now)
-        marked = self._stream and self._stream.record_event()
-        ids, counts = (host_room(tuple(x.shape), x.dtype, self.device) for x in there)
-        for target, source in zip((ids, counts), there, strict=True):
-            target.copy_(source, non_blocking=True)
-        told = self._stream and self._stream.record_event()
-        return marked, keys.splits, ids, counts, told
+    def _ask(self, one: _Batch) -> None:
+        now, keys = self._caches[0]._now, one.keys
+        with self._beside():
+            if self._stream is not None:  # the caller may let them go before they are read
+                keys.ids.record_stream(self._stream)
+            listing = self._group.absent(keys, self._used, now, self._room.of(keys))
+            one.marked = self._stream and self._stream.record_event()
+            one.told = Told(listing.words, counts=2 * listing.tables)
+            one.since, one.room = now, listing.room
 
     def _read(self, one: _Batch) -> None:
         if self._thread is None:
             self._thread = ThreadPoolExecutor(1, thread_name_prefix="hedgerow prefetch")
-        asked = one.asked()
-        if not any(map(len, asked)):
+        assert one.told is not None
+        counts = one.told.counts[: len(self._caches)]
+        self._room.lacked(counts)
+        asked = listed(one.told.others(), counts, one.room)  # others come with the lookup
+        if not any(counts):
             one.reading = Future()
             one.reading.set_result(None)
             return
@@ -165,33 +172,14 @@ class ReadsAhead:
 class _Batch:
     """One batch and what is known of it; single-owner."""
 
-    def __init__(
-        self,
-        whole: Tensor,
-        since: int,
-        marked: _Event,
-        starts: tuple[int, ...],
-        ids: Tensor,
-        counts: Tensor,
-        event: _Event,
-    ) -> None:
-        self.whole = whole  # kept, so that no other batch lies there
-        self.marked = marked
-        self.since = since  # the time before the device was asked what caches lack
-        self._starts, self._ids, self._counts, self._event = starts, ids, counts, event
+    def __init__(self, keys: TableKeys, whole: Int64[Tensor, "all"]) -> None:
+        self.keys, self.whole = keys, whole  # kept, so that no other batch lies there
+        self.told: Told | None = None  # what the device lacks, `room` of each table
+        self.room = 0
+        self.since = 0  # the time before the device was asked
+        self.marked: _Event = None
         self.behind: Behind | None = None  # if the device lacks some
         self.reading: Future[None] | None = None
-
-    def is_found(self) -> bool:
-        """Whether the device has told which keys it lacks."""
-        return self._event is None or self._event.query()
-
-    def asked(self) -> list[Ids]:
-        """The keys of each table that the device lacks; waits for it."""
-        if self._event is not None:
-            self._event.synchronize()
-        counts, ids = self._counts.tolist(), self._ids.numpy()
-        return [ids[a : a + n] for a, n in zip(self._starts, counts, strict=False)]
 
     def forget(self) -> None:
         """Nobody will look it up."""

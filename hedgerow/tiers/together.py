@@ -87,8 +87,12 @@ class Together:
                 elif found.epoch != self._group.epochs():
                     found = replace(self._look(keys, out, fetches), asked=True)
                 if fetches is None or found.asked or not found.absent:
-                    return self._read_rest(keys, found, out, missing, step)
+                    found = self._read_rest(keys, found, out, missing, step)
+                    break
             found = fetches.bring(keys, found, lambda old: self._now_found(keys, old), out)
+        if fetches is not None:
+            fetches.ahead.ask()
+        return found
 
     def _look(self, keys: TableKeys, out: Tensor, fetches: Fetches | None) -> Found:
         """Rows that are on the device into `out`; where keys are, listed if rows may come."""

@@ -86,6 +86,7 @@ def test_a_whole_sweep_has_what_a_calibration_needs() -> None:
 
 
 def test_plans_know_how_often_rows_move() -> None:
-    assert (row_moves.SPARE, row_moves.MOST_SPARE) == (departures._SPARE, departures.MOST_SPARE)
+    ours = (row_moves.SPARE, row_moves.STEPS_SPARE, row_moves.MOST_SPARE)
+    assert ours == (departures._SPARE, departures.STEPS_SPARE, departures.MOST_SPARE)
     theirs = (promotions.MOVE_STEPS, promotions._SOON_STEPS, promotions._MANY)
     assert theirs == (row_moves.MOVE_STEPS, row_moves.SOON_STEPS, row_moves.MANY)

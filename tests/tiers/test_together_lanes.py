@@ -7,7 +7,7 @@ import torch
 
 from hedgerow.kernels import reference
 from hedgerow.tables.store import TableKeys
-from hedgerow.tiers import fetches
+from hedgerow.tiers import list_room
 
 from .test_together import NAMES, Pair, config
 
@@ -17,18 +17,18 @@ N = 128  # keys, and slots: eight buckets
 def test_keys_beyond_the_room_of_a_list_come_too(
     device: torch.device, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(fetches, "_LEAST_LISTED", 1)
+    monkeypatch.setattr(list_room, "_LEAST", 1)
     pair = Pair("CACHING", device, 11, [config(name) for name in NAMES])
     group = pair.groups[0]._fetches
     assert group is not None
     for _ in range(12):
         pair.step(pair.keys())
     assert pair.stat("fetches") > 0
-    assert group._listed > 1
+    assert group._room._rows > 1
     keys = pair.keys()
     for _ in range(8):  # where all keys are there, a long list would be copied for nothing
         pair.step(keys)
-    assert group._listed == 1
+    assert group._room._rows == 1
     pair.compare()
 
 

@@ -154,7 +154,7 @@ def test_of_too_many_batches_the_next_ones_are_kept(
 def test_a_list_takes_no_more_memory_than_the_keys(device: torch.device) -> None:
     pair = Pair("CACHING", device, 3, [config(name) for name in NAMES])
     fetches: Any = pair.groups[0]._fetches
-    fetches._listed = 1 << 20  # what one table lacked of an earlier call
+    fetches._room.lacked([1 << 20])  # what one table lacked of an earlier call
     keys = _on(device, _keys(*range(900)))
     listing = fetches.list_absent(keys, torch.full_like(keys.ids, -1), 0).listing
     assert len(listing.at) <= len(keys.ids)

@@ -17,7 +17,7 @@ from .robust_fit import robust_fit
 from .time_parameters import FULL_OVERLAP, LinkCost, TimeParameters
 
 Floats = NDArray[np.float64]
-_OVERLAPS = (1.2, 2.5, 10.0)  # where fits start; the best one counts
+_OVERLAPS, _SCALES = (1.2, 2.5, 10.0), (1.0, 0.1, 10.0)  # where fits start; the best one counts
 _START = {
     "launch": 0.02,
     "key": 1e-5,
@@ -40,6 +40,7 @@ _START = {
     "use": 1e-6,
     "host_speed": 1e7,
 }
+_SPEEDS = ("hbm", "ddr", "host_read", "host_write", "host_speed")
 _COLD, _CACHES = 1e-7, (1e6, 1e7, 1e8)  # milliseconds a byte, and bytes, where fits start
 _LARGEST_CACHE = 2.0**30
 _AT_ONCE = 1e10  # bytes a millisecond: such rows cost as good as nothing
@@ -105,7 +106,11 @@ def _fit_steps(
 ) -> tuple[TimeParameters, list[float]]:
     columns, names = Columns(steps), Columns(steps).names()
     overlaps = _OVERLAPS if columns.has_overlap else (FULL_OVERLAP,)
-    starts = [{name: _start(name, overlap) for name in names} for overlap in overlaps]
+    starts = [
+        {name: _start(name, overlap, scale) for name in names}
+        for overlap in overlaps
+        for scale in _SCALES
+    ]
     found = _best(columns, starts, fastest)
     more = [name for name in columns.names(cold=True) if name not in names]
     if more and len(steps) > 2 * (len(names) + len(more)):
@@ -138,9 +143,12 @@ def _best(columns: Columns, starts: Sequence[dict[str, float]], fastest: dict[st
     return _Best(best.loss, dict(zip(names, np.exp(best.values).tolist(), strict=True)))
 
 
-def _start(name: str, overlap: float) -> float:
+def _start(name: str, overlap: float, scale: float) -> float:
+    """Costs by some scale; speeds are known better."""
     kind = name.split(" ")[0]
-    return overlap - 1 if kind in ("overlap", "ahead") else _START[kind]
+    if kind in ("overlap", "ahead"):
+        return overlap - 1
+    return _START[kind] if kind in _SPEEDS else scale * _START[kind]
 
 
 def _copies(points: Sequence[Point]) -> dict[str, float]:

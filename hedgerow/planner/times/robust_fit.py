@@ -38,15 +38,16 @@ def robust_fit(
     values = np.minimum(np.maximum(np.asarray(start, np.float64), least), most)
     now, damping = errors(values), 1e-3
     best = _loss(now)
+    bend, pull = _around(errors, values, now)
     for _ in range(_ROUNDS):
-        weight = 1 / np.sqrt(1 + (now / _OUTLIER) ** 2)
-        slopes = _slopes(errors, values, now)
-        bend = slopes.T @ (weight[:, None] * slopes)
-        pull = slopes.T @ (weight * now)
-        damped = bend + damping * np.diag(np.maximum(np.diag(bend), 1e-12))
+        # Values that stand at a bound and are pulled beyond it stay: others step without them.
+        free = ~((values <= least) & (pull > 0) | (values >= most) & (pull < 0))
+        own = bend[np.ix_(free, free)]
+        damped = own + damping * np.diag(np.maximum(np.diag(own), 1e-12))
+        tried = values.copy()
         # Of fewer points than values many steps are as good: the shortest of them.
-        tried = np.maximum(values - np.linalg.lstsq(damped, pull, rcond=None)[0], least)
-        tried = np.minimum(tried, most)
+        tried[free] -= np.linalg.lstsq(damped, pull[free], rcond=None)[0]
+        tried = np.minimum(np.maximum(tried, least), most)
         after = errors(tried)
         loss = _loss(after)
         if np.isfinite(loss) and loss < best:
@@ -54,6 +55,7 @@ def robust_fit(
             values, now, best, damping = tried, after, loss, damping / 4
             if done:
                 break
+            bend, pull = _around(errors, values, now)
         else:
             damping *= 5
             if damping > _MOST_DAMPED:
@@ -63,6 +65,14 @@ def robust_fit(
 
 def _loss(errors: Floats) -> float:
     return float((2 * _OUTLIER**2 * (np.sqrt(1 + (errors / _OUTLIER) ** 2) - 1)).sum())
+
+
+def _around(
+    errors: Callable[[Floats], Floats], values: Floats, now: Floats
+) -> tuple[Floats, Floats]:
+    """How the loss bends around these values, and where it pulls them."""
+    weight, slopes = 1 / np.sqrt(1 + (now / _OUTLIER) ** 2), _slopes(errors, values, now)
+    return slopes.T @ (weight[:, None] * slopes), slopes.T @ (weight * now)
 
 
 def _slopes(errors: Callable[[Floats], Floats], values: Floats, now: Floats) -> Floats:

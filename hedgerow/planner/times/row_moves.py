@@ -11,8 +11,9 @@ from numpy.typing import NDArray
 
 N = TypeVar("N", float, NDArray[np.float64])
 """Of one step, or a column of them."""
-SPARE, MOST_SPARE = 512, 64
-"""Twice the first part of a cache leaves at once; where steps need it more, twice the second."""
+SPARE, STEPS_SPARE, MOST_SPARE = 512, 4, 64
+"""Twice the first part of a cache leaves at once, or what twice so many steps need; at most twice
+the last part."""
 MOVE_STEPS, SOON_STEPS, MANY = 16, 2, 5
 """A hybrid looks for hot rows every 16th step; every 2nd where one id of 5 is on the host."""
 
@@ -86,7 +87,7 @@ def moves(
     """
     if mode == "CACHING":
         each = missed / tables
-        spare = min(max(each, fast_rows / SPARE), fast_rows / MOST_SPARE)
+        spare = min(max(STEPS_SPARE * each, fast_rows / SPARE), fast_rows / MOST_SPARE)
         return min(1.0, each / (2 * spare)) if spare else 0.0
     often = looks(mode, missed, ids, tables)
     if moved is None or not often:

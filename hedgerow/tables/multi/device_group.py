@@ -52,9 +52,12 @@ class DeviceGroup:
 
     @staticmethod
     def alike(tables: Sequence[object]) -> bool:
-        """Whether tables can be a group: rows, rules and kinds of first values are the same."""
+        """Whether tables can be a group: rows, rules and kinds of first values are the same.
+
+        One is a group, too: what is asked of it by the way is the same, and less.
+        """
         kinds = {kind_of(table) for table in tables}
-        return len(tables) > 1 and len(kinds) == 1 and None not in kinds
+        return len(kinds) == 1 and None not in kinds
 
     @staticmethod
     def fits(buckets: Sequence[int]) -> bool:
@@ -249,15 +252,14 @@ class DeviceGroup:
             leave.take_out(self._arrays, chosen, used, changed, left)
 
     def absent(
-        self, keys: TableKeys, used: Int32[Tensor, "slots"], now: int
-    ) -> tuple[Int64[Tensor, "n"], Int64[Tensor, "K"]]:
-        """Keys without a row, from where each table's begin, and how many of each table's.
+        self, keys: TableKeys, used: Int32[Tensor, "slots"], now: int, room: int
+    ) -> absent.Listing:
+        """Keys without a row, up to `room` of each table; the others are `used` now.
 
-        The others are `used` now. On any stream: those cuts that are kept are another's, who may
-        replace them meanwhile.
+        On any stream: those cuts that are kept are another's, who may replace them meanwhile.
         """
         with self._tables[0]._here():
-            return absent.absent(self._arrays, keys.ids, _cuts_of(keys), used, now)
+            return absent.absent(self._arrays, keys.ids, _cuts_of(keys), used, now, room)
 
     def absent_slots(
         self, keys: TableKeys, slots: Int64[Tensor, "n"], room: int | None = None
