@@ -4,37 +4,62 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
+from threading import get_native_id
 
 _TASKS = Path("/proc/self/task")
 
 
 class Cores:
-    """The processors of this process; single-owner. Where a system cannot tell, there are none.
+    """The processors that the thread which makes this may run on, to be used by it; single-owner.
 
-    Threads that were started meanwhile run where their starter does, and would keep it from its
-    own core: `settle` lets them all go again, and so does `leave`.
+    Where a system cannot tell, or does not let a thread choose, there are none.
     """
 
     def __init__(self) -> None:
-        can = hasattr(os, "sched_setaffinity") and _TASKS.is_dir()
-        self._all = sorted(os.sched_getaffinity(0)) if can else []
-        self._here = 0
+        self._all: set[int] = set()
+        self._here: int | None = None
+        self._bound: set[int] = set()  # other threads that somebody wants there
+        if hasattr(os, "sched_setaffinity") and _TASKS.is_dir():
+            own = os.sched_getaffinity(0)
+            try:
+                os.sched_setaffinity(0, own)
+            except OSError:  # a sandbox forbids it
+                return
+            self._all = own
 
     def __iter__(self) -> Iterator[int]:
-        """One after the other, from the last that was settled on."""
-        return iter(self._all[self._here :] + self._all[: self._here])
+        """One after the other, from the one that was settled on."""
+        return iter(sorted(self._all, key=lambda core: (core < (self._here or 0), core)))
 
     def settle(self, core: int) -> None:
-        """This thread runs there alone, all others anywhere."""
+        """This thread runs there alone."""
         self.leave()
+        self._bound = {task for task, where in _others() if where == {core}}
         os.sched_setaffinity(0, {core})
-        self._here = self._all.index(core)
+        self._here = core
+
+    def free_others(self) -> None:
+        """Threads that were started meanwhile run where their starter does: they let it alone."""
+        if self._here is None:
+            return
+        for task, where in _others():
+            if where == {self._here} and task not in self._bound:
+                with suppress(OSError):  # it has ended
+                    os.sched_setaffinity(task, self._all)
 
     def leave(self) -> None:
-        """All threads run anywhere."""
-        for task in _TASKS.iterdir() if self._all else ():
-            try:
-                os.sched_setaffinity(int(task.name), self._all)
-            except ProcessLookupError:  # it has ended
-                continue
+        """It runs anywhere again, and so do threads that it has started."""
+        if self._here is not None:
+            self.free_others()
+            os.sched_setaffinity(0, self._all)
+            self._here = None
+
+
+def _others() -> Iterator[tuple[int, set[int]]]:
+    """All other threads, and where they may run."""
+    for name in os.listdir(_TASKS):
+        with suppress(OSError):  # it has ended
+            if int(name) != get_native_id():
+                yield int(name), os.sched_getaffinity(int(name))

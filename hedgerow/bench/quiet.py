@@ -43,6 +43,7 @@ class Yardstick:
 
     def settle(self) -> bool:
         """Moves this thread to a core that has its own speed; whether there is one."""
+        self._cores.free_others()
         if self.is_quiet():
             return True
         for core in self._cores:

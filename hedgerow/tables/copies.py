@@ -40,5 +40,11 @@ def to_device(here: Tensor, device: torch.device) -> Tensor:
 
 def numbers_on(numbers: Sequence[int], device: torch.device) -> Int64[Tensor, "n"]:
     """A few numbers on a device; waits for nothing."""
+    if device.type == "cuda" and torch.cuda.is_current_stream_capturing():
+        # A graph would copy them again from memory that is another's by then: it sets them itself.
+        there = torch.empty(len(numbers), dtype=torch.int64, device=device)
+        for place, number in enumerate(numbers):
+            there[place].fill_(number)
+        return there
     here = torch.tensor(numbers)
     return to_device(here.pin_memory() if device.type == "cuda" else here, device)

@@ -179,6 +179,7 @@ class CacheMoves(TierWatch):
             at = self.places.take(rows.ids[placed].numpy())
         except BaseException:
             self.places.may_have_come(len(rows))
+            self.places.stayed(self.places.find(rows.ids.numpy()))
             raise
         self.places.use(at, self._now)
         self.places.set_dirty(at, is_dirty)
@@ -204,7 +205,11 @@ class CacheMoves(TierWatch):
         # If this breaks off in between, copies stay that nobody asks for; a place without its
         # row would be read as zeros.
         self.places.give(at)
-        self.fast.move_out(ids)
+        try:
+            self.fast.move_out(ids)
+        except BaseException:
+            self.places.stayed(at)
+            raise
 
     # ---- writes behind the cache
 

@@ -222,7 +222,11 @@ class CachingTable(CacheMoves):
         at = at[at >= 0]
         gone = torch.from_numpy(self.places.ids_at(at))
         self.places.give(at)
-        self.fast.move_out(gone)
+        try:
+            self.fast.move_out(gone)
+        except BaseException:
+            self.places.stayed(at)
+            raise
 
     def _remove_orphans(self) -> None:
         """Copies of rows that the slow store has no longer go too."""

@@ -101,6 +101,16 @@ class DeviceCachePlaces(DevicePlaces):
         if len(self._pins):
             self._pins[slots] = 0
 
+    def stayed(self, at: Ids | Tensor) -> None:
+        """Something broke off: rows that are at these places all the same are the next to leave.
+
+        A row that was never used would not leave, and count for none.
+        """
+        slots = self._tensor(at)
+        slots = slots[slots >= 0]
+        slots = slots[self._table._table.taken()[slots]]
+        self.used[slots] = torch.where(self.used[slots] == NEVER, 0, self.used[slots])
+
     def clear(self) -> None:
         """All ids leave."""
         super().clear()

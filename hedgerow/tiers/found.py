@@ -75,7 +75,10 @@ class Told:
     def counts(self) -> list[int]:
         """The counts."""
         self._wait()
-        return self._here.numpy()[: self._counts].tolist()
+        counts = self._here.numpy()[: self._counts].tolist()
+        if self._counts == self._here.shape[0]:  # nobody asks for more: `here` may be part of much
+            self._here = torch.empty(0, dtype=torch.int64)
+        return counts
 
     def others(self) -> np.ndarray:
         """What stands behind the counts."""
@@ -97,7 +100,7 @@ class Found:
 
     slots: Int64[Tensor, "n"]
     epoch: tuple[object, ...]
-    told: Told  # how many keys are not on the device; of caches, by table, and those listed
+    told: Told  # how many keys are not on the device; of caches by table, and what else is listed
     since: int = 0  # the time of uses of caches when they were not
     asked: bool = False  # they were asked for, and could not come
     brought: bool = False  # they have come, but for those that found no lane

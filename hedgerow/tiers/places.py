@@ -135,6 +135,9 @@ class Places:
     def may_have_come(self, most: int) -> None:
         """Of so many rows it is not known which have come; those that have a place have."""
 
+    def stayed(self, at: Ids) -> None:
+        """Something broke off; rows without a place here are nobody's."""
+
     def take_moved(self) -> tuple[int, int]:
         """Rows that came, and those that left, that nobody has counted yet."""
         return 0, 0

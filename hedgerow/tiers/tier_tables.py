@@ -98,7 +98,7 @@ class TierTables(SeveralTables):
         return any(one.caches for _, one in self._together)
 
     def prefetch(self, keys: TableKeys | Int64[Tensor, "n"]) -> None:
-        """Starts to read rows that caches on the device lack, beside training.
+        """Rows that caches on the device lack are read beside training, from the next lookup on.
 
         They come when `lookup` is called for training with the very same ids. It changes no number.
         """

@@ -74,6 +74,7 @@ class _Slow:
         monkeypatch.setattr(Cores, "__iter__", lambda _: iter(range(4)))
         monkeypatch.setattr(Cores, "settle", lambda _, core: self._go(core))
         monkeypatch.setattr(Cores, "leave", lambda _: self._go(0))
+        monkeypatch.setattr(Cores, "free_others", lambda _: None)
 
     def _go(self, core: int) -> None:
         self.here, self.moves = core, self.moves + 1
@@ -118,24 +119,45 @@ def test_a_measurement_that_breaks_off_lets_the_thread_go(monkeypatch: pytest.Mo
     assert cores.here == 0
 
 
-@pytest.mark.skipif(
-    not hasattr(os, "sched_setaffinity"), reason="threads are placed on Linux alone"
+needs_cores = pytest.mark.skipif(
+    not list(Cores()), reason="threads may not choose where they run here"
 )
+
+
+@needs_cores
 def test_threads_that_start_meanwhile_run_anywhere() -> None:
     cores, before, done = Cores(), os.sched_getaffinity(0), threading.Event()
+    first, last = min(before), max(before)
     assert sorted(cores) == sorted(before)
+    threads = [threading.Thread(target=done.wait) for _ in range(3)]
     try:
-        cores.settle(max(before))
-        assert os.sched_getaffinity(0) == {max(before)}
-        thread = threading.Thread(target=done.wait)
-        thread.start()
-        assert thread.native_id is not None
-        cores.settle(min(before))
-        assert os.sched_getaffinity(thread.native_id) == before
-        assert os.sched_getaffinity(0) == {min(before)}
-        assert next(iter(cores)) == min(before)
+        threads[0].start()
+        os.sched_setaffinity(threads[0].native_id or 0, {first})  # somebody wants it there
+        cores.settle(last)
+        assert os.sched_getaffinity(0) == {last}
+        assert next(iter(cores)) == last
+        for thread in threads[1:]:
+            thread.start()
+            assert os.sched_getaffinity(thread.native_id or 0) == {last}
+            cores.free_others()
+            assert os.sched_getaffinity(thread.native_id or 0) == before
+        assert os.sched_getaffinity(0) == {last}
+        cores.settle(first)
+        assert os.sched_getaffinity(0) == {first}
     finally:
         cores.leave()
         done.set()
-    thread.join()
+    assert os.sched_getaffinity(threads[0].native_id or 0) == {first}
+    for thread in threads:
+        thread.join()
     assert os.sched_getaffinity(0) == before
+
+
+@needs_cores
+def test_where_threads_may_not_choose_there_are_no_cores(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refused(*_: object) -> None:
+        raise PermissionError
+
+    monkeypatch.setattr(os, "sched_setaffinity", refused)
+    assert list(Cores()) == []
+    assert quiet.measured(lambda: 1.0, 2, quiet.Yardstick(0.001)).values == [1.0, 1.0]

@@ -115,8 +115,8 @@ def every_kernel() -> None:
     uses = put_rows.Uses(seats, ids)
     coming = coming_of(splits, ids, usable, rows, torch.ones(100, 3 * dim), ids)
     put_rows.put_rows(several, coming, uses, 5)
-    absent.absent(several, ids, splits, seats, 5)
-    listing = absent.absent_slots(ids, slots, splits)
+    absent.absent(several, ids, splits, seats, 5, 100)
+    listing = absent.absent_slots(ids, slots, splits, 100)
     lookup.lookup(several, ids, rows, (), None, splits, listing)
     put_rows.put_rows(several, coming, uses, 5, put_rows.Waiting(listing, slots, rows))
     marks = seat.Marks(seats, usable, 5)
@@ -179,7 +179,7 @@ def other_forms() -> None:
         step,
         sum_gradients,
     )
-    from hedgerow.kernels.layout import Arrays, FirstValues, Grouped, Part, group
+    from hedgerow.kernels.layout import Arrays, FirstValues, Grouped, Part, draws_of, group
     from hedgerow.kernels.rules import RULES
 
     from .cases import coming_of
@@ -202,12 +202,19 @@ def other_forms() -> None:
     step.step(wide, ids, rows, counts, halves, [0.1, 0.1], 5, slots)
     several, splits = Arrays.make_several([3, 4], dim, CPU, 3 * dim), torch.tensor([0, 50, 100])
     find_or_insert.find_or_insert(several, ids, splits)
-    listing = absent.absent_slots(ids, slots, splits, 100)
-    lookup.lookup(several, ids, rows, (), None, splits, listing)
-    uses = put_rows.Uses(seat.seat(several, ids, slots, None, splits, insert=False), ids)
-    coming = coming_of(splits, ids, usable, rows, torch.ones(100, 3 * dim), ids)
-    for out in (None, rows):
-        put_rows.put_rows(several, coming, uses, 5, put_rows.Waiting(listing, slots, out))
+    for alone in (False, True):
+        if alone:  # a group of one table
+            several, splits = Arrays.make_several([7], dim, CPU, 3 * dim), torch.tensor([0, 100])
+        seats = seat.seat(several, ids, slots, None, splits, insert=False)
+        absent.absent(several, ids, splits, seats, 5)
+        listing = absent.absent_slots(ids, slots, splits)
+        lookup.lookup(several, ids, rows, (), None, splits, listing)
+        uses = put_rows.Uses(seats, ids)
+        coming = coming_of(splits, ids, usable, rows, torch.ones(100, 3 * dim), ids)
+        for out in (None, rows):
+            put_rows.put_rows(several, coming, uses, 5, put_rows.Waiting(listing, slots, out))
+    marked = Part(0, dim, dim, uniform, "adam", NUMBERS, draws_of([uniform], CPU))
+    step.step(several, ids, rows, counts, [marked], [0.1], 5, slots, None, splits)
     for rule in ("ftrl", "torch_adam"):  # states of a value, of both a value and a row
         each = Part(0, dim, dim, uniform, rule, NUMBERS)
         apply_each.apply_each(wide, grouped, usable, rows, ids, usable, [each], [0.1], 5)

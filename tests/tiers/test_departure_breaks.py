@@ -7,10 +7,12 @@ from typing import Any
 import pytest
 import torch
 
+from hedgerow.kernels.leave import NEVER
 from hedgerow.tiers import departures
 
 from .test_departures import _all, _on, _pair
-from .test_together import Pair
+from .test_together import NAMES, Pair, config
+from .test_together_beside import _keys
 
 
 @pytest.fixture(name="pair")
@@ -127,4 +129,39 @@ def test_rows_that_came_before_a_break_are_counted(
     _departures(pair)._learn(wait=True)
     for table in pair.ours.tables:
         assert table.places._ids >= len(table.places.at())
+    pair.compare()
+
+
+def _cached(table: Any) -> tuple[int, int]:
+    """Rows in the cache, and how many of them would never leave."""
+    taken = table.fast._table.taken()
+    return table.fast.size(), int((taken & (table.places.used[: len(taken)] == NEVER)).sum())
+
+
+@pytest.mark.parametrize("what", ["came", "move_out"])
+def test_rows_that_stayed_when_something_broke_off_count_and_leave(
+    device: torch.device, monkeypatch: pytest.MonkeyPatch, what: str
+) -> None:
+    pair = Pair("CACHING", device, 3, [config(name) for name in NAMES], fast_rows=24, slots=32)
+    for _ in range(2):
+        for first in range(0, 200, 8):
+            pair.step(_keys(*range(first, first + 8)))
+    table: Any = pair.ours.table(0)
+
+    def broken(*_: object) -> None:
+        raise MemoryError
+
+    owner = table.places if what == "came" else table.fast
+    with monkeypatch.context() as patch:
+        patch.setattr(owner, what, broken)
+        for first in range(100, 148, 8):
+            with pytest.raises(MemoryError):
+                table.lookup(torch.arange(first, first + 8, device=device), missing="training")
+    assert _cached(table)[1] == 0
+    for turn in range(30):
+        first = 8 * turn % 96
+        pair.step(_keys(*range(first, first + 8)))
+        assert table.places._ids >= table.fast.size()
+    assert _cached(table)[0] <= 24
+    assert _cached(table)[1] == 0
     pair.compare()

@@ -118,7 +118,8 @@ def test_a_prefetch_leaves_the_kept_cuts_alone(device: torch.device) -> None:
     pair.step(_keys(1, 2))
     group = pair.groups[0]._group
     kept = group._last
-    pair.ours.prefetch(_on(device, _keys(1, 2, 3)))  # on another stream than steps
+    pair.ours.prefetch(_on(device, _keys(1, 2, 3)))
+    pair.groups[0]._fetches.ahead.ask()  # on another stream than steps
     assert group._last is kept
 
 

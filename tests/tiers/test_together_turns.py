@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from typing import Any
 
 import numpy as np
@@ -159,3 +160,71 @@ def test_a_list_takes_no_more_memory_than_the_keys(device: torch.device) -> None
     listing = fetches.list_absent(keys, torch.full_like(keys.ids, -1), 0).listing
     assert len(listing.at) <= len(keys.ids)
     assert int(listing.words[0]) == 900
+
+
+def test_of_uneven_tables_all_that_is_lacking_is_read_ahead(device: torch.device) -> None:
+    pair = Pair("CACHING", device, 3, [config(name) for name in NAMES], fast_rows=2000, slots=2500)
+    table = pair.ours.table(0)
+    for first in range(0, 4500, 900):  # of one table alone, and more than a list has room for
+        pair.step(_keys(*range(first, first + 900)))
+    for first in range(0, 4500, 900):
+        keys = _keys(*range(first, first + 900))
+        there = _on(device, keys)
+        pair.ours.prefetch(there)
+        pair.step(_keys(1))
+        before = table.stats()["prefetches"]
+        found = pair.ours.lookup(there, missing="training")
+        assert torch.equal(found.rows.cpu(), pair.model.lookup(keys, missing="training").rows)
+        assert table.stats()["prefetches"] - before >= 898  # one was used meanwhile
+        pair.step(keys)
+    pair.compare()
+
+
+def test_a_batch_that_cannot_be_asked_for_fails_no_other(
+    device: torch.device, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pair = Pair("CACHING", device, 3, [config(name) for name in NAMES])
+    pair.step(_keys(1, 2, 3))
+    later = _on(device, _keys(1, 2))
+    pair.ours.prefetch(later)
+    with monkeypatch.context() as patch:
+
+        def broken(*_: object) -> None:
+            raise MemoryError("no room for a list")
+
+        patch.setattr(pair.groups[0]._group, "absent", broken)
+        pair.step(_keys(4, 5))
+        pair.step(_keys(1, 2, 3))
+    with pytest.raises(MemoryError, match="no room for a list"):
+        pair.ours.lookup(later, missing="training")
+    pair.step(_keys(1, 2, 3))
+    pair.compare()
+
+
+def test_a_batch_is_asked_for_once_whoever_looks_up(
+    device: torch.device, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pair = Pair("CACHING", device, 3, [config(name) for name in NAMES])
+    pair.step(_keys(1, 2, 3))
+    ahead: Any = pair.groups[0]._fetches.ahead  # pyright: ignore[reportOptionalMemberAccess]
+    group, asked = pair.groups[0]._group, []
+    real, batches = group.absent, [_on(device, _keys(n)) for n in (1, 2, 7)]
+
+    def slow(*call: Any) -> Any:
+        asked.append(call[0].ids.data_ptr())
+        if len(asked) == 1:  # meanwhile the owner goes on, and so do others
+            pair.ours.prefetch(batches[2])
+            other = threading.Thread(target=ahead.ask)
+            other.start()
+            others.append(other)
+        return real(*call)
+
+    others: list[threading.Thread] = []
+    monkeypatch.setattr(group, "absent", slow)
+    for keys in batches[:2]:
+        pair.ours.prefetch(keys)
+    pair.ours.lookup(_on(device, _keys(3)), missing="training")
+    for other in others:
+        other.join()
+    ahead.ask()
+    assert sorted(asked) == sorted(keys.ids.data_ptr() for keys in batches)

@@ -85,20 +85,17 @@ class DeviceGroup:
     ) -> list[float] | None:
         """The rates of all tables that have keys, given or their own; None if they differ.
 
-        `sizes` are the keys of each table: of one without any nothing is asked.
+        `sizes` are the keys of each table: of one without any nothing is asked. All others are: one
+        may be wrong.
         """
-        found: list[float] | None = None
+        found: list[list[float]] = []
         given = rates is not None and any(one is not None for one in rates)
         for k, (table, n) in enumerate(zip(self._tables, sizes, strict=True)):
-            if not n:
-                continue
-            own, _ = table._rates_at(None if rates is None else rates[k], step)
-            if found is not None and own != found:
-                return None
-            found = own
-            if self._same_rates and not given:
-                break
-        return found
+            if n:
+                found.append(table._rates_at(None if rates is None else rates[k], step)[0])
+                if self._same_rates and not given:
+                    break
+        return found[0] if found and all(one == found[0] for one in found) else None
 
     def times(self, ts: int, sizes: Sequence[int]) -> list[int]:
         """The time of a write for each table that has keys, 0 for the others."""
@@ -252,9 +249,9 @@ class DeviceGroup:
             leave.take_out(self._arrays, chosen, used, changed, left)
 
     def absent(
-        self, keys: TableKeys, used: Int32[Tensor, "slots"], now: int, room: int
+        self, keys: TableKeys, used: Int32[Tensor, "slots"], now: int, room: int | None
     ) -> absent.Listing:
-        """Keys without a row, up to `room` of each table; the others are `used` now.
+        """Keys without a row, up to `room` of each table, or all; the others are `used` now.
 
         On any stream: those cuts that are kept are another's, who may replace them meanwhile.
         """

@@ -178,17 +178,18 @@ class DeviceTables(SeveralTables):
         ts: int,
         counts: Tensor | None,
     ) -> Applied | None:
-        """The step of all tables in one, if they can take it together; else None."""
+        """The step of all tables in one, if they can take it together; else None.
+
+        All is checked first: whoever then asks table by table changes none before another refuses.
+        """
         n = keys.splits[-1]
-        if not group.whole() or n > MAX_IDS:
-            return None
         floats = parts.float_offsets(keys.splits, self.dims)[-1]
         rows = parts.flat_rows("grads", grads.reshape(-1), floats, self.device)
         if counts is not None:
             checks.tensor("counts", counts, torch.int64, (n,), self.device)
         sizes = [stop - start for start, stop in pairwise(keys.splits)]
         agreed = group.rates_at(sizes, rates, step)
-        if agreed is None:  # no keys, or rates that differ
+        if agreed is None or not group.whole() or n > MAX_IDS:  # None: no keys, or they differ
             return None
         times = group.times(ts, sizes)
         group.begin(sizes, times)
