@@ -187,7 +187,7 @@ def _step(store: Any, keys: TableKeys, grads: Tensor, dense: Tensor | None = Non
     store.apply_gradients(found, grads)
 
 
-def _steps_ms(
+def _steps(
     store: Any,
     batches: Batches,
     rounds: int,
@@ -195,8 +195,8 @@ def _steps_ms(
     *,
     ahead: bool = False,
     dense: Tensor | None = None,
-) -> float:
-    """The median over rounds of the time of a step, by the clock, while nobody disturbs.
+) -> dict[str, Any]:
+    """The median over rounds of the time of a step, by the clock; whether nobody disturbed them.
 
     If so, each batch is prefetched, and a dense part stands between its rows and its update.
     """
@@ -212,7 +212,8 @@ def _steps_ms(
         _wait(batches.device)
         return 1e3 * (time.perf_counter() - begun) / len(ready)
 
-    return statistics.median(measured(one_round, rounds, batches.yardstick).values)
+    found = measured(one_round, rounds, batches.yardstick)
+    return {"ms": round(statistics.median(found.values), 4), "quiet": found.quiet}
 
 
 def _wait(device: torch.device) -> None:
@@ -234,21 +235,22 @@ def _measured(
         _step(store, batches.next(), batches.grads)
     if name.startswith("HOST"):
         rounds = 1
-    line["ms"] = round(_steps_ms(store, batches, rounds), 3)
+    line["quiet"] = True
+
+    def note(what: str, **how: Any) -> None:
+        found = _steps(store, batches, **{"rounds": rounds, **how})
+        line[what], line["quiet"] = round(found["ms"], 3), line["quiet"] and found["quiet"]
+
+    note("ms")
     if name.startswith("CACHING"):
-        line["ms_prefetched"] = round(_steps_ms(store, batches, rounds, ahead=True), 3)
         dense = torch.ones(work.dense, work.dense, device=batches.device)
-        with_dense: dict[str, Any] = {"dense": dense}
-        line["ms_with_dense"] = round(_steps_ms(store, batches, rounds, **with_dense), 3)
-        line["ms_with_dense_prefetched"] = round(
-            _steps_ms(store, batches, rounds, ahead=True, **with_dense), 3
-        )
+        note("ms_prefetched", ahead=True)
+        note("ms_with_dense", dense=dense)
+        note("ms_with_dense_prefetched", dense=dense, ahead=True)
     if name.startswith("HYBRID"):
         for _ in range(max(0, min(200, work.warm_up) - work.steps)):
             _step(store, batches.next(work.rows // 2), batches.grads)
-        line["ms_200_steps_after_the_hot_set_moved"] = round(
-            _steps_ms(store, batches, 1, work.rows // 2), 3
-        )
+        note("ms_200_steps_after_the_hot_set_moved", rounds=1, shift=work.rows // 2)
     return line, rows
 
 
@@ -266,7 +268,10 @@ def run(
     device: str = "cuda",
     tell: Callable[[str], object] = lambda name: None,
 ) -> dict[str, Any]:
-    """Measures the stores, one after the other; `over_hbm` is a step's time over HBM_ONLY's."""
+    """Measures the stores, one after the other; `over_hbm_only` is a step's time over HBM_ONLY's.
+
+    A line is `quiet` if its times were measured while the core of this thread had its own speed.
+    """
     where = torch.empty(0, device=device).device if device != "cuda" else torch.device("cuda", 0)
     if where.type == "cuda" and not torch.cuda.is_available():
         raise ConfigError("bench gpu_tiers needs a GPU that torch sees, and there is none here.")
