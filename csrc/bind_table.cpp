@@ -227,14 +227,14 @@ void bind_watching(nb::class_<Table>& table) {
 }
 
 void bind_several(nb::module_& m) {
-  m.def("read_several", [](const std::vector<Table*>& tables, const std::vector<u64>& splits,
-                           Address ids, Address found, Address rows, Address states,
-                           Address times) {
-    const nb::gil_scoped_release release;
-    const std::vector<const Table*> asked(tables.begin(), tables.end());
-    return read_several({asked, splits}, {at<i64>(ids), at<u8>(found), at<float>(rows),
-                                          at<float>(states), at<i64>(times)});
-  });
+  m.def("read_several",
+        [](const std::vector<Table*>& tables, const std::vector<u64>& splits, Address ids,
+           Address found, Address rows, Address states, Address times) {
+          const nb::gil_scoped_release release;
+          const std::vector<const Table*> asked(tables.begin(), tables.end());
+          return read_several({asked, splits}, {at<i64>(ids), at<u8>(found), at<float>(rows),
+                                                at<float>(states), at<i64>(times)});
+        });
   m.def("move_in_several",
         [](const std::vector<Table*>& tables, const std::vector<u64>& starts,
            const std::vector<u64>& ends, Address ids, Address rows, Address states, Address times) {

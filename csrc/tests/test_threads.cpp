@@ -156,9 +156,8 @@ void several_tables_at_once() {
     const std::vector<Missing> zeros(2, Missing::zeros);
     float no_state = 0;
     while (!stop) {
-      const std::vector<u64> counts =
-          read_several({tables, splits},
-                       {ids.data(), found.data(), rows.data(), &no_state, times.data()});
+      const std::vector<u64> counts = read_several(
+          {tables, splits}, {ids.data(), found.data(), rows.data(), &no_state, times.data()});
       CHECK(counts[0] + counts[1] == u64(std::count(found.begin(), found.end(), u8(1))));
       for (u64 i = 0; i < ids.size(); ++i) CHECK(whole(&rows[i * kDim]));
       lookup_several({tables, splits}, {ids.data(), zeros, 0, rows.data(), found.data()});
