@@ -9,9 +9,9 @@ from torch import Tensor
 
 from ..core.shapes import Bool, Int32, Int64
 from . import layout
-from .find import table_of
+from .find import span_of, table_of
 from .layout import Arrays
-from .placement import ERASED, LANES, TIMES, word
+from .placement import ERASED, LANES, TIMES, candidates, word
 from .toolchain import blocks, jit, several, tl
 
 NEVER = 2**31 - 1
@@ -55,6 +55,62 @@ def oldest(
 
 
 @jit
+def _beside(
+    used: tl.tensor, bucket: tl.tensor, live: tl.tensor, limit: tl.tensor
+) -> tuple[tl.tensor, tl.tensor, tl.tensor]:
+    """Of each bucket the row used longest ago: when, and its slot; whether there is a free lane."""
+    slot = bucket[:, None] * LANES + tl.arange(0, LANES)[None, :]
+    when = tl.load(used + slot, mask=live[:, None], other=_NEVER)
+    free = tl.max((when == _NEVER).to(tl.int32), axis=1) > 0
+    when = tl.where(when <= limit, when, _NEVER)
+    return tl.min(when, axis=1), bucket * LANES + tl.argmin(when, axis=1), free
+
+
+@jit(do_not_specialize=["n", "buckets", "limit"])
+def _single_out(
+    ids: tl.tensor,
+    spans: tl.tensor,
+    splits: tl.tensor,
+    used: tl.tensor,
+    n: tl.tensor,
+    buckets: tl.tensor,
+    limit: tl.tensor,
+    K: tl.constexpr,
+    ROOM: tl.constexpr,
+    ROWS: tl.constexpr,
+) -> None:
+    i = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)
+    base, count, live = span_of((spans, splits), None, i, n, buckets, K, ROOM)
+    first, second = candidates(tl.load(ids + i, mask=live, other=0), base, count)
+    when, slot, free = _beside(used, first, live, limit)
+    other_when, other, other_free = _beside(used, second, live, limit)
+    slot = tl.where(other_when < when, other, slot)
+    when = tl.minimum(when, other_when)
+    leaves = live & ~free & ~other_free & (when != _NEVER)
+    tl.store(used + slot, tl.zeros((ROWS,), tl.int32), mask=leaves)
+
+
+def single_out(
+    table: Arrays,
+    ids: Int64[Tensor, "n"],
+    splits: Int64[Tensor, "K+1"],
+    used: Int32[Tensor, "slots"],
+    limit: int,
+) -> None:
+    """For each id whose two buckets are full, the row there that was used longest ago leaves next.
+
+    It is as if never used, which is what `choose_old` takes first. None that was used after `limit`
+    is: ids may find none.
+    """
+    if len(ids):
+        _single_out[blocks(len(ids), 32)](
+            *(ids, table.spans, splits, used, len(ids), table.buckets, limit),
+            **several(table.tables),
+            ROWS=32,
+        )
+
+
+@jit
 def _places(chosen: tl.tensor, counter: tl.tensor, SLOTS: tl.constexpr) -> tl.tensor:
     """Numbers for what is chosen, from a counter on that all programs share."""
     flat = tl.reshape(chosen.to(tl.int64), (SLOTS,))
@@ -94,11 +150,12 @@ def _choose_old(
     taken = when != _NEVER
     ordinary = taken & (bucket < count)[:, None]
     when = tl.where(ordinary, when, _NEVER)
-    # One of each bucket with hardly any room: else a new row that belongs there would find none,
-    # again and again.
-    full = tl.sum(ordinary.to(tl.int32), axis=1) >= LANES - 1
+    # Of a table that must make room also one of each bucket with hardly any: else a new row that
+    # belongs there would find none, again and again.
+    age = tl.load(oldest + k)
+    full = (tl.sum(ordinary.to(tl.int32), axis=1) >= LANES - 1) & (age > 0)
     lane = tl.argmin(when, axis=1)
-    old = full[:, None] & (lanes == lane[:, None]) | (when <= tl.load(oldest + k))
+    old = full[:, None] & (lanes == lane[:, None]) | (when <= age)
     chosen = ordinary & old & (when <= limit)
     start, stop = tl.load(starts + k), tl.load(starts + k + 1)
     place = start + _places(chosen, counts + 3 * k, BUCKETS * LANES)
@@ -147,10 +204,10 @@ def choose_old(
 ) -> Chosen:
     """Rows last used up to `oldest` of their table, none that was used after `limit`.
 
-    Of a nearly full bucket the longest unused is chosen, too. As many are as `starts` have room
-    for, of `room` in all; which ones then, depends on the `turn`. The rows of the two ids that look
-    like free places are not. The largest table has so many `buckets`. A slot has a row if it was
-    ever used: to look at the keys would take three times as long.
+    Of a nearly full bucket the longest unused is chosen, too, unless `oldest` is 0. As many are as
+    `starts` have room for, of `room` in all; which ones then, depends on the `turn`. The rows of
+    the two ids that look like free places are not. The largest table has so many `buckets`. A slot
+    has a row if it was ever used: to look at the keys would take three times as long.
     """
     assert table.spans is not None
     device = table.index.device

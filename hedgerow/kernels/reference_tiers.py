@@ -13,7 +13,7 @@ from .coming import Coming
 from .layout import ERASED, KEYS, LANES, NEWBORN, TIMES, Arrays
 from .leave import NEVER, Chosen
 from .put_rows import Uses, Waiting
-from .reference import find, insert_one, put_word
+from .reference import find, insert_one, place, put_word
 
 __all__ = [
     "absent",
@@ -23,6 +23,7 @@ __all__ = [
     "mark",
     "oldest",
     "put_rows",
+    "single_out",
     "take_out",
 ]
 
@@ -96,15 +97,35 @@ def oldest(
 
 
 def _old(own: Arrays, used: list[int], oldest: int, limit: int) -> list[int]:
-    """Slots of one table whose rows may leave: old ones, and the oldest of a full bucket."""
+    """Slots of one table whose rows may leave: old ones, and the oldest of a bucket that is full.
+
+    Of a table that need not make room (`oldest` is 0) full buckets do not matter.
+    """
     taken, chosen = own.taken().tolist(), []
     for start in range(0, own.buckets * LANES, LANES):
         rows = [slot for slot in range(start, start + LANES) if taken[slot]]
         old = {slot for slot in rows if used[slot] <= oldest}
-        if len(rows) >= LANES - 1:
+        if len(rows) >= LANES - 1 and oldest > 0:
             old.add(min(rows, key=lambda slot: used[slot]))  # the first of several
         chosen += [slot for slot in rows if slot in old and used[slot] <= limit]
     return chosen
+
+
+def single_out(
+    table: Arrays,
+    ids: Int64[Tensor, "n"],
+    splits: Int64[Tensor, "K+1"],
+    used: Int32[Tensor, "slots"],
+    limit: int,
+) -> None:
+    """Of the two buckets of each id, if they are full, the row that was used longest ago."""
+    for k, (first, own) in enumerate(_tables(table)):
+        start, stop = splits[k : k + 2].tolist()
+        for pair in zip(*place(ids[start:stop], own.buckets), strict=True):
+            slots = [first + int(bucket) * LANES + lane for bucket in pair for lane in range(LANES)]
+            old = [slot for slot in slots if int(used[slot]) <= limit]
+            if old and all(int(used[slot]) != NEVER for slot in slots):
+                used[min(old, key=lambda slot: int(used[slot]))] = 0
 
 
 def choose_old(

@@ -6,6 +6,7 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from itertools import pairwise
 
 import torch
 from torch import Tensor
@@ -14,6 +15,7 @@ from ..core.shapes import Bool, Int32, Int64
 from ..kernels.layout import LANES
 from ..kernels.leave import Chosen
 from ..tables.multi.device_group import DeviceGroup
+from ..tables.store import TableKeys
 from .caching import CachingTable
 from .device_cache_places import places_of
 from .device_places import fast_of
@@ -22,7 +24,6 @@ from .leaving import Leaving
 _SPARE = 512  # of a cache twice this part leaves at once, so that not every step needs room
 STEPS_SPARE = 4  # or twice what so many steps need
 _LANES_TURN = 32  # uses, two of a step: for want of a lane no more often, it may not help
-_FEW = 8  # rows of a small cache that may leave full buckets at once
 MOST_SPARE = 64  # where a step needs more than that, up to this part
 
 
@@ -56,7 +57,7 @@ class Departures:
         self._counting: Leaving | None = None  # until the host knows how many rows there are
         self._thread: ThreadPoolExecutor | None = None
         self._handed_over: Leaving | None = None  # to it
-        self._no_lane = [0] * len(caches)  # rows of each table that came and found none
+        self._no_lane: TableKeys | None = None  # whose rows came and found none
         self._turned = -_LANES_TURN  # the time of the last turn
 
     def make_way(
@@ -67,12 +68,12 @@ class Departures:
         Rows that are used `now` stay: before the first leaves the device is told which. So do those
         that came since others `asked` for what was not there: they would read what is old.
         """
-        if not any(self._no_lane) and self._have_room(rows):
+        if self._no_lane is None and self._have_room(rows):
             return rows
         last = now if asked is None else min(now, asked)
         needs = [_Need(table, n) for table, n in zip(self._caches, rows, strict=True)]
         self._learn(wait=any(need.now() > 0 for need in needs))
-        lanes = any(self._no_lane) and now - self._turned >= _LANES_TURN
+        lanes = self._no_lane is not None and now - self._turned >= _LANES_TURN
         if lanes or any(need.soon() > 0 for need in needs):
             at_once = any(need.now() > 0 for need in needs)
             if at_once or self._is_ready():
@@ -92,12 +93,13 @@ class Departures:
                 return False
         return True
 
-    def found_no_lane(self, rows: Sequence[int]) -> None:
-        """So many rows of each table came, and their buckets were full: some there must leave.
+    def found_no_lane(self, keys: TableKeys) -> None:
+        """Rows of these keys came, and their buckets were full: one there must leave for each.
 
-        However much room there is elsewhere: they would come again with each step.
+        However much room there is elsewhere: they would come again with each step. But no others:
+        what leaves comes again, too, some rows in each step for thousands of steps.
         """
-        self._no_lane = list(rows)
+        self._no_lane = keys
 
     def _is_ready(self) -> bool:
         """Whether rows can leave without a wait: they are written, and counted."""
@@ -138,12 +140,14 @@ class Departures:
             for table in self._caches:
                 places_of(table).uncounted()
             # A few more: of those that are as old as the oldest, and from buckets that are full.
-            most = [
-                max(n + n // 8, need.spare, _FEW) if rows else n + n // 8
-                for n, need, rows in zip(wanted, needs, self._no_lane, strict=True)
-            ]
-            self._no_lane, self._turned = [0] * len(most), now
+            most = [n + n // 8 for n in wanted]
+            crowded, self._no_lane, self._turned = self._no_lane, None, now
+            if crowded is not None:
+                sizes = (stop - start for start, stop in pairwise(crowded.splits))
+                most = [n + keys for n, keys in zip(most, sizes, strict=True)]
             if limit >= 0 and any(most):
+                if crowded is not None:
+                    self._group.single_out(crowded, self._used, limit)
                 self._choose(wanted, most, limit, now)
 
     def _choose(self, wanted: Sequence[int], most: Sequence[int], limit: int, now: int) -> None:

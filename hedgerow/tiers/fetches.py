@@ -21,7 +21,7 @@ from .caching import CachingTable
 from .departures import MOST_SPARE, Departures
 from .device_cache_places import places_of
 from .device_places import fast_of
-from .found import Found, Told
+from .found import Found, Rest, Told
 from .list_room import ListRoom, listed
 from .places import Ids
 from .reads_ahead import ReadsAhead
@@ -68,9 +68,9 @@ class Fetches:
         self.ahead.go_on()
         self._departures.go_on()
 
-    def found_no_lane(self, rows: Sequence[int]) -> None:
-        """So many rows of each table were brought, and are not there."""
-        self._departures.found_no_lane(rows)
+    def found_no_lane(self, rest: Rest) -> None:
+        """The rows of these keys were brought, and are not there."""
+        self._departures.found_no_lane(TableKeys(rest.there, rest.splits))
 
     def mark(
         self, keys: TableKeys, slots: Int64[Tensor, "n"], now: int, *, changed: bool = False

@@ -232,7 +232,7 @@ class Together:
             if found.brought:
                 step_rest()
                 if rest is not None and self._fetches is not None:
-                    self._fetches.found_no_lane(found.told.counts)
+                    self._fetches.found_no_lane(rest)
             if self._promotions is not None:
                 self._promotions.after(keys, rest)
             counted = made.sum(dim=0)

@@ -125,6 +125,7 @@ def every_kernel() -> None:
     old = seats[:2].contiguous()
     how = {"room": 100, "buckets": 4, "limit": 9, "turn": 1}
     leave.oldest(several, seats, ids, sample=1 << 14)
+    leave.single_out(several, ids, splits, seats, 9)
     chosen = leave.choose_old(several, seats, usable, old, splits, **how)
     leave.clean(chosen, usable)
     leave.take_out(several, chosen, seats, usable, ids)

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from hedgerow.kernels import find, find_or_insert, leave
+from hedgerow.kernels import find, find_or_insert, leave, reference, reference_tiers
 from hedgerow.kernels.layout import EMPTY, ERASED, LANES, TIMES, Arrays
 
 from .cases import some_ids
@@ -127,3 +127,86 @@ def test_chosen_rows_that_were_not_used_since_leave_and_others_stay(device: torc
     back, born = find_or_insert.find_or_insert(caches.table, caches.ids, caches.splits)
     assert bool((back >= 0).all())
     assert torch.equal(born, gone)
+
+
+class Crowded:
+    """Tables of 1, 2 and 4 buckets with a row in nearly every slot, each used at its own time."""
+
+    def __init__(self, seed: int) -> None:
+        self.table = Arrays.make_several([1, 2, 4], 1, torch.device("cpu"))
+        random = torch.Generator().manual_seed(seed)
+        self.used = 1 + torch.randperm(len(self.table.values), generator=random).int()
+        free = LANES * torch.tensor([3, 8]) + 5  # of two buckets of the second and third table
+        self.used[free] = leave.NEVER
+        self.splits = torch.tensor([0, 20, 40, 60])
+        self.ids = some_ids(60, seed=seed)
+
+    def buckets(self, i: int) -> list[int]:
+        """The two of an id, numbered through all tables."""
+        assert self.table.spans is not None
+        first, count = self.table.spans[i // 20].tolist()
+        return [first + int(own) for own in reference.place(self.ids[i : i + 1], count)]
+
+    def around(self, i: int) -> Tensor:
+        """The slots of both."""
+        return torch.cat([bucket * LANES + torch.arange(LANES) for bucket in self.buckets(i)])
+
+    def single_out(self, device: torch.device, which: slice, limit: int) -> Tensor:
+        """When slots were used, as the kernel leaves it."""
+        ids, used = self.ids[which].to(device), self.used.to(device, copy=True)
+        splits = (self.splits - (which.start or 0)).clamp(0, len(ids)).to(device)
+        assert self.table.spans is not None
+        table = Arrays.make_several([1, 2, 4], 1, device)
+        leave.single_out(table, ids, splits, used, limit)
+        model = self.used.clone()
+        twin = splits.cpu()
+        reference_tiers.single_out(self.table, self.ids[which], twin, model, limit)
+        if len(ids) < 2:  # of several it depends on who comes first
+            assert torch.equal(used.cpu(), model)
+        return used.cpu()
+
+
+@pytest.mark.parametrize("limit", [1000, 60, 0])
+def test_the_oldest_of_two_full_buckets_is_singled_out(device: torch.device, limit: int) -> None:
+    crowded, found = Crowded(3), 0
+    for i in range(60):
+        used = crowded.single_out(device, slice(i, i + 1), limit)
+        around = crowded.used[crowded.around(i)]
+        changed = (used != crowded.used).nonzero()[:, 0].tolist()
+        if bool((around == leave.NEVER).any()) or int(around.min()) > limit:
+            assert changed == []
+        else:
+            assert used[changed].tolist() == [0]
+            assert crowded.used[changed].tolist() == [int(around.min())]
+            found += 1
+    assert (found > 20) == (limit > 0)
+
+
+def test_many_ids_at_once_single_out_one_row_each_at_most(device: torch.device) -> None:
+    crowded = Crowded(4)
+    used = crowded.single_out(device, slice(0, 60), 1000)
+    changed = used != crowded.used
+    full = 0
+    for i in range(60):
+        around = crowded.around(i)
+        if not bool((crowded.used[around] == leave.NEVER).any()):
+            assert int(used[around].min()) == 0
+            full += 1
+    assert 3 <= int(changed.sum()) <= full
+    assert bool((used[changed] == 0).all())
+    nobody = crowded.single_out(device, slice(0, 0), 1000)
+    assert torch.equal(nobody, crowded.used)
+
+
+def test_of_a_table_that_need_not_make_room_only_who_was_singled_out_leaves(
+    device: torch.device,
+) -> None:
+    caches = Caches(device)
+    caches.used[caches.slots] += 1  # times of uses begin there
+    assert int(caches.choose([0, 0], [60, 340], 60).counts[:, 0].sum()) == 0
+    ordinary = caches.slots[~caches.special]
+    caches.used[ordinary[[3, 70]]] = 0
+    chosen = caches.choose([0, 0], [60, 340], 60)
+    assert torch.equal(
+        chosen.going[chosen.going >= 0].sort().values, ordinary[[3, 70]].sort().values
+    )

@@ -208,8 +208,8 @@ class DeviceGroup:
     ) -> tuple[leave.Chosen, Float32[Tensor, "room dim"], Float32[Tensor, "room floats"]]:
         """Rows that may leave, `most` of each table, as `leave.choose_old` has them.
 
-        They are about this share of the slots of each; of one without a share only the oldest of
-        full buckets. And rows and states of those that were changed. None is taken out.
+        They are about this share of the slots of each; of one without a share only those that were
+        singled out. And rows and states of those that were changed. None is taken out.
         """
         starts, device = (0, *accumulate(most)), self._arrays.index.device
         buckets = [own.buckets for own in self._own]
@@ -231,6 +231,11 @@ class DeviceGroup:
             rows = lookup.gather(self._arrays, chosen.dirty)
             raw = lookup.gather(self._arrays, chosen.dirty, self._tables[0].layout.state_floats)
         return chosen, rows, raw
+
+    def single_out(self, keys: TableKeys, used: Int32[Tensor, "slots"], limit: int) -> None:
+        """For each key that finds its buckets full a row leaves next, see `leave.single_out`."""
+        with self._tables[0]._here():
+            leave.single_out(self._arrays, keys.ids, _cuts_of(keys), used, limit)
 
     def clean(self, chosen: leave.Chosen, changed: Bool[Tensor, "slots"]) -> None:
         """The rows that were listed as changed are written elsewhere."""
