@@ -1,4 +1,4 @@
-"""Lists the ids of a batch that have no row; may note that the others are used."""
+"""Lists the ids of a batch that have no row; tells where the others are, or that they are used."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from ..core.shapes import Int32, Int64
-from .find import probe, span_of, table_of
+from .find import own_slot, probe, span_of, table_of
 from .layout import Arrays
 from .toolchain import blocks, jit, several, tl
 
@@ -90,7 +90,8 @@ def _absent(
     index: tl.tensor,
     spans: tl.tensor | None,
     splits: tl.tensor,
-    used: tl.tensor,
+    used: tl.tensor | None,
+    slots: tl.tensor | None,
     cuts: tl.tensor | None,
     words: tl.tensor,
     at: tl.tensor,
@@ -108,10 +109,13 @@ def _absent(
     key = tl.load(ids + i, mask=live, other=0)
     slot = probe(index, key, live, base, count, LINES)
     absent = live & (slot < 0)
-    # Not before a use that is later, by whoever works beside this. Few are older: most are left.
-    when = tl.zeros((ROWS,), tl.int32) + now
-    older = (slot >= 0) & (tl.load(used + slot, mask=slot >= 0, other=0) < when)
-    tl.atomic_max(used + slot, when, mask=older, sem="relaxed")
+    if slots is not None:
+        tl.store(slots + i, own_slot(slot, base), mask=live)
+    if used is not None:
+        # Not before a later use, by whoever works beside this. Few are older: most are left.
+        when = tl.zeros((ROWS,), tl.int32) + now
+        older = (slot >= 0) & (tl.load(used + slot, mask=slot >= 0, other=0) < when)
+        tl.atomic_max(used + slot, when, mask=older, sem="relaxed")
     if tl.max(absent.to(tl.int32), axis=0) > 0:
         k = tl.where(live, table_of(splits, i, K, ROOM), 0)
         add_to_list(words, at, cuts, key, i, k, absent, room, K, ROWS)
@@ -129,11 +133,37 @@ def absent(
 
     Rows that are there count as `used` now, unless they were later.
     """
-    listing = Listing.empty(ids, splits, room)
-    if len(ids):
-        _absent[blocks(len(ids), _TILE["ROWS"])](
-            *(ids, table.index, table.spans, splits, used),
-            *(listing.cuts, listing.words, listing.at, len(ids), table.buckets, now, listing.room),
+    return _listed(table, ids, splits, used, None, now, room)
+
+
+def find_and_list(
+    table: Arrays,
+    ids: Int64[Tensor, "n"],
+    splits: Int64[Tensor, "K+1"],
+    room: int | None = None,
+) -> tuple[Int64[Tensor, "n"], Listing]:
+    """The slots of ids, each within its table, -1 = absent; and these, up to `room` of each table.
+
+    What `find.find` tells and `absent_slots` lists.
+    """
+    slots = torch.empty_like(ids)
+    return slots, _listed(table, ids, splits, None, slots, 0, room)
+
+
+def _listed(
+    table: Arrays,
+    ids: Int64[Tensor, "n"],
+    splits: Int64[Tensor, "K+1"],
+    used: Int32[Tensor, "slots"] | None,
+    slots: Int64[Tensor, "n"] | None,
+    now: int,
+    room: int | None,
+) -> Listing:
+    listing, n = Listing.empty(ids, splits, room), ids.shape[0]
+    if n:
+        _absent[blocks(n, _TILE["ROWS"])](
+            *(ids, table.index, table.spans, splits, used, slots),
+            *(listing.cuts, listing.words, listing.at, n, table.buckets, now, listing.room),
             **several(listing.tables),
             LINES=table.lines,
             **_TILE,

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from ..core.shapes import Bool, Int32, Int64
 from . import layout
-from .find import span_of, table_of
+from .find import table_of
 from .layout import Arrays
 from .placement import ERASED, LANES, TIMES, candidates, word
 from .toolchain import blocks, jit, several, tl
@@ -19,6 +19,8 @@ NEVER = 2**31 - 1
 _NEVER = tl.constexpr(NEVER)
 NEWBORN = tl.constexpr(layout.NEWBORN)
 SCORE = tl.constexpr(layout.SCORE)
+CROWDED = 64
+"""Keys of a table for which rows are singled out at once."""
 _BUCKETS = 32  # of a program
 
 
@@ -52,62 +54,6 @@ def oldest(
     out = torch.empty(table.tables, dtype=torch.int32, device=used.device)
     _oldest[(table.tables,)](used, table.spans, ranks, out, SAMPLE=sample, num_warps=16)
     return out
-
-
-@jit
-def _beside(
-    used: tl.tensor, bucket: tl.tensor, live: tl.tensor, limit: tl.tensor
-) -> tuple[tl.tensor, tl.tensor, tl.tensor]:
-    """Of each bucket the row used longest ago: when, and its slot; whether there is a free lane."""
-    slot = bucket[:, None] * LANES + tl.arange(0, LANES)[None, :]
-    when = tl.load(used + slot, mask=live[:, None], other=_NEVER)
-    free = tl.max((when == _NEVER).to(tl.int32), axis=1) > 0
-    when = tl.where(when <= limit, when, _NEVER)
-    return tl.min(when, axis=1), bucket * LANES + tl.argmin(when, axis=1), free
-
-
-@jit(do_not_specialize=["n", "buckets", "limit"])
-def _single_out(
-    ids: tl.tensor,
-    spans: tl.tensor,
-    splits: tl.tensor,
-    used: tl.tensor,
-    n: tl.tensor,
-    buckets: tl.tensor,
-    limit: tl.tensor,
-    K: tl.constexpr,
-    ROOM: tl.constexpr,
-    ROWS: tl.constexpr,
-) -> None:
-    i = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)
-    base, count, live = span_of((spans, splits), None, i, n, buckets, K, ROOM)
-    first, second = candidates(tl.load(ids + i, mask=live, other=0), base, count)
-    when, slot, free = _beside(used, first, live, limit)
-    other_when, other, other_free = _beside(used, second, live, limit)
-    slot = tl.where(other_when < when, other, slot)
-    when = tl.minimum(when, other_when)
-    leaves = live & ~free & ~other_free & (when != _NEVER)
-    tl.store(used + slot, tl.zeros((ROWS,), tl.int32), mask=leaves)
-
-
-def single_out(
-    table: Arrays,
-    ids: Int64[Tensor, "n"],
-    splits: Int64[Tensor, "K+1"],
-    used: Int32[Tensor, "slots"],
-    limit: int,
-) -> None:
-    """For each id whose two buckets are full, the row there that was used longest ago leaves next.
-
-    It is as if never used, which is what `choose_old` takes first. None that was used after `limit`
-    is: ids may find none.
-    """
-    if len(ids):
-        _single_out[blocks(len(ids), 32)](
-            *(ids, table.spans, splits, used, len(ids), table.buckets, limit),
-            **several(table.tables),
-            ROWS=32,
-        )
 
 
 @jit
@@ -222,6 +168,84 @@ def choose_old(
         BUCKETS=_BUCKETS,
     )
     return Chosen(starts, limit, going, dirty, ids, times, counts)
+
+
+@jit(do_not_specialize=["limit"])
+def _single_out(
+    keys: tl.tensor,
+    splits: tl.tensor,
+    index: tl.tensor,
+    used: tl.tensor,
+    changed: tl.tensor,
+    spans: tl.tensor,
+    oldest: tl.tensor,
+    starts: tl.tensor,
+    counts: tl.tensor,
+    going: tl.tensor,
+    dirty: tl.tensor,
+    ids: tl.tensor,
+    times: tl.tensor,
+    limit: tl.tensor,
+    LINES: tl.constexpr,
+    MOST: tl.constexpr,
+) -> None:
+    k = tl.program_id(0).to(tl.int64)
+    base, count = tl.load(spans + 2 * k), tl.load(spans + 2 * k + 1)
+    start, stop = tl.load(starts + k), tl.load(starts + k + 1)
+    first, last = tl.load(splits + k), tl.load(splits + k + 1)
+    last = tl.where(tl.load(oldest + k) > 0, first, last)
+    chosen, written = tl.load(counts + 3 * k), tl.load(counts + 3 * k + 1)
+    number, lane = tl.arange(0, MOST), tl.arange(0, 2 * LANES)
+    taken = tl.full((MOST,), -1, tl.int64)  # by keys before
+    i = first
+    while i < last:
+        one, two = candidates(tl.load(keys + i), base, count)
+        slot = tl.where(lane < LANES, one, two) * LANES + lane % LANES
+        when = tl.load(used + slot)
+        room = tl.max((when == _NEVER).to(tl.int32), axis=0)
+        others = tl.max((slot[:, None] == taken[None, :]).to(tl.int32), axis=1)
+        when = tl.where((others == 0) & (when > 0) & (when <= limit), when, _NEVER)
+        goes = (room == 0) & (tl.min(when, axis=0) != _NEVER) & (start + chosen < stop)
+        mine = tl.max(tl.where(lane == tl.argmin(when, axis=0), slot, -1), axis=0)
+        taken = tl.where(goes & (number == i - first), mine, taken)
+        tl.store(going + start + chosen, mine, mask=goes)
+        write = goes & tl.load(changed + mine, mask=goes, other=0).to(tl.int1)
+        place = start + written
+        tl.store(dirty + place, mine, mask=write)
+        key = tl.load(index + word(mine, 0, LINES), mask=write, other=0)
+        tl.store(ids + place, key, mask=write)
+        time = tl.load(index + word(mine, TIMES, LINES), mask=write, other=0)
+        tl.store(times + place, time & SCORE, mask=write)
+        chosen += goes.to(tl.int64)
+        written += write.to(tl.int64)
+        i += 1
+    tl.store(counts + 3 * k, chosen)
+    tl.store(counts + 3 * k + 1, written)
+
+
+def single_out(
+    table: Arrays,
+    chosen: Chosen,
+    keys: Int64[Tensor, "n"],
+    splits: Int64[Tensor, "K+1"],
+    oldest: Int32[Tensor, "K"],
+    used: Int32[Tensor, "slots"],
+    changed: Bool[Tensor, "slots"],
+) -> None:
+    """Adds a row to those that were `chosen` for each key that finds its two buckets full.
+
+    It is the one there that was used longest ago, for every key another; up to `CROWDED` keys of a
+    table, which differ. Of a table with an `oldest` time such rows were chosen already.
+    """
+    assert table.spans is not None
+    _single_out[(table.tables,)](
+        *(keys, splits, table.index, used, changed.view(torch.int8), table.spans, oldest),
+        *(chosen.starts, chosen.counts, chosen.going, chosen.dirty, chosen.ids, chosen.times),
+        chosen.limit,
+        LINES=table.lines,
+        MOST=CROWDED,
+        num_warps=1,
+    )
 
 
 @jit(do_not_specialize=["n"])

@@ -1,4 +1,4 @@
-"""Reads rows: by slot (`gather`), or by id in one pass (`lookup`)."""
+"""Reads rows: by slot (`gather`, `read`), or by id in one pass (`lookup`)."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from torch import Tensor
 
 from ..core.hashing import signed64
 from ..core.shapes import Float32, Int64
-from .absent import Listing, add_to_list
 from .find import own_slot, probe, span_of, table_of
 from .first_values import draw_of, start_rows
 from .layout import Arrays, FirstValues, Part
+from .placement import LANES
 from .toolchain import blocks, jit, reader_tile, several, tl
 
 
@@ -30,12 +30,17 @@ def rows_at(
     return tl.load(values + slots[:, None] * STRIDE + column, mask=there, other=0.0)
 
 
-@jit(do_not_specialize=["n"])
+@jit(do_not_specialize=["n", "buckets"])
 def _gather(
     slots: tl.tensor,
     values: tl.tensor,
     out: tl.tensor,
+    spans: tl.tensor | None,
+    splits: tl.tensor | None,
     n: tl.tensor,
+    buckets: tl.tensor,
+    K: tl.constexpr,
+    ROOM: tl.constexpr,
     DIM: tl.constexpr,
     STRIDE: tl.constexpr,
     ROWS: tl.constexpr,
@@ -43,7 +48,11 @@ def _gather(
 ) -> None:
     i = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)
     column = tl.arange(0, COLUMNS)[None, :]
-    rows = rows_at(values, tl.load(slots + i, mask=i < n, other=-1), DIM, STRIDE, COLUMNS)
+    slot = tl.load(slots + i, mask=i < n, other=-1)
+    if splits is not None:
+        base, _, _ = span_of((spans, splits), None, i, n, buckets, K, ROOM)
+        slot = tl.where(slot >= 0, slot + base * LANES, -1)
+    rows = rows_at(values, slot, DIM, STRIDE, COLUMNS)
     tl.store(out + i[:, None] * DIM + column, rows, mask=(i < n)[:, None] & (column < DIM))
 
 
@@ -53,19 +62,44 @@ def gather(
     """The rows in `slots`, or so many floats behind them; zeros for -1."""
     width, first = (table.dim, 0) if states is None else (states, table.dim)
     out = torch.empty(len(slots), width, dtype=torch.float32, device=slots.device)
-    if out.numel():
+    _read_into(out, table, slots, table.values[:, first:], None)
+    return out
+
+
+def read(
+    table: Arrays,
+    slots: Int64[Tensor, "n"],
+    out: Float32[Tensor, "n dim"],
+    splits: Int64[Tensor, "K+1"],
+) -> None:
+    """`gather` into `out` of slots that are numbered within each of several tables.
+
+    `splits` say where those of each begin and end.
+    """
+    _read_into(out, table, slots, table.values, splits)
+
+
+def _read_into(
+    out: Float32[Tensor, "n width"],
+    table: Arrays,
+    slots: Int64[Tensor, "n"],
+    values: Float32[Tensor, "slots floats"],
+    splits: Int64[Tensor, "K+1"] | None,
+) -> None:
+    n, width = out.shape
+    if n and width:
         tile = reader_tile(width)
-        grid = blocks(len(slots), tile["ROWS"])
-        _gather[grid](
-            *(slots, table.values[:, first:], out, len(slots)),
+        _gather[blocks(n, tile["ROWS"])](
+            *(slots, values, out, None if splits is None else table.spans, splits, n),
+            table.buckets,
+            **several(table.tables),
             DIM=width,
             STRIDE=table.stride,
             **tile,
         )
-    return out
 
 
-@jit(do_not_specialize=["n", "buckets", "seed", "room"])
+@jit(do_not_specialize=["n", "buckets", "seed"])
 def _lookup(
     ids: tl.tensor,
     used: tl.tensor | None,
@@ -76,12 +110,8 @@ def _lookup(
     spans: tl.tensor | None,
     splits: tl.tensor | None,
     draws: tl.tensor | None,
-    words: tl.tensor | None,
-    at: tl.tensor | None,
-    cuts: tl.tensor | None,
     n: tl.tensor,
     buckets: tl.tensor,
-    room: tl.tensor,
     seed: tl.tensor,
     a: tl.tensor,
     scale: tl.tensor,
@@ -101,11 +131,6 @@ def _lookup(
     key = tl.load(ids + i, mask=live, other=0)
     slot = probe(index, key, live, base, count, LINES)
     tl.store(slots + i, own_slot(slot, base), mask=i < n)
-    if words is not None:
-        lacking = live & (slot < 0)
-        if tl.max(lacking.to(tl.int32), axis=0) > 0:
-            k = tl.where(live, table_of(splits, i, K, ROOM), 0)
-            add_to_list(words, at, cuts, key, i, k, lacking, room, K, ROWS)
     rows = rows_at(values + START, slot, DIM, STRIDE, COLUMNS)
     if KIND != "zeros":
         absent = live & (slot < 0)
@@ -127,13 +152,12 @@ def lookup(
     parts: Sequence[Part] = (),
     used: Int64[Tensor, "K"] | None = None,
     splits: Int64[Tensor, "K+1"] | None = None,
-    listing: Listing | None = None,
 ) -> Int64[Tensor, "n"]:
     """Rows of `ids` into `out`, and their slots, -1 = absent.
 
     Of several tables, `splits` say where the ids of each begin and end; slots are their own.
     Absent ids give zeros, or the rows that the `parts` would give them; what follows after `used`,
-    zeros. Those of several tables are added to a `listing`, as `absent.absent_slots` has them.
+    zeros.
     """
     slots = torch.empty_like(ids)
     zeros = FirstValues("zeros", 0.0, 0.0, 0)
@@ -143,13 +167,9 @@ def lookup(
         if n == 0:
             break
         tile = reader_tile(dim)
-        listed = (None, None, None)
-        if listing is not None and start == 0:  # by the first part, for all of them
-            listed = (listing.words, listing.at, listing.cuts)
         _lookup[blocks(n, tile["ROWS"])](
             *(ids, used, table.index, table.values, out, slots, table.spans, splits, draws),
-            *(*listed, n, table.buckets, 0 if listing is None else listing.room),
-            *(signed64(draw.seed), draw.a, draw.scale),
+            *(n, table.buckets, signed64(draw.seed), draw.a, draw.scale),
             **several(table.tables),
             KIND=draw.kind,
             START=start,

@@ -43,6 +43,7 @@ __all__ = [
     "gather",
     "lookup",
     "place",
+    "read",
     "sum_gradients",
     "sum_pieces",
 ]
@@ -191,6 +192,11 @@ def gather(
     columns = slice(0, table.dim) if states is None else slice(table.dim, table.dim + states)
     rows = table.values[slots.clamp(min=0), columns]
     return torch.where((slots >= 0)[:, None], rows, 0.0)
+
+
+def read(table: Arrays, slots: Int64[Tensor, "n"], out: Float32[Tensor, "n dim"]) -> None:
+    """`gather` into `out`."""
+    out.copy_(gather(table, slots))
 
 
 def lookup(

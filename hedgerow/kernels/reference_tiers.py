@@ -20,6 +20,7 @@ __all__ = [
     "absent_slots",
     "choose_old",
     "clean",
+    "find_and_list",
     "mark",
     "oldest",
     "put_rows",
@@ -53,13 +54,26 @@ def absent(
     room: int | None = None,
 ) -> Listing:
     """The ids of each table without a row, as `absent_slots`; the others are used."""
+    slots, listing = find_and_list(table, ids, splits, room)
+    for k, (first, _) in enumerate(_tables(table)):
+        own = slots[int(splits[k]) : int(splits[k + 1])]
+        there = first + own[own >= 0]
+        used[there] = used[there].clamp(min=now)
+    return listing
+
+
+def find_and_list(
+    table: Arrays,
+    ids: Int64[Tensor, "n"],
+    splits: Int64[Tensor, "K+1"],
+    room: int | None = None,
+) -> tuple[Int64[Tensor, "n"], Listing]:
+    """The slots of ids, each within its table; and those that are -1, as `absent_slots`."""
     slots = torch.empty_like(ids)
-    for k, (first, own) in enumerate(_tables(table)):
+    for k, (_, own) in enumerate(_tables(table)):
         start, stop = splits[k : k + 2].tolist()
         slots[start:stop] = find(own, ids[start:stop])
-        there = first + slots[start:stop][slots[start:stop] >= 0]
-        used[there] = used[there].clamp(min=now)
-    return absent_slots(ids, slots, splits, room)
+    return slots, absent_slots(ids, slots, splits, room)
 
 
 def absent_slots(
@@ -111,23 +125,6 @@ def _old(own: Arrays, used: list[int], oldest: int, limit: int) -> list[int]:
     return chosen
 
 
-def single_out(
-    table: Arrays,
-    ids: Int64[Tensor, "n"],
-    splits: Int64[Tensor, "K+1"],
-    used: Int32[Tensor, "slots"],
-    limit: int,
-) -> None:
-    """Of the two buckets of each id, if they are full, the row that was used longest ago."""
-    for k, (first, own) in enumerate(_tables(table)):
-        start, stop = splits[k : k + 2].tolist()
-        for pair in zip(*place(ids[start:stop], own.buckets), strict=True):
-            slots = [first + int(bucket) * LANES + lane for bucket in pair for lane in range(LANES)]
-            old = [slot for slot in slots if int(used[slot]) <= limit]
-            if old and all(int(used[slot]) != NEVER for slot in slots):
-                used[min(old, key=lambda slot: int(used[slot]))] = 0
-
-
 def choose_old(
     table: Arrays,
     used: Int32[Tensor, "slots"],
@@ -155,6 +152,37 @@ def choose_old(
         times[here] = table.read(TIMES, written)
         counts[k] = torch.tensor([len(old), len(written), int(own.taken().sum())])
     return Chosen(starts, limit, going, dirty, ids, times, counts)
+
+
+def single_out(
+    table: Arrays,
+    chosen: Chosen,
+    keys: Int64[Tensor, "n"],
+    splits: Int64[Tensor, "K+1"],
+    oldest: Int32[Tensor, "K"],
+    used: Int32[Tensor, "slots"],
+    changed: Bool[Tensor, "slots"],
+) -> None:
+    """Adds the oldest row of the two buckets of each key, if they are full."""
+    for k, (first, own) in enumerate(_tables(table)):
+        (start, stop), taken = chosen.starts[k : k + 2].tolist(), set()
+        mine = keys[int(splits[k]) : int(splits[k + 1])]
+        for pair in zip(*place(mine, own.buckets), strict=True) if oldest[k] <= 0 else ():
+            slots = [first + int(bucket) * LANES + lane for bucket in pair for lane in range(LANES)]
+            when = {slot: int(used[slot]) for slot in slots}
+            old = [x for x in slots if x not in taken and 0 < when[x] <= chosen.limit]
+            count, written = chosen.counts[k, :2].tolist()
+            if NEVER in when.values() or not old or start + count >= stop:
+                continue
+            slot = min(old, key=lambda x: when[x])
+            taken.add(slot)
+            chosen.going[start + count] = slot
+            chosen.counts[k, 0] += 1
+            if changed[slot]:
+                at, one = start + written, torch.tensor([slot])
+                chosen.dirty[at], chosen.ids[at] = slot, table.ids(one)[0]
+                chosen.times[at] = table.read(TIMES, one)[0]
+                chosen.counts[k, 1] += 1
 
 
 def clean(chosen: Chosen, changed: Bool[Tensor, "slots"]) -> None:

@@ -179,7 +179,7 @@ class CacheMoves(TierWatch):
             at = self.places.take(rows.ids[placed].numpy())
         except BaseException:
             self.places.may_have_come(len(rows))
-            self.places.stayed(self.places.find(rows.ids.numpy()))
+            self.places.stayed(self.places.find(rows.ids.numpy()), self._now)
             raise
         self.places.use(at, self._now)
         self.places.set_dirty(at, is_dirty)
@@ -208,7 +208,7 @@ class CacheMoves(TierWatch):
         try:
             self.fast.move_out(ids)
         except BaseException:
-            self.places.stayed(at)
+            self.places.stayed(at, self._now)
             raise
 
     # ---- writes behind the cache

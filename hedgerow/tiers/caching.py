@@ -225,7 +225,7 @@ class CachingTable(CacheMoves):
         try:
             self.fast.move_out(gone)
         except BaseException:
-            self.places.stayed(at)
+            self.places.stayed(at, self._now)
             raise
 
     def _remove_orphans(self) -> None:

@@ -6,7 +6,6 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from itertools import pairwise
 
 import torch
 from torch import Tensor
@@ -17,8 +16,10 @@ from ..kernels.leave import Chosen
 from ..tables.multi.device_group import DeviceGroup
 from ..tables.store import TableKeys
 from .caching import CachingTable
+from .crowded import Crowded
 from .device_cache_places import places_of
 from .device_places import fast_of
+from .found import Rest
 from .leaving import Leaving
 
 _SPARE = 512  # of a cache twice this part leaves at once, so that not every step needs room
@@ -57,7 +58,7 @@ class Departures:
         self._counting: Leaving | None = None  # until the host knows how many rows there are
         self._thread: ThreadPoolExecutor | None = None
         self._handed_over: Leaving | None = None  # to it
-        self._no_lane: TableKeys | None = None  # whose rows came and found none
+        self._crowded = Crowded(len(caches))
         self._turned = -_LANES_TURN  # the time of the last turn
 
     def make_way(
@@ -68,12 +69,12 @@ class Departures:
         Rows that are used `now` stay: before the first leaves the device is told which. So do those
         that came since others `asked` for what was not there: they would read what is old.
         """
-        if self._no_lane is None and self._have_room(rows):
+        if not self._crowded and self._have_room(rows):
             return rows
         last = now if asked is None else min(now, asked)
         needs = [_Need(table, n) for table, n in zip(self._caches, rows, strict=True)]
         self._learn(wait=any(need.now() > 0 for need in needs))
-        lanes = self._no_lane is not None and now - self._turned >= _LANES_TURN
+        lanes = bool(self._crowded) and now - self._turned >= _LANES_TURN
         if lanes or any(need.soon() > 0 for need in needs):
             at_once = any(need.now() > 0 for need in needs)
             if at_once or self._is_ready():
@@ -93,13 +94,13 @@ class Departures:
                 return False
         return True
 
-    def found_no_lane(self, keys: TableKeys) -> None:
+    def found_no_lane(self, rest: Rest) -> None:
         """Rows of these keys came, and their buckets were full: one there must leave for each.
 
         However much room there is elsewhere: they would come again with each step. But no others:
         what leaves comes again, too, some rows in each step for thousands of steps.
         """
-        self._no_lane = keys
+        self._crowded.add(rest)
 
     def _is_ready(self) -> bool:
         """Whether rows can leave without a wait: they are written, and counted."""
@@ -140,20 +141,25 @@ class Departures:
             for table in self._caches:
                 places_of(table).uncounted()
             # A few more: of those that are as old as the oldest, and from buckets that are full.
-            most = [n + n // 8 for n in wanted]
-            crowded, self._no_lane, self._turned = self._no_lane, None, now
-            if crowded is not None:
-                sizes = (stop - start for start, stop in pairwise(crowded.splits))
-                most = [n + keys for n, keys in zip(most, sizes, strict=True)]
+            most = [
+                n + n // 8 if n else keys
+                for n, keys in zip(wanted, self._crowded.counts, strict=True)
+            ]
+            crowded, self._turned = self._crowded.take(self._used.device), now
             if limit >= 0 and any(most):
-                if crowded is not None:
-                    self._group.single_out(crowded, self._used, limit)
-                self._choose(wanted, most, limit, now)
+                self._choose(wanted, most, limit, now, crowded)
 
-    def _choose(self, wanted: Sequence[int], most: Sequence[int], limit: int, now: int) -> None:
+    def _choose(
+        self,
+        wanted: Sequence[int],
+        most: Sequence[int],
+        limit: int,
+        now: int,
+        crowded: TableKeys | None,
+    ) -> None:
         shares = [n / slots for n, slots in zip(wanted, self._slots, strict=True)]
         chosen, rows, states = self._group.old_rows(
-            *(self._used, self._changed, shares, most), limit=limit, turn=now
+            *(self._used, self._changed, shares, most), limit=limit, turn=now, crowded=crowded
         )
         leaving = Leaving(self._caches, chosen, rows, states, most, self._stream)
         self._pending.append(leaving)

@@ -101,15 +101,16 @@ class DeviceCachePlaces(DevicePlaces):
         if len(self._pins):
             self._pins[slots] = 0
 
-    def stayed(self, at: Ids | Tensor) -> None:
-        """Something broke off: rows that are at these places all the same are the next to leave.
+    def stayed(self, at: Ids | Tensor, now: int) -> None:
+        """Something broke off: rows that are at these places all the same are used now.
 
-        A row that was never used would not leave, and count for none.
+        A row that was never used would not leave, and count for none. Not before: who reads behind
+        the cache since then would not be told when it leaves.
         """
         slots = self._tensor(at)
         slots = slots[slots >= 0]
         slots = slots[self._table._table.taken()[slots]]
-        self.used[slots] = torch.where(self.used[slots] == NEVER, 0, self.used[slots])
+        self.used[slots] = torch.where(self.used[slots] == NEVER, now, self.used[slots])
 
     def clear(self) -> None:
         """All ids leave."""

@@ -70,7 +70,7 @@ class Fetches:
 
     def found_no_lane(self, rest: Rest) -> None:
         """The rows of these keys were brought, and are not there."""
-        self._departures.found_no_lane(TableKeys(rest.there, rest.splits))
+        self._departures.found_no_lane(rest)
 
     def mark(
         self, keys: TableKeys, slots: Int64[Tensor, "n"], now: int, *, changed: bool = False
@@ -95,9 +95,14 @@ class Fetches:
                 self._put(behind, now)
 
     def lookup(self, keys: TableKeys, out: Float32[Tensor, "n dim"], since: int) -> Found:
-        """Rows that are on the device into `out`; where keys are, as `list_absent`."""
-        slots, listing = self._group.lookup_and_list(keys, out, self._room.of(keys))
-        return self._found(slots, listing, since)
+        """Rows that are on the device into `out`; where keys are, as `list_absent`.
+
+        They are read after the list is on its way: until then the host can go on.
+        """
+        slots, listing = self._group.find_and_list(keys, self._room.of(keys))
+        found = self._found(slots, listing, since)
+        self._group.read(keys, slots, out)
+        return found
 
     def list_absent(self, keys: TableKeys, slots: Int64[Tensor, "n"], since: int) -> Found:
         """Where keys are, with those listed that are not on the device; waits for nothing."""

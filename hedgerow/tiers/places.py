@@ -135,7 +135,7 @@ class Places:
     def may_have_come(self, most: int) -> None:
         """Of so many rows it is not known which have come; those that have a place have."""
 
-    def stayed(self, at: Ids) -> None:
+    def stayed(self, at: Ids, now: int) -> None:
         """Something broke off; rows without a place here are nobody's."""
 
     def take_moved(self) -> tuple[int, int]:

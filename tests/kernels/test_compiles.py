@@ -39,7 +39,7 @@ TWINS = {
     f"_{name}"
     for file in (reference, reference_admission, reference_ops, reference_tiers, reference_verbs)
     for name in file.__all__
-}
+} - {"_find_and_list", "_read"}  # forms of `_absent` and `_gather`
 LAYOUTS = {"_to_layout", "_to_layout_backward"}  # their twins are `ops.layout.plain`
 BY_SLOTS = {  # their twins have other names, or are several
     *("_seat", "_count_runs", "_write_runs", "_sum_long_runs", "_step", "_exchange", "_rehash"),

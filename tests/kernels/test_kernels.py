@@ -87,8 +87,7 @@ def test_every_kernel_has_a_twin_with_its_arguments() -> None:
 def _arguments(function: Callable[..., object]) -> list[tuple[str, object, object]]:
     """Without what several tables need: a twin serves one, and other tests compare several."""
     arguments = inspect.signature(function).parameters.values()
-    of_several = ("splits", "listing")
-    return [(a.name, a.kind, a.default) for a in arguments if a.name not in of_several]
+    return [(a.name, a.kind, a.default) for a in arguments if a.name != "splits"]
 
 
 def test_every_thread_of_a_writing_kernel_has_a_key_of_its_own() -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 import torch
 from torch import Tensor
@@ -132,81 +134,103 @@ def test_chosen_rows_that_were_not_used_since_leave_and_others_stay(device: torc
 class Crowded:
     """Tables of 1, 2 and 4 buckets with a row in nearly every slot, each used at its own time."""
 
-    def __init__(self, seed: int) -> None:
-        self.table = Arrays.make_several([1, 2, 4], 1, torch.device("cpu"))
+    def __init__(self, device: torch.device, seed: int = 3) -> None:
         random = torch.Generator().manual_seed(seed)
-        self.used = 1 + torch.randperm(len(self.table.values), generator=random).int()
-        free = LANES * torch.tensor([3, 8]) + 5  # of two buckets of the second and third table
-        self.used[free] = leave.NEVER
-        self.splits = torch.tensor([0, 20, 40, 60])
-        self.ids = some_ids(60, seed=seed)
-
-    def buckets(self, i: int) -> list[int]:
-        """The two of an id, numbered through all tables."""
-        assert self.table.spans is not None
-        first, count = self.table.spans[i // 20].tolist()
-        return [first + int(own) for own in reference.place(self.ids[i : i + 1], count)]
+        self.device, self.table = device, Arrays.make_several([1, 2, 4], 1, device)
+        slots = len(self.table.values)
+        self.used = 1 + torch.randperm(slots, generator=random).int()
+        self.used[LANES * torch.tensor([3, 8]) + 5] = leave.NEVER  # free, in two of the tables
+        self.changed = torch.rand(slots, generator=random) < 0.5
+        self.keys = some_ids(60, seed=seed)
+        for line in (0, TIMES):
+            words = torch.randint(2**40, (slots,), generator=random)
+            self.table.write(line, torch.arange(slots, device=device), words.to(device))
 
     def around(self, i: int) -> Tensor:
-        """The slots of both."""
-        return torch.cat([bucket * LANES + torch.arange(LANES) for bucket in self.buckets(i)])
-
-    def single_out(self, device: torch.device, which: slice, limit: int) -> Tensor:
-        """When slots were used, as the kernel leaves it."""
-        ids, used = self.ids[which].to(device), self.used.to(device, copy=True)
-        splits = (self.splits - (which.start or 0)).clamp(0, len(ids)).to(device)
+        """The slots of the two buckets of a key of table i // 20, numbered through all tables."""
         assert self.table.spans is not None
-        table = Arrays.make_several([1, 2, 4], 1, device)
-        leave.single_out(table, ids, splits, used, limit)
-        model = self.used.clone()
-        twin = splits.cpu()
-        reference_tiers.single_out(self.table, self.ids[which], twin, model, limit)
-        if len(ids) < 2:  # of several it depends on who comes first
-            assert torch.equal(used.cpu(), model)
-        return used.cpu()
+        first, count = self.table.spans[i // 20].tolist()
+        pair = reference.place(self.keys[i : i + 1], count)
+        return torch.cat([(first + int(own)) * LANES + torch.arange(LANES) for own in pair])
+
+    def is_full(self, i: int) -> bool:
+        """Whether they all have rows."""
+        return not bool((self.used[self.around(i)] == leave.NEVER).any())
+
+    def single_out(
+        self, which: list[int], limit: int, room: int = 20, oldest: tuple[int, ...] = (0, 0, 0)
+    ) -> leave.Chosen:
+        """What the kernel adds to one that has chosen nothing yet; its twin adds the same."""
+        counts = torch.tensor([sum(i // 20 == k for i in which) for k in range(3)])
+        splits = torch.cat([torch.zeros(1, dtype=torch.int64), counts.cumsum(0)])
+        made = []
+        for single_out, device in (
+            (leave.single_out, self.device),
+            (reference_tiers.single_out, torch.device("cpu")),
+        ):
+            there = [x.to(device, copy=True) for x in (self.keys[which], splits, self.used)]
+            old = torch.tensor(oldest, dtype=torch.int32, device=device)
+            chosen = leave.Chosen(
+                torch.arange(4, device=device) * room,
+                limit,
+                *torch.full((4, 3 * room), -1, device=device),
+                torch.zeros(3, 3, dtype=torch.int64, device=device),
+            )
+            table = replace(
+                self.table,
+                index=self.table.index.to(device),
+                values=self.table.values.to(device),
+                spans=None if self.table.spans is None else self.table.spans.to(device),
+            )
+            flags = self.changed.to(device, copy=True)
+            single_out(table, chosen, there[0], there[1], old, there[2], flags)
+            assert torch.equal(there[2].cpu(), self.used)  # who reads behind caches relies on it
+            assert torch.equal(flags.cpu(), self.changed)
+            made.append(chosen)
+        ours, model = made
+        for name in ("counts", "going", "dirty", "ids", "times"):
+            assert torch.equal(getattr(ours, name).cpu(), getattr(model, name)), name
+        return model
 
 
 @pytest.mark.parametrize("limit", [1000, 60, 0])
 def test_the_oldest_of_two_full_buckets_is_singled_out(device: torch.device, limit: int) -> None:
-    crowded, found = Crowded(3), 0
+    crowded, found = Crowded(device), 0
     for i in range(60):
-        used = crowded.single_out(device, slice(i, i + 1), limit)
-        around = crowded.used[crowded.around(i)]
-        changed = (used != crowded.used).nonzero()[:, 0].tolist()
-        if bool((around == leave.NEVER).any()) or int(around.min()) > limit:
-            assert changed == []
+        chosen, used = crowded.single_out([i], limit), crowded.used[crowded.around(i)]
+        going = chosen.going[chosen.going >= 0]
+        if not crowded.is_full(i) or int(used.min()) > limit:
+            assert len(going) == 0
         else:
-            assert used[changed].tolist() == [0]
-            assert crowded.used[changed].tolist() == [int(around.min())]
+            assert crowded.used[going].tolist() == [int(used.min())]
+            assert chosen.counts[i // 20].tolist() == [1, int(crowded.changed[going]), 0]
+            assert torch.equal(chosen.going[20 * (i // 20)], going[0])
             found += 1
     assert (found > 20) == (limit > 0)
 
 
-def test_many_ids_at_once_single_out_one_row_each_at_most(device: torch.device) -> None:
-    crowded = Crowded(4)
-    used = crowded.single_out(device, slice(0, 60), 1000)
-    changed = used != crowded.used
-    full = 0
-    for i in range(60):
-        around = crowded.around(i)
-        if not bool((crowded.used[around] == leave.NEVER).any()):
-            assert int(used[around].min()) == 0
-            full += 1
-    assert 3 <= int(changed.sum()) <= full
-    assert bool((used[changed] == 0).all())
-    nobody = crowded.single_out(device, slice(0, 0), 1000)
-    assert torch.equal(nobody, crowded.used)
+def test_for_each_key_another_row_is_singled_out(device: torch.device) -> None:
+    crowded = Crowded(device)
+    which = [i for i in range(60) if crowded.is_full(i)][:40]
+    chosen = crowded.single_out(which, 1000)
+    going = chosen.going[chosen.going >= 0]
+    assert len(going) == len(which) - max(0, sum(i < 20 for i in which) - LANES)
+    assert len(torch.unique(going)) == len(going)
+    oldest = crowded.used[:LANES].sort().values  # all of table 0 have the same bucket
+    assert torch.equal(crowded.used[chosen.going[:LANES]], oldest)
+    dirty = chosen.dirty[chosen.dirty >= 0]
+    assert torch.equal(dirty.sort().values, going[crowded.changed[going]].sort().values)
 
 
-def test_of_a_table_that_need_not_make_room_only_who_was_singled_out_leaves(
-    device: torch.device,
-) -> None:
-    caches = Caches(device)
-    caches.used[caches.slots] += 1  # times of uses begin there
-    assert int(caches.choose([0, 0], [60, 340], 60).counts[:, 0].sum()) == 0
-    ordinary = caches.slots[~caches.special]
-    caches.used[ordinary[[3, 70]]] = 0
-    chosen = caches.choose([0, 0], [60, 340], 60)
-    assert torch.equal(
-        chosen.going[chosen.going >= 0].sort().values, ordinary[[3, 70]].sort().values
-    )
+def test_no_more_are_singled_out_than_there_is_room_for(device: torch.device) -> None:
+    crowded = Crowded(device)
+    chosen = crowded.single_out([i for i in range(60) if crowded.is_full(i)], 1000, room=3)
+    assert int(chosen.counts[0, 0]) == int((chosen.going[:3] >= 0).sum()) == 3
+
+
+def test_of_a_table_that_makes_room_nothing_is_singled_out(device: torch.device) -> None:
+    crowded = Crowded(device)
+    which = [i for i in range(60) if crowded.is_full(i)]
+    chosen = crowded.single_out(which, 1000, oldest=(7, 0, 7))
+    assert chosen.counts[[0, 2]].sum() == 0
+    assert (int(chosen.counts[1, 0]) > 0) == any(20 <= i < 40 for i in which)

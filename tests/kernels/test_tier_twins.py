@@ -248,23 +248,41 @@ def test_a_batch_that_waits_is_told_of_the_rows_that_its_twin_is(
     assert int((out != 9).any(dim=1).sum()) == (m if with_rows else 0)
 
 
-@pytest.mark.parametrize("room", [3, 80])
-def test_a_lookup_lists_what_it_does_not_find(device: torch.device, room: int) -> None:
-    batch = _batch(*SHAPES[1], dim=5, seed=4)
+@pytest.mark.parametrize("room", [3, 80, None])
+@pytest.mark.parametrize("shape", SHAPES)
+def test_slots_are_found_and_those_without_listed(
+    device: torch.device, shape: tuple[Sequence[int], Sequence[int]], room: int | None
+) -> None:
+    batch = _batch(*shape, dim=5, seed=4)
     table, ids, splits = _there(batch.table, device), *_on(device, batch.ids, batch.splits)
-    listing = absent.Listing.empty(ids, splits, room)
-    out = torch.full((len(ids), 5), 9.0, device=device)
-    slots = lookup.lookup(table, ids, out, (), None, splits, listing)
-    same_bits(slots.cpu(), batch.slots())
-    again = torch.full_like(out, 9.0)
-    same_bits(lookup.lookup(table, ids, again, (), None, splits), slots.cpu())
-    same_bits(out, again.cpu())
-    model = reference_tiers.absent_slots(batch.ids, batch.slots(), batch.splits, 1500)
+    slots, listing = absent.find_and_list(table, ids, splits, room)
+    found, model = reference_tiers.find_and_list(batch.table, batch.ids, batch.splits, room)
+    same_bits(found, batch.slots())
+    same_bits(slots.cpu(), found)
+    whole = reference_tiers.absent_slots(batch.ids, found, batch.splits)
+    assert (listing.room, listing.tables) == (model.room, model.tables)
     same_bits(listing.words[: model.tables].cpu(), model.words[: model.tables])
     for k, count in enumerate(model.words[: model.tables].tolist()):
-        pairs = _pairs(listing, k, min(count, room))
-        assert len(set(pairs)) == min(count, room)
-        assert set(pairs) <= set(_pairs(model, k, count))
+        pairs = _pairs(listing, k, min(count, room or count))
+        assert len(set(pairs)) == min(count, room or count)
+        assert set(pairs) <= set(_pairs(whole, k, count))
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+def test_rows_of_found_slots_are_read_as_by_a_lookup(
+    device: torch.device, shape: tuple[Sequence[int], Sequence[int]]
+) -> None:
+    batch = _batch(*shape, dim=5, seed=6)
+    table, ids, splits = _there(batch.table, device), *_on(device, batch.ids, batch.splits)
+    out, wanted = (torch.full((len(ids), 5), 9.0, device=device) for _ in range(2))
+    slots = lookup.lookup(table, ids, wanted, (), None, splits)
+    lookup.read(table, slots, out, splits)
+    same_bits(out, wanted.cpu())
+    assert 0 < int((slots < 0).sum()) < len(ids)
+    for k, (start, stop) in enumerate(batch.shares):
+        model = torch.full((stop - start, 5), 9.0)
+        reference.read(_alone(batch.table, k), slots[start:stop].cpu(), model)
+        same_bits(out[start:stop].cpu(), model)
 
 
 @pytest.mark.parametrize("sample", [16, 64, 1024])
@@ -501,6 +519,9 @@ def test_of_nothing_nothing_comes(device: torch.device) -> None:
     found = absent.absent(ours, nobody, cuts, used, 7)
     none = reference_tiers.absent(batch.table, batch.ids, splits, batch.used.clone(), 7)
     _same((found.words, found.at), (none.words, none.at))
+    nowhere, empty = absent.find_and_list(ours, nobody, cuts, 4)
+    lookup.read(ours, nowhere, torch.empty(0, 1, device=device), cuts)
+    assert (len(nowhere), int(empty.words.abs().sum())) == (0, 0)
     listing = absent.absent_slots(nobody, nobody, cuts, 4)
     model = reference_tiers.absent_slots(batch.ids, batch.ids, splits, 4)
     same_bits(listing.words[:2], model.words[:2])

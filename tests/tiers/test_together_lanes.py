@@ -2,16 +2,28 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from contextlib import suppress
+from itertools import pairwise
+from typing import Any
+
+import numpy as np
 import pytest
 import torch
 
 from hedgerow.kernels import reference
+from hedgerow.kernels.leave import CROWDED
 from hedgerow.tables.store import TableKeys
 from hedgerow.tiers import list_room
+from hedgerow.tiers.crowded import Crowded
+from hedgerow.tiers.found import Rest
+from hedgerow.tiers.reads_behind import Behind
 
 from .test_together import NAMES, Pair, config
 
 N = 128  # keys, and slots: eight buckets
+FULL = {"fast_rows": N, "slots": N}
+HALF = torch.full((1, 4), 0.5)
 
 
 def test_keys_beyond_the_room_of_a_list_come_too(
@@ -34,7 +46,7 @@ def test_keys_beyond_the_room_of_a_list_come_too(
 
 def _full(device: torch.device) -> tuple[Pair, TableKeys, torch.Tensor]:
     """Caches as large as their slots; keys of one table, some without a lane."""
-    pair = Pair("CACHING", device, 13, [config(name) for name in NAMES], fast_rows=N, slots=N)
+    pair = Pair("CACHING", device, 13, [config(name) for name in NAMES], **FULL)
     keys = TableKeys(torch.arange(N) * 977, (0, N, N, N))
     for _ in range(3):  # born, brought, and brought again where there was no lane
         pair.step(keys)
@@ -69,26 +81,179 @@ def test_what_is_not_finite_is_left_out_wherever_a_brought_row_lies(device: torc
     assert bool((after != before)[~bad].all())
 
 
-def test_an_old_row_leaves_for_one_that_finds_no_lane(device: torch.device) -> None:
+class Shared:
+    """Caches with room for all rows, of which some share two full buckets; `table` has them."""
+
+    def __init__(self, device: torch.device, table: int = 0) -> None:
+        self.pair = Pair("CACHING", device, 5, [config(name) for name in NAMES], **FULL)
+        self.table, self.device = table, device
+        fetches = self.pair.groups[0]._fetches
+        assert fetches is not None
+        self.fetches, self.departures = fetches, fetches._departures
+        ids = torch.arange(60_000)
+        self._ids, self._places = ids, torch.stack(reference.place(ids, N // 16))
+
+    def ids(self, first: int, second: int, count: int) -> list[int]:
+        """Ids of these two buckets."""
+        mine = (self._places[0] == first) & (self._places[1] == second)
+        return self._ids[mine][:count].tolist()
+
+    def keys(self, ids: Sequence[int]) -> TableKeys:
+        splits = [0] * (self.table + 1) + [len(ids)] * (3 - self.table)
+        return TableKeys(torch.tensor(ids), tuple(splits))
+
+    def fill(self, new: Sequence[int], old: Sequence[int]) -> None:
+        """The new are born, and not there; the old come, and nobody uses them any more."""
+        self.step(new)
+        self.step(old)
+        self.step(old)
+
+    def step(self, ids: Sequence[int]) -> None:
+        self.pair.step(self.keys(ids))
+
+    def have_lanes(self, ids: Sequence[int]) -> bool:
+        places = self.pair.ours.table(self.table).places
+        return bool((places.find(np.array(ids)) >= 0).all())
+
+    def steps_until_there(self, ids: Sequence[int], others: Sequence[int] = ()) -> int:
+        """Steps until all have lanes, each followed by one of others."""
+        for steps in range(80):
+            self.step(ids)
+            if self.have_lanes(ids):
+                return steps
+            if others:
+                self.step(others)
+        raise AssertionError("they find no lane")
+
+
+@pytest.mark.parametrize("table", [0, 2])
+def test_an_old_row_leaves_for_one_that_finds_no_lane(device: torch.device, table: int) -> None:
     """Of 33 ids that share two buckets 32 are there, and nobody uses them any more.
 
     Nor the 15 in each of two others, which stay: there is room for all but one.
     """
-    pair = Pair("CACHING", device, 5, [config(name) for name in NAMES], fast_rows=N, slots=N)
-    ids = torch.arange(20_000)
-    first, second = reference.place(ids, N // 16)
-    shared = ids[(first == 3) & (second == 5)][:33]
-    beside = ids[(first == 2) & (second == 7)][:30]
-    old = torch.cat([shared[:32], beside])
-    old, new = (TableKeys(part, (0, *[len(part)] * 3)) for part in (old, shared[32:]))
-    pair.step(new)  # born, and not there
-    for _ in range(2):
-        pair.step(old)
-    lanes = []
+    crowd = Shared(device, table)
+    *old, new = crowd.ids(3, 5, 33)
+    crowd.fill([new], old + crowd.ids(2, 7, 30))
+    assert not crowd.have_lanes([new])
+    assert crowd.steps_until_there([new]) < 40
+    assert crowd.pair.stat("cache_evictions") == 1
+    assert crowd.pair.ours.table(table).stats()["cache_evictions"] == 1
+    crowd.pair.compare()
+
+
+def test_for_ids_that_share_full_buckets_as_many_rows_leave_at_once(device: torch.device) -> None:
+    crowd = Shared(device)
+    ids = crowd.ids(3, 5, 40)
+    crowd.fill(ids[32:], ids[:32])
+    assert crowd.steps_until_there(ids[32:] * 50) <= 20  # two turns
+    assert crowd.pair.stat("cache_evictions") == 8
+    crowd.pair.compare()
+
+
+def test_an_id_that_finds_no_lane_is_not_forgotten_for_others(device: torch.device) -> None:
+    """All 33 of a batch are used each time: for one of them there is never room."""
+    crowd = Shared(device)
+    hopeless, ids = crowd.ids(3, 5, 33), crowd.ids(2, 7, 33)
+    crowd.fill(ids[32:], ids[:32])
+    crowd.step(hopeless)
+    crowd.step(hopeless)
+    assert crowd.steps_until_there(ids[32:], hopeless) < 40
+    crowd.pair.compare()
+
+
+def test_where_nobody_can_leave_it_is_tried_every_16th_step(
+    device: torch.device, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    crowd, turns = Shared(device), []
+    group = crowd.departures._group
+    chosen = group.old_rows
+
+    def old_rows(*given: Any, **more: Any) -> Any:
+        turns.append(crowd.fetches.now())
+        return chosen(*given, **more)
+
+    monkeypatch.setattr(group, "old_rows", old_rows)
+    hopeless = crowd.ids(3, 5, 33)
+    for _ in range(50):
+        crowd.step(hopeless)
+    assert 3 <= len(turns) <= 4
+    assert min(after - before for before, after in pairwise(turns)) >= 32  # uses, two of a step
+    crowd.step(hopeless[:20])  # all are there: nobody waits for a lane any more
     for _ in range(40):
-        found = pair.ours.lookup(TableKeys(new.ids.to(device), new.splits), missing="training")
-        lanes.append(int(next(iter(found.epoch.values())).slots))
-        pair.step(new)
-    assert lanes[0] < 0 <= lanes[-1]
-    assert pair.stat("cache_evictions") == 1  # there is room for all others
-    pair.compare()
+        crowd.step(hopeless[:20])
+    assert len(turns) <= 4
+    crowd.pair.compare()
+
+
+@pytest.mark.parametrize("breaks", [False, True])
+def test_a_row_that_came_while_somebody_reads_it_behind_the_cache_is_not_read_old(
+    device: torch.device, monkeypatch: pytest.MonkeyPatch, breaks: bool
+) -> None:
+    """It came after he listed it, was changed, and is the oldest where another finds no lane."""
+    crowd, told = Shared(device), []
+    *old, row, new = crowd.ids(3, 5, 33)
+    for ids in ([new], [row], old, old):
+        crowd.step(ids)
+    asked, read, group = crowd.fetches._asked, Behind.read, crowd.departures._group
+    chosen = group.old_rows
+
+    def broken(*given: Any, **more: Any) -> Any:
+        chosen(*given, **more)
+        raise KeyboardInterrupt
+
+    def listed(*given: Any) -> Any:
+        answer = asked(*given)
+        if not told:
+            told.append("listed")
+            crowd.step([row])
+            crowd.step(old)
+            for _ in range(20):
+                crowd.step([new])
+            if breaks:
+                monkeypatch.setattr(group, "old_rows", broken)
+                for _ in range(20):
+                    with suppress(KeyboardInterrupt):
+                        crowd.pair.ours.lookup(there([new]), missing="training")
+                monkeypatch.setattr(group, "old_rows", chosen)
+            for table in (crowd.pair.ours.table(0), crowd.pair.model.table(0)):
+                where = table.device
+                table.assign(torch.tensor([row], device=where), HALF.to(where), ts=900)
+        return answer
+
+    def read_slowly(self: Behind) -> None:
+        read(self)
+        if told == ["listed"]:
+            told.append("read")
+            for _ in range(40):
+                crowd.step([new])
+
+    def there(ids: list[int]) -> TableKeys:
+        keys = crowd.keys(ids)
+        return TableKeys(keys.ids.to(device), keys.splits)
+
+    monkeypatch.setattr(crowd.fetches, "_asked", listed)
+    monkeypatch.setattr(Behind, "read", read_slowly)
+    found = crowd.pair.ours.lookup(there([row]), missing="training")
+    assert told == ["listed", "read"]
+    assert torch.equal(found.rows.cpu(), HALF.view(-1))
+    crowd.pair.compare()
+
+
+def test_crowded_keys_are_kept_once_and_not_too_many() -> None:
+    crowded, cpu = Crowded(3), torch.device("cpu")
+    assert not crowded
+    assert crowded.take(cpu) is None
+    ids = torch.tensor([5, -7, 5, 5, 9])
+    rest = Rest(ids, (0, 4, 4, 5), ids, torch.arange(5))
+    crowded.add(rest)
+    crowded.add(rest)
+    assert crowded.counts == [2, 0, 1]
+    keys = crowded.take(cpu)
+    assert keys is not None
+    assert (sorted(keys.ids[:2].tolist()), keys.ids[2:].tolist()) == ([-7, 5], [9])
+    assert tuple(keys.splits) == (0, 2, 2, 3)
+    assert not crowded
+    many = torch.arange(1000)
+    crowded.add(Rest(many, (0, 0, 1000, 1000), many, many))
+    assert crowded.counts == [0, CROWDED, 0]

@@ -123,16 +123,19 @@ class DeviceGroup:
         with self._tables[0]._here():
             return lookup.lookup(self._arrays, keys.ids, out, parts, keys.used, self._cuts(keys))
 
-    def lookup_and_list(
-        self, keys: TableKeys, out: Float32[Tensor, "n dim"], room: int
+    def find_and_list(
+        self, keys: TableKeys, room: int
     ) -> tuple[Int64[Tensor, "n"], absent.Listing]:
-        """`lookup`, and keys without a row, up to `room` of each table; their rows are zeros."""
+        """Slots, each within its table; and keys without a row, up to `room` of each table."""
         with self._tables[0]._here():
-            cuts = self._cuts(keys)
-            listing = absent.Listing.empty(keys.ids, cuts, room)
-            return lookup.lookup(
-                *(self._arrays, keys.ids, out, (), keys.used, cuts, listing)
-            ), listing
+            return absent.find_and_list(self._arrays, keys.ids, self._cuts(keys), room)
+
+    def read(
+        self, keys: TableKeys, slots: Int64[Tensor, "n"], out: Float32[Tensor, "n dim"]
+    ) -> None:
+        """Rows of slots, each within its table, into `out`; of -1 zeros."""
+        with self._tables[0]._here():
+            lookup.read(self._arrays, slots, out, self._cuts(keys))
 
     def step(
         self,
@@ -205,11 +208,13 @@ class DeviceGroup:
         *,
         limit: int,
         turn: int,
+        crowded: TableKeys | None = None,
     ) -> tuple[leave.Chosen, Float32[Tensor, "room dim"], Float32[Tensor, "room floats"]]:
         """Rows that may leave, `most` of each table, as `leave.choose_old` has them.
 
-        They are about this share of the slots of each; of one without a share only those that were
-        singled out. And rows and states of those that were changed. None is taken out.
+        They are about this share of the slots of each; of one without a share only those that
+        stand where `crowded` keys find no lane, see `leave.single_out`. And rows and states of
+        those that were changed. None is taken out.
         """
         starts, device = (0, *accumulate(most)), self._arrays.index.device
         buckets = [own.buckets for own in self._own]
@@ -228,14 +233,13 @@ class DeviceGroup:
                 limit=limit,
                 turn=turn,
             )
+            if crowded is not None:
+                leave.single_out(
+                    *(self._arrays, chosen, crowded.ids, _cuts_of(crowded), ages, used, changed)
+                )
             rows = lookup.gather(self._arrays, chosen.dirty)
             raw = lookup.gather(self._arrays, chosen.dirty, self._tables[0].layout.state_floats)
         return chosen, rows, raw
-
-    def single_out(self, keys: TableKeys, used: Int32[Tensor, "slots"], limit: int) -> None:
-        """For each key that finds its buckets full a row leaves next, see `leave.single_out`."""
-        with self._tables[0]._here():
-            leave.single_out(self._arrays, keys.ids, _cuts_of(keys), used, limit)
 
     def clean(self, chosen: leave.Chosen, changed: Bool[Tensor, "slots"]) -> None:
         """The rows that were listed as changed are written elsewhere."""
