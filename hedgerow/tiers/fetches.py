@@ -97,11 +97,14 @@ class Fetches:
     def lookup(self, keys: TableKeys, out: Float32[Tensor, "n dim"], since: int) -> Found:
         """Rows that are on the device into `out`; where keys are, as `list_absent`.
 
-        They are read after the list is on its way: until then the host can go on.
+        They are read once the list is on its way: the host gets it, and goes on, meanwhile. Later
+        batches are asked for now: the device does that beside what follows, and here nobody waits
+        for who asks.
         """
         slots, listing = self._group.find_and_list(keys, self._room.of(keys))
         found = self._found(slots, listing, since)
         self._group.read(keys, slots, out)
+        self.ahead.ask()
         return found
 
     def list_absent(self, keys: TableKeys, slots: Int64[Tensor, "n"], since: int) -> Found:

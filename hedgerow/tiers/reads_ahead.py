@@ -71,7 +71,7 @@ class ReadsAhead:
     def ask(self) -> None:
         """Has the device find what it lacks of batches that it was not asked for yet.
 
-        After a lookup: what follows it leaves the device time for that, the lookup would wait.
+        After the kernels of a lookup: they would wait, what follows leaves the device time for it.
         """
         if not self._batches:
             return

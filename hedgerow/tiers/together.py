@@ -90,8 +90,6 @@ class Together:
                     found = self._read_rest(keys, found, out, missing, step)
                     break
             found = fetches.bring(keys, found, lambda old: self._now_found(keys, old), out)
-        if fetches is not None:
-            fetches.ahead.ask()
         return found
 
     def _look(self, keys: TableKeys, out: Tensor, fetches: Fetches | None) -> Found:
