@@ -12,23 +12,23 @@ from hedgerow.bench.gpu_tiers import Work
 from hedgerow.planner.times.calibrate import Fit, fit
 from hedgerow.planner.times.calibration import Calibration
 
-# HBM_ONLY and CACHING of one machine, HOST_ONLY and HYBRID of another.
+# A whole sweep, of one machine.
 POINTS = Path(__file__).parent / "measured" / "h200.json"
-# Measured by `gpu_tiers` on a third.
-STEPS_MS = {"HBM_ONLY": 0.779, "HYBRID@0.1": 19.884, "CACHING@0.8": 2.128, "HOST_ONLY": 69.274}
+# Measured by `gpu_tiers` on another.
+STEPS_MS = {"HBM_ONLY": 0.783, "HYBRID@0.1": 19.362, "CACHING@0.8": 2.217, "HOST_ONLY": 64.257}
 
 
 @cache
 def _fitted() -> Fit:
     known = Calibration.load(POINTS)
-    assert sum(point.kind == "step" for point in known.points) == 251
+    assert sum(point.kind == "step" for point in known.points) == 287
     return fit(known.points, known.device)
 
 
 @pytest.mark.xdist_group("fits")  # it takes seconds
 def test_measured_steps_are_explained() -> None:
     residuals = _fitted().residuals
-    assert residuals.median <= 0.04
+    assert residuals.median <= 0.05
     assert residuals.p90 <= 0.15
 
 
