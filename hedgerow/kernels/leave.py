@@ -204,7 +204,7 @@ def _single_out(
         when = tl.load(used + slot)
         room = tl.max((when == _NEVER).to(tl.int32), axis=0)
         others = tl.max((slot[:, None] == taken[None, :]).to(tl.int32), axis=1)
-        when = tl.where((others == 0) & (when > 0) & (when <= limit), when, _NEVER)
+        when = tl.where((others == 0) & (when <= limit), when, _NEVER)
         goes = (room == 0) & (tl.min(when, axis=0) != _NEVER) & (start + chosen < stop)
         mine = tl.max(tl.where(lane == tl.argmin(when, axis=0), slot, -1), axis=0)
         taken = tl.where(goes & (number == i - first), mine, taken)

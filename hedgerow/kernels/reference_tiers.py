@@ -170,7 +170,7 @@ def single_out(
         for pair in zip(*place(mine, own.buckets), strict=True) if oldest[k] <= 0 else ():
             slots = [first + int(bucket) * LANES + lane for bucket in pair for lane in range(LANES)]
             when = {slot: int(used[slot]) for slot in slots}
-            old = [x for x in slots if x not in taken and 0 < when[x] <= chosen.limit]
+            old = [x for x in slots if x not in taken and when[x] <= chosen.limit]
             count, written = chosen.counts[k, :2].tolist()
             if NEVER in when.values() or not old or start + count >= stop:
                 continue

@@ -14,14 +14,15 @@ from .found import Rest
 
 
 class Crowded:
-    """Different keys of each of K tables, those that came first; single-owner.
+    """Different keys of each of K tables, up to some; single-owner.
 
-    However often and in whatever batches they come: of one that is left out each time the row would
-    never find a lane.
+    Keys of earlier batches stay, and of too many of one batch others are kept each time: if one was
+    always left out, its row would never find a lane.
     """
 
     def __init__(self, tables: int) -> None:
         self._ids: list[dict[int, None]] = [{} for _ in range(tables)]
+        self._begin = 0  # with which of too many
 
     def __bool__(self) -> bool:
         return any(self._ids)
@@ -34,10 +35,11 @@ class Crowded:
     def add(self, rest: Rest) -> None:
         """The rows of these found no lane."""
         for k, share in rest.shares():
-            mine = self._ids[k]
-            for id_ in np.unique(rest.ids[share].numpy()).tolist():
-                if len(mine) < CROWDED:
-                    mine[id_] = None
+            mine, ids = self._ids[k], np.unique(rest.ids[share].numpy())
+            for id_ in np.roll(ids, -self._begin).tolist():
+                if len(mine) == CROWDED:
+                    break
+                mine[id_] = None
 
     def take(self, device: torch.device) -> TableKeys | None:
         """All of them, which are forgotten."""
@@ -47,4 +49,5 @@ class Crowded:
         keys = TableKeys(numbers_on([id_ for own in self._ids for id_ in own], device), splits)
         for own in self._ids:
             own.clear()
+        self._begin += CROWDED
         return keys

@@ -24,7 +24,7 @@ from .leaving import Leaving
 
 _SPARE = 512  # of a cache twice this part leaves at once, so that not every step needs room
 STEPS_SPARE = 4  # or twice what so many steps need
-_LANES_TURN = 32  # uses, two of a step: for want of a lane no more often, it may not help
+_LANES_TURN = 32  # uses, two or three of a step: for want of a lane no more often, it may not help
 MOST_SPARE = 64  # where a step needs more than that, up to this part
 
 

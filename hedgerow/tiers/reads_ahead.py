@@ -26,13 +26,13 @@ _MOST_BATCHES = 8  # that wait to be looked up; later ones are not read then
 
 
 class ReadsAhead:
-    """Later batches of K caches, in the order of their lookups. Single-owner, but for `ask`.
+    """Later batches of K caches, in the order of their lookups. One thread adds them.
 
     The owner waits for nothing: `ask` has the device find which keys it lacks, a thread reads their
     rows and copies them to the device, both on a stream of their own. `go_on` starts the thread
     once the device has told. It is a hint: which rows come or left in between is found when the
     batch is looked up. Rows that are there are `used` from then on, so that they hardly leave.
-    Owns a lock for who asks: lookups of other threads do, too.
+    Owns a lock for who asks and takes: lookups of other threads do, too.
     """
 
     def __init__(
@@ -60,8 +60,9 @@ class ReadsAhead:
             self._refused += 1
             if self._refused <= _MOST_BATCHES:  # the oldest is the next that is needed
                 return
-            while self._batches:  # nobody looks these up
-                self._batches.popleft().forget()
+            with self._asking:
+                while self._batches:  # nobody looks these up
+                    self._batches.popleft().forget()
         self._refused = 0
         ready = None  # the stream of a later `ask` may be another's, who does not wait for them
         if self.device.type == "cuda":
@@ -86,19 +87,19 @@ class ReadsAhead:
 
     def await_uses(self) -> None:
         """What the stream of the caller does from now on sees which rows these batches use."""
-        for one in self._batches:
+        for one in tuple(self._batches):
             if one.asked is not None and isinstance(one.asked.marked, torch.cuda.Event):
                 torch.cuda.current_stream(self.device).wait_event(one.asked.marked)
 
     def asked_since(self) -> int | None:
         """Since when rows are asked for and nobody notes what is written; None = none are."""
-        asked = (one.asked for one in self._batches if one.reading is None)
+        asked = (one.asked for one in tuple(self._batches) if one.reading is None)
         return min((one.since for one in asked if one is not None), default=None)
 
     def go_on(self) -> None:
         """Starts to read what the device has found."""
         self.ask()
-        for one in self._batches:
+        for one in tuple(self._batches):
             if one.reading is None and one.asked is not None and one.asked.told.is_there():
                 try:
                     if not self._ask_for_all(one):
@@ -111,12 +112,9 @@ class ReadsAhead:
 
         Of batches before it nobody will ask.
         """
-        if not self._batches or not len(whole):
+        one = self._popped(whole)
+        if one is None:
             return None
-        if all(one.whole.data_ptr() != whole.data_ptr() for one in self._batches):
-            return None
-        while (one := self._batches.popleft()).whole.data_ptr() != whole.data_ptr():
-            one.forget()
         self._refused = 0
         late = one.reading is None or not one.reading.done()
         with self._asking:
@@ -141,6 +139,18 @@ class ReadsAhead:
         return one.behind
 
     # ---- stages
+
+    def _popped(self, whole: Int64[Tensor, "all"]) -> _Batch | None:
+        """The batch of these ids, if there is one; those before it are forgotten."""
+        if not self._batches or not len(whole):
+            return None
+        where = whole.data_ptr()
+        with self._asking:  # another thread may look up the same
+            if all(one.whole.data_ptr() != where for one in tuple(self._batches)):
+                return None
+            while (one := self._batches.popleft()).whole.data_ptr() != where:
+                one.forget()
+        return one
 
     def _ask(self, one: _Batch, room: int | None) -> None:
         """For up to `room` keys of each table, or all."""

@@ -247,13 +247,35 @@ def test_crowded_keys_are_kept_once_and_not_too_many() -> None:
     ids = torch.tensor([5, -7, 5, 5, 9])
     rest = Rest(ids, (0, 4, 4, 5), ids, torch.arange(5))
     crowded.add(rest)
+    crowded.add(Rest(ids[4:], (0, 1, 1, 1), ids[4:], torch.tensor([0])))
     crowded.add(rest)
-    assert crowded.counts == [2, 0, 1]
+    assert crowded.counts == [3, 0, 1]
     keys = crowded.take(cpu)
     assert keys is not None
-    assert (sorted(keys.ids[:2].tolist()), keys.ids[2:].tolist()) == ([-7, 5], [9])
-    assert tuple(keys.splits) == (0, 2, 2, 3)
+    assert (sorted(keys.ids[:3].tolist()), keys.ids[3:].tolist()) == ([-7, 5, 9], [9])
+    assert tuple(keys.splits) == (0, 3, 3, 4)
     assert not crowded
-    many = torch.arange(1000)
-    crowded.add(Rest(many, (0, 0, 1000, 1000), many, many))
-    assert crowded.counts == [0, CROWDED, 0]
+
+
+def test_of_too_many_crowded_keys_each_has_its_turn() -> None:
+    crowded, many, seen = Crowded(3), torch.arange(5 * CROWDED // 2), set()
+    for _ in range(3):
+        crowded.add(Rest(many, (0, 0, len(many), len(many)), many, many))
+        assert crowded.counts == [0, CROWDED, 0]
+        keys = crowded.take(torch.device("cpu"))
+        assert keys is not None
+        seen |= set(keys.ids.tolist())
+    assert seen == set(many.tolist())
+
+
+def test_a_key_among_many_hopeless_ones_finds_a_lane(device: torch.device) -> None:
+    crowd = Shared(device)
+    hopeless, ids = crowd.ids(3, 5, 96), crowd.ids(2, 7, 33)
+    new = max(ids)
+    crowd.fill([new], [one for one in ids if one != new])
+    steps = 0
+    while not crowd.have_lanes([new]):
+        crowd.step([*hopeless, new])
+        steps += 1
+        assert steps < 80
+    crowd.pair.compare()

@@ -11,6 +11,7 @@ import torch
 
 from hedgerow.tables.store import TableKeys
 from hedgerow.tiers import departures, reads_ahead
+from hedgerow.tiers.found import Told
 from hedgerow.tiers.reads_behind import Behind
 
 from .test_together import NAMES, Pair, config
@@ -150,6 +151,48 @@ def test_of_too_many_batches_the_next_ones_are_kept(
     assert len(fetches.ahead) == 2
     pair.ours.prefetch(batches[0])
     assert [one.whole.data_ptr() for one in fetches.ahead._batches] == [batches[0].ids.data_ptr()]
+
+
+def test_a_lookup_waits_for_its_list_after_all_is_launched(
+    device: torch.device, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The device reads rows, and is asked for the next batch, while the host gets the list."""
+    pair = Pair("CACHING", device, 3, [config(name) for name in NAMES])
+    fetches: Any = pair.groups[0]._fetches
+    done: list[str] = []
+
+    def note(owner: Any, name: str) -> None:
+        real = getattr(owner, name)
+
+        def noted(*given: Any, **more: Any) -> Any:
+            done.append(name)
+            return real(*given, **more)
+
+        monkeypatch.setattr(owner, name, noted)
+
+    pair.step(_keys(1, 2, 3))
+    for owner, name in (
+        *((fetches._group, name) for name in ("find_and_list", "read")),
+        *((fetches.ahead, "ask"), (fetches, "bring"), (Told, "_wait")),
+    ):
+        note(owner, name)
+    pair.ours.prefetch(_on(device, _keys(2, 3)))
+    pair.ours.lookup(_on(device, _keys(1, 2, 3)), missing="training")
+    assert done[:5] == ["find_and_list", "read", "ask", "_wait", "bring"]
+    assert len(fetches.ahead) == 1
+    assert next(iter(fetches.ahead._batches)).asked is not None
+
+
+def test_a_batch_that_two_threads_look_up_is_taken_by_one(device: torch.device) -> None:
+    pair = Pair("CACHING", device, 3, [config(name) for name in NAMES])
+    fetches: Any = pair.groups[0]._fetches
+    first, second = (_on(device, _keys(*ids)) for ids in ((1, 2), (3, 4)))
+    pair.ours.prefetch(first)
+    pair.ours.prefetch(second)
+    assert fetches.ahead._popped(second.ids) is not None
+    assert fetches.ahead._popped(second.ids) is None
+    assert len(fetches.ahead) == 0
+    assert fetches.ahead.take(first.ids) is None
 
 
 def test_a_list_takes_no_more_memory_than_the_keys(device: torch.device) -> None:
