@@ -98,7 +98,7 @@ class Departures:
         """Rows of these keys came, and their buckets were full: one there must leave for each.
 
         However much room there is elsewhere: they would come again with each step. But no others:
-        what leaves comes again, too, some rows in each step for thousands of steps.
+        what leaves comes again, too, some rows in each of very many steps.
         """
         self._crowded.add(rest)
 

@@ -104,8 +104,8 @@ class DeviceCachePlaces(DevicePlaces):
     def stayed(self, at: Ids | Tensor, now: int) -> None:
         """Something broke off: rows that are at these places all the same are used now.
 
-        A row that was never used would not leave, and count for none. Not before: who reads behind
-        the cache since then would not be told when it leaves.
+        A row that was never used would not leave, and count for none. Not at an earlier time: that
+        a row was not used since is what those rely on who read behind the cache.
         """
         slots = self._tensor(at)
         slots = slots[slots >= 0]

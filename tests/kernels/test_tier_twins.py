@@ -330,6 +330,21 @@ def test_old_rows_are_chosen_as_by_the_twin(
         assert model.counts[[0, 2], 0].tolist() == [0, 0]
 
 
+def test_of_nearly_full_buckets_the_oldest_row_is_chosen(device: torch.device) -> None:
+    """Of tables that must make room, however young all their rows are."""
+    batch = _batch((1, 40, 2, 3), (40, 150, 80, 30), every=1)
+    _prepare(batch)
+    batch.used[batch.used != leave.NEVER] += 5
+    old, starts = torch.ones(4, dtype=torch.int32), torch.tensor([0, 20, 400, 440, 500])
+    how = {"room": 510, "buckets": 40, "limit": 20, "turn": 1}
+    ours = _chosen(batch, device, old, starts, **how)
+    model = reference_tiers.choose_old(
+        *(batch.table, batch.used, batch.changed, old, starts), **how
+    )
+    same_bits(ours.counts, model.counts)
+    assert model.counts[[0, 2], 0].tolist() == [1, 1]  # one from each of two full buckets
+
+
 @pytest.mark.parametrize("turn", [0, 1, 12345])
 def test_no_more_are_chosen_than_there_is_room_for(device: torch.device, turn: int) -> None:
     batch = _batch((1, 40, 2, 3), (40, 150, 80, 30), every=1)
