@@ -15,12 +15,11 @@ from ..core import checks
 from ..core.errors import InputError
 from ..launch.process_group import start_process_group
 from ..launch.rank_info import rank_info
-from ..nn.assemble import Configs, local_shards
+from ..nn.assemble import Configs, MakeShard, local_shards
 from ..nn.distribute import own_group
 from ..ps.connect import connect
 from ..ps.shard import Shard
 from ..sharding.exchange import Exchange
-from ..tables.filters import SlidingFilter
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,18 +65,22 @@ def server_count() -> int:
 
 
 def connector(
-    num_ps: int, filters: Sequence[SlidingFilter | None]
+    num_ps: int, make: MakeShard, configs_of: Callable[[int, Configs], Configs]
 ) -> Callable[[Configs, float | None, bool], Sequence[Shard]]:
-    """What gives the shards of so many servers: those of the cluster, or tables of this process."""
+    """What gives `num_ps` shards: the servers of the cluster, or tables of this process.
+
+    Server i is given `configs_of(i, configs)`; without servers `make(i, configs)` builds shard i.
+    """
     now = _current.get()
     if not now.ps:
-        return local_shards(num_ps, filters)
+        return local_shards(num_ps, make)
     if len(now.ps) != num_ps:
         raise InputError(f"num_ps is {num_ps}, and the cluster has {len(now.ps)} servers.")
 
     def over(configs: Configs, deadline_s: float | None, half: bool) -> Sequence[Shard]:
         wire = torch.float16 if half else torch.float32
-        return connect(now.ps, configs, wire=wire, deadline_s=deadline_s, keys=now.keys)
+        own = [configs_of(i, configs) for i in range(num_ps)]
+        return connect(now.ps, own, wire=wire, deadline_s=deadline_s, keys=now.keys)
 
     return over
 

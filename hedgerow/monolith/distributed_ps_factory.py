@@ -7,6 +7,7 @@ have the original's names, and ours beside them.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 
 import torch
 
@@ -23,11 +24,12 @@ from ..sharding.all_to_all_front import AllToAllMultiTypeTable
 from ..sharding.queues import QueueDepths
 from ..tables.config import TableConfig
 from ..tables.filters import SlidingFilter
+from ..tables.multi.host_tables import HostTables
 from ..tables.multi.merged import MergedMultiTypeTable
 from ..tables.multi.multi_type import MultiTypeTable
 from ..tables.multi.slot_tables import SlotTables
 from .cluster import cluster, connector, exchanges
-from .describe import original_names
+from .describe import is_remote, original_names
 from .hash_filters import HashFilter, counts_of, create_hash_filters, filtered
 from .multi_hash_table import (
     CachedConfig,
@@ -36,7 +38,7 @@ from .multi_hash_table import (
     convert_to_cached_config,
 )
 from .partitioned_features import partitioned_features
-from .sync_attach import attach_clients
+from .sync_attach import T, attach_clients
 
 DistributedHashTable = DistributedTable
 MultiTypeHashTable = MultiTypeTable
@@ -94,12 +96,18 @@ def create_multi_type_hash_table(
 ) -> SlotTables:
     """A table for each group of slots, here or on servers; with `reduce_network_packets` a server
     gets one request a step for all of them."""
-    filters, clients = _lists(num_ps, hash_filters, sync_clients)
+    shards = _Shards.of(num_ps, hash_filters, sync_clients, native=False)
     checks.flag("reduce_network_packets", reduce_network_packets)
-    where = _here_or_servers(num_ps, filters, reduce_network_packets, max_rpc_deadline_millis)
-    configs = filtered(slot_to_config, filters[0])
-    built = assemble(configs, where, native=False, merge=True, names_of=original_names)
-    return attach_clients(built, clients)
+    where = shards.where(reduce_network_packets, max_rpc_deadline_millis)
+    built = assemble(
+        shards.shared_configs(slot_to_config),
+        where,
+        native=False,
+        merge=True,
+        names_of=original_names,
+        front=lambda configs, filter: MultiTypeTable(shards.configs(0, configs), filter=filter),
+    )
+    return attach_clients(built, shards.clients)
 
 
 def create_native_multi_hash_table(
@@ -110,13 +118,12 @@ def create_native_multi_hash_table(
     max_rpc_deadline_millis: int = DEADLINE_MS,
 ) -> SlotTables:
     """All slots in one object, here or on every server."""
-    filters, clients = _lists(num_ps, hash_filters, sync_clients)
+    shards = _Shards.of(num_ps, hash_filters, sync_clients, native=True)
+    where = shards.where(True, max_rpc_deadline_millis)
     if num_ps == 0:
-        checks.count("max_rpc_deadline_millis", max_rpc_deadline_millis, least=1)
-        return MultiHashTable.from_configs(slot_to_config, filters[0], clients[0])
-    where = _here_or_servers(num_ps, filters, True, max_rpc_deadline_millis)
-    built = assemble(filtered(slot_to_config, filters[0]), where)
-    return attach_clients(built, clients)
+        return MultiHashTable.from_configs(slot_to_config, shards.filters[0], shards.clients[0])
+    built = assemble(shards.shared_configs(slot_to_config), where)
+    return shards.attached(built)
 
 
 def create_in_worker_native_multi_hash_table(
@@ -159,20 +166,19 @@ def create_partitioned_hash_table(
     if feature_name_to_config is None:
         raise InputError("feature_name_to_config is not given; partitioned tables are of features.")
     native = checks.flag("use_native_multi_hash_table", use_native_multi_hash_table)
-    filters, clients = _lists(num_ps, hash_filters, sync_clients)
+    shards = _Shards.of(num_ps, hash_filters, sync_clients, native=native)
     half = checks.flag("transfer_float16", transfer_float16)
     where: Where
-    device = None
+    device, configs = None, shards.shared_configs(feature_name_to_config)
     if checks.flag("enable_gpu_emb", enable_gpu_emb):
         found = get_device(rank_info())
         device = found if found.type == "cuda" else None
-        where = _over_ranks(num_ps, filters, queue_configs, found)
-        filter = filters[where.exchange.rank]
+        where = _over_ranks(num_ps, shards.filters, queue_configs, found)
+        configs = shards.configs(where.exchange.rank, feature_name_to_config)
     else:
-        where = _here_or_servers(num_ps, filters, True, max_rpc_deadline_millis)
-        filter = filters[0]
+        where = shards.where(True, max_rpc_deadline_millis)
     features, tables = partitioned_features(
-        filtered(feature_name_to_config, filter),
+        configs,
         layout_configs,
         feature_to_combiner,
         feature_to_unmerged_slice_dims,
@@ -187,43 +193,87 @@ def create_partitioned_hash_table(
         transfer_float16=half,
         queue_configs=queue_configs,
         device=device,
+        make=shards.make,
     )
-    return attach_clients(built, clients)
+    return attach_clients(built, shards.clients) if device is not None else shards.attached(built)
 
 
 # ---- what the factories share
 
 
-def _lists(
-    num_ps: int,
-    hash_filters: Sequence[Filter] | None,
-    sync_clients: Sequence[object | None] | None,
-) -> tuple[list[Filter], list[object | None]]:
-    """One filter and one client a shard; here, any number of clients, of which the first counts."""
-    shards = max(checks.count("num_ps", num_ps), 1)
-    filters: list[Filter] = [None] * shards if hash_filters is None else list(hash_filters)
-    if len(filters) != shards:
-        raise InputError(
-            f"{num_ps} servers but {len(filters)} hash filters; give {shards}, one a shard."
+@dataclass(frozen=True, slots=True, eq=False)
+class _Shards:
+    """The filter and the sync client of each shard, and what holds the rows of those here."""
+
+    num_ps: int
+    filters: tuple[Filter, ...]
+    clients: tuple[object | None, ...]
+    factory: MultiHashTableFactory | None
+
+    @staticmethod
+    def of(
+        num_ps: int,
+        hash_filters: Sequence[Filter] | None,
+        sync_clients: Sequence[object | None] | None,
+        *,
+        native: bool,
+    ) -> _Shards:
+        """One filter and one client for each shard; no clients, or an empty list, means None.
+
+        Without servers there may be any number of clients, of which the first counts.
+        """
+        count = max(checks.count("num_ps", num_ps), 1)
+        filters = [None] * count if hash_filters is None else list(hash_filters)
+        if len(filters) != count:
+            raise InputError(
+                f"{num_ps} servers but {len(filters)} hash filters; give {count}, one a shard."
+            )
+        clients = list(sync_clients or [None] * count)
+        if num_ps > 0 and len(clients) != num_ps:
+            raise InputError(
+                f"{num_ps} servers but {len(clients)} sync clients; give one a server."
+            )
+        clients = clients[:count]
+        factory = MultiHashTableFactory(filters, clients) if native else None
+        return _Shards(num_ps, tuple(filters), tuple(clients), factory)
+
+    def shared_configs(self, configs: Configs) -> Configs:
+        """What all shards agree on: where every shard has a filter, no rule of the tables' own."""
+        if all(isinstance(one, HashFilter) for one in self.filters):
+            return filtered(configs, HashFilter())
+        return configs
+
+    def configs(self, shard: int, configs: Configs) -> Configs:
+        """The tables of a shard, under the rule of its filter."""
+        return filtered(configs, self.filters[shard])
+
+    def make(self, shard: int, configs: Configs) -> HostTables:
+        """What holds the rows of a shard of this process."""
+        if self.factory is not None:
+            return self.factory(shard, configs).store
+        counts = counts_of(self.filters[shard])
+        return MultiTypeTable(self.configs(shard, configs), filter=counts).store
+
+    def where(self, one_request: bool, deadline_ms: int) -> Here | OverServers:
+        """This process without servers, else the servers of the cluster."""
+        checks.count("max_rpc_deadline_millis", deadline_ms, least=1)
+        if self.num_ps == 0:
+            return Here(counts_of(self.filters[0]))
+        return OverServers(
+            connector(self.num_ps, self.make, self.configs),
+            one_request=one_request,
+            max_rpc_deadline_millis=deadline_ms,
         )
-    clients: list[object | None] = [None] * shards
-    if sync_clients is not None:
-        clients = list(sync_clients)
-    if num_ps > 0 and len(clients) != num_ps:
-        raise InputError(f"{num_ps} servers but {len(clients)} sync clients; give one a server.")
-    return filters, clients[:shards] or [None]
 
+    def attached(self, built: T) -> T:
+        """`built`, its tables followed by the clients of their shards.
 
-def _here_or_servers(
-    num_ps: int, filters: Sequence[Filter], one_request: bool, deadline_ms: int
-) -> Here | OverServers:
-    checks.count("max_rpc_deadline_millis", deadline_ms, least=1)
-    counts = [counts_of(one) for one in filters]
-    if num_ps == 0:
-        return Here(counts[0])
-    return OverServers(
-        connector(num_ps, counts), one_request=one_request, max_rpc_deadline_millis=deadline_ms
-    )
+        The factory attaches the tables that it makes; those of servers are attached here.
+        """
+        if self.factory is None or is_remote(built):
+            return attach_clients(built, self.clients)
+        built.sync_clients = self.clients
+        return built
 
 
 def _over_ranks(

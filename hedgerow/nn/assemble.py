@@ -21,6 +21,7 @@ from ..sharding.exchange import Exchange
 from ..sharding.shards import LocalShards, RankShards, Shards
 from ..tables.config import TableConfig
 from ..tables.filters import SlidingFilter
+from ..tables.multi.host_tables import HostTables
 from ..tables.multi.merged import MergedMultiTypeTable, NamesOf
 from ..tables.multi.multi_config import MultiConfig
 from ..tables.multi.multi_type import MultiTypeTable
@@ -33,6 +34,8 @@ from .server_shards import ServerShards
 
 Configs = Mapping[str, TableConfig]
 Front = type[NativeMultiTable] | type[MultiTypeTable]
+MakeShard = Callable[[int, Configs], HostTables]
+"""From the number of a shard and its tables to what holds their rows."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -156,19 +159,27 @@ def assemble_partitioned(
     transfer_float16: bool = False,
     queue_configs: Mapping[str, int | None] | None = None,
     device: torch.device | None = None,
+    make: MakeShard | None = None,
 ) -> PartitionedTable:
     """The partitioned flow over tables of `configs`, which are those that `features` name.
 
     With `transfer_float16` rows and gradients travel to servers and back as half. With a `device`
-    rows of this process are in its memory, and so are layouts and their gradients.
+    rows of this process are in its memory, and so are layouts and their gradients. `make` builds
+    what holds the rows of this process in host memory.
     """
     holds: Front = NativeMultiTable if native else MultiTypeTable
     shards: Shards
     serving: Callable[[], Shards] | None = None
+
+    def store(shard: int, filter: SlidingFilter | None) -> ShardStore:
+        if make is not None and device is None:
+            return make(shard, configs)
+        return _store(configs, holds, filter, device)
+
     if isinstance(where, Here):
-        shards = LocalShards([_store(configs, holds, where.filter, device)])
+        shards = LocalShards([store(0, where.filter)])
     elif isinstance(where, OverRanks):
-        local = _store(configs, holds, where.filter, device)
+        local = store(where.exchange.rank, where.filter)
         shards = RankShards(local, where.exchange, merge_across_ranks=False, updates=where.updates)
     else:
         shards = ServerShards(where.connect(configs, None, transfer_float16), configs)
@@ -206,18 +217,20 @@ def _serving_shards(configs: Configs, where: OverServers, half: bool) -> ServerS
 
 
 def local_shards(
-    count: int, filters: Sequence[SlidingFilter | None] | None = None
+    count: int, make: MakeShard | None = None
 ) -> Callable[[Configs, float | None, bool], list[Shard]]:
-    """Servers that are tables of this process, to try things out: the same ones for every call."""
-    own = [None] * checks.count("count", count, least=1) if filters is None else list(filters)
+    """Servers that are tables of this process, to try things out: the same ones for every call.
+
+    `make` builds what holds the rows of shard i.
+    """
+    checks.count("count", count, least=1)
+    make_shard = make or (lambda _, configs: MultiTypeTable(configs).store)
     made: dict[tuple[str, ...], list[LocalShard]] = {}
 
     def connect(configs: Configs, deadline_s: float | None, half: bool) -> list[Shard]:
         names = MultiConfig.of(configs).names
         if names not in made:
-            made[names] = [
-                LocalShard(MultiTypeTable(configs, filter=filter).store) for filter in own
-            ]
+            made[names] = [LocalShard(make_shard(i, configs)) for i in range(count)]
         return [HalfShard(shard) if half else shard for shard in made[names]]
 
     return connect

@@ -16,7 +16,7 @@ from .remote_shard import Away, RemoteShard
 
 def connect(
     addresses: Sequence[str],
-    configs: Mapping[str, TableConfig] | None = None,
+    configs: Mapping[str, TableConfig] | Sequence[Mapping[str, TableConfig]] | None = None,
     *,
     wire: torch.dtype = torch.float32,
     deadline_s: float | None = None,
@@ -25,17 +25,24 @@ def connect(
 ) -> list[RemoteShard]:
     """One shard for each address, in their order: shard i of n is `addresses[i]`.
 
-    Requests have the deadline of training, or `deadline_s`; to meet a server the first time has
-    that of training in any case.
+    `configs` are the tables of every server, or a list with the tables of each server: the same
+    names and dims, where admission rules may differ. Requests have the deadline of training, or
+    `deadline_s`; the first request to a server has the deadline of training in any case.
     """
     if isinstance(addresses, str) or not addresses:
         raise ConfigError(f"servers is {addresses!r}; give a list of at least one address.")
+    each = configs if isinstance(configs, Sequence) else [configs] * len(addresses)
+    if len(each) != len(addresses):
+        raise ConfigError(
+            f"{len(each)} sets of tables for {len(addresses)} servers; give one for all of them, "
+            f"or one for each."
+        )
     made: list[RemoteShard] = []
     try:
-        for i, address in enumerate(addresses):
+        for i, (address, own) in enumerate(zip(addresses, each, strict=True)):
             full = address if "://" in address else f"tcp://{address}"
             name = f"{i}/{len(addresses)}"
-            made.append(RemoteShard(full, configs, name=name, keys=keys, wire=wire, away=away))
+            made.append(RemoteShard(full, own, name=name, keys=keys, wire=wire, away=away))
     except BaseException:
         for shard in made:
             shard.close()

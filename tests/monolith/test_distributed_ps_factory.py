@@ -3,19 +3,26 @@
 from __future__ import annotations
 
 import inspect
+from contextlib import ExitStack
 from typing import Any
+from unittest import mock
 
 import pytest
 import torch
 
 from hedgerow.core.errors import NotSupportedError
+from hedgerow.core.ids import Ragged
 from hedgerow.monolith import distributed_ps_factory as door
 from hedgerow.monolith.describe import chain, shards_of
 from hedgerow.monolith.hash_filters import create_hash_filters
 from hedgerow.monolith.multi_hash_table import CachedConfig
+from hedgerow.monolith.sync_client import DummySyncClient
 from hedgerow.monolith.test_utils import generate_test_hash_table_config
 from hedgerow.monolith.trainer_choice import trainer_choice
+from hedgerow.nn.partitioned_table import Examples
+from hedgerow.ops.layout import OutConfig, Slice
 from hedgerow.sharding.local_exchange import LocalExchange
+from hedgerow.sharding.pipeline import Item
 from hedgerow.tables.compressors import Fp16
 from hedgerow.tables.config import TableConfig
 from hedgerow.tables.filters import SlidingFilter
@@ -301,6 +308,112 @@ def test_filters_keep_ids_out(num_ps: int, native: bool) -> None:
     assert table.size() == 0
     table.apply_gradients(batch)
     assert table.size() == 2
+
+
+def one_filter_a_shard(make: Any) -> None:
+    """Shard 0 admits every id, shard 1 from the second sighting on."""
+    (off_filter,), (on_filter,) = off(1), create_hash_filters(1, True, bytes([0x10, 1]))
+    table = make([off_filter, on_filter])
+    try:
+        ids = torch.arange(10)
+        table.apply_gradients({"1": (ids, torch.ones(10, 4))})
+        rows = table.lookup({"1": ids})["1"][:, 0]
+        assert (rows != 0).tolist() == [True, False] * 5  # ids are owned by their remainder
+        assert table.size() == 5
+    finally:
+        for shard in shards_of(table):
+            getattr(shard, "close", lambda: None)()
+
+
+MAKERS: dict[str, Any] = {
+    "plain": lambda filters: door.create_multi_type_hash_table(2, slots(), filters),
+    "reduced": lambda filters: door.create_multi_type_hash_table(
+        2, slots(), filters, reduce_network_packets=True
+    ),
+    "native": lambda filters: door.create_native_multi_hash_table(2, slots(), filters),
+}
+
+
+@pytest.mark.parametrize("kind", MAKERS)
+def test_the_filter_of_a_shard_is_its_own(kind: str) -> None:
+    one_filter_a_shard(MAKERS[kind])
+
+
+@pytest.mark.parametrize("kind", MAKERS)
+def test_the_filter_of_a_server_is_its_own(kind: str) -> None:
+    with server_addresses(2) as servers, door.cluster(servers):
+        one_filter_a_shard(MAKERS[kind])
+
+
+@pytest.mark.parametrize("remote", [False, True])
+@pytest.mark.parametrize("native", [False, True])
+def test_the_filter_of_a_partitioned_shard_is_its_own(native: bool, remote: bool) -> None:
+    (off_filter,), (on_filter,) = off(1), create_hash_filters(1, True, bytes([0x10, 1]))
+    with ExitStack() as running:
+        if remote:
+            servers = running.enter_context(server_addresses(2))
+            running.enter_context(door.cluster(servers))
+        table: Any = door.create_partitioned_hash_table(
+            2,
+            native,
+            hash_filters=[off_filter, on_filter],
+            feature_name_to_config=slots(),
+            layout_configs={"vec": OutConfig("CONCAT", (Slice("1", 0, 4),))},
+        )
+        batch = {"1": (False, Ragged.from_lists([[i] for i in range(10)]))}
+        with table.queues as queues, queues.ahead([Item(Examples(batch, 10), step=0)]) as ahead:
+            for item in ahead:
+                grads = {name: torch.ones_like(own) for name, own in item.value.layouts.items()}
+                table.put_gradients(item.value, grads, step=0)
+        rows = table.lookup(batch, 10)["vec"][:, 0]
+        assert (rows != 0).tolist() == [True, False] * 5
+
+
+class _Attached(DummySyncClient):
+    """Writes down what is attached to it."""
+
+    def __init__(self) -> None:
+        self.names: list[str] = []
+
+    def attach(self, name: str, table: Any) -> None:
+        self.names.append(name)
+
+    def attach_multi(self, name: str, tables: Any) -> None:
+        self.names.append(name)
+
+
+@pytest.mark.parametrize("num_ps", [0, 2])
+def test_native_shards_come_from_the_factory(num_ps: int) -> None:
+    clients = [_Attached() for _ in range(max(num_ps, 1))]
+    with mock.patch.object(
+        door.MultiHashTableFactory,
+        "__call__",
+        autospec=True,
+        side_effect=door.MultiHashTableFactory.__call__,
+    ) as made:
+        table = partitioned(num_ps, sync_clients=clients)
+        assert [call.args[1] for call in made.call_args_list] == list(range(max(num_ps, 1)))
+        assert table.sync_clients == tuple(clients)
+        wanted = [[f"MonolithMultiHashTable_{i}"] for i in range(max(num_ps, 1))]
+        assert [client.names for client in clients] == wanted  # once each
+        if num_ps:
+            made.reset_mock()
+            clients = [_Attached() for _ in range(num_ps)]
+            door.create_native_multi_hash_table(num_ps, slots(), off(num_ps), clients)
+            assert [call.args[1] for call in made.call_args_list] == [0, 1]
+            assert [client.names for client in clients] == wanted
+
+
+@pytest.mark.parametrize("num_ps", [0, 2])
+def test_an_empty_list_of_clients_means_none(num_ps: int) -> None:
+    shards = max(num_ps, 1)
+    for table in (
+        door.create_multi_type_hash_table(num_ps, slots(), off(num_ps), []),
+        door.create_native_multi_hash_table(num_ps, slots(), off(num_ps), []),
+        partitioned(num_ps, sync_clients=[]),
+    ):
+        assert table.sync_clients == (None,) * shards
+    learns(door.create_native_multi_hash_table(num_ps, slots(), off(num_ps), []))
 
 
 # ---- queues
