@@ -1,4 +1,4 @@
-"""`hedgerow bench ps`: the original's benchmark, and the way to servers against other ways."""
+"""`hedgerow bench ps`: Monolith's benchmark, and the way to servers against other ways."""
 
 from __future__ import annotations
 
@@ -6,32 +6,47 @@ from pathlib import Path
 from typing import Any
 
 from .progress import Progress
-from .ps_original import run_original, small_lookups
+from .ps_monolith import IDS, SERVERS, run_monolith, small_lookups
 from .ps_transports import measure_transports
 from .report import machine
 from .settings import Settings
 
-_SERVERS, _SMALL_SERVERS = 10, 4
+_SMALL_SERVERS = 4
+_QUICK_IDS = 20_000
 
 
 def run(settings: Settings, progress: Progress, profile: Path | None) -> dict[str, Any]:
     """All parts; one report."""
-    quick = settings.quick
     versions, results = measure_transports(settings, progress)
-    alone: list[dict[str, Any]] = []
     if not settings.cases and not settings.peers:
-        progress(f"the original's benchmark on {_SERVERS} servers", 0, 1)
-        ids = 20_000 if quick else 1_000_000
-        alone += run_original(_SERVERS, ids, settings.rounds, profile)
-        alone += small_lookups(_SMALL_SERVERS, 50 if quick else 500)
+        results = [*results, *_monolith(settings, progress, profile)]
+        results += small_lookups(_SMALL_SERVERS, 50 if settings.quick else 500)
+    return _report(settings, versions, results)
+
+
+def run_monolith_alone(
+    settings: Settings, progress: Progress, profile: Path | None
+) -> dict[str, Any]:
+    """Monolith's benchmark and nothing else."""
+    return _report(settings, {}, _monolith(settings, progress, profile))
+
+
+def _monolith(settings: Settings, progress: Progress, profile: Path | None) -> list[dict[str, Any]]:
+    ids = _QUICK_IDS if settings.quick else IDS
+    return run_monolith(SERVERS, ids, settings.rounds, profile, progress)
+
+
+def _report(
+    settings: Settings, versions: dict[str, Any], results: list[dict[str, Any]]
+) -> dict[str, Any]:
     return {
         "bench": "ps",
         "work": {
             **machine(),
             "threads": settings.threads,
             "rounds": settings.rounds,
-            "quick": quick,
+            "quick": settings.quick,
         },
         "versions": versions,
-        "results": [*results, *alone],
+        "results": results,
     }

@@ -240,32 +240,42 @@ def ps(
             "distributed_ps_benchmark in the folder for temporary files.",
         ),
     ] = False,
+    monolith: Annotated[
+        bool,
+        typer.Option("--monolith", help="Run Monolith's benchmark alone."),
+    ] = False,
     quick: Quick = False,
 ) -> None:
-    """Measure parameter servers: the way there and back, and the original's benchmark.
+    """Measure parameter servers: the way there and back, and Monolith's benchmark.
 
     Two servers of each kind with our tables behind them, ids split beforehand, rows into one
     output: ours (`hedgerow ps`) against a grpcio server (raw bytes, in chunks and in one message),
     torch.rpc, Ray actors and plain sockets, which are the floor. `with CURVE` and `with the log`
     are ours again, encrypted or with every push on the disk first. All results are compared.
 
-    Then the original's benchmark on 10 servers: 1,000,000 ids of dim 16, lookups of x // 2 with and
-    without de-duplication, gradients of 0.3 that make 0.4 of 1; and p50 and p99 of lookups of 1,000
-    to 100,000 ids on 4 servers. The exit status is 1 if a number is wrong. Takes some minutes.
+    Then Monolith's benchmark on 10 servers: 1,000,000 ids of dim 16, lookups of x // 2 with and
+    without de-duplication, gradients of 0.3 from autograd that make 0.4 of 1, and each without the
+    work itself (overhead); and p50 and p99 of lookups of 1,000 to 100,000 ids on 4 servers. The
+    exit status is 1 if a number is wrong. Takes some minutes.
     """
-    from ..bench.ps import run
-    from ..bench.ps_original import default_folder
+    from ..bench.ps import run, run_monolith_alone
+    from ..bench.ps_monolith import default_folder
     from ..bench.settings import Settings
     from ..core.errors import InputError
     from .show import progress_bar
 
     if folder is not None and not profile:
         raise InputError(f"FOLDER is {folder}, but nothing is written without --profile; add it.")
+    if monolith and (cases or peers):
+        raise InputError(
+            "--monolith runs Monolith's benchmark alone; leave out --cases and --peers."
+        )
     settings = Settings(
         threads=threads, rounds=rounds, cases=names(cases), peers=names(peers), quick=quick
     )
+    measure = run_monolith_alone if monolith else run
     with progress_bar() as progress:
-        report = run(settings, progress, (folder or default_folder()) if profile else None)
+        report = measure(settings, progress, (folder or default_folder()) if profile else None)
     finish(report, as_json)
 
 
