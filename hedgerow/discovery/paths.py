@@ -11,13 +11,16 @@ _NAME = r"[-_0-9A-Za-z]+"
 _SERVICE = re.compile(
     rf"/(?P<bzid>{_NAME})/service/(?P<base_name>{_NAME})"
     rf"(?:/(?P<idc>{_NAME}):(?P<cluster>{_NAME}))?"
-    r"/(?P<server_type>ps|entry|dense):(?P<index>[0-9]+)(?:/(?P<replica_id>-?[0-9]+))?"
+    r"/(?P<server_type>[0-9A-Za-z_]+):(?P<index>[0-9]+)(?:/(?P<replica_id>[0-9]+))?"
 )
 
 
 @dataclass(frozen=True, slots=True)
 class ServicePath:
-    """The parts of a path of the first generation; all None for a path that is none.
+    """The parts of a path of the first generation; all None for a path of another form.
+
+    A replica is a number without a sign, as Monolith reads it: the node `-1` of a replica that has
+    no number yet is no service path.
 
     >>> found = ServicePath.parse("/b/service/m/lf:default/ps:1/0")
     >>> found.task, found.location, found.replica_id, found.ship_in("lf", "default")
@@ -51,8 +54,8 @@ class ServicePath:
         return None if self.idc is None else f"{self.idc}:{self.cluster}"
 
     def ship_in(self, idc: str | None, cluster: str | None) -> bool:
-        """Whether it stands in that place; every path stands in no place in particular."""
-        return (idc is None and cluster is None) or (self.idc, self.cluster) == (idc, cluster)
+        """Whether it stands in that place; without an idc or a cluster every path does."""
+        return idc is None or cluster is None or (self.idc, self.cluster) == (idc, cluster)
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,4 +1,4 @@
-"""What stands in the nodes of ZooKeeper: JSON, written as the original writes it."""
+"""What stands in the nodes of ZooKeeper: JSON, written as Monolith writes it."""
 
 from __future__ import annotations
 
@@ -11,13 +11,18 @@ from ..core.errors import FileDamagedError
 Family = Literal["ipv4", "ipv6"]
 UNKNOWN, START, LOADING, AVAILABLE, UNLOADING, END = 0, 10, 20, 30, 40, 50
 """States of a replica, numbered as TensorFlow Serving does."""
+LOAD, UNLOAD = 1, 2
+"""What an order of Monolith's scheduler asks for."""
 
 _KINDS: dict[str, tuple[type, ...]] = {
     "str": (str,),
     "str | None": (str, type(None)),
     "int": (int,),
+    "int | None": (int, type(None)),
     "float": (int, float),
+    "bool": (bool,),
     "list[str]": (list,),
+    "dict[str, str] | None": (dict, type(None)),
 }
 
 
@@ -43,7 +48,8 @@ class _Payload:
         for one in fields(cls):  # pyright: ignore[reportArgumentType]
             if one.name in found:
                 value = found[one.name]
-                if not isinstance(value, _KINDS[str(one.type)]) or isinstance(value, bool):
+                kinds = _KINDS[str(one.type)]
+                if not isinstance(value, kinds) or (isinstance(value, bool) and bool not in kinds):
                     raise _damaged(cls, data, f"{one.name} is {value!r}; it must be {one.type}")
                 given[one.name] = value
         try:
@@ -116,16 +122,16 @@ class SavedModelDeployConfig(_Payload):
 
 @dataclass(frozen=True, slots=True)
 class ResourceSpec(_Payload):
-    """What a machine has left; -1 where nobody knows.
+    """What a machine has left; None or -1 where that is unknown.
 
     >>> ResourceSpec("h:1", 1, 2, 12345, 3.5).network
     -1.0
     """
 
     address: str | None = None
-    shard_id: int = -1
-    replica_id: int = -1
-    memory: int = -1
+    shard_id: int | None = None
+    replica_id: int | None = None
+    memory: int | None = None
     cpu: float = -1.0
     network: float = -1.0
     work_load: float = -1.0
@@ -145,3 +151,23 @@ class ModelMeta(_Payload):
     num_shard: int = -1
     action: str = "NONE"
     spec_replicas: list[str] = field(default_factory=list)
+
+
+@dataclass(frozen=True, slots=True)
+class PublishMeta(_Payload):
+    """An order of Monolith's scheduler to one server: load a model, or unload it.
+
+    `sub_models` has the folder of each sub graph; `ptype` is `LOAD` or `UNLOAD`.
+
+    >>> PublishMeta(0, model_name="ffm", num_ps=2, ptype=UNLOAD).ptype
+    2
+    """
+
+    shard_id: int | None = None
+    replica_id: int = -1
+    model_name: str | None = None
+    num_ps: int | None = None
+    total_publish_num: int = 1
+    sub_models: dict[str, str] | None = None
+    ptype: int = LOAD
+    is_spec: bool = False

@@ -3,28 +3,27 @@
 from __future__ import annotations
 
 import logging
+import re
 import threading
 from dataclasses import dataclass, replace
 
 from ..core.errors import FileDamagedError, InputError
-from .names import check_server_type, sub_graph_number
+from .names import SERVER_TYPES, check_server_type, sub_graph_number
 from .paths import Service, ServicePath
 from .payloads import AVAILABLE, UNKNOWN, Family, ReplicaMeta
 from .session import Session
 from .sync_backend import TargetInfo
 
 _LOG = logging.getLogger("hedgerow")
+_NUMBER = re.compile(r"-?[0-9]+")  # -1: a replica that has no number yet
 
 
 @dataclass(frozen=True, slots=True)
 class _Replica:
     place: ServicePath
+    number: int
     meta: ReplicaMeta
     created: int
-
-    @property
-    def number(self) -> int:
-        return int(self.place.replica_id or -1)
 
 
 class ReplicaWatcher:
@@ -121,7 +120,7 @@ class ReplicaWatcher:
         for task_path in self._task_paths():
             for name in self.session.reads.children(task_path) or ():
                 path = f"{task_path}/{name}"
-                replica = self._replica(path, before.get(path))
+                replica = self._replica(task_path, name, before.get(path))
                 if replica is not None:
                     found[path] = replica
         # In the order they registered in: of two with one address the later one is alive.
@@ -136,9 +135,9 @@ class ReplicaWatcher:
             above = [f"{root}/{place}" for place in reads.children(root) or ()]
         return [f"{path}/{task}" for path in above for task in reads.children(path) or ()]
 
-    def _replica(self, path: str, before: _Replica | None) -> _Replica | None:
-        place = ServicePath.parse(path)
-        if place.replica_id is None:
+    def _replica(self, task_path: str, name: str, before: _Replica | None) -> _Replica | None:
+        path, place = f"{task_path}/{name}", ServicePath.parse(task_path)
+        if place.server_type not in SERVER_TYPES or not _NUMBER.fullmatch(name):
             self._skip(path, "its path is none of a replica")
             return None
         content = self.session.reads.content(path)
@@ -147,7 +146,7 @@ class ReplicaWatcher:
         if not content.data:  # emptied: it is there, and nobody knows how it is
             return before and replace(before, meta=replace(before.meta, stat=UNKNOWN))
         try:
-            return _Replica(place, ReplicaMeta.from_bytes(content.data), content.created)
+            return _Replica(place, int(name), ReplicaMeta.from_bytes(content.data), content.created)
         except FileDamagedError as error:
             self._skip(path, str(error))
             return None

@@ -33,6 +33,7 @@ __all__ = [
     "fused_reorder_by_indices",
     "fused_sorted_segment_sum",
     "fused_value_rowids",
+    "gather_embeddings_by_ids_gradient_back_prop",
     "gather_embeddings_by_input",
     "map_id_to_embedding",
     "map_id_to_embedding_gradient_back_prop",
@@ -137,6 +138,15 @@ def gather_embeddings_by_input(
 ) -> tuple[Float[Tensor, "... dim"], Int64[Tensor, "..."]]:
     """`hedgerow.ops.gather.gather_embeddings_by_input`."""
     return gather.gather_embeddings_by_input(ids, embeddings, input, use_multi_threads)
+
+
+def gather_embeddings_by_ids_gradient_back_prop(
+    ids: Int64[Tensor, "k"],
+    grads: Float[Tensor, "... dim"],
+    index_mapping: Int64[Tensor, "..."],
+) -> Float[Tensor, "k dim"]:
+    """`hedgerow.ops.gather.gather_embeddings_by_ids_gradient_back_prop`."""
+    return gather.gather_embeddings_by_ids_gradient_back_prop(ids, grads, index_mapping)
 
 
 def fused_gather_embeddings_by_input(

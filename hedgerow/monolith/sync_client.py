@@ -44,7 +44,9 @@ class DummySyncClient:
 
 
 class ParameterSyncClient:
-    """A client by its handle. A table takes it, or the handle, as `sync_client`.
+    """A client by its handle, or by another client of the same handle.
+
+    A table takes it, or the handle, as `sync_client`.
 
     `placement` is where the original would put it; here it is in the process that made it.
 
@@ -54,11 +56,17 @@ class ParameterSyncClient:
     """
 
     def __init__(
-        self, client: StrictClient | DummySyncClient, *, placement: str | None = None
+        self,
+        client: StrictClient | DummySyncClient | ParameterSyncClient,
+        *,
+        placement: str | None = None,
     ) -> None:
+        if isinstance(client, ParameterSyncClient):
+            placement = client.placement if placement is None else placement
+            client = client.handle
         if not isinstance(client, StrictClient | DummySyncClient):
             raise DtypeError(
-                f"client is a {type(client).__name__}; pass the handle of another client, or what "
+                f"client is a {type(client).__name__}; pass a client, its handle, or what "
                 f"create_dummy_sync_client gives."
             )
         self._client, self.placement = client, placement

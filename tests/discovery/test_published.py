@@ -7,13 +7,16 @@ from typing import Any
 
 import pytest
 
+from hedgerow.core.errors import FileDamagedError
 from hedgerow.discovery.control import Control
 from hedgerow.discovery.layouts import Deployment, LayoutWatcher
 from hedgerow.discovery.names import join_address
-from hedgerow.discovery.paths import Container, SavedModel, Service
+from hedgerow.discovery.paths import Container, Places, SavedModel, Service, ServicePath
 from hedgerow.discovery.payloads import (
     AVAILABLE,
+    UNLOAD,
     ContainerServiceInfo,
+    PublishMeta,
     ReplicaMeta,
     ResourceSpec,
     SavedModelDeployConfig,
@@ -158,3 +161,41 @@ def test_a_lost_agent_leaves_the_replicas_that_it_told() -> None:
 def test_a13_8_address_join() -> None:
     assert join_address("localhost", 10) == "localhost:10"
     assert join_address("::1", 10) == "[::1]:10"
+
+
+# ---- what Monolith's scheduler writes, and a node that is no service path
+
+
+def test_publish_orders_are_written_as_monolith_writes_them() -> None:
+    order = PublishMeta(1, 2, "ffm", 4, 3, {"ps_1": "/exported/ps_1/7"}, UNLOAD, True)
+    text = (
+        b'{"shard_id": 1, "replica_id": 2, "model_name": "ffm", "num_ps": 4, '
+        b'"total_publish_num": 3, "sub_models": {"ps_1": "/exported/ps_1/7"}, "ptype": 2, '
+        b'"is_spec": true}'
+    )
+    assert order.to_bytes() == text
+    assert PublishMeta.from_bytes(text) == order
+    least = (
+        b'{"shard_id": null, "replica_id": -1, "model_name": null, "num_ps": null, '
+        b'"total_publish_num": 1, "sub_models": null, "ptype": 1, "is_spec": false}'
+    )
+    assert PublishMeta.from_bytes(b"{}").to_bytes() == least
+    for wrong in (b'{"ptype": true}', b'{"is_spec": 1}', b'{"sub_models": ["ps_1"]}'):
+        with pytest.raises(FileDamagedError, match="PublishMeta"):
+            PublishMeta.from_bytes(wrong)
+    assert Places("demo").publish(1, 2, "ffm") == "/demo/publish/1:2:ffm"
+
+
+def test_a_resource_that_tells_nothing_has_nulls() -> None:
+    text = (
+        b'{"address": null, "shard_id": null, "replica_id": null, "memory": null, '
+        b'"cpu": -1.0, "network": -1.0, "work_load": -1.0}'
+    )
+    assert ResourceSpec.from_bytes(text).to_bytes() == text
+
+
+def test_replica_minus_one_is_no_service_path() -> None:
+    found = ServicePath.parse("/b/service/m/ps:1/-1")
+    assert (found.bzid, found.server_type, found.replica_id, found.task) == (None,) * 4
+    assert ServicePath.parse("/b/service/m/worker:1/3").task == "worker:1"
+    assert ServicePath.parse("/b/service/m/a:b/ps:1/0").ship_in("a", None)

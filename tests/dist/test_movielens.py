@@ -36,6 +36,14 @@ def test_help_and_import_do_nothing_else() -> None:
     assert _ended_well(sys.executable, "-c", code) == ""
 
 
+def test_ids_are_hashed_over_ranks_if_no_rule_is_given() -> None:
+    code = (
+        f"import sys; sys.path.insert(0, {str(EXAMPLE.parent)!r}); import movielens; "
+        "print(movielens.arguments([]).dist_type)"
+    )
+    assert _ended_well(sys.executable, "-c", code).strip() == "hash_roundrobin"
+
+
 def test_a_mode_that_does_not_exist_is_refused() -> None:
     done = finish([sys.executable, EXAMPLE, "--dist_type", "modulo"])
     assert done.returncode == 2

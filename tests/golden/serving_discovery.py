@@ -12,6 +12,7 @@ from hedgerow.discovery.paths import Container, SavedModel, Service, ServicePath
 from hedgerow.discovery.payloads import (
     ContainerServiceInfo,
     ModelMeta,
+    PublishMeta,
     ReplicaMeta,
     ResourceSpec,
     SavedModelDeployConfig,
@@ -34,6 +35,7 @@ PAYLOADS = {
     "saved_models": SavedModelDeployConfig,
     "resource": ResourceSpec,
     "portal": ModelMeta,
+    "publish": PublishMeta,
 }
 
 

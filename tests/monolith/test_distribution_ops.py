@@ -22,6 +22,7 @@ SIGNATURES = {
     "fused_reorder_by_indices": "(inputs, num_of_shards, dim_sizes)",
     "map_id_to_embedding": "(ids, embeddings, input, use_multi_threads=True)",
     "map_id_to_embedding_gradient_back_prop": "(ids, input, grads)",
+    "gather_embeddings_by_ids_gradient_back_prop": "(ids, grads, index_mapping)",
     "gather_embeddings_by_input": "(ids, embeddings, input, use_multi_threads=False)",
     "fused_gather_embeddings_by_input": (
         "(fused_embeddings, fused_embedding_offsets, embedding_dims)"

@@ -82,6 +82,23 @@ def test_published_1_two_dummy_servers_get_both_rows(servers: list[door.DummySyn
     assert client.create_sync_op(config) == ["{}"]
 
 
+def test_published_1_with_a_client_made_of_what_the_config_gives(
+    servers: list[door.DummySyncServer],
+) -> None:
+    config = config_of(servers)
+    made = door.parameter_sync_client_from_config(config, "of_this_test")
+    client = door.ParameterSyncClient(made)
+    assert client.handle is made.handle
+    table = HostTable(generate_test_hash_table_config(3, learning_rate=0.1), sync_client=client)
+    table.apply_gradients(torch.tensor([0, 0, 1]), torch.full((3, 3), -1.0), step=0)
+    (text,) = client.create_sync_op(config)
+    assert [one["update_num"] for one in json.loads(text)["responses"]] == [2, 2]
+    dummy = door.ParameterSyncClient(door.create_dummy_sync_client())
+    other = HostTable(generate_test_hash_table_config(3), sync_client=dummy)
+    other.apply_gradients(torch.tensor([0]), torch.ones(1, 3))
+    assert door.ParameterSyncClient(dummy).create_sync_op(config) == ["{}"]
+
+
 def _published_request(multi: bool) -> Any:
     request = parameter_sync.PushRequest()
     two, one = torch.tensor([1, 2]), torch.tensor([3])
