@@ -17,6 +17,8 @@ from .transports import TorchTransport, byteps, if_installed
 
 _log = logging.getLogger(__name__)
 _GET_ADDRESS = 0x8915  # SIOCGIFADDR of Linux
+# How BytePS uses GPUs and network cards: what one looks for when a job hangs at its start.
+_LOGGED = ("BYTEPS_PIN_MEMORY", "BYTEPS_USE_GDR", "CUDA_", "DMLC_N", "PSLITE_UCX_", "UCX_")
 
 
 def interface_address(name: str) -> str:
@@ -78,6 +80,8 @@ def bps_init(
     pairs = bps_env(uuid, dict(environ), address, temporary, reference=reference)
     for name, value in pairs if reference else list(pairs):
         environ[name] = value
+        if name.startswith(_LOGGED):
+            _log.info("BytePS: %s=%s", name, value)
         if name == "BYTEPS_SOCKET_PATH":
             Path(value).mkdir(parents=True, exist_ok=True)
     chosen.module.init(lazy=False)

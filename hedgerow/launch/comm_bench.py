@@ -105,12 +105,12 @@ def measure_a2a(
     mine = torch.full((int(sent),), float(carrier.rank() + 1), device=source)
     if source != target and source.type == "cpu":
         mine = mine.pin_memory()
-    named = _A2A_OPS.get(kind, "alltoall")
+    named, splits = _A2A_OPS.get(kind, "alltoall"), [int(sent) // size] * size
 
     def step() -> Tensor:
         if carrier.name == "torch":  # it has no op between two places: a copy, timed with it
-            return carrier.all_to_all(mine.to(target, non_blocking=True), named)
-        return carrier.all_to_all(mine, named)
+            return carrier.all_to_all(mine.to(target, non_blocking=True), splits, named)
+        return carrier.all_to_all(mine, splits, named)
 
     run, out = _timed(kind, sent, total_niter, lambda: None, step, carrier, stream)
     ranks = torch.arange(1, size + 1, dtype=torch.float32, device=out.device)

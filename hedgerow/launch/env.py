@@ -113,11 +113,10 @@ def present(names: Iterable[str], environ: Environ) -> list[str]:
 
 @dataclass
 class SyncTraining:
-    """What a process remembers: BytePS asked for when this file loaded; training initialised."""
+    """What a process remembers: whether synchronous training is initialised."""
 
-    enable_bps: int
     inited: bool = False
 
 
-# The one exception to "no module-level state": the original has these two as module variables.
-sync_training = SyncTraining(int(switch(WITH_BYTEPS, os.environ)))
+# The one exception to "no module-level state": Monolith has it as a module variable.
+sync_training = SyncTraining()

@@ -1,7 +1,8 @@
-"""How a process uses its GPU: the four options of the original's session, applied to torch."""
+"""How a process uses its GPU: the four options of Monolith's session, applied to torch."""
 
 from __future__ import annotations
 
+import logging
 from dataclasses import dataclass
 
 import torch
@@ -10,9 +11,11 @@ from . import env
 from .device import device_index
 from .env import Environ
 from .flags import LaunchFlags, is_reference
+from .pinned import pin_new_tensors
 from .rank_info import get_mpi_local_rank
 from .sync_rules import enable_sync_training
 
+_log = logging.getLogger(__name__)
 _GDR_MEMORY_FRAC = 0.4  # the rest is for the network card, which writes into GPU memory itself
 
 
@@ -32,7 +35,8 @@ class GpuOptions:
     def apply(self) -> None:
         """Chooses the device, limits memory, and takes it at once unless it may grow.
 
-        Without CUDA nothing happens.
+        With `force_gpu_compatible` tensors that torch's factories make in host memory are pinned
+        from now on, in this thread. Without CUDA nothing happens.
 
         >>> GpuOptions(visible_device_list="0").apply() if not torch.cuda.is_available() else None
         """
@@ -41,6 +45,8 @@ class GpuOptions:
         if self.visible_device_list:
             rank = int(self.visible_device_list)
             torch.cuda.set_device(device_index(rank, torch.cuda.device_count()))
+        if self.force_gpu_compatible:
+            pin_new_tensors()
         fraction = self.per_process_gpu_memory_fraction
         if fraction:
             torch.cuda.set_per_process_memory_fraction(fraction)
@@ -70,8 +76,10 @@ def update_session_config_for_gpu(
         return
     if environ.get("MONOLITH_FORCE_GPU_COMPATIBLE", "1") == "1":
         cfg.force_gpu_compatible = True
+        _log.info("force_gpu_compatible is on: host memory is pinned")
     cfg.visible_device_list = _local_rank(environ, transport)
     if env.switch(env.WITH_BYTEPS, environ) and uses_gdr(environ):
+        _log.info("BytePS uses GDR: %g of GPU memory is taken at once", _GDR_MEMORY_FRAC)
         cfg.allow_growth = False
         cfg.per_process_gpu_memory_fraction = _GDR_MEMORY_FRAC
     else:

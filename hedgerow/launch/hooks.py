@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import logging
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -20,18 +20,6 @@ _log = logging.getLogger(__name__)
 
 TELEMETRY_STEPS = 50
 _PUSH_PULLS = 3  # operations of the dense part in a report; all-to-all is told in full
-
-
-class RunHook(Protocol):
-    """Called by the training loop."""
-
-    def on_start(self, model: nn.Module, optimizer: Any, step: int) -> None:
-        """Before the first step."""
-        ...
-
-    def after_step(self, step: int) -> None:
-        """After every step."""
-        ...
 
 
 class BroadcastHook:
@@ -95,8 +83,10 @@ def get_sync_run_hooks(
     flags: LaunchFlags,
     transport: str = "auto",
     environ: Environ | None = None,
-) -> list[RunHook]:
+) -> list[BroadcastHook | TelemetryHook]:
     """The hooks of a job that trains in step; none for one that does not.
+
+    `hedgerow.train.loop.Trainer` calls them: `Trainer(..., hooks=get_sync_run_hooks(flags=flags))`.
 
     >>> get_sync_run_hooks(flags=LaunchFlags(), environ={})
     []
@@ -110,7 +100,9 @@ def get_sync_run_hooks(
         return []
     device = get_device_str(flags=flags, transport=transport, environ=environ)
     chosen = _carrier(with_byteps and bcast != 0, transport)
-    hooks: list[RunHook] = [BroadcastHook(chosen, 0, device)]
+    if chosen.name == "byteps":
+        _log.info("BytePS broadcast is enabled: rank 0 gives all others its weights")
+    hooks: list[BroadcastHook | TelemetryHook] = [BroadcastHook(chosen, 0, device)]
     if is_full_sync and chosen.name != "horovod":
         hooks.append(TelemetryHook(chosen))
     return hooks

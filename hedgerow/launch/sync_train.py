@@ -66,12 +66,13 @@ def init_sync_train_and_update_conf(
 ) -> None:
     """Starts the transport, once, and tells the config who this process is.
 
-    BytePS if MONOLITH_WITH_BYTEPS was set when the package loaded, else Horovod if it is
-    installed, else torch.distributed. `transport="reference"`: as the original, which leaves the
-    config alone where a library is missing, and whose latch BytePS alone does not set.
+    BytePS if MONOLITH_WITH_BYTEPS is set, else Horovod if it is installed, else
+    torch.distributed. `transport="reference"`: as Monolith, which leaves the config alone where a
+    library is missing, and whose latch BytePS alone does not set.
     """
     environ = env.current() if environ is None else environ
-    with_byteps, shared = bool(sync_training.enable_bps), _shared(environ)
+    with_byteps, shared = env.switch(env.WITH_BYTEPS, environ), _shared(environ)
+    _log.info("entering synchronous training of job %r", conf.uuid)
     if not is_reference(transport):
         _tell(conf, _start(conf, with_byteps and not shared, with_byteps, environ, address_of))
         return
@@ -139,6 +140,9 @@ def _own_folder(conf: SyncTrainConfig, chosen: Transport) -> None:
 
 
 def _tell(conf: SyncTrainConfig, chosen: Transport) -> None:
+    _log.info(
+        "synchronous training over %s: rank %d of %d", chosen.name, chosen.rank(), chosen.size()
+    )
     conf.num_ps = 0
     conf.reorder_fids_in_data_pipeline = True
     conf.index = chosen.rank()

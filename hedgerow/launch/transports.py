@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Sequence
 from typing import Any, Protocol
 
+import torch
 import torch.distributed as dist
 from torch import Tensor
 
@@ -45,8 +47,8 @@ class Transport(Protocol):
         """The mean over all processes; may be written into `tensor`."""
         ...
 
-    def all_to_all(self, tensor: Tensor, op: str = "alltoall") -> Tensor:
-        """Equal parts of `tensor`, one for each process, change hands."""
+    def all_to_all(self, tensor: Tensor, splits: Sequence[int], op: str = "alltoall") -> Tensor:
+        """Sends `splits[i]` rows of `tensor` to process i, and gets as many from it."""
         ...
 
     def barrier(self) -> None:
@@ -85,11 +87,10 @@ class TorchTransport:
             dist.all_reduce(tensor)
             return tensor.div_(dist.get_world_size())
 
-    def all_to_all(self, tensor: Tensor, op: str = "alltoall") -> Tensor:
-        """Equal parts; where the values lie on the way in and out is the caller's business."""
+    def all_to_all(self, tensor: Tensor, splits: Sequence[int], op: str = "alltoall") -> Tensor:
+        """Sends and receives parts of these sizes, in the memory where `tensor` is."""
         with self.timers.timed(op):
-            out, parts = tensor.new_empty(tensor.shape), dist.get_world_size()
-            sizes = [tensor.shape[0] // parts] * parts
+            out, sizes = tensor.new_empty(tensor.shape), list(splits)
             dist.all_to_all_single(out, tensor, sizes, sizes)
             return out
 
@@ -128,18 +129,19 @@ class ModuleTransport:
             op = self.module.push_pull if self.name == "byteps" else self.module.allreduce
             return op(tensor, average=True, name="average")
 
-    def all_to_all(self, tensor: Tensor, op: str = "alltoall") -> Tensor:
+    def all_to_all(self, tensor: Tensor, splits: Sequence[int], op: str = "alltoall") -> Tensor:
         """The module's op of that name; not every build has them."""
         if not hasattr(self.module, op):
             raise NotSupportedError(f"this build of {self.name} has no {op}; use torch: unset "
                                     f"{env.WITH_BYTEPS} and {env.WITH_HOROVOD}.")  # fmt: skip
+        sizes = torch.tensor(splits, dtype=torch.int32)
+        more = {"recv_splits": sizes} if self.name == "byteps" else {}
         with self.timers.timed(op):
-            return getattr(self.module, op)(tensor)
+            found = getattr(self.module, op)(tensor, splits=sizes, **more)
+        return found[0] if isinstance(found, tuple) else found  # with the sizes that came
 
     def barrier(self) -> None:
         """Waits for all: a mean of one value."""
-        import torch
-
         self.average(torch.zeros(1))
 
 

@@ -1,15 +1,15 @@
-"""The original's `distribution_utils`, by its names; flags come as an argument.
+"""Monolith's `distribution_utils`, by its names; flags come as an argument.
 
-What each function does is told where it is made, in `hedgerow.launch`. `enable_bps` and
-`_SYNC_TRAIN_INITED` show what `hedgerow.launch.env` remembers.
+Each function is documented where it is defined, in `hedgerow.launch`. `enable_bps` is read from the
+environment when it is asked for; `_SYNC_TRAIN_INITED` is what `hedgerow.launch.env` remembers.
 """
 
 from __future__ import annotations
 
+from ..launch import env
 from ..launch.bps import bps_init
 from ..launch.comm_bench import byteps_benchmark_a2a, byteps_benchmark_ar
 from ..launch.comm_driver import bps_comm_benchmark
-from ..launch.env import sync_training
 from ..launch.flags import LaunchFlags, SyncTrainConfig
 from ..launch.gpu_options import GpuOptions, update_session_config_for_gpu
 from ..launch.hooks import get_sync_run_hooks
@@ -39,9 +39,9 @@ __all__ = [
 
 
 def __getattr__(name: str) -> int | bool:
-    """The two module variables of the original, as they are now."""
+    """The two module variables of Monolith, as they are now."""
     if name == "enable_bps":
-        return sync_training.enable_bps
+        return int(env.switch(env.WITH_BYTEPS, env.current()))
     if name == "_SYNC_TRAIN_INITED":
-        return sync_training.inited
+        return env.sync_training.inited
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

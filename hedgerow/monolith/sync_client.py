@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING
 
@@ -18,6 +19,7 @@ from ..wire.messages import parameter_sync
 if TYPE_CHECKING:
     from ..wire.messages.parameter_sync import ClientConfig, PushResult
 
+_log = logging.getLogger(__name__)
 CLIENT_NAME, DUMMY_NAME = "MonolithSyncClient_", "MonolithDummySyncClient"
 _making = ForkLock()  # two threads that ask for one name get one client
 
@@ -143,7 +145,9 @@ def create_parameter_sync_clients(
     checks.flag("exporting_standalone", exporting_standalone)
     empty = _parsed(None)
     if checks.count("ps_num", ps_num) == 0:
+        _log.info("1 sync client is made, for the tables of this process")
         return [_client(CLIENT_NAME, empty, None)]
+    _log.info("%d sync clients are made, one a server", ps_num)
     return [
         _client(
             f"{CLIENT_NAME}{i}",

@@ -17,6 +17,7 @@ from ..nn.saving import Stateful
 from ..nn.summary import tables_of
 from .checkpoints import Checkpoints, step_name
 from .evaluate import device_of, evaluate
+from .hooks import RunHook
 from .late_metrics import LateMetrics
 from .metrics import Metrics
 from .progress import Progress, RandomState
@@ -77,7 +78,8 @@ class Trainer:
     with the same bits as one that was not: rows, weights, states and metrics.
 
     Of a distributed model (`hr.distribute`) every rank makes one with the same source, and takes
-    its share of every batch; sinks are written to on rank 0, and all ranks end together.
+    its share of every batch; sinks are written to on rank 0, and all ranks end together. `hooks`
+    (`hedgerow.train.hooks.RunHook`) are called on every rank, before the first step and after each.
 
     >>> import hedgerow as hr
     >>> model = hr.models.DeepFM([hr.Table("user", 4), hr.Table("item", 4)], dense=4)
@@ -98,12 +100,13 @@ class Trainer:
         schedule: Schedule | None = None,
         checkpoints: Checkpoints | None = None,
         sinks: Sequence[Sink] = (),
+        hooks: Sequence[RunHook] = (),
     ) -> None:
         self.model, self.optimizer, self.train, self.test = model, optimizer, train, test
         self.schedule = schedule or Schedule()
         self.schedule.check_test(test is not None)
         self.checkpoints = checkpoints
-        self.sinks = list(sinks)
+        self.sinks, self.hooks = list(sinks), list(hooks)
         self.progress = Progress()
         self._ranks = RunRanks(model)
         self._device = device_of(model)
@@ -132,6 +135,8 @@ class Trainer:
         self._began_s = time.perf_counter()
         if self._goes_on:
             self._tell_saved()
+        for hook in self.hooks:
+            hook.on_start(self.model, self.optimizer, self.progress.step)
         with StopSignal() as stop:
             why = self._epochs(stop)
         at = self.progress
@@ -187,6 +192,8 @@ class Trainer:
         self.optimizer.step()
         self.progress.step += 1
         self.progress.samples += batch.samples
+        for hook in self.hooks:
+            hook.after_step(self.progress.step)
 
     def _log(self) -> None:
         self._write("train", self._measured())

@@ -29,8 +29,8 @@ class Broken(TorchTransport):
     def average(self, tensor: Any) -> Any:
         return super().average(tensor).mul_(0)
 
-    def all_to_all(self, tensor: Any, op: str = "alltoall") -> Any:
-        return super().all_to_all(tensor, op).mul_(0)
+    def all_to_all(self, tensor: Any, splits: Any, op: str = "alltoall") -> Any:
+        return super().all_to_all(tensor, splits, op).mul_(0)
 
 
 def driver(**environ: str) -> dict[str, Any]:

@@ -54,11 +54,10 @@ def job(importable: tuple[str, ...] | list[str], rank: int = 3, size: int = 8) -
         modules[f"{name}.torch"] = _module(name, calls, rank, size) if there else None
         if there:
             modules[name].torch = modules[f"{name}.torch"]  # pyright: ignore
-    fresh = env.SyncTraining(0)
+    fresh = env.SyncTraining()
     with (
         mock.patch.dict(sys.modules, modules),
         mock.patch.object(env.sync_training, "inited", fresh.inited),
-        mock.patch.object(env.sync_training, "enable_bps", fresh.enable_bps),
     ):
         yield calls
 
@@ -234,7 +233,6 @@ def _init(case: Case) -> None:
         mock.patch.object(tempfile, "tempdir", folder),
         job(value["transports_importable"], rank, size) as calls,
     ):
-        env.sync_training.enable_bps = int(env.switch(env.WITH_BYTEPS, value["env"]))
         environ = dict(value["env"])
         for _ in range(value["calls"]):
             utils.init_sync_train_and_update_conf(conf, transport="reference", environ=environ)

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import io
 import logging
 import socket
+import subprocess
+import sys
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -15,12 +18,16 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
+import hedgerow as hr
 from hedgerow.core.errors import InputError, LaunchError, VariableMissingError
-from hedgerow.launch import env
+from hedgerow.launch import comm_bench
 from hedgerow.launch.hooks import BroadcastHook, TelemetryHook
+from hedgerow.launch.pinned import PinnedTensors
 from hedgerow.launch.process_group import end_process_group, start_process_group
 from hedgerow.launch.transports import ModuleTransport, TorchTransport, asked_for
 from hedgerow.monolith import distribution_utils as utils
+from hedgerow.monolith.distributed_serving_ops import create_parameter_sync_clients
+from hedgerow.train.loop import Trainer
 
 from ..golden.serving_launch import job
 
@@ -60,10 +67,9 @@ def test_init_uses_torch_and_updates_the_config_once() -> None:
 
 @pytest.mark.parametrize("shared", ["0", "1"])
 def test_init_with_byteps_sets_latch_and_folder_once(shared: str, tmp_path: Path) -> None:
-    conf, environ = _conf(), {**OMPI, "MONOLITH_WITH_BYTEPS_BCAST": shared}
+    conf = _conf()
+    environ = {**OMPI, "MONOLITH_WITH_BYTEPS_BCAST": shared, "MONOLITH_WITH_BYTEPS": "1"}
     with job(["byteps", "horovod"]) as calls:
-        env.sync_training.enable_bps = 1
-        assert utils.enable_bps == 1
         for _ in range(2):
             utils.init_sync_train_and_update_conf(
                 conf, environ=environ, address_of=lambda _: "10.0.0.1"
@@ -81,8 +87,8 @@ def test_byteps_asked_for_but_missing_is_told_and_torch_takes_over(
 ) -> None:
     conf = _conf()
     with job([]), caplog.at_level(logging.WARNING):
-        env.sync_training.enable_bps = 1
-        utils.init_sync_train_and_update_conf(conf, environ=dict(ALONE))
+        environ = {**ALONE, "MONOLITH_WITH_BYTEPS": "1"}
+        utils.init_sync_train_and_update_conf(conf, environ=environ)
     assert "asks for BytePS, which is not installed" in caplog.text
     assert conf.num_workers == 1
     assert conf.num_ps == 0
@@ -117,7 +123,7 @@ def test_telemetry_tells_every_50_steps_on_rank_0(caplog: pytest.LogCaptureFixtu
     carrier = TorchTransport()
     hook = TelemetryHook(carrier)
     hook.on_start(nn.Linear(1, 1), None, 0)
-    carrier.all_to_all(torch.ones(4))
+    carrier.all_to_all(torch.ones(4), [4])
     carrier.average(torch.ones(4))
     with caplog.at_level(logging.INFO):
         hook.after_step(50)
@@ -167,10 +173,62 @@ def test_a_module_carries_values_under_its_own_names() -> None:
     module.push_pull.assert_called_once_with(value, average=True, name="average")
     carrier.broadcast(value, 0)
     module.broadcast_parameters.assert_called_once_with({"bucket": value}, root_rank=0)
-    carrier.all_to_all(value, "alltoall_cpu2gpu")
-    module.alltoall_cpu2gpu.assert_called_once_with(value)
+    module.alltoall_cpu2gpu.return_value = value
+    assert carrier.all_to_all(value, [1, 1], "alltoall_cpu2gpu") is value
+    (sent,), given = module.alltoall_cpu2gpu.call_args
+    assert sent is value
+    assert {name: sizes.tolist() for name, sizes in given.items()} == {
+        "splits": [1, 1],
+        "recv_splits": [1, 1],
+    }
     with pytest.raises(NotImplementedError, match="has no alltoall;"):
-        carrier.all_to_all(value)
+        carrier.all_to_all(value, [1, 1])
+    horovod = mock.Mock(spec=["alltoall"])
+    horovod.alltoall.return_value = (value, torch.tensor([1, 1]))
+    assert ModuleTransport("horovod", horovod).all_to_all(value, [1, 1]) is value
+    assert list(horovod.alltoall.call_args.kwargs) == ["splits"]
+
+
+@pytest.mark.parametrize(
+    ("src_gpu", "dst_gpu", "op"),
+    [
+        (False, True, "alltoall_cpu2gpu"),
+        (True, False, "alltoall_gpu2cpu"),
+        (True, True, "alltoall"),
+        (False, False, "alltoall"),
+    ],
+)
+def test_the_exchange_is_chosen_by_where_values_are(
+    src_gpu: bool, dst_gpu: bool, op: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Without a GPU: what would be on one is a tensor of this memory."""
+    called: list[tuple[str, list[int], list[int]]] = []
+
+    def exchange(name: str) -> Any:
+        def call(tensor: torch.Tensor, splits: Any, recv_splits: Any) -> torch.Tensor:
+            called.append((name, splits.tolist(), recv_splits.tolist()))
+            return tensor
+
+        return call
+
+    module = mock.Mock(spec=["alltoall", "alltoall_cpu2gpu", "alltoall_gpu2cpu", "push_pull"])
+    module.rank, module.size = lambda: 0, lambda: 1
+    module.push_pull = lambda tensor, average, name: tensor
+    for name in ("alltoall", "alltoall_cpu2gpu", "alltoall_gpu2cpu"):
+        setattr(module, name, exchange(name))
+    monkeypatch.setattr(comm_bench, "_gpu", lambda: torch.device("cpu"))
+    utils.byteps_benchmark_a2a(
+        64,
+        40,
+        dst_gpu,
+        src_gpu,
+        stream=io.StringIO(),
+        transport=ModuleTransport("byteps", module),
+    )
+    elements = 64 if src_gpu or dst_gpu else 8
+    assert {(name, *map(tuple, sizes)) for name, *sizes in called} == {
+        (op, (elements,), (elements,))
+    }
 
 
 def test_bps_init_leaves_no_half_environment() -> None:
@@ -225,6 +283,85 @@ def test_all_cards_and_backward_gdr() -> None:
 def test_the_door_shows_what_is_remembered() -> None:
     with job([]):
         assert utils._SYNC_TRAIN_INITED is False
-        assert utils.enable_bps == 0
+
+
+def test_enable_bps_is_read_when_it_is_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    for text, wanted in (("", 0), ("0", 0), ("1", 1), ("true", 1)):
+        monkeypatch.setenv("MONOLITH_WITH_BYTEPS", text)
+        assert utils.enable_bps == wanted
+    monkeypatch.setenv("MONOLITH_WITH_BYTEPS", "maybe")
+    with pytest.raises(ValueError, match="MONOLITH_WITH_BYTEPS is 'maybe'"):
+        utils.enable_bps  # noqa: B018
+    with job([]), pytest.raises(ValueError, match="MONOLITH_WITH_BYTEPS is 'maybe'"):
+        utils.init_sync_train_and_update_conf(_conf())
+    code = "import hedgerow.monolith.distribution_utils, hedgerow.launch.env; print('imported')"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "imported"
+
+
+def test_what_monolith_logs_is_logged(caplog: pytest.LogCaptureFixture) -> None:
+    environ = OMPI | {
+        "MONOLITH_WITH_BYTEPS": "1",
+        "BYTEPS_GPU_NIC_BINDING_MODE": "1",
+        "MONOLITH_WITH_BYTEPS_FWD_GDR": "1",
+        "BYTEPS_NUMA_ID": "0",
+    }
+    with job(["byteps"]), caplog.at_level(logging.INFO):
+        utils.init_sync_train_and_update_conf(
+            _conf(), environ=dict(environ), address_of=lambda _: "10.0.0.1"
+        )
+        utils.get_sync_run_hooks(flags=FLAGS, environ=environ)
+        utils.update_session_config_for_gpu(utils.GpuOptions(), flags=FLAGS, environ=environ)
+        create_parameter_sync_clients(2)
+    for line in (
+        "entering synchronous training of job 'u1'",
+        "synchronous training over byteps: rank 3 of 8",
+        "BytePS: UCX_NET_DEVICES=mlx5_0:1",
+        "BytePS: BYTEPS_USE_GDR_ALLREDUCE=1",
+        "BytePS: UCX_RDMA_CM_SOURCE_ADDRESS=10.0.0.1",
+        "BytePS broadcast is enabled",
+        "force_gpu_compatible is on",
+        "BytePS uses GDR",
+        "2 sync clients are made",
+    ):
+        assert line in caplog.text, line
+
+
+def test_the_training_loop_calls_the_hooks_of_monolith(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    start_process_group()
+    with job([]):
+        hooks = utils.get_sync_run_hooks(True, flags=FLAGS, environ=ALONE)
+    broadcast, telemetry = hooks
+    telemetry.interval = 1  # type: ignore[union-attr]
+    model = hr.models.DeepFM([hr.Table("user", 4)], dense=4)
+    before = [one.clone() for one in model.parameters()]
+    source = hr.data.clicks(batch_size=16, steps=4)
+    trainer = Trainer(model, torch.optim.SGD(model.parameters()), source, hooks=hooks)
+    with caplog.at_level(logging.INFO):
+        broadcast.transport.average(torch.ones(1))
+        trainer.run()
+    assert "push_pull mean" in caplog.text
+    assert telemetry.last_step == 4  # type: ignore[union-attr]
+    assert broadcast.transport.timers is not None
+    assert not all(torch.equal(a, b) for a, b in zip(before, model.parameters(), strict=True))
+
+
+def test_new_tensors_are_pinned_if_gpus_want_them() -> None:
+    asked: list[dict[str, Any]] = []
+
+    def empty(*_: object, **given: Any) -> None:
+        asked.append(given)
+
+    mode = PinnedTensors()
+    with mock.patch("hedgerow.launch.pinned._FACTORIES", frozenset({empty})):
+        for given in ({}, {"device": "cpu"}, {"device": "cuda"}, {"pin_memory": False}):
+            mode.__torch_function__(empty, (), (3,), given)
+    pinned = {"pin_memory": True}
+    assert asked == [pinned, {"device": "cpu", **pinned}, {"device": "cuda"}, {"pin_memory": False}]
+
+
+def test_the_door_has_no_other_variables() -> None:
     with pytest.raises(AttributeError, match="no attribute 'nonsense'"):
         utils.nonsense  # noqa: B018
