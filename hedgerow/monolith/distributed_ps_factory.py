@@ -154,14 +154,17 @@ def create_partitioned_hash_table(
     feature_to_unmerged_slice_dims: Mapping[str, Sequence[int]] | None = None,
     unique: bool = False,
     transfer_float16: bool = False,
+    parity: bool = False,
 ) -> PartitionedTable:
     """The partitioned flow, here, on servers, or with `enable_gpu_emb` over ranks.
 
-    With `enable_gpu_emb` rows are in the memory of each rank's GPU, where layouts and gradients are
-    then, too; on a machine without one they are in host memory.
+    With `enable_gpu_emb` rows, layouts and gradients are in the memory of each rank's GPU; on a
+    machine without one they are in host memory.
 
     The keyword arguments are what the original reads from its parser: configs of features, layouts,
-    how ids are pooled, the dims of slices before they were merged into segments.
+    how ids are pooled, the dims of slices before they were merged into segments. An id that two
+    features of one merged table share takes one optimizer step with the summed gradient; with
+    `parity` it takes two, as in Monolith.
     """
     if feature_name_to_config is None:
         raise InputError("feature_name_to_config is not given; partitioned tables are of features.")
@@ -190,6 +193,7 @@ def create_partitioned_hash_table(
         where,
         native=native,
         unique=unique,
+        parity=parity,
         transfer_float16=half,
         queue_configs=queue_configs,
         device=device,

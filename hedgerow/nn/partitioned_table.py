@@ -64,11 +64,12 @@ class PartitionedTable(PartitionedTables):
         *,
         holds: type[NativeMultiTable] | type[MultiTypeTable],
         unique: bool = False,
+        parity: bool = False,
         transfer_float16: bool = False,
         queue_configs: Mapping[str, int | None] | None = None,
         serving: Callable[[], Shards] | None = None,
     ) -> None:
-        super().__init__(config, shards, unique=unique)
+        super().__init__(config, shards, unique=unique, parity=parity)
         self._connect, self._serving = serving, None if serving else shards
         self.holds, self.transfer_float16 = holds, transfer_float16
         depths = QueueDepths.of(queue_configs)
@@ -137,7 +138,7 @@ class PartitionedTable(PartitionedTables):
 
     def _refuse_over_ranks(self, verb: str) -> None:
         if self.is_over_ranks:
-            raise NotSupportedError(f"{verb} of partitioned tables over ranks, as in the original.")
+            raise NotSupportedError(f"{verb} of partitioned tables over ranks, as in Monolith.")
         return
 
     # ---- the steps of a batch, between which queues stand

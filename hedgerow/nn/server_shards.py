@@ -93,6 +93,7 @@ class ServerShards:
         rates: Sequence[Rate] | None,
         step: int | None,
         ts: int,
+        per_occurrence: bool,
     ) -> Applied:
         """One optimizer step per table and distinct id, on every server that has some."""
         config = self.store.config
@@ -105,7 +106,13 @@ class ServerShards:
         done = self.store.ask(
             [i for i, n in enumerate(totals(at.sent)) if n],
             lambda i, shard: shard.start_apply_gradients(
-                at.keys_of(i), shares[i], rates=now, step=step, ts=ts, counts=counts[i]
+                at.keys_of(i),
+                shares[i],
+                rates=now,
+                step=step,
+                ts=ts,
+                counts=counts[i],
+                per_occurrence=per_occurrence,
             ),
         )
         return parts.total(done)

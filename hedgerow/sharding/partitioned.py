@@ -9,6 +9,7 @@ from typing import TypedDict
 import torch
 from torch import Tensor
 
+from ..core import checks
 from ..core.checks import unknown
 from ..core.errors import ConfigError, InputError
 from ..core.ids import Ragged
@@ -68,8 +69,10 @@ class PartitionedTables:
     """Sharding, pulling and laying out as stages, and the gradients of layouts back to the rows.
 
     `shards` hold the tables that `config` names. Where they hold one table for every feature
-    instead, the configured table is a placeholder for all of them. Equal ids of a feature are
-    looked up once; those of several features of one table are one optimizer step.
+    instead, the configured table is a placeholder for all of them. With `unique` equal ids of a
+    feature are looked up once. An id that occurs in several features of one table takes one
+    optimizer step with the summed gradient; with `parity` it takes one step for each feature that
+    has it, as in Monolith (and without `unique` one for each occurrence).
 
     >>> from hedgerow.ops.layout import Feature, OutConfig, Slice
     >>> from hedgerow.sharding.shards import LocalShards
@@ -92,8 +95,16 @@ class PartitionedTables:
             [-2., -2.]])]}
     """
 
-    def __init__(self, config: FeatureConfigs, shards: Shards, *, unique: bool = True) -> None:
+    def __init__(
+        self,
+        config: FeatureConfigs,
+        shards: Shards,
+        *,
+        unique: bool = True,
+        parity: bool = False,
+    ) -> None:
         self.config, self.shards, self._unique = config, shards, unique
+        self._parity = checks.flag("parity", parity)
         names, features = list(shards.names), config.features
         self.by_feature = names != config.tables
         if self.by_feature and (names != config.names or len(config.tables) != 1):
@@ -177,10 +188,21 @@ class PartitionedTables:
         step: int | None = None,
         ts: int = 0,
     ) -> Applied:
-        """One optimizer step per table and distinct id, from the gradients of layouts."""
+        """One optimizer step per table and distinct id, from the gradients of layouts.
+
+        With `parity` one step per listed id, features in the order of their names.
+        """
         grads = self.gradients(pulled, layouts, scale=scale)
         counts = self._occurrences(pulled.sharded).to(grads.device, non_blocking=True)
-        return self.shards.push(pulled.at, grads, counts, rates=rates, step=step, ts=ts)
+        return self.shards.push(
+            pulled.at,
+            grads,
+            counts,
+            rates=rates,
+            step=step,
+            ts=ts,
+            per_occurrence=self._parity,
+        )
 
     def assign(self, keys: Sequence[TableKeys], rows: Sequence[Tensor], *, ts: int = 0) -> Applied:
         """Sets rows that are partitioned already: keys and flat rows of each shard."""

@@ -62,8 +62,9 @@ class Shards(Protocol):
         rates: Sequence[Rate] | None,
         step: int | None,
         ts: int,
+        per_occurrence: bool,
     ) -> Applied:
-        """One optimizer step per table and distinct id of what was pulled."""
+        """One optimizer step per table and distinct id of what was pulled, or per listed id."""
         ...
 
     def assign(
@@ -133,6 +134,7 @@ class LocalShards:
         rates: Sequence[Rate] | None,
         step: int | None,
         ts: int,
+        per_occurrence: bool,
     ) -> Applied:
         """One optimizer step per table and distinct id, shard after shard."""
         shares = zip(
@@ -144,7 +146,13 @@ class LocalShards:
         return parts.total(
             [
                 store.apply_gradients(
-                    at.keys_of(shard), share, rates=rates, step=step, ts=ts, counts=counts
+                    at.keys_of(shard),
+                    share,
+                    rates=rates,
+                    step=step,
+                    ts=ts,
+                    counts=counts,
+                    per_occurrence=per_occurrence,
                 )
                 for shard, (store, share, counts) in enumerate(shares)
             ]
@@ -221,10 +229,11 @@ class RankShards:
         rates: Sequence[Rate] | None,
         step: int | None,
         ts: int,
+        per_occurrence: bool,
     ) -> Applied:
         """The gradients of all ranks, summed, at their owners."""
         going = Push.start(self.updates, at, self.dims, grads, occurrences, self._merging)
-        return going.apply(self.local, rates=rates, step=step, ts=ts)
+        return going.apply(self.local, rates=rates, step=step, ts=ts, per_occurrence=per_occurrence)
 
     def assign(
         self, keys: Sequence[TableKeys], rows: Sequence[Tensor], *, add: bool, ts: int

@@ -74,6 +74,7 @@ SIGNATURES = {
         "feature_to_unmerged_slice_dims": None,
         "unique": False,
         "transfer_float16": False,
+        "parity": False,
     },
     "create_hash_filters": {
         "ps_num": NO,
@@ -87,7 +88,7 @@ SIGNATURES = {
 }
 KEYWORD_ONLY = {
     *("feature_name_to_config", "layout_configs", "feature_to_combiner"),
-    *("feature_to_unmerged_slice_dims", "unique", "transfer_float16"),
+    *("feature_to_unmerged_slice_dims", "unique", "transfer_float16", "parity"),
 }
 
 

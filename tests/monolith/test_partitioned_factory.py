@@ -15,7 +15,7 @@ from hedgerow.ops.combiners import Combiner, FirstN, ReduceMean, ReduceSum
 from hedgerow.ops.layout import OutConfig, Slice
 from hedgerow.sharding.pipeline import Item
 from hedgerow.tables.config import Segment, TableConfig
-from hedgerow.tables.initializers import Uniform
+from hedgerow.tables.initializers import Uniform, Zeros
 from hedgerow.tables.optimizers import Adagrad, Sgd
 from hedgerow.tables.store import TableKeys
 from tests.golden.tables_factory import server_addresses
@@ -139,3 +139,58 @@ def test_what_features_cannot_be() -> None:
         door.create_partitioned_hash_table(
             0, True, feature_name_to_config=FEATURES, feature_to_combiner={"no such": ReduceSum()}
         )
+
+
+def shared_id(num_ps: int, unique: bool, parity: bool, **settings: Any) -> float:
+    """Two features of one merged table share id 7: its row after one update, Adagrad of rate 1."""
+    config = TableConfig("any", (Segment(1, Zeros(), Adagrad(lr=1.0)),))
+    table = door.create_partitioned_hash_table(
+        num_ps,
+        False,
+        feature_name_to_config={"a": config, "b": config},
+        layout_configs={"out": OutConfig("CONCAT", (Slice("a", 0, 1), Slice("b", 0, 1)))},
+        unique=unique,
+        parity=parity,
+        **settings,
+    )
+    batch = {
+        "a": (False, Ragged.from_lists([[7], [7]])),
+        "b": (False, Ragged.from_lists([[7], []])),
+    }
+    source = [Item(Examples(batch, 2), step=0)]
+    try:
+        with table.queues as queues, queues.ahead(source) as ahead:
+            for item in ahead:
+                grads = {name: torch.ones_like(own) for name, own in item.value.layouts.items()}
+                table.put_gradients(item.value, grads, step=0)
+        return float(table.lookup(batch, 2)["out"][1, 0])
+    finally:
+        for shard in shards_of(table):
+            getattr(shard, "close", lambda: None)()
+
+
+@pytest.mark.parametrize("where", ["here", "shards", "servers", "ranks"])
+@pytest.mark.parametrize(
+    ("unique", "parity", "steps"),
+    [
+        (True, False, [3.0]),
+        (False, False, [3.0]),
+        (True, True, [2.0, 1.0]),
+        (False, True, [1.0] * 3),
+    ],
+)
+def test_an_id_that_two_features_share(
+    unique: bool, parity: bool, steps: list[float], where: str
+) -> None:
+    row, total = 0.0, 0.0
+    for grad in steps:
+        total += grad * grad
+        row -= grad / total**0.5
+    if where == "servers":
+        with server_addresses(2) as servers, door.cluster(servers):
+            found = shared_id(2, unique, parity)
+    elif where == "ranks":
+        found = shared_id(1, unique, parity, enable_gpu_emb=True)
+    else:
+        found = shared_id(0 if where == "here" else 2, unique, parity)
+    assert found == pytest.approx(row, rel=1e-6)
