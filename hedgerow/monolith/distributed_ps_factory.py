@@ -161,10 +161,9 @@ def create_partitioned_hash_table(
     With `enable_gpu_emb` rows, layouts and gradients are in the memory of each rank's GPU; on a
     machine without one they are in host memory.
 
-    The keyword arguments are what the original reads from its parser: configs of features, layouts,
-    how ids are pooled, the dims of slices before they were merged into segments. An id that two
-    features of one merged table share takes one optimizer step with the summed gradient; with
-    `parity` it takes two, as in Monolith.
+    The keyword arguments are what Monolith reads from its parser. An id that two features of one
+    merged table share takes one optimizer step with the summed gradient; with `parity` it takes
+    two, as in Monolith.
     """
     if feature_name_to_config is None:
         raise InputError("feature_name_to_config is not given; partitioned tables are of features.")
