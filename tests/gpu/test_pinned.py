@@ -1,4 +1,4 @@
-"""Host memory that a GPU's copies need not stage: what `GpuOptions(force_gpu_compatible=True)` does."""
+"""Host memory that copies to a GPU need not stage: `GpuOptions(force_gpu_compatible=True)`."""
 
 from __future__ import annotations
 
