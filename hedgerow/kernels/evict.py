@@ -149,7 +149,7 @@ def place_or_evict(
     """Slot, code, victim and the victim's word of scores of each id with `todo`."""
     index, _ = table
     base, buckets = span
-    first, second = candidates(ids, base, buckets)
+    first, second = candidates(index, ids, base, buckets, LINES)
     special, own = own_place(ids, base, buckets)
     stored = tl.where(special, tl.full(ids.shape, TAKEN, tl.int64), ids)
     empty = tl.full(ids.shape, EMPTY, tl.int64)

@@ -79,7 +79,7 @@ def probe(
     The second bucket is read only where no home lane of the first was never used: no id has gone on
     to its second bucket before.
     """
-    first, second = candidates(ids, base, buckets)
+    first, second = candidates(index, ids, base, buckets, LINES)
     lanes = tl.arange(0, LANES)[None, :]
     special, own = own_place(ids, base, buckets)
     ordinary = live & ~special

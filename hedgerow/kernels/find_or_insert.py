@@ -93,7 +93,7 @@ def claim(
     LINES: tl.constexpr,
 ) -> tuple[tl.tensor, tl.tensor]:
     """The slot of each id with `todo`, -1 = no room or not asked; and whether it was taken now."""
-    first, second = candidates(ids, base, buckets)
+    first, second = candidates(index, ids, base, buckets, LINES)
     special, own = own_place(ids, base, buckets)
     stored = tl.where(special, tl.full(ids.shape, TAKEN, tl.int64), ids)
     empty = tl.full(ids.shape, EMPTY, tl.int64)  # 64 bits: a bare literal may be taken as 32

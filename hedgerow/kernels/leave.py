@@ -199,7 +199,7 @@ def _single_out(
     taken = tl.full((MOST,), -1, tl.int64)  # by keys before
     i = first
     while i < last:
-        one, two = candidates(tl.load(keys + i), base, count)
+        one, two = candidates(index, tl.load(keys + i), base, count, LINES)
         slot = tl.where(lane < LANES, one, two) * LANES + lane % LANES
         when = tl.load(used + slot)
         room = tl.max((when == _NEVER).to(tl.int32), axis=0)

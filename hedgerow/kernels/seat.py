@@ -51,7 +51,7 @@ def _seat(
             key = tl.load(ids + i, mask=todo, other=0)
             given, _ = claim(index, key, todo, base, count, LINES)
             # Ids without room are counted by and by: equal ones get one number, below -1.
-            first, second = candidates(key, base, count)
+            first, second = candidates(index, key, base, count, LINES)
             number = (first * 31 + second * 17 + (key & 0xFFFF)) & 0x3FFFFFFF
             slot = tl.where(todo, tl.where(given < 0, -2 - number, given), slot)
     tl.store(places + i, slot.to(tl.int32), mask=i < n)

@@ -38,6 +38,7 @@ class DeviceGroup:
         for table, count in zip(tables, buckets, strict=True):
             rows = self._arrays.values[at * LANES : (at + count) * LANES + 2]
             table._table = Arrays(self._arrays.index[at : at + count + 1], rows, first.config.dim)
+            table._table.place_by(table.slot_key)
             at += count + 1
         self._own = [table._table for table in tables]
         self._totals = torch.zeros(
