@@ -141,7 +141,7 @@ class HostTable(HostEvictions, HostMoves, HostReads, HostWatch):
     def use_slot_key(self, slot_key: int) -> None:
         """Places ids by this key from now on; only before rows are there."""
         check_slot_key("HostTable", slot_key)
-        if not self._table.place_by(slot_key):
+        if slot_key != self.slot_key and not self._table.place_by(slot_key):
             raise StateError(
                 f"table {self.config.name!r} has rows, and its slot key cannot change under them; "
                 f"set it before rows are there."

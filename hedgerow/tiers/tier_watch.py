@@ -89,9 +89,20 @@ class TierWatch(TierWrites):
         """Which stores together have every row once, after `_gather`."""
         raise NotImplementedError
 
-    def beside(self, rows: int) -> HostTable:
+    @property
+    def slot_key(self) -> int:
+        """The secret by which both tiers place ids."""
+        return self.slow.slot_key
+
+    def use_slot_key(self, slot_key: int) -> None:
+        """Both tiers place ids by this key from now on; only before rows are there."""
+        with self._writing, self._moves.alone():
+            self.slow.use_slot_key(slot_key)
+            self.fast.use_slot_key(slot_key)
+
+    def beside(self, rows: int, *, slot_key: int | None = None) -> HostTable:
         """An empty table of one tier, to fill and then exchange rows with."""
-        return self.slow.beside(rows)
+        return self.slow.beside(rows, slot_key=slot_key)
 
     def exchange_rows(self, other: HostTable) -> None:
         """Swaps all rows with a table of the same config: they are all in the slow store then.
@@ -101,6 +112,7 @@ class TierWatch(TierWrites):
         with self._writing, self._moves.alone():
             self._all_to_slow()
             self.slow.exchange_rows(other)
+            self.fast.use_slot_key(self.slow.slot_key)
             self._replaced()
 
     def _all_to_slow(self) -> None:
