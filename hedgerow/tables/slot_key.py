@@ -18,7 +18,16 @@ def slot_key_of(given: int | None) -> int:
     >>> slot_key_of(5), 0 < slot_key_of(None) < 2**64
     (5, True)
     """
-    return secrets.randbelow(2**64 - 1) + 1 if given is None else given
+    return drawn_key() if given is None else given
+
+
+def drawn_key() -> int:
+    """One of 1..2**64-1 that nobody can guess.
+
+    >>> drawn_key() != drawn_key()
+    True
+    """
+    return secrets.randbelow(2**64 - 1) + 1
 
 
 def check_slot_key(owner: str, key: object) -> None:
