@@ -41,12 +41,13 @@ def word(slots: tl.tensor, LINE: tl.constexpr, LINES: tl.constexpr) -> tl.tensor
 
 
 @jit
-def two_buckets(
+def candidates(
     mix: tl.tensor, ids: tl.tensor, base: tl.tensor, buckets: tl.tensor
 ) -> tuple[tl.tensor, tl.tensor]:
     """Two different buckets of each id, if there are two, of so many from `base` on.
 
-    From the halves of one hash. At `mix` stand the words of `mix_of`, with their bits turned.
+    From the halves of one hash. At `mix` stand the words of `mix_of`, with their bits turned: the
+    same for all ids, so that they are on their way before it is known whose the ids are.
     """
     add, by_1, by_2 = ~tl.load(mix), ~tl.load(mix + 1), ~tl.load(mix + 2)
     hashed = mixed(ids.to(tl.uint64, bitcast=True), add, by_1, by_2)
@@ -59,16 +60,9 @@ def two_buckets(
 
 
 @jit
-def candidates(
-    index: tl.tensor,
-    ids: tl.tensor,
-    base: tl.tensor,
-    buckets: tl.tensor,
-    LINES: tl.constexpr,
-) -> tuple[tl.tensor, tl.tensor]:
-    """The two buckets of each id, by the slot key of its table."""
-    behind = base + buckets.to(tl.int64)
-    return two_buckets(index + (behind * LINES + TIMES + 1) * LANES - MIX, ids, base, buckets)
+def mix_at(index: tl.tensor, buckets: tl.tensor, LINES: tl.constexpr) -> tl.tensor:
+    """Where the words of the slot key stand, behind all buckets of one table or of several."""
+    return index + (buckets.to(tl.int64) * LINES + TIMES + 1) * LANES - MIX
 
 
 @jit
@@ -89,7 +83,7 @@ def _place(
     ROWS: tl.constexpr,
 ) -> None:
     i = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)
-    one, two = two_buckets(mix, tl.load(ids + i, mask=i < n, other=0), 0, buckets)
+    one, two = candidates(mix, tl.load(ids + i, mask=i < n, other=0), 0, buckets)
     tl.store(first + i, one, mask=i < n)
     tl.store(second + i, two, mask=i < n)
 

@@ -91,14 +91,16 @@ class TierWatch(TierWrites):
 
     @property
     def slot_key(self) -> int:
-        """The secret by which both tiers place ids."""
+        """The secret by which the slow tier places ids."""
         return self.slow.slot_key
 
     def use_slot_key(self, slot_key: int) -> None:
-        """Both tiers place ids by this key from now on; only before rows are there."""
-        with self._writing, self._moves.alone():
-            self.slow.use_slot_key(slot_key)
-            self.fast.use_slot_key(slot_key)
+        """Places ids by this key from now on; only before rows are there.
+
+        The fast tier keeps its own: it may share its memory, and its key, with those of other
+        tables. Where a run must be the same on a full cache, the config names a key.
+        """
+        self.slow.use_slot_key(slot_key)
 
     def beside(self, rows: int, *, slot_key: int | None = None) -> HostTable:
         """An empty table of one tier, to fill and then exchange rows with."""
@@ -112,7 +114,6 @@ class TierWatch(TierWrites):
         with self._writing, self._moves.alone():
             self._all_to_slow()
             self.slow.exchange_rows(other)
-            self.fast.use_slot_key(self.slow.slot_key)
             self._replaced()
 
     def _all_to_slow(self) -> None:

@@ -65,20 +65,34 @@ def test_ids_that_share_two_known_buckets_all_find_room(
         assert bool(table.contains(ids).all())
 
 
-def test_tables_of_one_group_place_ids_by_keys_of_their_own(
+def test_tables_of_one_group_place_ids_by_one_key(
     device: torch.device, crafted: torch.Tensor
 ) -> None:
-    configs = {name: _config(key, name) for name, key in (("a", 0), ("b", 3), ("c", None))}
-    rooms = dict.fromkeys(configs, _BUCKETS * LANES)
+    configs = {name: _config(None, name) for name in "abc"}
+    rooms = dict.fromkeys(configs, 150)
     tables = DeviceTables(configs, device=device, capacity_rows=rooms)
+    assert len({table.slot_key for table in tables.tables}) == 1
     ids = crafted.to(device)
     keys = TableKeys(torch.cat([ids, ids, ids]), (0, 60, 120, 180))
-    found = tables.lookup(keys)
-    tables.apply_gradients(found, torch.ones_like(found.rows))
-    sizes = [table.size() for table in tables.tables]
-    assert sizes[0] < 60 == sizes[1] == sizes[2]
-    for table in tables.tables[1:]:
+    for _ in range(2):
+        found = tables.lookup(keys)
+        tables.apply_gradients(found, torch.ones_like(found.rows))
+    assert [table.size() for table in tables.tables] == [60, 60, 60]
+    for table in tables.tables:
         assert bool(table.contains(ids).all())
+
+
+def test_a_group_whose_tables_have_other_keys_asks_each_for_itself(device: torch.device) -> None:
+    configs = {name: _config(None, name) for name in "ab"}
+    tables = DeviceTables(configs, device=device, capacity_rows=dict.fromkeys(configs, 150))
+    tables.table(0).use_slot_key(5)
+    ids = torch.arange(90, device=device)
+    keys = TableKeys(torch.cat([ids, ids]), (0, 90, 180))
+    for _ in range(2):
+        found = tables.lookup(keys)
+        tables.apply_gradients(found, torch.ones_like(found.rows))
+    assert [table.size() for table in tables.tables] == [90, 90]
+    assert bool(tables.table(0).contains(ids).all())
 
 
 def test_kernels_place_as_their_twins_by_any_key(device: torch.device) -> None:
