@@ -23,10 +23,11 @@ void bind_filter(nb::module_& m) {
   nb::class_<SlidingFilter>(m, "SlidingFilter")
       .def(
           "__init__",
-          [](SlidingFilter* self, u64 capacity, u64 parts, u64 seed, u32 max_count) {
-            new (self) SlidingFilter({capacity, parts, seed, max_count});
+          [](SlidingFilter* self, u64 capacity, u64 parts, u64 seed, u32 max_count, u64 key) {
+            new (self) SlidingFilter({capacity, parts, seed, max_count}, key);
           },
-          "capacity"_a, "parts"_a, "seed"_a, "max_count"_a)
+          "capacity"_a, "parts"_a, "seed"_a, "max_count"_a,
+          "key"_a = 0)
       .def(
           "add_many",
           [](SlidingFilter& f, u64 table, Address ids, Address occurrences, u64 n, Address before) {
@@ -50,11 +51,11 @@ void bind_filter(nb::module_& m) {
              std::vector<ArrayShape> arrays;
              for (const CountArray::Shape& shape : state.arrays)
                arrays.emplace_back(shape.cell_bytes, shape.cells, shape.size);
-             return std::tuple(state.head, state.head_increment, state.failures, arrays);
+             return std::tuple(state.key, state.head, state.head_increment, state.failures, arrays);
            })
-      .def("restore", [](SlidingFilter& f, u64 head, u64 head_increment, u64 failures,
+      .def("restore", [](SlidingFilter& f, u64 key, u64 head, u64 head_increment, u64 failures,
                          const std::vector<ArrayShape>& arrays, Address from, u64 bytes) {
-        SlidingFilter::State state{head, head_increment, failures, {}};
+        SlidingFilter::State state{key, head, head_increment, failures, {}};
         for (const auto& [cell_bytes, cells, size] : arrays)
           state.arrays.push_back({cell_bytes, cells, size});
         const nb::gil_scoped_release release;

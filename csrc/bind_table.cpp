@@ -264,10 +264,12 @@ void bind_table(nb::module_& m) {
   nb::class_<Table> table(m, "Table");
   table
       .def(nb::init<const std::vector<SegmentSpec>&, bool, bool, u64, u64, bool,
-                    std::shared_ptr<Admission>, std::shared_ptr<RowFile>>(),
+                    std::shared_ptr<Admission>, std::shared_ptr<RowFile>, u64>(),
            "segments"_a, "serving"_a, "skip_zero"_a, "seed"_a, "initial_capacity"_a,
            "counts_uses"_a = false, "admission"_a.none() = nb::none(),
-           "rows_in"_a.none() = nb::none())
+           "rows_in"_a.none() = nb::none(), "slot_key"_a = 0)
+      .def("slot_key", &Table::slot_key)
+      .def("place_by", &Table::place_by, unlocked)
       .def("dim", [](const Table& t) { return t.layout().dim; })
       .def("state_floats", [](const Table& t) { return t.layout().state_floats; })
       .def("row_bytes", [](const Table& t) { return t.layout().row_bytes; })

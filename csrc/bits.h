@@ -1,4 +1,4 @@
-// Integer names, prefetching and the mixer that places keys inside a table.
+// Integer names and prefetching.
 #pragma once
 
 #include <cstddef>
@@ -15,17 +15,6 @@ using u64 = std::uint64_t;
 using i8 = std::int8_t;
 using i64 = std::int64_t;
 using u128 = unsigned __int128;
-
-// It must share no structure with the router's mix64: with the same bits for rank and bucket, a
-// rank that owns every 64th hash would leave most of its buckets unreachable.
-// Two rounds: after one, an arithmetic progression with an unlucky stride lands in one corner of a
-// shard.
-HR_INLINE u64 slot_hash(u64 key) {
-  const u128 once = u128(key ^ 0x9e3779b97f4a7c15ull) * 0xd6e8feb86659fd93ull;
-  const u64 folded = u64(once) ^ u64(once >> 64);
-  const u128 twice = u128(folded ^ 0xa0761d6478bd642full) * 0xe7037ed1a0b428dbull;
-  return u64(twice) ^ u64(twice >> 64);
-}
 
 // Asks for the line of an address, soon to be used. Not the compiler's builtin where that can be
 // avoided: GCC takes a function of nothing but builtin prefetches for one without effect and drops

@@ -8,6 +8,7 @@
 #include <stdexcept>
 
 #include "scratch.h"
+#include "slot_hash.h"
 
 namespace hedgerow {
 
@@ -36,8 +37,12 @@ class IdMap {
   template <class Id, class Body>
   HR_INLINE void each(u64 n, Id&& id, Body&& body) const {
     constexpr u64 kAhead = 16;
+    const SlotHash hash = hash_;
+    const int shift = shift_;
     u64 homes[kAhead];
-    const auto fetch_home = [&](u64 i) { fetch_line(&slots_[homes[i % kAhead] = home(id(i))]); };
+    const auto fetch_home = [&](u64 i) {
+      fetch_line(&slots_[homes[i % kAhead] = hash(id(i)) >> shift]);
+    };
     for (u64 i = 0; i < (n < kAhead ? n : kAhead); ++i) fetch_home(i);
     for (u64 i = 0; i < n; ++i) {
       const u64 from = homes[i % kAhead];
@@ -76,10 +81,10 @@ class IdMap {
     u32 round;
   };
 
-  // Ids may be chosen by whoever writes logs: two rounds of mixing, as in the tables.
-  HR_INLINE u64 home(u64 id) const { return slot_hash(id) >> shift_; }
+  HR_INLINE u64 home(u64 id) const { return hash_(id) >> shift_; }
   HR_INLINE u64 mask() const { return (u64(1) << (64 - shift_)) - 1; }
 
+  const SlotHash hash_ = process_hash();  // ids may be chosen by whoever writes logs
   Scratch<Slot> slots_;
   u32 round_ = 0;
   int shift_ = 60;

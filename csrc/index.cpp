@@ -4,8 +4,6 @@
 #include <algorithm>
 #include <cmath>
 
-#include "shard_of.h"
-
 namespace hedgerow {
 namespace {
 
@@ -28,7 +26,7 @@ u64 Index::buckets_for(u64 rows) const {
 Index Index::grown(u64 rows) const {
   const u64 count = buckets_for(rows);
   const u64 bytes = count * sizeof(Bucket);
-  Index larger(phase_);
+  Index larger(phase_, hash_);
   larger.block_ = Block(bytes, bytes >= kHugeFrom ? PageSize::huge : PageSize::small);
   larger.charge_.add(bytes);
   larger.buckets_ = reinterpret_cast<Bucket*>(larger.block_.data());
@@ -36,7 +34,7 @@ Index Index::grown(u64 rows) const {
   for (u64 at = 0; at < count_; ++at) {
     const Bucket& bucket = buckets_[at];
     for (u32 i = 0; i < bucket.used(); ++i)
-      larger.insert(bucket.key[i], position_of(slot_hash(bucket.key[i])), bucket.row[i]);
+      larger.insert(bucket.key[i], position(bucket.key[i]), bucket.row[i]);
   }
   return larger;
 }
@@ -84,8 +82,8 @@ void Index::gather(u64 bucket, u64 from, std::vector<KeyRow>& out) const {
   do {
     const Bucket& here = buckets_[at];
     for (u32 i = 0; i < here.used(); ++i) {
-      const u64 position = position_of(slot_hash(here.key[i]));
-      if (position >= from && home(position) == bucket) out.push_back({here.key[i], here.row[i]});
+      const u64 at_position = position(here.key[i]);
+      if (at_position >= from && home(at_position) == bucket) out.push_back({here.key[i], here.row[i]});
     }
     if (here.passed() == 0) return;
     at = next(at);

@@ -12,6 +12,8 @@
 #include "bits.h"
 #include "bucket.h"
 #include "memory.h"
+#include "shard_of.h"
+#include "slot_hash.h"
 
 namespace hedgerow {
 
@@ -25,8 +27,8 @@ class Index {
   static constexpr u64 kMaxPerBucket = 4;  // grow above 4 of 5 slots on average
 
   // `phase` in [0, 1) shifts the sizes at which this index grows, so that shards, which fill
-  // evenly, do not all grow in the same call.
-  explicit Index(double phase) : phase_(phase) {}
+  // evenly, do not all grow in the same call. Positions are those of `hash`.
+  Index(double phase, const SlotHash& hash) : hash_(hash), phase_(phase) {}
   Index(Index&&) = default;
   Index& operator=(Index&&) = default;
 
@@ -46,6 +48,8 @@ class Index {
 
   HR_INLINE u32 find(u64 key, u64 position) const { return find_in(view(), key, position); }
 
+  u64 position(u64 key) const { return position_of(hash_(key)); }
+
   // The key must be absent and room reserved.
   void insert(u64 key, u64 position, u32 row);
 
@@ -58,6 +62,7 @@ class Index {
   u64 scan(u64 from, u64 limit, std::vector<KeyRow>& out, bool& done) const;
 
   void clear();
+  void place_by(const SlotHash& hash) { hash_ = hash; }  // while it has no keys
 
  private:
   HR_INLINE u64 home(u64 position) const { return u64((u128(position) * count_) >> 64); }
@@ -72,6 +77,7 @@ class Index {
   Bucket* buckets_ = const_cast<Bucket*>(&kEmpty);  // never written while count_ is 0
   u64 count_ = 0;                                   // buckets
   u64 size_ = 0;                                    // keys
+  SlotHash hash_;
   double phase_;
 };
 

@@ -20,9 +20,10 @@ u64 pieces(u64 n, u64 size) { return (n + size - 1) / size; }
 }  // namespace
 
 // Sorts the runs of one task by shard, in room that stays in its cache.
-void Plan::split_task(const i64* ids, u64 from, u64 count, Part& part) {
+void Plan::split_task(const SlotHash& slot_hash, const i64* ids, u64 from, u64 count, Part& part) {
   static thread_local Buffer<Run> room;
   static thread_local Buffer<u8> shard_room;
+  const SlotHash hash_of = slot_hash;
   Run* const runs = room.ensure(kSplitIds);
   u8* const shards = shard_room.ensure(kSplitIds);
   u32 next[kShards] = {};
@@ -30,7 +31,7 @@ void Plan::split_task(const i64* ids, u64 from, u64 count, Part& part) {
   u64 found = 0;
   for (u64 i = 0; i < count; ++found) {
     fetch_line(runs_.data() + from + found);  // a store would wait for its line
-    const u64 key = u64(ids[from + i]), hash = slot_hash(key);
+    const u64 key = u64(ids[from + i]), hash = hash_of(key);
     u64 end = i + 1;
     const u64 most = std::min(count, i + Run::kLongest);
     while (end < most && u64(ids[from + end]) == key) ++end;
@@ -49,7 +50,7 @@ void Plan::split_task(const i64* ids, u64 from, u64 count, Part& part) {
   for (u64 i = 0; i < found; ++i) runs_.data()[next[shards[i]]++] = runs[i];
 }
 
-void Plan::split(const i64* ids, u64 n, u64 tile_ids) {
+void Plan::split(const SlotHash& hash, const i64* ids, u64 n, u64 tile_ids) {
   ids_ = n;
   tile_ids_ = tile_ids;
   tiles_ = pieces(n, tile_ids);
@@ -61,7 +62,7 @@ void Plan::split(const i64* ids, u64 n, u64 tile_ids) {
   parts_.ensure(tasks_);
   parallel_for(i64(tasks_), [&](i64 task) {
     const u64 from = u64(task) * kSplitIds;
-    split_task(ids, from, std::min(kSplitIds, n - from), parts_.data()[task]);
+    split_task(hash, ids, from, std::min(kSplitIds, n - from), parts_.data()[task]);
   });
   u64 total = 0;
   for (int shard = 0; shard < kShards; ++shard) {

@@ -8,6 +8,7 @@
 #include <span>
 
 #include "shard_of.h"
+#include "slot_hash.h"
 
 namespace hedgerow {
 
@@ -48,7 +49,7 @@ class Plan {
 
   // Splits the ids by shard, in input order. Work is shared with the pool; the result does not
   // depend on it.
-  void split(const i64* ids, u64 n, u64 tile_ids);
+  void split(const SlotHash& hash, const i64* ids, u64 n, u64 tile_ids);
 
   // Groups the equal ids of one shard, in the order in which they first occur.
   void group(int shard);
@@ -136,7 +137,7 @@ class Plan {
     u32 from[kShards + 1];
     u32 ids[kShards];
   };
-  void split_task(const i64* ids, u64 from, u64 count, Part& part);
+  void split_task(const SlotHash& hash, const i64* ids, u64 from, u64 count, Part& part);
   std::span<const Run> runs_of(u64 task, int shard) const {
     const u32* from = parts_.data()[task].from + shard;
     return {runs_.data() + from[0], runs_.data() + from[1]};

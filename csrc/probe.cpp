@@ -14,6 +14,7 @@ namespace {
 
 struct FetchBody {
   static HR_INLINE void run(const ProbeArgs& args) {
+    const SlotHash slot_hash = *args.hash;
     for (u64 i = 0; i < args.n; ++i) {
       const u64 hash = slot_hash(u64(args.keys[i]));
       args.homes[i] = args.views[shard_of(hash)].home(position_of(hash));
@@ -80,20 +81,26 @@ Probe probe_for(Isa isa) {
 void find_beyond(const ProbeArgs& args, u64 keys) {
   for (; keys != 0; keys &= keys - 1) {
     const int i = __builtin_ctzll(keys);
-    const u64 key = u64(args.keys[i]), hash = slot_hash(key);
+    const u64 key = u64(args.keys[i]), hash = (*args.hash)(key);
     args.rows[i] = find_in(args.views[shard_of(hash)], key, position_of(hash));
   }
 }
 
-ProbeAhead::ProbeAhead(const IndexView* views, const i64* keys, u64 n, u32* rows)
-    : probe_(probe_for(active_isa())), views_(views), keys_(keys), n_(n), rows_(rows) {
+ProbeAhead::ProbeAhead(const SlotHash& hash, const IndexView* views, const i64* keys, u64 n,
+                       u32* rows)
+    : probe_(probe_for(active_isa())),
+      hash_(&hash),
+      views_(views),
+      keys_(keys),
+      n_(n),
+      rows_(rows) {
   for (u64 start = 0; start + kGroup < kHomes; start += kGroup) probe_.fetch(group(start));
   beyond_ = probe_.find(group(0));
 }
 
 ProbeArgs ProbeAhead::group(u64 start) {
   const u64 size = start < n_ ? std::min(kGroup, n_ - start) : 0;
-  return {views_, keys_ + start, size, homes_ + start % kHomes, rows_ + start};
+  return {hash_, views_, keys_ + start, size, homes_ + start % kHomes, rows_ + start};
 }
 
 void ProbeAhead::step() {

@@ -5,10 +5,12 @@
 
 #include "bucket.h"
 #include "isa.h"
+#include "slot_hash.h"
 
 namespace hedgerow {
 
 struct ProbeArgs {
+  const SlotHash* hash;
   const IndexView* views;  // of all shards
   const i64* keys;
   u64 n;                 // at most 64
@@ -28,7 +30,7 @@ class ProbeAhead {
  public:
   static constexpr u64 kGroup = 16;
 
-  ProbeAhead(const IndexView* views, const i64* keys, u64 n, u32* rows);
+  ProbeAhead(const SlotHash& hash, const IndexView* views, const i64* keys, u64 n, u32* rows);
 
   // After the first call the rows of the first group are known, after the next those of the second;
   // after the last group nothing happens any more.
@@ -40,6 +42,7 @@ class ProbeAhead {
   ProbeArgs group(u64 start);
 
   const Probe probe_;
+  const SlotHash* hash_;
   const IndexView* views_;
   const i64* keys_;
   u64 n_;

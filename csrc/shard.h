@@ -40,7 +40,7 @@ class ErasedRows {
 // Whoever changes anything holds `writing`; whoever changes what readers see also holds `lock`
 // exclusively. A larger index is built under `writing` alone, while readers go on.
 struct alignas(128) Shard {
-  explicit Shard(double phase) : index(phase) {}
+  Shard(double phase, const SlotHash& hash) : index(phase, hash) {}
 
   RwLock lock;
   std::mutex writing;

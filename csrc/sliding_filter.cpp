@@ -23,11 +23,6 @@ u64 salt_of(u64 seed, u64 table) {
               0x9e3779b97f4a7c15ull);
 }
 
-u64 hash_of(u64 salt, u64 id) {
-  return fold(fold(id ^ salt, 0xd1342543de82ef95ull) ^ 0x4b33a62ed433d4a3ull,
-              0xaf251af3b0f025b5ull);
-}
-
 }  // namespace
 
 u64 SlidingFilter::State::bytes() const {
@@ -36,7 +31,7 @@ u64 SlidingFilter::State::bytes() const {
   return total;
 }
 
-SlidingFilter::SlidingFilter(const Settings& settings) : settings_(settings) {
+SlidingFilter::SlidingFilter(const Settings& settings, u64 key) : settings_(settings), key_(key) {
   if (settings.capacity < 300 || settings.capacity > (u64(1) << 40) || settings.parts < 5 ||
       settings.parts > settings.capacity / 2 + 1 || settings.max_count < 1 ||
       settings.max_count > 255)
@@ -52,6 +47,12 @@ SlidingFilter::SlidingFilter(const Settings& settings) : settings_(settings) {
 SlidingFilter::~SlidingFilter() {
   const CallScope scope;  // memory is returned under a lock that a fork must not split
   arrays_.clear();
+}
+
+SlotHash SlidingFilter::hash_of(u64 table) const {
+  return {{salt_of(settings_.seed, table), 0xd1342543de82ef95ull, 0x4b33a62ed433d4a3ull,
+           0xaf251af3b0f025b5ull},
+          key_};
 }
 
 u64 SlidingFilter::older_arrays() const { return std::min(head_increment_, settings_.parts - 2); }
@@ -85,17 +86,15 @@ u8 SlidingFilter::add(u64 hash, u64 n) {
 }
 
 SlidingFilter::Hold::Hold(SlidingFilter& filter, u64 table)
-    : filter_(filter), lock_(filter.mutex_), salt_(salt_of(filter.settings_.seed, table)) {}
-
-u64 SlidingFilter::Hold::hash(u64 id) const { return hash_of(salt_, id); }
+    : filter_(filter), lock_(filter.mutex_), hash_(filter.hash_of(table)) {}
 
 void SlidingFilter::Hold::fetch(u64 id) const {
-  const u64 at = hash(id);
+  const u64 at = hash_(id);
   for (u64 back = 0; back <= std::min(filter_.older_arrays(), kFetchedParts - 1); ++back)
     filter_.behind(back).fetch(at);
 }
 
-u8 SlidingFilter::Hold::add(u64 id, u64 n) { return filter_.add(hash(id), n); }
+u8 SlidingFilter::Hold::add(u64 id, u64 n) { return filter_.add(hash_(id), n); }
 
 void SlidingFilter::add_many(u64 table, const i64* ids, const i64* counts, u64 n, u8* before) {
   const CallScope scope;
@@ -109,9 +108,9 @@ void SlidingFilter::add_many(u64 table, const i64* ids, const i64* counts, u64 n
 void SlidingFilter::count_many(u64 table, const i64* ids, u64 n, u8* out) const {
   const CallScope scope;
   const std::lock_guard lock(mutex_);
-  const u64 salt = salt_of(settings_.seed, table);
+  const SlotHash hash_id = hash_of(table);
   for (u64 i = 0; i < n; ++i) {
-    const u64 hash = hash_of(salt, u64(ids[i]));
+    const u64 hash = hash_id(u64(ids[i]));
     const u8 count = arrays_[head_].count(hash);
     out[i] = count != 0 ? count : older_count(hash);
   }
@@ -128,7 +127,7 @@ u64 SlidingFilter::bytes() const {
 SlidingFilter::State SlidingFilter::dump(u64 room, u8* out) const {
   const CallScope scope;
   const std::lock_guard lock(mutex_);
-  State state{head_, head_increment_, failures_, {}};
+  State state{key_, head_, head_increment_, failures_, {}};
   for (const CountArray& array : arrays_) state.arrays.push_back(array.shape());
   if (state.bytes() > room) return state;
   for (const CountArray& array : arrays_) {
@@ -161,6 +160,7 @@ void SlidingFilter::restore(const State& state, const u8* from, u64 bytes) {
                                 " bytes behind its last array");
   const std::lock_guard lock(mutex_);
   arrays_.swap(arrays);
+  key_ = state.key;
   head_ = state.head;
   head_increment_ = state.head_increment;
   failures_ = state.failures;

@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "count_array.h"
+#include "slot_hash.h"
 
 namespace hedgerow {
 
@@ -21,12 +22,14 @@ class SlidingFilter {
     bool operator==(const Settings&) const = default;
   };
   struct State {
-    u64 head, head_increment, failures;
+    u64 key, head, head_increment, failures;
     std::vector<CountArray::Shape> arrays;
     u64 bytes() const;
   };
 
-  explicit SlidingFilter(const Settings& settings);  // throws std::invalid_argument
+  // `key` says where ids are counted, see SlotHash; 0: as filters without one did. Throws
+  // std::invalid_argument.
+  explicit SlidingFilter(const Settings& settings, u64 key = 0);
   ~SlidingFilter();
 
   const Settings& settings() const { return settings_; }
@@ -50,10 +53,9 @@ class SlidingFilter {
     u8 add(u64 id, u64 n);  // the count before
 
    private:
-    u64 hash(u64 id) const;
     SlidingFilter& filter_;
     const std::lock_guard<std::mutex> lock_;
-    const u64 salt_;
+    const SlotHash hash_;
   };
 
  private:
@@ -64,11 +66,12 @@ class SlidingFilter {
     return arrays_[(head_ + settings_.parts - arrays) % settings_.parts];
   }
   u64 older_arrays() const;
+  SlotHash hash_of(u64 table) const;
 
   const Settings settings_;
   mutable std::mutex mutex_;
   std::vector<CountArray> arrays_;
-  u64 head_ = 0, head_increment_ = 0, failures_ = 0;
+  u64 key_, head_ = 0, head_increment_ = 0, failures_ = 0;
 };
 
 }  // namespace hedgerow

@@ -32,17 +32,19 @@ struct Trim {
 
 Table::Table(const std::vector<SegmentSpec>& segments, bool serving, bool skip_zero, u64 seed,
              u64 initial_capacity, bool counts_uses, std::shared_ptr<Admission> admission,
-             std::shared_ptr<RowFile> rows_in)
+             std::shared_ptr<RowFile> rows_in, u64 slot_key)
     : layout_(segments, serving),
       skip_zero_(skip_zero),
       seed_(seed),
       admission_(std::move(admission)),
       arena_(layout_.stride, counts_uses, std::move(rows_in)),
+      slot_key_(slot_key),
       snapshot_(u64(layout_.row_bytes)) {
   const CallScope scope;
+  const SlotHash hash(slot_key);
   try {
     for (int i = 0; i < kShards; ++i) {
-      shards_.push_back(std::make_unique<Shard>(double(i) / kShards));
+      shards_.push_back(std::make_unique<Shard>(double(i) / kShards, hash));
       views_[i] = shards_[i]->index.view();
       if (initial_capacity > kShards) make_room(i, initial_capacity / kShards);
     }
@@ -88,6 +90,7 @@ void Table::locate(Plan& plan, int number) const {
   plan.stale[number] = false;
   if (groups.empty()) return;
   Shard& shard = *shards_[number];
+  const SlotHash hash(slot_key());
   i64 keys[kWriteRows];
   u32 rows[kWriteRows];
   for (u64 from = 0; from < groups.size(); from += kWriteRows) {
@@ -97,7 +100,7 @@ void Table::locate(Plan& plan, int number) const {
     if (from == 0) plan.version[number] = shard.version;
     const bool by_shard = plan.ids() >= kShardIds && groups.size() * kFewShards >= plan.ids();
     const bool near = !by_shard && near_.serves(keys, block.size());
-    find_rows(keys, block.size(), near, rows);
+    find_rows(hash, keys, block.size(), near, rows);
     for (u64 i = 0; i < block.size(); ++i) {
       block[i].row = rows[i];
       plan.absent[number] += rows[i] == kNoRow;
@@ -199,7 +202,7 @@ void Table::commit(Plan& plan, int number, std::span<Group> groups, std::span<co
     plan.stale[number] = plan.stale[number] || shard.version != plan.version[number];
     if (plan.stale[number])
       for (Group& group : groups.subspan(from, end - from))
-        group.row = shard.index.find(group.key, position_of(slot_hash(group.key)));
+        group.row = shard.index.find(group.key, shard.index.position(group.key));
     for (u64 start = from; start < end; start += kBatch) {
       const u64 stop = std::min(end, start + kBatch);
       fetch_batch(plan, stop < groups.size() ? groups.subspan(stop) : next, op);
@@ -268,7 +271,7 @@ Applied Table::write_now(const i64* ids, u64 n, const Op& op, const Asking* aski
   if (n > Plan::kMaxIds)
     throw std::length_error("a call of " + std::to_string(n) + " ids; at most " +
                             std::to_string(Plan::kMaxIds) + ", split it");
-  plan.split(ids, n, tile_ids(n));
+  plan.split(SlotHash(slot_key()), ids, n, tile_ids(n));
   for_each_shard(n, [&](int shard) {
     plan.group(shard);
     locate(plan, shard);

@@ -98,10 +98,14 @@ class Table {
  public:
   Table(const std::vector<SegmentSpec>& segments, bool serving, bool skip_zero, u64 seed,
         u64 initial_capacity, bool counts_uses = false,
-        std::shared_ptr<Admission> admission = nullptr, std::shared_ptr<RowFile> rows_in = nullptr);
+        std::shared_ptr<Admission> admission = nullptr, std::shared_ptr<RowFile> rows_in = nullptr,
+        u64 slot_key = 0);
   ~Table();
 
   const RowLayout& layout() const { return layout_; }
+
+  // What places keys in the index; see SlotHash. No result depends on it but the order of scans.
+  u64 slot_key() const { return slot_key_.load(); }
 
   // Reads. `out` [n, dim]; nothing is inserted. `reused` says that the output was written before: a
   // large one is then stored past the caches, one that was not comes on huge pages where it may.
@@ -135,10 +139,11 @@ class Table {
   i64 move_in(const i64* ids, u64 n, const float* rows, const float* states, const i64* times);
   i64 move_out(const i64* ids, u64 n, u8* gone);
   bool clear();  // false: refused, a snapshot is open
-  // Swaps all rows with a table of the same layout, and the newest time; rules, counts and whoever
-  // watches stay. False: refused, a snapshot is open, or the rows of only one lie in a file, or in
+  // Swaps all rows with a table of the same layout, the slot key and the newest time; rules, counts
+  // and whoever watches stay. False: refused, a snapshot is open, or the rows of only one lie in a file, or in
   // files with different budgets.
   bool exchange(Table& other);
+  bool place_by(u64 slot_key);  // by this key from now on. False: refused, there are rows
 
   // Touched keys, for any number of consumers. Gradients and reinitialisations count, for consumers
   // of all changes every other write and erasure too. `take_touched` goes on from a shard (0 to
@@ -179,9 +184,10 @@ class Table {
   template <class Visitor>
   void visit(const i64* ids, u64 n, u64 task_ids, const Visitor& visitor) const;
   template <class Visitor>
-  void visit_piece(const i64* ids, u64 from, u64 count, const Visitor& visitor) const;
+  void visit_piece(const SlotHash& hash, const i64* ids, u64 from, u64 count,
+                   const Visitor& visitor) const;
   static constexpr u64 kFindIds = 2048;
-  void find_rows(const i64* keys, u64 n, bool near, u32* rows) const;
+  void find_rows(const SlotHash& hash, const i64* keys, u64 n, bool near, u32* rows) const;
   u64 task_ids(u64 n, u64 fresh_row_bytes) const;
 
   template <class Op>
@@ -210,6 +216,7 @@ class Table {
   void drop_inherited();
   template <class Body>
   void with_all_shards(const Body& body);
+  void place_watchers();
   bool is_watched(int shard) const { return !touched_.empty() || snapshot_.watches(shard); }
   Touched& consumer(u64 number) const;
   void read_aside(u64 room, SnapshotStep& step, const auto& emit);
@@ -257,6 +264,7 @@ class Table {
   // fall between two writing calls.
   mutable RwLock clearing_;
   alignas(64) IndexView views_[kShards];  // of the shards' indexes, under their locks
+  std::atomic<u64> slot_key_;             // changes under all locks
   NearIds near_;
   // Consumers of touched keys: changed with `clearing_` alone, read by calls that share it.
   std::vector<std::pair<u64, std::unique_ptr<Touched>>> touched_;

@@ -7,18 +7,20 @@ namespace {
 
 constexpr u64 kKeepBytes = u64(32) << 20;  // of one buffer, between calls
 
-// The sightings of a call's absent ids: one for each occurrence, or one for all of an id's.
+// The sightings of a call's absent ids: one for each occurrence, or one for all of an id's. In the
+// order of the batch: what a filter sees depends neither on threads nor on the slot key.
 class Questions {
  public:
   Questions(Plan& plan, const Asking& asking) : plan_(plan), asking_(asking) {
-    u64 ids = 0, sightings = 0;
+    u64 sightings = 0;
+    plan.start_ranks();
     for_each_absent([&](const Group& group) {
-      ++ids;
+      plan.mark(group);
       sightings += asking.per_occurrence ? group.count : 1;
     });
+    const u64 ids = plan.rank();
     all_ = {room().sightings.ensure(ids), ids};
     u64* next = room().occurrences.ensure(sightings);
-    u64 number = 0;
     for_each_absent([&](const Group& group) {
       u64* const from = next;
       if (asking.per_occurrence) {
@@ -28,7 +30,7 @@ class Questions {
         for (u32 at : plan.occurrences(group)) total += occurrences(at);
         *next++ = total;
       }
-      all_[number++] = {group.key, from, u32(next - from), 0};
+      all_[plan.rank_of(group)] = {group.key, from, u32(next - from), 0};
     });
   }
   ~Questions() {
@@ -51,7 +53,6 @@ class Questions {
   }
   u64 occurrences(u32 at) const { return asking_.counts == nullptr ? 1 : u64(asking_.counts[at]); }
 
-  // Shard after shard on one thread: what a filter sees does not depend on the number of threads.
   template <class Body>
   void for_each_absent(const Body& body) {
     for (int shard = 0; shard < kShards; ++shard) {
@@ -72,12 +73,11 @@ i64 Table::admit(Plan& plan, const Asking& asking) {
   Questions questions(plan, asking);
   admission_->ask(questions.all(), asking.step);
   i64 refused = 0;
-  const Sightings* next = questions.all().data();
   for (int shard = 0; shard < kShards; ++shard) {
     if (plan.absent[shard] == 0) continue;
     plan.remove_groups(shard, [&](Group& group) {
       if (group.row != kNoRow) return false;
-      const Sightings& one = *next++;
+      const Sightings& one = questions.all()[plan.rank_of(group)];
       if (one.refused == one.count) {
         refused += group.count;
         --plan.absent[shard];

@@ -42,18 +42,19 @@ struct Found {
 };
 
 // The shards of some keys, as bits. Many keys have all of them.
-u64 shards_of(const i64* keys, u64 n) {
+u64 shards_of(const SlotHash& slot_hash, const i64* keys, u64 n) {
   if (n >= 8 * kShards) return ~u64(0);
+  const SlotHash hash = slot_hash;
   u64 shards = 0;
-  for (u64 i = 0; i < n; ++i) shards |= u64(1) << shard_of(slot_hash(u64(keys[i])));
+  for (u64 i = 0; i < n; ++i) shards |= u64(1) << shard_of(hash(u64(keys[i])));
   return shards;
 }
 
 // Whether keys come shard by shard, as the first of them show: those that changed do, and all of a
 // scan. They lie closer together in the index of their shard than in the arrays of dense ids.
-bool of_one_shard(const i64* keys, u64 n) {
+bool of_one_shard(const SlotHash& hash, const i64* keys, u64 n) {
   constexpr u64 kFirstKeys = 16;
-  return n >= kFirstKeys && std::has_single_bit(shards_of(keys, kFirstKeys));
+  return n >= kFirstKeys && std::has_single_bit(shards_of(hash, keys, kFirstKeys));
 }
 
 u64 piece_count(u64 n, u64 size) { return (n + size - 1) / size; }
@@ -62,9 +63,10 @@ u64 piece_count(u64 n, u64 size) { return (n + size - 1) / size; }
 
 // Rows of distinct keys, at most kFindIds, with `near` by the arrays of dense ids first. The caller
 // holds the locks of their shards.
-void Table::find_rows(const i64* keys, u64 n, bool near, u32* rows) const {
+void Table::find_rows(const SlotHash& hash, const i64* keys, u64 n, bool near,
+                      u32* rows) const {
   const auto search = [&](const i64* some, u64 count, u32* found) {
-    ProbeAhead probe(views_, some, count, found);
+    ProbeAhead probe(hash, views_, some, count, found);
     for (u64 i = 0; i < count; i += kGroup) probe.step();
   };
   if (!near) return search(keys, n, rows);
@@ -82,7 +84,8 @@ void Table::find_rows(const i64* keys, u64 n, bool near, u32* rows) const {
 // Each run of equal ids is searched once. The rows of a group are fetched while those of the one
 // before are visited, and where they have to be searched, the homes of later groups are, too.
 template <class Visitor>
-void Table::visit_piece(const i64* ids, u64 from, u64 count, const Visitor& visitor) const {
+void Table::visit_piece(const SlotHash& hash, const i64* ids, u64 from, u64 count,
+                        const Visitor& visitor) const {
   const IdRuns<kReadIds> distinct(ids, count);
   const auto [keys, places, runs] = distinct.view();
   u32 rows[kReadIds];
@@ -98,15 +101,15 @@ void Table::visit_piece(const i64* ids, u64 from, u64 count, const Visitor& visi
     const u64 n = std::min(kGroup, runs - start);
     visitor.visit(from, Found{data + start % (2 * kGroup), rows + start, places + start, n});
   };
-  if (near_.serves(keys, runs) && !of_one_shard(keys, runs)) {
-    find_rows(keys, runs, true, rows);
+  if (near_.serves(keys, runs) && !of_one_shard(hash, keys, runs)) {
+    find_rows(hash, keys, runs, true, rows);
     fetch(0);
     for (u64 start = 0; start < runs; start += kGroup) {
       fetch(start + kGroup);
       visit(start);
     }
   } else {
-    ProbeAhead probe(views_, keys, runs, rows);
+    ProbeAhead probe(hash, views_, keys, runs, rows);
     probe.step();
     fetch(0);
     for (u64 start = 0; start < runs; start += kGroup) {
@@ -119,7 +122,8 @@ void Table::visit_piece(const i64* ids, u64 from, u64 count, const Visitor& visi
 
 // Tasks of `task_ids` ids go to the pool, which are read piece by piece. Locks are held from one
 // piece to the next unless somebody waits for them: to take all 64 for each would be a tenth of a
-// lookup.
+// lookup. Rows may be exchanged with those of a table with another key until the locks are taken: then
+// they are those of other shards.
 template <class Visitor>
 void Table::visit(const i64* ids, u64 n, u64 task_ids, const Visitor& visitor) const {
   arena_.check();
@@ -129,10 +133,15 @@ void Table::visit(const i64* ids, u64 n, u64 task_ids, const Visitor& visitor) c
   parallel_for(i64(piece_count(n, size)), [&](i64 task) {
     const u64 start = u64(task) * size, end = std::min(n, start + size);
     const TrimAfter trim(arena_);
-    ReadLocks hold(shards_, shards_of(ids + start, end - start));
-    for (u64 from = start; from < end; from += kReadIds) {
-      if (from != start) hold.give_way();
-      visit_piece(ids + from, from, std::min(kReadIds, end - from), visitor);
+    for (u64 from = start; from < end;) {
+      const u64 key = slot_key();
+      const SlotHash hash(key);
+      ReadLocks hold(shards_, shards_of(hash, ids + from, end - from));
+      while (from < end && slot_key() == key) {
+        visit_piece(hash, ids + from, from, std::min(kReadIds, end - from), visitor);
+        from += kReadIds;
+        if (from < end) hold.give_way();
+      }
     }
     finish_streaming();
   });

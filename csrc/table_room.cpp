@@ -117,7 +117,7 @@ void Table::insert(Plan& plan, int number, Group& group) {
   } else {
     group.row = shard.erased.size() != 0 ? shard.erased.take(arena_) : arena_.take(1);
   }
-  shard.index.insert(group.key, position_of(slot_hash(group.key)), group.row);
+  shard.index.insert(group.key, shard.index.position(group.key), group.row);
   near_.insert(number, group.key, group.row);
   if (snapshot_.watches(number)) snapshot_.settle(group.row);
   ++shard.version;
@@ -129,7 +129,7 @@ void Table::remove(int number, u64 key, u32 row, bool told) {
     snapshot_.keep(number, key, *arena_.time(row), row, arena_.row(row));
   for (const auto& [_, touched] : touched_)
     if (told && touched->all_changes()) touched->mark(number, key);
-  shard.index.erase(key, position_of(slot_hash(key)));
+  shard.index.erase(key, shard.index.position(key));
   near_.erase(number, key);
   shard.erased.give(arena_, row);
   ++shard.version;

@@ -20,7 +20,8 @@ u64 Table::open_touched(u64 capacity, bool all_changes, bool forget) {
   const CallScope scope;
   const std::lock_guard alone(clearing_);
   touched_.emplace_back(++touched_opened_,
-                        std::make_unique<Touched>(capacity, all_changes, forget));
+                        std::make_unique<Touched>(capacity, all_changes, forget,
+                                                  SlotHash(slot_key())));
   return touched_opened_;
 }
 
@@ -52,8 +53,9 @@ void Table::touch(u64 number, const i64* ids, u64 n) {
   const CallScope scope;
   const std::shared_lock uncleared(clearing_);
   Touched& touched = consumer(number);
+  const SlotHash hash(slot_key());
   for (u64 i = 0; i < n; ++i) {
-    const int shard = shard_of(slot_hash(u64(ids[i])));
+    const int shard = shard_of(hash(u64(ids[i])));
     const std::lock_guard writing(shards_[shard]->writing);
     touched.mark(shard, u64(ids[i]));
   }

@@ -23,6 +23,24 @@ void Table::with_all_shards(const Body& body) {
     if (touched->all_changes()) touched->mark_all();
 }
 
+// The keys that consumers collected go to the shards that they belong to now.
+void Table::place_watchers() {
+  for (const auto& [_, touched] : touched_) touched->place_by(SlotHash(slot_key()));
+}
+
+// False: there are rows. The caller uses the table alone.
+bool Table::place_by(u64 slot_key) {
+  const CallScope scope;
+  const std::lock_guard alone(clearing_);
+  if (size() != 0) return false;
+  with_all_shards([&] {
+    for (auto& shard : shards_) shard->index.place_by(SlotHash(slot_key));
+    slot_key_.store(slot_key);
+    place_watchers();
+  });
+  return true;
+}
+
 bool Table::clear() {
   drop_inherited();
   const CallScope scope;
@@ -60,6 +78,9 @@ bool Table::exchange(Table& other) {
       near_.swap(other.near_);
       arena_.swap(other.arena_);
       newest_time_.store(other.newest_time_.exchange(newest_time_.load()));
+      slot_key_.store(other.slot_key_.exchange(slot_key_.load()));
+      place_watchers();
+      other.place_watchers();
     });
   });
   return true;

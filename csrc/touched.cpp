@@ -11,29 +11,29 @@ constexpr u64 kLeastSlots = 16;
 
 }  // namespace
 
-bool KeySet::place(std::vector<u64>& slots, u64 key) {
+bool KeySet::place(std::vector<u64>& slots, u64 key, const SlotHash& hash) {
   const u64 mask = slots.size() - 1;
-  u64 at = slot_hash(key) & mask;  // low bits: the shard took the high ones
+  u64 at = hash(key) & mask;  // low bits: the shard took the high ones
   for (; slots[at] != 0; at = (at + 1) & mask)
     if (slots[at] == key) return false;
   slots[at] = key;
   return true;
 }
 
-void KeySet::grow() {
+void KeySet::grow(const SlotHash& hash) {
   std::vector<u64> larger(std::max(kLeastSlots, slots_.size() * 2));
   for (u64 key : slots_)
-    if (key != 0) place(larger, key);
+    if (key != 0) place(larger, key, hash);
   slots_.swap(larger);
 }
 
-bool KeySet::insert(u64 key) {
+bool KeySet::insert(u64 key, const SlotHash& hash) {
   if (key == 0) {
     if (zero_) return false;
     zero_ = true;
   } else {
-    if (4 * (size_ + 1) > 3 * slots_.size()) grow();
-    if (!place(slots_, key)) return false;
+    if (4 * (size_ + 1) > 3 * slots_.size()) grow(hash);
+    if (!place(slots_, key, hash)) return false;
   }
   ++size_;
   return true;
@@ -68,7 +68,7 @@ void Touched::mark(int shard, u64 key) noexcept {
   Stripe& stripe = stripes_[shard];
   if (full_.load(std::memory_order_relaxed)) return skip(stripe);
   try {
-    if (!stripe.keys.insert(key)) return;
+    if (!stripe.keys.insert(key, hash_)) return;
   } catch (const std::bad_alloc&) {  // the write goes on; the consumer learns that keys are missing
     return overflow(stripe);
   }
@@ -87,13 +87,42 @@ void Touched::mark_or_forget(u64 key) noexcept {
   // Before the key is looked at, so that one more than the capacity stays until the next comes.
   if (stripes_[0].keys.size() > capacity_) forget_all();
   try {
-    if (!stripes_[0].keys.insert(key)) return;
+    if (!stripes_[0].keys.insert(key, hash_)) return;
   } catch (const std::bad_alloc&) {
     forget_all();
     ++forgotten_;
     return;
   }
   size_.store(stripes_[0].keys.size(), std::memory_order_relaxed);
+}
+
+// A key in the set of a shard that is no longer its own would be kept a second time when it changes
+// again, and be taken twice.
+void Touched::place_by(const SlotHash& hash) noexcept {
+  const std::lock_guard hold(forgetting_);
+  hash_ = hash;
+  u64 total = 0;
+  for (const Stripe& stripe : stripes_) total += stripe.keys.size();
+  try {
+    std::vector<i64> keys(total);
+    i64* end = keys.data();
+    for (Stripe& stripe : stripes_) {
+      stripe.keys.copy_to(end);
+      end += stripe.keys.size();
+      stripe.keys.clear();
+    }
+    for (i64 key : keys)
+      stripes_[forget_ ? 0 : shard_of(hash(u64(key)))].keys.insert(u64(key), hash);
+  } catch (const std::bad_alloc&) {  // the consumer learns that keys are missing
+    for (Stripe& stripe : stripes_) stripe.keys.clear();
+    size_.store(0, std::memory_order_relaxed);
+    overflows_.fetch_add(1, std::memory_order_relaxed);
+    if (forget_) {
+      forgotten_ += total;
+    } else {
+      full_.store(true);
+    }
+  }
 }
 
 void Touched::take(u64 room, i64* ids, TouchedStep& step) {

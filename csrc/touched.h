@@ -9,20 +9,23 @@
 #include <vector>
 
 #include "shard_of.h"
+#include "slot_hash.h"
 
 namespace hedgerow {
 
 // A set of 64-bit keys, any of them, in open addressing.
 class KeySet {
  public:
-  bool insert(u64 key);  // false: it was there. Throws std::bad_alloc; nothing has changed then
+  // False: it was there. Throws std::bad_alloc; nothing has changed then.
+  bool insert(u64 key, const SlotHash& hash);
   u64 size() const { return size_; }
   void copy_to(i64* out) const;
   void clear() { *this = KeySet(); }
 
  private:
-  void grow();
-  static bool place(std::vector<u64>& slots, u64 key);  // false: it was there
+  void grow(const SlotHash& hash);
+  // False: it was there.
+  static bool place(std::vector<u64>& slots, u64 key, const SlotHash& hash);
 
   std::vector<u64> slots_;  // 0 is a free one: the key 0 stands in `zero_`
   bool zero_ = false;
@@ -41,8 +44,8 @@ class Touched {
  public:
   // `all_changes`: not learning alone, but every write and erasure. `forget` is the original's rule
   // on overflow: everything collected so far is dropped and counted.
-  Touched(u64 capacity, bool all_changes, bool forget)
-      : capacity_(capacity), all_changes_(all_changes), forget_(forget) {}
+  Touched(u64 capacity, bool all_changes, bool forget, const SlotHash& hash)
+      : capacity_(capacity), all_changes_(all_changes), forget_(forget), hash_(hash) {}
 
   bool all_changes() const { return all_changes_; }
   // Keys to be taken; those of a full one are not.
@@ -52,6 +55,9 @@ class Touched {
   // The caller holds the shard's `writing` for these two. What is taken is taken off.
   void mark(int shard, u64 key) noexcept;
   void take(u64 room, i64* ids, TouchedStep& step);
+
+  // Keys are those of other shards from now on. The caller has every shard locked.
+  void place_by(const SlotHash& hash) noexcept;
 
   // Any key may have changed; said after it has.
   void mark_all() { full_.store(true); }
@@ -69,6 +75,7 @@ class Touched {
 
   const u64 capacity_;
   const bool all_changes_, forget_;
+  SlotHash hash_;
   Stripe stripes_[kShards];  // a consumer that forgets uses the first alone, under `forgetting_`
   std::atomic<u64> size_{0};
   std::atomic<bool> full_{false};

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import os
+import random
 from collections.abc import Iterator
 from importlib.util import find_spec
 
 import pytest
 import torch
+
+from hedgerow.tables import slot_key
 
 from . import interpreter
 from .zookeeper import ZooKeeperProcess, skip_if_absent
@@ -45,6 +48,13 @@ def pytest_collection_finish(session: pytest.Session) -> None:
 def pytest_runtest_setup() -> None:
     """By now a test that launches kernels has imported them."""
     interpreter.prepare()
+
+
+@pytest.fixture(autouse=True)
+def _keys_of_a_test(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Slot keys that look random and are the same in every run: a test fails always or never."""
+    draw = random.Random(request.node.nodeid)
+    monkeypatch.setattr(slot_key, "drawn_key", lambda: draw.randrange(1, 2**64))
 
 
 @pytest.fixture

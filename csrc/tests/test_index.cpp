@@ -10,7 +10,8 @@ using namespace hedgerow;
 
 namespace {
 
-u64 place(u64 key) { return position_of(slot_hash(key)); }
+const SlotHash hash(5);
+u64 place(u64 key) { return position_of(hash(key)); }
 
 void make_room(Index& index, u64 rows) {
   if (!index.has_room(rows)) index = index.grown(rows);
@@ -32,7 +33,7 @@ void same_as_model(const Index& index, const std::unordered_map<u64, u32>& model
 
 void random_operations(u64 keys, int operations, u64 seed) {
   std::mt19937_64 random(seed);
-  Index index(0.3);
+  Index index(0.3, hash);
   std::unordered_map<u64, u32> model;
   for (int i = 0; i < operations; ++i) {
     const u64 key = random() % keys * 0x9e3779b97f4a7c15ull;
@@ -63,7 +64,7 @@ void random_operations(u64 keys, int operations, u64 seed) {
 
 // Keys that share one home and fill the buckets after it, so that every search runs round the end.
 void crowded_home() {
-  Index index(0.0);
+  Index index(0.0, hash);
   make_room(index, 16);
   const u64 position = ~u64(0) << kShardBits;
   std::vector<u64> keys;
@@ -81,7 +82,7 @@ void crowded_home() {
 
 // A scan that is interrupted by growth still gives every key once.
 void scan_across_growth() {
-  Index index(0.7);
+  Index index(0.7, hash);
   std::unordered_set<u64> early;
   for (u64 key = 0; key < 3000; ++key) {
     make_room(index, index.size() + 1);

@@ -25,7 +25,7 @@ std::vector<i64> ids_from(i64 first, u64 n) {
   return ids;
 }
 
-int shard_of_key(u64 key) { return shard_of(slot_hash(key)); }
+int shard_of_key(u64 key) { return shard_of(SlotHash(7)(key)); }
 
 void write(Table& table, const std::vector<i64>& ids, float more) {
   std::vector<float> rows(ids.size() * kDim);

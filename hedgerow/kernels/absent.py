@@ -10,6 +10,7 @@ from torch import Tensor
 from ..core.shapes import Int32, Int64
 from .find import own_slot, probe, span_of, table_of
 from .layout import Arrays
+from .placement import mix_at
 from .toolchain import blocks, jit, several, tl
 
 _TILE = {"ROWS": 128, "num_warps": 4}
@@ -107,7 +108,7 @@ def _absent(
     i = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)
     base, count, live = span_of((spans, splits), None, i, n, buckets, K, ROOM)
     key = tl.load(ids + i, mask=live, other=0)
-    slot = probe(index, key, live, base, count, LINES)
+    slot = probe(index, mix_at(index, buckets, LINES), key, live, base, count, LINES)
     absent = live & (slot < 0)
     if slots is not None:
         tl.store(slots + i, own_slot(slot, base), mask=live)

@@ -23,7 +23,7 @@ from .finite import all_finite
 from .first_values import start_rows
 from .layout import Arrays, Grouped, Part
 from .lookup import rows_at
-from .placement import TIMES, word
+from .placement import TIMES, mix_at, word
 from .rules import stepped
 from .sum_gradients import heads, sum_pieces, summed
 from .toolchain import blocks, columns_of, jit, programs_of, tl, writer_tile
@@ -49,7 +49,7 @@ def _known(
     What another program inserts meanwhile may be missed here; `claim` looks again.
     """
     if slots is None:
-        return probe(index, key, head, 0, buckets, LINES)
+        return probe(index, mix_at(index, buckets, LINES), key, head, 0, buckets, LINES)
     else:  # noqa: RET505 (Triton wants both arms)
         return tl.load(slots + source, mask=head, other=-1)
 
@@ -85,7 +85,7 @@ def _placed(
         _leave(left, i, wanted & (known < 0))
         count_up(counts, born, born, tl.where(head & ~finite, count, 0))
     else:
-        slot, born = claim(index, key, wanted, 0, buckets, LINES)
+        slot, born = claim(index, mix_at(index, buckets, LINES), key, wanted, 0, buckets, LINES)
         count_up(counts, born, wanted & (slot < 0), tl.zeros_like(key))
     if STAMP or PASS == NEW:
         stamped = slot >= 0 if STAMP else born

@@ -9,7 +9,7 @@ from .counting import count_up
 from .find import live_count
 from .find_or_insert import claim
 from .layout import Arrays, Grouped
-from .placement import TIMES, word
+from .placement import TIMES, mix_at, word
 from .sum_gradients import follows, heads
 from .toolchain import blocks, jit, tl, writer_tile
 
@@ -69,7 +69,7 @@ def _assign(
     live = live_count(used, n)
     key, source, head = heads(ids, order, i, n, live)
     winner, bad = _winner(ids, order, usable, i, key, source, head, n, live)
-    slot, born = claim(index, key, winner >= 0, 0, buckets, LINES)
+    slot, born = claim(index, mix_at(index, buckets, LINES), key, winner >= 0, 0, buckets, LINES)
     column = tl.arange(0, COLUMNS)[None, :]
     there = slot >= 0
     here = there[:, None] & (column < DIM)

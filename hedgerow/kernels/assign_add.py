@@ -10,7 +10,7 @@ from .find import live_count
 from .find_or_insert import claim
 from .finite import all_finite
 from .layout import Arrays, Grouped
-from .placement import TIMES, word
+from .placement import TIMES, mix_at, word
 from .sum_gradients import follows, heads
 from .toolchain import blocks, jit, tl, writer_tile
 
@@ -83,7 +83,7 @@ def _assign_add(
     batch = (ids, order, rows, usable)
     total, added, left_out = _added(batch, total, i, key, source, head, n, live, DIM, COLUMNS)
     good = head & (added > 0) & all_finite(total)
-    slot, born = claim(index, key, good, 0, buckets, LINES)
+    slot, born = claim(index, mix_at(index, buckets, LINES), key, good, 0, buckets, LINES)
     there = slot >= 0
     tl.store(values + slot[:, None] * STRIDE + column, total, mask=there[:, None] & inside)
     for part in range((STATES + COLUMNS - 1) // COLUMNS):

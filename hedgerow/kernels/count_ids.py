@@ -15,31 +15,25 @@ from torch import Tensor
 
 from ..core.shapes import Bool, Int64
 from .layout import Cells
-from .placement import HOME_LANES, LANES, MIX_1, MIX_2, MIX_START
+from .placement import HOME_LANES, LANES, mixed
 from .toolchain import blocks, jit, tl
 
 NOWHERE = tl.constexpr(1 << 20)  # beyond the rank of any place
 
 
 @jit
-def _mixed(x: tl.tensor) -> tl.tensor:
-    x = x + MIX_START
-    x = (x ^ (x >> 30)) * MIX_1
-    x = (x ^ (x >> 27)) * MIX_2
-    return x ^ (x >> 31)
-
-
-@jit
 def _homes(
-    ids: tl.tensor, salt: tl.tensor, homes: tl.tensor
+    ids: tl.tensor, salt: tl.tensor, state: tl.tensor, homes: tl.tensor
 ) -> tuple[tl.tensor, tl.tensor, tl.tensor]:
     """Two homes of each id, and the 40 bits that its cell keeps."""
-    hashed = _mixed(ids.to(tl.uint64, bitcast=True) ^ salt.to(tl.int64).to(tl.uint64, bitcast=True))
+    salted = ids.to(tl.uint64, bitcast=True) ^ salt.to(tl.int64).to(tl.uint64, bitcast=True)
+    hashed = mixed(salted, tl.load(state + 3), tl.load(state + 4), tl.load(state + 5))
     count = homes.to(tl.uint64)
     first = ((hashed >> 32) * count) >> 32
     second = ((hashed & 0xFFFFFFFF) * count) >> 32
     second = tl.where(second == first, tl.where(first + 1 < count, first + 1, 0), second)
-    label = _mixed(hashed) >> 24
+    nothing = tl.zeros_like(ids)
+    label = mixed(hashed, nothing, nothing, nothing) >> 24
     return (
         first.to(tl.int64, bitcast=True),
         second.to(tl.int64, bitcast=True),
@@ -123,7 +117,7 @@ def _counts_of(
     i = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)
     todo = tl.load(asked + i, mask=i < n, other=0).to(tl.int1)
     key = tl.load(ids + i, mask=todo, other=0)
-    first, second, label = _homes(key, salt, homes)
+    first, second, label = _homes(key, salt, state, homes)
     _, held, counted = _place(cells, todo, first, second, label, tl.load(state), kept)
     tl.store(counts + i, tl.where(counted, held & 0xFF, 0), mask=i < n)
 
@@ -147,7 +141,7 @@ def _add_counts(
     wanted = tl.load(asked + i, mask=i < n, other=0).to(tl.int1)
     key = tl.load(ids + i, mask=wanted, other=0)
     more = tl.load(added + i, mask=wanted, other=0)
-    first, second, label = _homes(key, salt, homes)
+    first, second, label = _homes(key, salt, state, homes)
     turn = tl.load(state)
     done = i != i
     brought = i != i  # to the present turn of the window

@@ -9,7 +9,7 @@ from ..core.shapes import Bool, Int64
 from . import layout
 from .find import live_count, probe
 from .layout import Arrays, Grouped
-from .placement import EMPTY, ERASED, own_place, word
+from .placement import EMPTY, ERASED, mix_at, own_place, word
 from .sum_gradients import heads
 from .toolchain import blocks, jit, tl
 
@@ -30,7 +30,7 @@ def _erase(
 ) -> None:
     i = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)
     key, source, head = heads(ids, order, i, n, live_count(used, n))
-    slot = probe(index, key, head, 0, buckets, LINES)
+    slot = probe(index, mix_at(index, buckets, LINES), key, head, 0, buckets, LINES)
     there = slot >= 0
     special, _ = own_place(key, 0, buckets)
     gone = tl.where(special, EMPTY, ERASED)

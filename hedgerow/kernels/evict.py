@@ -22,7 +22,7 @@ from .find import own_slot, span_of
 from .find_or_insert import TAKEN, look
 from .layout import Arrays
 from .lookup import rows_at
-from .placement import EMPTY, ERASED, LANES, TIMES, candidates, own_place, word
+from .placement import EMPTY, ERASED, LANES, TIMES, candidates, mix_at, own_place, word
 from .scores import SCORE, scored, worth
 from .toolchain import blocks, jit, several, tl, writer_tile
 
@@ -148,8 +148,8 @@ def place_or_evict(
 ) -> tuple[tl.tensor, tl.tensor, tl.tensor, tl.tensor]:
     """Slot, code, victim and the victim's word of scores of each id with `todo`."""
     index, _ = table
-    base, buckets = span
-    first, second = candidates(ids, base, buckets)
+    base, buckets, mix = span
+    first, second = candidates(mix, ids, base, buckets)
     special, own = own_place(ids, base, buckets)
     stored = tl.where(special, tl.full(ids.shape, TAKEN, tl.int64), ids)
     empty = tl.full(ids.shape, EMPTY, tl.int64)
@@ -228,9 +228,10 @@ def _insert_and_evict(
     base, count, live = span_of((spans, splits), used, i, n, buckets, K, ROOM)
     key = tl.load(ids + i, mask=live, other=0)
     given = tl.load(scores + i, mask=live, other=0)
-    call = tl.zeros_like(key) + call
+    call, mix = tl.zeros_like(key) + call, mix_at(index, buckets, LINES)
     slot, code, victim, left = place_or_evict(
-        (index, pins), key, live, (base, count), given, call, epoch.to(tl.int64), MODE, LINES
+        *((index, pins), key, live, (base, count, mix), given, call, epoch.to(tl.int64)),
+        *(MODE, LINES),
     )
     tl.store(codes + i, code.to(tl.int8), mask=i < n)
     tl.store(slots + i, own_slot(slot, base), mask=i < n)

@@ -7,7 +7,7 @@ from torch import Tensor
 
 from ..core.shapes import Int64
 from .layout import Arrays
-from .placement import EMPTY, HOME_LANES, LANES, candidates, own_place, word
+from .placement import EMPTY, HOME_LANES, LANES, candidates, mix_at, own_place, word
 from .toolchain import blocks, jit, several, tl
 
 
@@ -68,6 +68,7 @@ def _match(line: tl.tensor, ids: tl.tensor, bucket: tl.tensor, asked: tl.tensor)
 @jit
 def probe(
     index: tl.tensor,
+    mix: tl.tensor,
     ids: tl.tensor,
     live: tl.tensor,
     base: tl.tensor,
@@ -79,7 +80,7 @@ def probe(
     The second bucket is read only where no home lane of the first was never used: no id has gone on
     to its second bucket before.
     """
-    first, second = candidates(ids, base, buckets)
+    first, second = candidates(mix, ids, base, buckets)
     lanes = tl.arange(0, LANES)[None, :]
     special, own = own_place(ids, base, buckets)
     ordinary = live & ~special
@@ -112,7 +113,15 @@ def _find(
 ) -> None:
     i = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)
     base, count, live = span_of((spans, splits), used, i, n, buckets, K, ROOM)
-    slot = probe(index, tl.load(ids + i, mask=live, other=0), live, base, count, LINES)
+    slot = probe(
+        index,
+        mix_at(index, buckets, LINES),
+        tl.load(ids + i, mask=live, other=0),
+        live,
+        base,
+        count,
+        LINES,
+    )
     tl.store(slots + i, own_slot(slot, base), mask=i < n)
 
 

@@ -20,7 +20,7 @@ from ..core.shapes import Bool, Float32, Int64
 from . import layout
 from .find import own_slot, span_of
 from .layout import Arrays
-from .placement import EMPTY, ERASED, HOME_LANES, LANES, candidates, own_place, word
+from .placement import EMPTY, ERASED, HOME_LANES, LANES, candidates, mix_at, own_place, word
 from .toolchain import blocks, jit, several, tl, writer_tile
 
 TAKEN = tl.constexpr(layout.TAKEN)
@@ -86,6 +86,7 @@ def look(
 @jit
 def claim(
     index: tl.tensor,
+    mix: tl.tensor,
     ids: tl.tensor,
     todo: tl.tensor,
     base: tl.tensor,
@@ -93,7 +94,7 @@ def claim(
     LINES: tl.constexpr,
 ) -> tuple[tl.tensor, tl.tensor]:
     """The slot of each id with `todo`, -1 = no room or not asked; and whether it was taken now."""
-    first, second = candidates(ids, base, buckets)
+    first, second = candidates(mix, ids, base, buckets)
     special, own = own_place(ids, base, buckets)
     stored = tl.where(special, tl.full(ids.shape, TAKEN, tl.int64), ids)
     empty = tl.full(ids.shape, EMPTY, tl.int64)  # 64 bits: a bare literal may be taken as 32
@@ -141,7 +142,15 @@ def _find_or_insert(
     base, count, live = span_of((spans, splits), None, i, n, buckets, K, ROOM)
     if wanted is not None:
         live = live & tl.load(wanted + i, mask=live, other=0).to(tl.int1)
-    slot, born = claim(index, tl.load(ids + i, mask=live, other=0), live, base, count, LINES)
+    slot, born = claim(
+        index,
+        mix_at(index, buckets, LINES),
+        tl.load(ids + i, mask=live, other=0),
+        live,
+        base,
+        count,
+        LINES,
+    )
     tl.store(slots + i, own_slot(slot, base), mask=i < n)
     tl.store(new + i, born, mask=i < n)
 
@@ -163,7 +172,15 @@ def _exchange(
     COLUMNS: tl.constexpr,
 ) -> None:
     i = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)
-    slot, born = claim(index, tl.load(ids + i, mask=i < n, other=0), i < n, 0, buckets, LINES)
+    slot, born = claim(
+        index,
+        mix_at(index, buckets, LINES),
+        tl.load(ids + i, mask=i < n, other=0),
+        i < n,
+        0,
+        buckets,
+        LINES,
+    )
     tl.store(slots + i, slot, mask=i < n)
     tl.store(new + i, born, mask=i < n)
     column = tl.arange(0, COLUMNS)[None, :]

@@ -45,6 +45,40 @@ SETTINGS, STARTS = 8, 4
 MIX_START = 0x9E3779B97F4A7C15
 MIX_1 = 0xBF58476D1CE4E5B9
 MIX_2 = 0x94D049BB133111EB
+MIX = 3  # words that say what the slot key of a table or filter makes of these three, see `mix_of`
+_ALL = 2**64 - 1
+
+
+def mixed(x: int, add: int = 0, by_1: int = 0, by_2: int = 0) -> int:
+    """The hash of a number, by the words of `mix_of`; without them the one that everybody knows.
+
+    >>> mixed(0) == mixed(0, *mix_of(0)), mixed(0) == mixed(0, *mix_of(1))
+    (True, False)
+    """
+    x = (x + (MIX_START + add)) & _ALL
+    x = (x ^ (x >> 30)) * (MIX_1 ^ by_1) & _ALL
+    x = (x ^ (x >> 27)) * (MIX_2 ^ by_2) & _ALL
+    return x ^ (x >> 31)
+
+
+def mix_of(slot_key: int) -> tuple[int, int, int]:
+    """What a slot key adds to the start of the mixer, and which bits of its factors it changes.
+
+    The factors stay odd. Of key 0 nothing changes. They follow from the key by hashes, so that no
+    pair of ids meets under most keys.
+
+    >>> mix_of(0), [word % 2 for word in mix_of(7)[1:]]
+    ((0, 0, 0), [0, 0])
+    """
+    if slot_key == 0:
+        return 0, 0, 0
+    first, second = mixed(slot_key), mixed(slot_key ^ MIX_1)
+    return slot_key, first << 1 & _ALL, second << 1 & _ALL
+
+
+def turned(words: Sequence[int], device: torch.device) -> Int64[Tensor, "words"]:
+    """Words with their bits turned: of key 0 they look like places without a row."""
+    return torch.tensor([~signed64(word) for word in words], device=device)
 
 
 def padded(floats: int) -> int:
@@ -72,6 +106,9 @@ class Arrays:
     `EMPTY` and `ERASED`. A bucket is a line of keys, a line of times and, if rows are `scored` by
     something else than time, a line of scores, one behind the other: whoever has looked for an id
     has the time of its row near.
+
+    Where ids are placed depends on the slot key. What it makes of the mixer stands, with its bits
+    turned, in the last words of the line of times behind the buckets: kernels find it there.
     """
 
     index: Int64[Tensor, "buckets+1 lines lanes"]
@@ -89,18 +126,22 @@ class Arrays:
         *,
         scored: bool = False,
         pinned: bool = False,
+        slot_key: int = 0,
     ) -> Arrays:
         """An empty table whose rows have `states` floats behind them."""
         slots = buckets * LANES + 2
         lines = 3 if scored else 2
         index = torch.full((buckets + 1, lines, LANES), NEWBORN, device=device)
         index[:, KEYS] = EMPTY
-        return Arrays(
+        made = Arrays(
             index,
             torch.zeros(slots, padded(dim + states), dtype=torch.float32, device=device),
             dim,
             torch.zeros(slots, dtype=torch.int32, device=device) if pinned else None,
         )
+        if slot_key:
+            made.place_by(slot_key)
+        return made
 
     @staticmethod
     def make_several(
@@ -167,16 +208,27 @@ class Arrays:
         first = self.spans[torch.bucketize(at, splits[1:-1], right=True), 0]
         return torch.where(slots >= 0, slots + first * LANES, slots)
 
+    def place_by(self, slot_key: int) -> None:
+        """Places the ids of this one table by another key; it must be empty."""
+        self.index[-1, TIMES, -MIX:] = turned(mix_of(slot_key), self.index.device)
+
+    def mix(self) -> tuple[int, int, int]:
+        """The words of `mix_of` of this one table; waits for the device."""
+        add, by_1, by_2 = (~self.index[-1, TIMES, -MIX:]).tolist()
+        return add & _ALL, by_1 & _ALL, by_2 & _ALL
+
     @property
     def nbytes(self) -> tuple[int, int]:
         """Bytes of keys and times, and of rows."""
         return self.index.nbytes, self.values.nbytes
 
     def clear(self, when: Bool[Tensor, ""] | None = None) -> None:
-        """Takes all ids out, or does so if the device says `when`."""
+        """Takes all ids of this one table out, or does so if the device says `when`."""
         always = torch.ones((), dtype=torch.bool, device=self.index.device)
+        mix = self.index[-1, TIMES, -MIX:].clone()
         self.index.masked_fill_(always if when is None else when, NEWBORN)
         self.index[:, KEYS].masked_fill_(always if when is None else when, EMPTY)
+        self.index[-1, TIMES, -MIX:] = mix
 
     def taken(self) -> Bool[Tensor, "slots"]:
         """Which slots have a row."""
@@ -245,20 +297,23 @@ def draws_of(firsts: Sequence[FirstValues], device: torch.device) -> Int64[Tenso
 class Cells:
     """A filter in device memory, see `count_ids`: cells, and where its window stands.
 
-    `state` is the turn of the window, the ids counted in it, and those that found no cell.
+    `state` is the turn of the window, the ids counted in it, those that found no cell, and the
+    words of `mix_of`: where ids are counted depends on a slot key, too.
     """
 
     cells: Int64[Tensor, "cells"]  # LANES of every home
-    state: Int64[Tensor, "3"]
+    state: Int64[Tensor, "6"]
     kept: int  # turns before the present one that still count
     most: int  # where counts stop
 
     @staticmethod
-    def make(ids: int, kept: int, most: int, device: torch.device) -> Cells:
+    def make(ids: int, kept: int, most: int, device: torch.device, slot_key: int = 0) -> Cells:
         """An empty filter with room for so many ids, at four fifths of its cells."""
+        words = [0, 0, 0, *map(signed64, mix_of(slot_key))]
+        state = torch.tensor(words, dtype=torch.int64, device=device)
         homes = max(2, -(-ids * 5 // (4 * LANES)))
         cells = torch.zeros(homes * LANES, dtype=torch.int64, device=device)
-        return Cells(cells, torch.zeros(3, dtype=torch.int64, device=device), kept, most)
+        return Cells(cells, state, kept, most)
 
     @property
     def homes(self) -> int:

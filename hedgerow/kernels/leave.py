@@ -11,7 +11,7 @@ from ..core.shapes import Bool, Int32, Int64
 from . import layout
 from .find import table_of
 from .layout import Arrays
-from .placement import ERASED, LANES, TIMES, candidates, word
+from .placement import ERASED, LANES, TIMES, candidates, mix_at, word
 from .toolchain import blocks, jit, several, tl
 
 NEVER = 2**31 - 1
@@ -199,7 +199,7 @@ def _single_out(
     taken = tl.full((MOST,), -1, tl.int64)  # by keys before
     i = first
     while i < last:
-        one, two = candidates(tl.load(keys + i), base, count)
+        one, two = candidates(mix_at(index, base + count, LINES), tl.load(keys + i), base, count)
         slot = tl.where(lane < LANES, one, two) * LANES + lane % LANES
         when = tl.load(used + slot)
         room = tl.max((when == _NEVER).to(tl.int32), axis=0)

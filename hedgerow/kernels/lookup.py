@@ -12,7 +12,7 @@ from ..core.shapes import Float32, Int64
 from .find import own_slot, probe, span_of, table_of
 from .first_values import draw_of, start_rows
 from .layout import Arrays, FirstValues, Part
-from .placement import LANES
+from .placement import LANES, mix_at
 from .toolchain import blocks, jit, reader_tile, several, tl
 
 
@@ -129,7 +129,7 @@ def _lookup(
     i = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)
     base, count, live = span_of((spans, splits), used, i, n, buckets, K, ROOM)
     key = tl.load(ids + i, mask=live, other=0)
-    slot = probe(index, key, live, base, count, LINES)
+    slot = probe(index, mix_at(index, buckets, LINES), key, live, base, count, LINES)
     tl.store(slots + i, own_slot(slot, base), mask=i < n)
     rows = rows_at(values + START, slot, DIM, STRIDE, COLUMNS)
     if KIND != "zeros":

@@ -17,18 +17,40 @@ TIMES = tl.constexpr(layout.TIMES)
 MIX_START = tl.constexpr(layout.MIX_START)
 MIX_1 = tl.constexpr(layout.MIX_1)
 MIX_2 = tl.constexpr(layout.MIX_2)
+MIX = tl.constexpr(layout.MIX)
 
 
 @jit
-def candidates(ids: tl.tensor, base: tl.tensor, buckets: tl.tensor) -> tuple[tl.tensor, tl.tensor]:
+def mixed(
+    x: tl.tensor,
+    add: tl.tensor,
+    by_1: tl.tensor,
+    by_2: tl.tensor,
+) -> tl.tensor:
+    """The hash of unsigned numbers by the words of `mix_of`."""
+    x = x + (add.to(tl.uint64, bitcast=True) + MIX_START)
+    x = (x ^ (x >> 30)) * (by_1.to(tl.uint64, bitcast=True) ^ MIX_1)
+    x = (x ^ (x >> 27)) * (by_2.to(tl.uint64, bitcast=True) ^ MIX_2)
+    return x ^ (x >> 31)
+
+
+@jit
+def word(slots: tl.tensor, LINE: tl.constexpr, LINES: tl.constexpr) -> tl.tensor:
+    """Where in the index the key (line 0), time or score of a slot stands."""
+    return (slots // LANES) * (LINES * LANES) + LINE * LANES + slots % LANES
+
+
+@jit
+def candidates(
+    mix: tl.tensor, ids: tl.tensor, base: tl.tensor, buckets: tl.tensor
+) -> tuple[tl.tensor, tl.tensor]:
     """Two different buckets of each id, if there are two, of so many from `base` on.
 
-    From the halves of one hash.
+    From the halves of one hash. At `mix` stand the words of `mix_of`, with their bits turned: the
+    same for all ids, so that they are on their way before it is known whose the ids are.
     """
-    hashed = ids.to(tl.uint64, bitcast=True) + MIX_START
-    hashed = (hashed ^ (hashed >> 30)) * MIX_1
-    hashed = (hashed ^ (hashed >> 27)) * MIX_2
-    hashed = hashed ^ (hashed >> 31)
+    add, by_1, by_2 = ~tl.load(mix), ~tl.load(mix + 1), ~tl.load(mix + 2)
+    hashed = mixed(ids.to(tl.uint64, bitcast=True), add, by_1, by_2)
     count = buckets.to(tl.uint64)
     first = ((hashed >> 32) * count) >> 32
     second = ((hashed & 0xFFFFFFFF) * count) >> 32
@@ -38,20 +60,21 @@ def candidates(ids: tl.tensor, base: tl.tensor, buckets: tl.tensor) -> tuple[tl.
 
 
 @jit
+def mix_at(index: tl.tensor, buckets: tl.tensor, LINES: tl.constexpr) -> tl.tensor:
+    """Where the words of the slot key stand, behind all buckets of one table or of several."""
+    return index + (buckets.to(tl.int64) * LINES + TIMES + 1) * LANES - MIX
+
+
+@jit
 def own_place(ids: tl.tensor, base: tl.tensor, buckets: tl.tensor) -> tuple[tl.tensor, tl.tensor]:
     """Whether an id looks like a place without a row, and the slot that it then has to itself."""
     special = (ids == EMPTY) | (ids == ERASED)
     return special, (base + buckets.to(tl.int64)) * LANES + (ids == ERASED).to(tl.int64)
 
 
-@jit
-def word(slots: tl.tensor, LINE: tl.constexpr, LINES: tl.constexpr) -> tl.tensor:
-    """Where in the index the key (line 0), time or score of a slot stands."""
-    return (slots // LANES) * (LINES * LANES) + LINE * LANES + slots % LANES
-
-
 @jit(do_not_specialize=["n", "buckets"])
 def _place(
+    mix: tl.tensor,
     ids: tl.tensor,
     first: tl.tensor,
     second: tl.tensor,
@@ -60,14 +83,17 @@ def _place(
     ROWS: tl.constexpr,
 ) -> None:
     i = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)
-    one, two = candidates(tl.load(ids + i, mask=i < n, other=0), 0, buckets)
+    one, two = candidates(mix, tl.load(ids + i, mask=i < n, other=0), 0, buckets)
     tl.store(first + i, one, mask=i < n)
     tl.store(second + i, two, mask=i < n)
 
 
-def place(ids: Int64[Tensor, "n"], buckets: int) -> tuple[Int64[Tensor, "n"], Int64[Tensor, "n"]]:
+def place(
+    ids: Int64[Tensor, "n"], buckets: int, slot_key: int = 0
+) -> tuple[Int64[Tensor, "n"], Int64[Tensor, "n"]]:
     """The first and second bucket of each id."""
     first, second = torch.empty_like(ids), torch.empty_like(ids)
     if len(ids):
-        _place[blocks(len(ids), 128)](ids, first, second, len(ids), buckets, ROWS=128)
+        mix = layout.turned(layout.mix_of(slot_key), ids.device)
+        _place[blocks(len(ids), 128)](mix, ids, first, second, len(ids), buckets, ROWS=128)
     return first, second

@@ -13,7 +13,7 @@ from .coming import Coming, parts_of
 from .find import own_slot, span_of, table_of
 from .find_or_insert import claim
 from .layout import Arrays
-from .placement import TIMES, word
+from .placement import TIMES, mix_at, word
 from .toolchain import blocks, columns_of, jit, several, tl, writer_tile
 
 
@@ -76,7 +76,15 @@ def _put_rows(
     asked = live if out is None else inside
     row = tl.load(rows + i[:, None] * DIM + column, mask=asked[:, None] & (column < DIM), other=0.0)
     time = tl.load(times + i, mask=live, other=0)
-    slot, born = claim(index, tl.load(ids + i, mask=live, other=0), live, base, count, LINES)
+    slot, born = claim(
+        index,
+        mix_at(index, buckets, LINES),
+        tl.load(ids + i, mask=live, other=0),
+        live,
+        base,
+        count,
+        LINES,
+    )
     tl.store(places + i, tl.where(born, slot, -1).to(tl.int32), mask=i < n)
     tl.store(used + slot, tl.zeros((ROWS,), tl.int32) + now, mask=born)
     k = tl.where(inside, table_of(piece, i, K, ROOM), 0)

@@ -19,9 +19,6 @@ from .layout import (
     HOME_LANES,
     KEYS,
     LANES,
-    MIX_1,
-    MIX_2,
-    MIX_START,
     NEWBORN,
     PIECE,
     TAKEN,
@@ -30,6 +27,8 @@ from .layout import (
     FirstValues,
     Grouped,
     Part,
+    mix_of,
+    mixed,
 )
 from .reference_rules import step
 
@@ -55,12 +54,19 @@ def _shifted(x: Tensor, bits: int) -> Tensor:
     return (x >> bits) & (2 ** (64 - bits) - 1)  # the mask makes the signed shift a logical one
 
 
-def place(ids: Int64[Tensor, "n"], buckets: int) -> tuple[Int64[Tensor, "n"], Int64[Tensor, "n"]]:
+def place(
+    ids: Int64[Tensor, "n"], buckets: int, slot_key: int = 0
+) -> tuple[Int64[Tensor, "n"], Int64[Tensor, "n"]]:
     """The first and second bucket of each id."""
-    hashed = ids + signed64(MIX_START)
-    hashed = (hashed ^ _shifted(hashed, 30)) * signed64(MIX_1)
-    hashed = (hashed ^ _shifted(hashed, 27)) * signed64(MIX_2)
-    hashed = hashed ^ _shifted(hashed, 31)
+    return place_by(ids, buckets, mix_of(slot_key))
+
+
+def place_by(
+    ids: Int64[Tensor, "n"], buckets: int, mix: tuple[int, int, int]
+) -> tuple[Int64[Tensor, "n"], Int64[Tensor, "n"]]:
+    """`place` by the words of a slot key, as a table has them."""
+    words = [signed64(mixed(id_ % 2**64, *mix)) for id_ in ids.tolist()]
+    hashed = torch.tensor(words, dtype=torch.int64)
     first = _shifted(_shifted(hashed, 32) * buckets, 32)
     second = _shifted((hashed & _LOW) * buckets, 32)
     return first, torch.where(second == first, (first + 1) % buckets, second)
@@ -70,7 +76,9 @@ def places_of(table: Arrays, id_: int) -> list[int]:
     """The slots an id may have, in the order in which they are taken."""
     if id_ in (EMPTY, ERASED):
         return [table.buckets * LANES + (id_ == ERASED)]
-    first, second = (int(b) * LANES for b in place(torch.tensor([id_]), table.buckets))
+    first, second = (
+        int(b) * LANES for b in place_by(torch.tensor([id_]), table.buckets, table.mix())
+    )
     homes = [bucket + lane for bucket in (first, second) for lane in range(HOME_LANES)]
     return homes + [
         bucket + lane for lane in range(HOME_LANES, LANES) for bucket in (first, second)

@@ -7,7 +7,7 @@ from torch import Tensor
 
 from ..core.hashing import signed64
 from ..core.shapes import Bool, Float32, Int64
-from .layout import HOME_LANES, LANES, MIX_1, MIX_2, MIX_START, Cells
+from .layout import HOME_LANES, LANES, Cells, mixed
 from .reference import philox
 
 __all__ = ["add_counts", "counts_of", "draws"]
@@ -15,16 +15,10 @@ __all__ = ["add_counts", "counts_of", "draws"]
 _ALL = 2**64 - 1
 
 
-def _mixed(x: int) -> int:
-    x = (x + MIX_START) & _ALL
-    x = (x ^ (x >> 30)) * MIX_1 & _ALL
-    x = (x ^ (x >> 27)) * MIX_2 & _ALL
-    return x ^ (x >> 31)
-
-
 def _places(filter: Cells, id_: int, salt: int) -> tuple[list[int], int]:
     """The cells an id may have, in the order in which they are taken, and its label."""
-    hashed = _mixed((id_ ^ salt) & _ALL)
+    add, by_1, by_2 = (word & _ALL for word in filter.state[3:].tolist())
+    hashed = mixed((id_ ^ salt) & _ALL, add, by_1, by_2)
     first = (hashed >> 32) * filter.homes >> 32
     second = (hashed & (2**32 - 1)) * filter.homes >> 32
     if second == first:
@@ -32,7 +26,7 @@ def _places(filter: Cells, id_: int, salt: int) -> tuple[list[int], int]:
     homes = [first * LANES, second * LANES]
     places = [home + lane for home in homes for lane in range(HOME_LANES)]
     places += [home + lane for lane in range(HOME_LANES, LANES) for home in homes]
-    return places, _mixed(hashed) >> 24
+    return places, mixed(hashed) >> 24
 
 
 def _find(filter: Cells, id_: int, salt: int) -> tuple[int, int, bool]:

@@ -25,7 +25,7 @@ from .layout import (
     TIMES,
     Arrays,
 )
-from .reference import find_one, key_at, place, places_of, put_word
+from .reference import find_one, key_at, place_by, places_of, put_word
 
 __all__ = ["insert_and_evict", "pin", "touch"]
 
@@ -50,7 +50,7 @@ def _scored(word: int, given: int, epoch: int, mode: str) -> int:
 
 def _victim(table: Arrays, id_: int, call: int, epoch: int, mode: str) -> int:
     """The slot of the row that leaves for an id, or -1."""
-    buckets = [int(b) for b in place(torch.tensor([id_]), table.buckets)]
+    buckets = [int(b) for b in place_by(torch.tensor([id_]), table.buckets, table.mix())]
     may_leave = [
         (_worth(_word(table, slot), epoch, mode), order, slot)
         for order, slot in enumerate(b * LANES + lane for b in buckets for lane in range(LANES))

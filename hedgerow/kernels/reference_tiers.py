@@ -13,7 +13,7 @@ from .coming import Coming
 from .layout import ERASED, KEYS, LANES, NEWBORN, TIMES, Arrays
 from .leave import NEVER, Chosen
 from .put_rows import Uses, Waiting
-from .reference import find, insert_one, place, put_word
+from .reference import find, insert_one, place_by, put_word
 
 __all__ = [
     "absent",
@@ -167,7 +167,9 @@ def single_out(
     for k, (first, own) in enumerate(_tables(table)):
         (start, stop), taken = chosen.starts[k : k + 2].tolist(), set()
         mine = keys[int(splits[k]) : int(splits[k + 1])]
-        for pair in zip(*place(mine, own.buckets), strict=True) if oldest[k] <= 0 else ():
+        for pair in (
+            zip(*place_by(mine, own.buckets, own.mix()), strict=True) if oldest[k] <= 0 else ()
+        ):
             slots = [first + int(bucket) * LANES + lane for bucket in pair for lane in range(LANES)]
             when = {slot: int(used[slot]) for slot in slots}
             old = [x for x in slots if x not in taken and when[x] <= chosen.limit]

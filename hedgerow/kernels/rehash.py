@@ -8,7 +8,7 @@ from torch import Tensor
 from ..core.shapes import Int64
 from .find_or_insert import claim
 from .layout import Arrays
-from .placement import EMPTY, ERASED, LANES, word
+from .placement import EMPTY, ERASED, LANES, mix_at, word
 from .toolchain import blocks, jit, tl, writer_tile
 
 
@@ -34,7 +34,7 @@ def _rehash(
     taken = (key != EMPTY) & (key != ERASED)
     special = old // LANES == own
     key = tl.where(special, tl.where(old % LANES == 0, EMPTY, ERASED), key)
-    slot, _ = claim(index, key, taken, 0, buckets, LINES)
+    slot, _ = claim(index, mix_at(index, buckets, LINES), key, taken, 0, buckets, LINES)
     there = slot >= 0
     tl.store(moved + old, slot, mask=old < slots)
     for line in tl.static_range(1, LINES):  # pyright: ignore[reportGeneralTypeIssues]

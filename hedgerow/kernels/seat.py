@@ -11,7 +11,7 @@ from ..core.shapes import Bool, Int32, Int64
 from .find import span_of
 from .find_or_insert import claim
 from .layout import Arrays
-from .placement import LANES, candidates
+from .placement import LANES, candidates, mix_at
 from .toolchain import blocks, jit, several, tl
 
 _TILE = {"ROWS": 128, "num_warps": 4}
@@ -49,9 +49,9 @@ def _seat(
             base, count, live = span_of((spans, splits), used, i, n, buckets, K, ROOM)
             todo = live & (slot < 0)
             key = tl.load(ids + i, mask=todo, other=0)
-            given, _ = claim(index, key, todo, base, count, LINES)
+            given, _ = claim(index, mix_at(index, buckets, LINES), key, todo, base, count, LINES)
             # Ids without room are counted by and by: equal ones get one number, below -1.
-            first, second = candidates(key, base, count)
+            first, second = candidates(mix_at(index, buckets, LINES), key, base, count)
             number = (first * 31 + second * 17 + (key & 0xFFFF)) & 0x3FFFFFFF
             slot = tl.where(todo, tl.where(given < 0, -2 - number, given), slot)
     tl.store(places + i, slot.to(tl.int32), mask=i < n)

@@ -24,6 +24,7 @@ class SlidingFilter:
     parts: int
     seed: int
     max_count: int
+    key: int = 0  # of no importance: nothing is hashed here
     _arrays: list[dict[tuple[int, int], int]] = field(default_factory=list)
     _head_increment: int = 0
 
@@ -61,8 +62,8 @@ class SlidingFilter:
             self._count((table, key)) for key in at(ids_at, n, np.int64).tolist()
         ]
 
-    def dump(self, room: int, out_at: int) -> tuple[int, int, int, list[Shape]]:
-        """Head, advances, failures and the shape of each array; cells if they fit."""
+    def dump(self, room: int, out_at: int) -> tuple[int, int, int, int, list[Shape]]:
+        """Key, head, advances, failures and the shape of each array; cells if they fit."""
         parts = [
             np.array([(t, k, count) for (t, k), count in array.items()], _CELL)
             for array in self._arrays
@@ -71,10 +72,11 @@ class SlidingFilter:
         if cells.nbytes <= room:
             at(out_at, len(cells), _CELL)[:] = cells
         shapes = [(_CELL.itemsize, len(part), len(part)) for part in parts]
-        return self._head_increment % self.parts, self._head_increment, 0, shapes
+        return self.key, self._head_increment % self.parts, self._head_increment, 0, shapes
 
     def restore(
         self,
+        key: int,
         head: int,
         head_increment: int,
         failures: int,
@@ -91,7 +93,7 @@ class SlidingFilter:
             {(t, k): count for t, k, count in (next(cells) for _ in range(size))}
             for _, _, size in arrays
         ]
-        self._head_increment = head_increment
+        self.key, self._head_increment = key, head_increment
 
 
 class Admission:

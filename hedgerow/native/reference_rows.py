@@ -56,6 +56,7 @@ class Rows(Watched, Evictions):
     counts_uses: bool = False
     admission: Admission | None = None
     rows_in: object | None = None  # where rows lie changes nothing
+    key: int = 0  # nor how they are found
     _rows: dict[int, Row] = field(default_factory=dict)
     _newest: int = 0
     _counted: list[int] = field(default_factory=lambda: [0, 0, 0, 0])
@@ -109,12 +110,25 @@ class Rows(Watched, Evictions):
         self._all_changed()
         return True
 
+    def slot_key(self) -> int:
+        """What places ids."""
+        return self.key
+
+    def place_by(self, slot_key: int) -> bool:
+        """Another key; False: refused, there are rows."""
+        if self._rows:
+            return False
+        self.key = slot_key
+        self._all_changed()
+        return True
+
     def exchange(self, other: Rows) -> bool:
         """Swaps all rows; False: refused, a snapshot is open."""
         if self._snapshot is not None or other._snapshot is not None:
             return False
         self._rows, other._rows = other._rows, self._rows
         self._newest, other._newest = other._newest, self._newest
+        self.key, other.key = other.key, self.key
         for table in (self, other):
             table._all_changed()
         return True

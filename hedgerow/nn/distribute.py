@@ -81,6 +81,7 @@ def distribute(
     ranks = Ranks(own_group())
     _check(model, collections, ranks, {"reduce": reduce, "wire": wire, "plan": _kind(plan)})
     _follow(model, plan, ranks)
+    _share_slot_keys(model, ranks)
     # Updates run when a backward ends, reads perhaps ahead in another thread: a group for each, and
     # none of them DDP's. All groups are made in the same order on every rank.
     where = _where(collections)
@@ -91,6 +92,15 @@ def distribute(
         over = _over(one, routers, reads, updates, reduce=reduce, dedup=dedup)
         one.spread(over, ranks, every)
     return _dense_over_ranks(model)
+
+
+def _share_slot_keys(model: nn.Module, ranks: Ranks) -> None:
+    """A table has one key on all ranks: what it does on full devices is then the same in every run
+    that sets the key, and a checkpoint has one to save."""
+    own = tables_of(model)
+    keys = ranks.tell({name: table.slot_key for name, table in own.items()})[0]
+    for name, table in own.items():
+        table.use_slot_key(keys[name])
 
 
 def _checked(model: nn.Module, reduce: str, wire: str, dedup: bool) -> list[Collection]:

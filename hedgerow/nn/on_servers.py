@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from torch import nn
@@ -33,7 +34,13 @@ def put_on_servers(
 ) -> None:
     """Every module of the model reads and updates rows on `servers` from now on."""
     _check(model, collections)
-    config = MultiConfig.of({name: table.config for name, table in tables_of(model).items()})
+    # All servers place the ids of a table by one key; the first client's stays.
+    config = MultiConfig.of(
+        {
+            name: replace(table.config, slot_key=table.slot_key)
+            for name, table in tables_of(model).items()
+        }
+    )
     configs = dict(zip(config.names, config.configs, strict=True))
     shards = connect(servers, configs, wire=WIRES[wire], keys=keys)
     group = ServerGroup(tuple(shards), config)

@@ -61,7 +61,8 @@ def difference(ours: MultiConfig, theirs: MultiConfig) -> str:
     if ours.names != theirs.names:
         return f"the server has tables {list(ours.names)}, and here are {list(theirs.names)}"
     for name, mine, other in zip(ours.names, ours.configs, theirs.configs, strict=True):
-        found = _difference("", mine.to_dict(), other.to_dict())
+        pair = (dataclasses.replace(one, slot_key=None).to_dict() for one in (mine, other))
+        found = _difference("", *pair)
         if found and ours.text != theirs.text:
             return f"table {name!r}: {found}"
     return ""

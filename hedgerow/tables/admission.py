@@ -39,12 +39,12 @@ class Admission(Record):
         """Settings of the filter that a table makes if it was given none, without the seed."""
         return {}
 
-    def own_filter(self, seed: int) -> SlidingFilter | None:
+    def own_filter(self, seed: int, slot_key: int | None = None) -> SlidingFilter | None:
         """The filter that a table makes if it was given none; None where nothing is counted."""
         asked = self.question()
         if asked is None or asked.form != "count":
             return None
-        return SlidingFilter(seed=seed, **self.filter_settings())
+        return SlidingFilter(seed=seed, slot_key=slot_key, **self.filter_settings())
 
     def rule(
         self, *, table: str, seed: int, filter: SlidingFilter | None

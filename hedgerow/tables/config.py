@@ -14,6 +14,7 @@ from .compressors import Compressor
 from .expiry import Eviction
 from .initializers import Initializer
 from .optimizer_base import Optimizer
+from .slot_key import check_slot_key
 
 # Reading a config from a file must know every kind, imported by the user or not.
 FAMILIES = (optimizers, original, original_admission)
@@ -67,7 +68,10 @@ class TableConfig(Record):
     leaves such rows and gradients out and counts them. `admit` says which absent ids a write may
     give a row; None means all. `evict` says which rows leave when the table is told to evict, and
     which expired rows are not saved. `also` are other names of the table: a load finds its rows
-    under any of them.
+    under any of them. `slot_key` is the secret by which ids are placed, which keeps ids that were
+    chosen to collide from slowing the table down; None draws one at random. It is saved with the
+    rows and changes none of them; set it where even the order of scans, or which id finds no room
+    in a full table on a device, must be the same in every run.
 
     >>> from hedgerow.tables.initializers import Zeros
     >>> from hedgerow.tables.optimizers import Sgd
@@ -87,6 +91,7 @@ class TableConfig(Record):
     admit: Admission | None = None
     evict: Eviction | None = None
     also: tuple[str, ...] = ()
+    slot_key: int | None = None
 
     def __post_init__(self) -> None:
         if not isinstance(self.also, tuple) or not all(isinstance(n, str) for n in self.also):
@@ -114,6 +119,7 @@ class TableConfig(Record):
             raise ConfigError(
                 f"TableConfig.seed is {self.seed!r}; it must be an int in 0..2**64-1."
             )
+        check_slot_key("TableConfig", self.slot_key)
         if self.skip_zero_embedding and not self.serving:
             raise ConfigError(
                 f"table {self.name!r} is a training table with skip_zero_embedding; only serving "

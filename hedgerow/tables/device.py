@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from threading import Lock
 from typing import get_args
 
@@ -13,7 +13,7 @@ from torch import Tensor
 from ..core import checks
 from ..core.clock import Clock, SystemClock
 from ..core.counters import Counters
-from ..core.errors import ConfigError, DtypeError, InputError, ServingTableError
+from ..core.errors import ConfigError, DtypeError, InputError, ServingTableError, StateError
 from ..core.shapes import Bool, Float32, Int64
 from ..kernels import apply, apply_each, find, find_or_insert, lookup
 from ..kernels import step as steps
@@ -30,6 +30,7 @@ from .device_moves import DeviceMoves
 from .device_room import Full
 from .layout import RowLayout
 from .schedules import Rate, check_rates, rate_at
+from .slot_key import check_slot_key, slot_key_of
 from .store import Applied, Lookup, Missing, TableKeys
 
 
@@ -97,6 +98,7 @@ class DeviceTable(DeviceMoves):
         self._parts = tuple(parts_of(config, self.layout, self.device))
         self._starts = torch.tensor(self.layout.starts(), dtype=torch.float32, device=self.device)
         self._filter = filter
+        self._slot_key = slot_key_of(config.slot_key)
         self._admission = self._make_admission()
         if full not in get_args(Full):
             raise InputError(f"full is {full!r}; it must be one of {', '.join(get_args(Full))}.")
@@ -121,6 +123,25 @@ class DeviceTable(DeviceMoves):
         """What counts absent ids for the admission rule; None if nothing does."""
         return self._filter
 
+    @property
+    def slot_key(self) -> int:
+        """The secret by which ids are placed."""
+        return self._slot_key
+
+    def use_slot_key(self, slot_key: int) -> None:
+        """Places ids by this key from now on; only before rows are there."""
+        check_slot_key("DeviceTable", slot_key)
+        if slot_key == self._slot_key:
+            return
+        if self.size():
+            raise StateError(
+                f"table {self.config.name!r} has rows, and its slot key cannot change under them; "
+                f"set it before rows are there."
+            )
+        self._slot_key, self._epoch = slot_key, object()
+        self._table.clear()  # places of erased ids, too
+        self._table.place_by(slot_key)
+
     def _make_admission(self) -> DeviceAdmission | None:
         if self._filter is not None and not isinstance(self._filter, DeviceFilter):
             raise DtypeError(
@@ -132,7 +153,9 @@ class DeviceTable(DeviceMoves):
             return None
         if question.form == "count" and self._filter is None:
             settings = admit.filter_settings()
-            self._filter = DeviceFilter(seed=seed, device=self.device, **settings)
+            self._filter = DeviceFilter(
+                seed=seed, device=self.device, slot_key=self._slot_key, **settings
+            )
         return DeviceAdmission(
             question, table=self.config.name, seed=seed, filter=self._filter, device=self.device
         )
@@ -290,14 +313,16 @@ class DeviceTable(DeviceMoves):
 
     # ---- all rows at once
 
-    def beside(self, rows: int) -> DeviceTable:
+    def beside(self, rows: int, *, slot_key: int | None = None) -> DeviceTable:
         """An empty table to fill and then exchange rows with: same config, clock and filter.
 
-        It has as many slots, or more if `rows` need them.
+        It has as many slots, or more if `rows` need them. It places ids as this one does, or by
+        another `slot_key`, which then comes with the rows.
         """
         needed = int(checks.count("rows", rows) / FILL) + 1
-        return DeviceTable(
-            self.config,
+        key = self._slot_key if slot_key is None else slot_key
+        made = DeviceTable(
+            replace(self.config, slot_key=key),
             capacity_rows=max(self.capacity_rows, needed),
             device=self.device,
             rates=self._rates,
@@ -305,9 +330,11 @@ class DeviceTable(DeviceMoves):
             filter=self._filter,
             full=self.full,
         )
+        made.config = self.config
+        return made
 
     def exchange_rows(self, other: DeviceTable) -> None:
-        """Swaps all rows, and their slots, with a table of the same config on the same device.
+        """Swaps all rows, their slots and slot key with a table of the same config and device.
 
         Filters and counts stay; consumers of all changes see the whole table as changed.
         """
@@ -319,6 +346,7 @@ class DeviceTable(DeviceMoves):
         for table in (self, other):
             table._before_change()
         self._table, other._table = other._table, self._table
+        self._slot_key, other._slot_key = other._slot_key, self._slot_key
         self._max_ts, other._max_ts = other._max_ts, self._max_ts
         self._timed, other._timed = other._timed, self._timed
         self._faded, other._faded = other._faded, self._faded

@@ -12,7 +12,7 @@ from ..core.errors import ConfigError, InputError
 from ..core.hashing import signed64
 from ..core.shapes import Bool, Int64
 from ..kernels.count_ids import add_counts, counts_of
-from ..kernels.layout import Cells
+from ..kernels.layout import Cells, mix_of
 from .filters import (
     CAPACITY_IDS,
     MAX_COUNT,
@@ -22,6 +22,7 @@ from .filters import (
     check_sizes,
     table_key,
 )
+from .slot_key import check_slot_key, slot_key_of
 
 _MAX_SPLITS = 2**15  # turns of a window are told apart by 16 bits
 _SPREAD = 0x9E3779B97F4A7C15  # so that seeds near each other give other salts
@@ -39,7 +40,8 @@ class DeviceFilter:
 
     It answers as `SlidingFilter` does, but its window moves on between calls, not inside one. It
     takes all its memory at once, 10 bytes an id of the capacity: 3 GB by default, so give a rule
-    the window it needs, as `Within(10_000_000, 3)`. One thread and one stream at a time.
+    the window it needs, as `Within(10_000_000, 3)`. One thread and one stream at a time. Where ids
+    are counted depends on the `slot_key`, drawn at random unless given; it is part of the state.
     """
 
     def __init__(
@@ -50,7 +52,9 @@ class DeviceFilter:
         seed: int = 0,
         max_count: int = MAX_COUNT,
         device: torch.device | str = "cuda",
+        slot_key: int | None = None,
     ) -> None:
+        check_slot_key("DeviceFilter", slot_key)
         check_sizes("DeviceFilter", capacity_ids, split_num)
         checks.whole("DeviceFilter", "max_count", max_count, least=1)
         if max_count > MAX_COUNT or split_num > _MAX_SPLITS:
@@ -61,7 +65,10 @@ class DeviceFilter:
         self.capacity_ids, self.split_num = capacity_ids, split_num
         self.seed, self.max_count = seed, max_count
         self.device = torch.empty(0, device=device).device  # with its number
-        self._cells = Cells.make(capacity_ids, split_num - 2, max_count, self.device)
+        self._slot_key = slot_key_of(slot_key)
+        self._cells = Cells.make(
+            capacity_ids, split_num - 2, max_count, self.device, self._slot_key
+        )
 
     def __repr__(self) -> str:
         return (
@@ -140,13 +147,20 @@ class DeviceFilter:
         head = int((((cells >> 8) & 0xFFFF) == turn & 0xFFFF).sum())
         self._cells.cells.zero_()
         self._cells.cells[places.to(self.device)] = cells.to(self.device)
-        self._cells.state.copy_(torch.tensor([turn, head, state.meta.failures]))
+        self._slot_key = state.meta.slot_key
+        mix = map(signed64, mix_of(self._slot_key))
+        self._cells.state.copy_(torch.tensor([turn, head, state.meta.failures, *mix]))
 
     def _meta(self, used: int) -> DeviceFilterMeta:
-        turn, _, failures = self._cells.state.tolist()
+        turn, _, failures = self._cells.state[:3].tolist()
         mine = (self.capacity_ids, self.split_num, self.seed, self.max_count)
         return DeviceFilterMeta(
-            *mine, turn % self.split_num, turn, failures, ((8, used, used), (8, used, used))
+            *mine,
+            turn % self.split_num,
+            turn,
+            failures,
+            ((8, used, used), (8, used, used)),
+            self._slot_key,
         )
 
     def _salt(self, table: str) -> int:

@@ -22,6 +22,7 @@ class DeviceGrowth(DeviceReads):
 
     full: Any
     _epoch: object
+    _slot_key: int
 
     def reserve(self, rows: int) -> None:
         """Makes room for so many rows. Those that are there move with states, times and uses.
@@ -62,6 +63,7 @@ class DeviceGrowth(DeviceReads):
         return Arrays.make(
             *(buckets, self.config.dim, self.device, self.layout.state_floats),
             scored=isinstance(self.config.evict, Lfu),
+            slot_key=self._slot_key,
         )
 
     def _move_to(self, buckets: int) -> None:

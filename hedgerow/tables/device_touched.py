@@ -13,6 +13,7 @@ from ..core.errors import InputError, StateError
 from ..core.shapes import Bool, Int64
 from ..kernels.find_or_insert import find_or_insert
 from ..kernels.layout import LANES, Arrays
+from .slot_key import slot_key_of
 from .touched import Touched, TouchedSettings
 
 _ROOM = 1.25  # places a key: none is refused before the capacity is reached
@@ -40,7 +41,7 @@ class DeviceTouched:
         self._forget_name = forget_name
         self._closed = False
         buckets = int(settings.capacity * _ROOM) // LANES + 2
-        self._keys = Arrays.make(buckets, 0, device)
+        self._keys = Arrays.make(buckets, 0, device, slot_key=slot_key_of(None))
         self._size, self._whole, self._forgotten, self._overflows = torch.zeros(
             4, dtype=torch.int64, device=device
         )

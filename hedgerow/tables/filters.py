@@ -14,6 +14,7 @@ from ..core.hashing import id64
 from ..core.records import Record
 from ..core.shapes import Int64, UInt8
 from . import arguments
+from .slot_key import check_slot_key, slot_key_of
 
 CAPACITY_IDS, SPLIT_NUM = 300_000_000, 7  # the original's defaults
 MAX_COUNT = 255  # a cell has 8 bits for it
@@ -36,6 +37,7 @@ class FilterMeta(Record):
     head_increment: int
     failures: int
     arrays: tuple[tuple[int, int, int], ...]  # bytes of a cell, cells, ids
+    slot_key: int = 0  # where ids are counted depends on it; 0 is what release 0.1 did
 
     def settings(self) -> dict[str, int]:
         """What two filters must share to exchange state."""
@@ -56,7 +58,8 @@ class SlidingFilter:
 
     Tables that share a filter do not mix: ids count by table. Memory grows with the ids seen, up to
     about 5 bytes an id of the capacity. An id that finds no cell counts as seen often enough, and
-    `failures` rises. Counts stop at `max_count`.
+    `failures` rises. Counts stop at `max_count`. Where ids are counted depends on the `slot_key`,
+    which is drawn at random unless it is given; it is part of the state.
 
     >>> seen = SlidingFilter(capacity_ids=1000)
     >>> seen.add(torch.tensor([7, 7, 8]), table="user").tolist()
@@ -72,6 +75,7 @@ class SlidingFilter:
         split_num: int = SPLIT_NUM,
         seed: int = 0,
         max_count: int = MAX_COUNT,
+        slot_key: int | None = None,
     ) -> None:
         check_sizes("SlidingFilter", capacity_ids, split_num)
         checks.whole("SlidingFilter", "max_count", max_count, least=1)
@@ -81,9 +85,12 @@ class SlidingFilter:
             )
         if not (type(seed) is int and 0 <= seed < 2**64):
             raise ConfigError(f"SlidingFilter.seed is {seed!r}; it must be an int in 0..2**64-1.")
+        check_slot_key("SlidingFilter", slot_key)
         self.capacity_ids, self.split_num = capacity_ids, split_num
         self.seed, self.max_count = seed, max_count
-        self.core = native.SlidingFilter(capacity_ids, split_num, seed, max_count)
+        self.core = native.SlidingFilter(
+            capacity_ids, split_num, seed, max_count, slot_key_of(slot_key)
+        )
 
     def __repr__(self) -> str:
         return (
@@ -170,15 +177,16 @@ class SlidingFilter:
         arrays = [(cell_bytes, cells, size) for cell_bytes, cells, size in meta.arrays]
         try:
             self.core.restore(
-                meta.head, meta.head_increment, meta.failures, arrays, raw.data_ptr(), len(raw)
+                *(meta.slot_key, meta.head, meta.head_increment, meta.failures, arrays),
+                *(raw.data_ptr(), len(raw)),
             )
         except ValueError as error:
             raise InputError(f"{error}: the state is damaged; take another checkpoint.") from error
 
-    def _meta(self, dumped: tuple[int, int, int, list[tuple[int, int, int]]]) -> FilterMeta:
-        head, head_increment, failures, arrays = dumped
+    def _meta(self, dumped: tuple[int, int, int, int, list[tuple[int, int, int]]]) -> FilterMeta:
+        slot_key, head, head_increment, failures, arrays = dumped
         mine = (self.capacity_ids, self.split_num, self.seed, self.max_count)
-        return FilterMeta(*mine, head, head_increment, failures, tuple(arrays))
+        return FilterMeta(*mine, head, head_increment, failures, tuple(arrays), slot_key)
 
 
 def check_sizes(owner: str, capacity_ids: int, split_num: int) -> None:

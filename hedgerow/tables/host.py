@@ -35,6 +35,7 @@ from .layout import RowLayout, native_segment
 from .memory_errors import memory_errors
 from .row_file import RowFile
 from .schedules import Rate, check_rates, rate_at
+from .slot_key import check_slot_key, slot_key_of
 from .store import Applied, Entries, Lookup, TableKeys
 
 
@@ -86,7 +87,8 @@ class HostTable(HostEvictions, HostMoves, HostReads, HostWatch):
         self._evicting = ForkLock()
         self._start_watch()
         self._filter = filter
-        admission = self._admission()
+        slot_key = slot_key_of(config.slot_key)
+        admission = self._admission(slot_key)
         if rows_in is not None and not isinstance(rows_in, RowFile):
             raise DtypeError(f"rows_in is {rows_in!r}; pass RowFile(folder, resident_bytes).")
         self._rows_in = rows_in
@@ -101,6 +103,7 @@ class HostTable(HostEvictions, HostMoves, HostReads, HostWatch):
                 isinstance(config.evict, Lfu),
                 admission,
                 self._file,
+                slot_key,
             )
         if shared_name is not None:
             registry.register(shared_name, self)
@@ -130,7 +133,21 @@ class HostTable(HostEvictions, HostMoves, HostReads, HostWatch):
         """What counts absent ids for the admission rule; None if nothing does."""
         return self._filter
 
-    def _admission(self) -> native.Admission | None:
+    @property
+    def slot_key(self) -> int:
+        """The secret by which ids are placed."""
+        return self._table.slot_key()
+
+    def use_slot_key(self, slot_key: int) -> None:
+        """Places ids by this key from now on; only before rows are there."""
+        check_slot_key("HostTable", slot_key)
+        if slot_key != self.slot_key and not self._table.place_by(slot_key):
+            raise StateError(
+                f"table {self.config.name!r} has rows, and its slot key cannot change under them; "
+                f"set it before rows are there."
+            )
+
+    def _admission(self, slot_key: int) -> native.Admission | None:
         if self._filter is not None and not isinstance(self._filter, SlidingFilter):
             raise DtypeError(
                 f"filter is {self._filter!r}; pass a SlidingFilter, as another table's filter."
@@ -138,7 +155,7 @@ class HostTable(HostEvictions, HostMoves, HostReads, HostWatch):
         admit, seed = self.config.admit, self.config.row_seed
         if admit is None:
             return None
-        self._filter = self._filter or admit.own_filter(seed)
+        self._filter = self._filter or admit.own_filter(seed, slot_key)
         return admit.rule(table=self.config.name, seed=seed, filter=self._filter)
 
     # ---- writes
@@ -253,15 +270,18 @@ class HostTable(HostEvictions, HostMoves, HostReads, HostWatch):
             self._table.erase(ids.data_ptr(), len(ids), erased.data_ptr())
         return erased
 
-    def beside(self, rows: int) -> HostTable:
+    def beside(self, rows: int, *, slot_key: int | None = None) -> HostTable:
         """An empty table to fill and then exchange rows with: same config, clock and filter.
+
+        It places ids as this one does, or by another `slot_key`, which then comes with the rows.
 
         It has room for `rows` from the start. Rows in the order of a scan come in the order of the
         index; into an index that is smaller than theirs they would pile up at one place.
         """
         rows = min(checks.count("rows", rows), 2**32 - 1)
         room = max(self.config.initial_capacity, rows)
-        roomy = dataclasses.replace(self.config, initial_capacity=room)
+        key = self.slot_key if slot_key is None else slot_key
+        roomy = dataclasses.replace(self.config, initial_capacity=room, slot_key=key)
         made = HostTable(
             roomy,
             rates=self._rates,
@@ -274,6 +294,8 @@ class HostTable(HostEvictions, HostMoves, HostReads, HostWatch):
 
     def exchange_rows(self, other: HostTable) -> None:
         """Swaps all rows with a table of the same config: readers see one or the other, whole.
+
+        The slot keys go with the rows.
 
         Filters and counts stay; consumers of all changes see the whole table as changed.
         """

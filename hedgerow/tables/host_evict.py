@@ -25,7 +25,7 @@ _Step = Callable[[int, int, int, int], tuple[int, int, bool, int]]
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Evicted:
-    """What an eviction took: how many rows, and which (None if that was not asked for)."""
+    """What an eviction took: how many rows, and which (None if that was not asked for), by id."""
 
     rows: int
     ids: Int64[Tensor, "rows"] | None = None
@@ -107,4 +107,5 @@ def _in_slices(take: _Step, capture: bool) -> Evicted:
             parts.append((ids[:gone].clone(), ts[:gone].clone()))
     if not capture:
         return Evicted(rows)
-    return Evicted(rows, torch.cat([part[0] for part in parts]), torch.cat([p[1] for p in parts]))
+    ids, order = torch.cat([part[0] for part in parts]).sort()
+    return Evicted(rows, ids, torch.cat([part[1] for part in parts])[order])

@@ -93,6 +93,15 @@ class OwnRows(Protocol):
         """What counts ids for its admission rule: a `Counting`, or None."""
         ...
 
+    @property
+    def slot_key(self) -> int:
+        """The secret by which it places ids."""
+        ...
+
+    def use_slot_key(self, slot_key: int) -> None:
+        """Places ids by this key from now on, while there are no rows."""
+        ...
+
     def entries(self, keys: Int64[Tensor, "n"]) -> Entries:
         """Whole rows."""
         ...
@@ -129,8 +138,8 @@ class OwnRows(Protocol):
         """Puts whole rows back."""
         ...
 
-    def beside(self, rows: int) -> Any:
-        """An empty table of its kind to exchange rows with."""
+    def beside(self, rows: int, *, slot_key: int | None = None) -> Any:
+        """An empty table of its kind to exchange rows with, and the slot key."""
         ...
 
     def exchange_rows(self, other: Any) -> None:

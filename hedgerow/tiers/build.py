@@ -95,6 +95,7 @@ def front_config(config: TableConfig, tiers: Tiers) -> TableConfig:
 
 def over(fast: HostTable | DeviceTable, slow: HostTable, tiers: Tiers) -> TierTable:
     """A table of two empty stores."""
+    slow.use_slot_key(fast.slot_key)
     if tiers.mode == "HYBRID":
         return HybridTable(fast, slow, fast_rows=tiers.fast_rows)
     return CachingTable(fast, slow, cache_rows=tiers.fast_rows, allow_small=tiers.allow_small)

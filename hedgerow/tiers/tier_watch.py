@@ -89,9 +89,22 @@ class TierWatch(TierWrites):
         """Which stores together have every row once, after `_gather`."""
         raise NotImplementedError
 
-    def beside(self, rows: int) -> HostTable:
+    @property
+    def slot_key(self) -> int:
+        """The secret by which the slow tier places ids."""
+        return self.slow.slot_key
+
+    def use_slot_key(self, slot_key: int) -> None:
+        """Places ids by this key from now on; only before rows are there.
+
+        The fast tier keeps its own: it may share its memory, and its key, with those of other
+        tables. Where a run must be the same on a full cache, the config names a key.
+        """
+        self.slow.use_slot_key(slot_key)
+
+    def beside(self, rows: int, *, slot_key: int | None = None) -> HostTable:
         """An empty table of one tier, to fill and then exchange rows with."""
-        return self.slow.beside(rows)
+        return self.slow.beside(rows, slot_key=slot_key)
 
     def exchange_rows(self, other: HostTable) -> None:
         """Swaps all rows with a table of the same config: they are all in the slow store then.

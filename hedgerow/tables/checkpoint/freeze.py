@@ -43,6 +43,7 @@ class FrozenTable:
     size: int
     newest_s: int
     rule: Ttl | None
+    slot_key: int | None = None  # of a table of this process
 
     def keep(self, ids: Int64[Tensor, "n"], ts: Int64[Tensor, "n"]) -> Bool[Tensor, "n"]:
         """Which rows have not expired at the newest time."""
@@ -77,7 +78,9 @@ def freeze(
                 snapshot = table.snapshot(paused=True)
                 held.enter_context(snapshot)
                 snapshots.append(snapshot)
-                found[name] = FrozenTable(snapshot, snapshot.size, snapshot.max_ts, rule)
+                found[name] = FrozenTable(
+                    snapshot, snapshot.size, snapshot.max_ts, rule, table.slot_key
+                )
             else:
                 found[name] = FrozenTable(table, table.size(), table.max_ts(), rule)
         at_instant(found)

@@ -188,7 +188,12 @@ def copy_rows(
     def source(name: str) -> Source:
         entry = chain.tables[name]
         rows = partial(chain.rows, name)
-        return Source(name, entry.schema, rows, config=entry.config, also=entry.also)
+        return Source(
+            *(name, entry.schema, rows),
+            config=entry.config,
+            also=entry.also,
+            slot_key=entry.slot_key,
+        )
 
     last = chain.last
     header = Header(last.step, last.metadata, chain.blobs(), parent=repeats)
@@ -246,6 +251,6 @@ def _changes(table: Readable, ids: Tensor, chain: Chain, keep: Keep | None) -> S
     def rows() -> Iterator[Rows]:
         return iter(slices)
 
-    return Source(
-        name, schema, rows, np.concatenate(gone), plain_config(table.config), table.config.also
-    )
+    key = table.slot_key if isinstance(table, OwnRows) else None
+    plain, also = plain_config(table.config), table.config.also
+    return Source(name, schema, rows, np.concatenate(gone), plain, also, key)

@@ -97,7 +97,11 @@ class LoadJob:
             self._blobs, self._live, place, moved=owner.moved(chain), ignore_others=self._reset
         )
         for name in self._common:
-            staged = self._live[name].beside(owner.share(chain.base, name))
+            live = self._live[name]
+            # A key that the config names goes before the saved one: one that leaked can be changed.
+            own = live.config.slot_key
+            key = chain.tables[name].slot_key if own is None else own
+            staged = live.beside(owner.share(chain.base, name), slot_key=key)
             self._staged[name] = staged
             fit = self._fits[name]
             self._rows[name], self._in_files[name] = _fill(staged, chain, fit, owner, self._meter)

@@ -46,7 +46,8 @@ class TableEntry:
 
     The config is None where it cannot be written, because a rate is a function. `dist_type` is None
     in old manifests, which have one rule for all tables. `dist_rows` and `dist_bounds` are `rows`
-    and `bounds` of the router. `also` are other names under which a load finds it.
+    and `bounds` of the router. `also` are other names under which a load finds it. `slot_key` is
+    the one that the table had.
     """
 
     schema: TableSchema
@@ -57,6 +58,7 @@ class TableEntry:
     dist_rows: int | None = None
     dist_bounds: tuple[int, ...] | None = None
     also: tuple[str, ...] = ()
+    slot_key: int | None = None
 
     def columns(self, content: str) -> tuple[Column, ...]:
         """The columns of its files of that content."""
@@ -69,6 +71,7 @@ class TableEntry:
             "dist_rows": self.dist_rows,
             "dist_bounds": None if self.dist_bounds is None else list(self.dist_bounds),
             "also": list(self.also) or None,
+            "slot_key": self.slot_key,
         }
         return {
             "schema": self.schema.to_dict(),

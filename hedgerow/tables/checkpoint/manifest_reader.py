@@ -171,7 +171,7 @@ class _Reader:
         return {name: self.table(f"tables[{name!r}]", entry) for name, entry in value.items()}
 
     def table(self, at: str, value: object) -> TableEntry:
-        rule = "dist_type dist_rows dist_bounds also"
+        rule = "dist_type dist_rows dist_bounds also slot_key"
         entry = self.fields(at, value, "schema rows deletions config", rule)
         if not isinstance(entry["config"], dict | None):
             self.fail(f"{at}.config", entry["config"], "it must be an object or null")
@@ -187,6 +187,7 @@ class _Reader:
             entry["config"],
             *self.rule(at, entry),
             self.items(f"{at}.also", entry.get("also", []), self.text),
+            self.slot_key(f"{at}.slot_key", entry),
         )
 
     def rule(
@@ -201,6 +202,12 @@ class _Reader:
         if "dist_bounds" in entry:
             bounds = self.items(f"{at}.dist_bounds", bounds, self.bound)
         return rule, rows, bounds
+
+    def slot_key(self, at: str, entry: Mapping[str, Any]) -> int | None:
+        """That of a table; releases before it had none."""
+        if "slot_key" not in entry:
+            return None
+        return self.count(at, entry["slot_key"], most=2**64 - 1)
 
     def bound(self, at: str, value: object) -> int:
         return self.count(at, value, most=2**64 - 1)

@@ -38,6 +38,7 @@ class Source:
     deletions: np.ndarray | None = None
     config: dict[str, Any] | None = None
     also: tuple[str, ...] = ()  # other names of the table
+    slot_key: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -333,6 +334,7 @@ def _entry(source: Source, files: Sequence[FileEntry], router: Router) -> TableE
         router.rows,
         None if router.bounds is None else tuple(router.bounds),
         source.also,
+        source.slot_key,
     )
 
 

@@ -23,7 +23,7 @@ _SAMPLE = 1 << 14  # slots of each table that say how old the oldest rows are
 
 
 class DeviceGroup:
-    """The arrays of K alike tables in one piece; each table has its part of them.
+    """The arrays of K alike tables in one piece; each table has its part of them, and one slot key.
 
     A table whose arrays are replaced (it was loaded, or room was reserved) leaves the group: from
     then on `whole` is False and every table is asked for itself.
@@ -38,6 +38,8 @@ class DeviceGroup:
         for table, count in zip(tables, buckets, strict=True):
             rows = self._arrays.values[at * LANES : (at + count) * LANES + 2]
             table._table = Arrays(self._arrays.index[at : at + count + 1], rows, first.config.dim)
+            table._slot_key = first.slot_key
+            table._table.place_by(first.slot_key)
             at += count + 1
         self._own = [table._table for table in tables]
         self._totals = torch.zeros(
@@ -66,8 +68,11 @@ class DeviceGroup:
 
     def whole(self) -> bool:
         """Whether every table still has its part of the arrays, and none wants to be told more."""
+        key = self._tables[0]._slot_key
         for table, own in zip(self._tables, self._own, strict=True):  # all() takes twice as long
-            if table._table is not own or table._is_watched(learned=True):
+            if table._table is not own or table._slot_key != key:
+                return False
+            if table._is_watched(learned=True):
                 return False
         return True
 
@@ -309,7 +314,7 @@ def kind_of(table: object) -> object:
         (part.start, part.dim, part.state, part.rule, part.first.kind, *part.numbers.tolist())
         for part in table._parts
     )
-    return table.config.dim, table.layout.state_floats, *parts
+    return table.config.dim, table.layout.state_floats, table.config.slot_key, *parts
 
 
 def _common_parts(tables: Sequence[DeviceTable]) -> tuple[Part, ...]:

@@ -64,8 +64,11 @@ class MultiConfig:
 
     @functools.cached_property
     def text(self) -> str:
-        """All of it in one canonical text: equal for equal content, in every process."""
-        return canonical(self.configs)
+        """All of it in one canonical text: equal for equal content, in every process.
+
+        Without slot keys: tables that place ids by different keys hold the same rows.
+        """
+        return canonical(self.configs, without=("slot_key",))
 
     def at(self, slot: str) -> int:
         """The place of a slot's table, or an error that lists the slots."""
