@@ -120,6 +120,7 @@ class Ticket:
     limit_s: float  # when to give up, on the monotonic clock; infinite to wait for ever
     patience: Patience
     gap_s: float  # until it is sent again if nobody answers, or if the server is busy
+    began_s: float  # when it was made, on the monotonic clock
     sequence: int = 0
     sent: bool = False
     again_s: float = 0.0
