@@ -107,6 +107,7 @@ class ServerShards:
             lambda i, shard: shard.start_apply_gradients(
                 at.keys_of(i), shares[i], rates=now, step=step, ts=ts, counts=counts[i]
             ),
+            writes=True,
         )
         return parts.total(done)
 
@@ -125,5 +126,6 @@ class ServerShards:
             lambda i, shard: (shard.start_assign_add if add else shard.start_assign)(
                 keys[i], rows[i], ts=ts
             ),
+            writes=True,
         )
         return parts.total(done)

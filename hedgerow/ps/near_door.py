@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import array
-import os
 import select
 import socket
 import time
@@ -39,9 +38,12 @@ class Peer:
         self.unsent: deque[Sequence[Buffer]] = deque()
 
     def receive(self, room: memoryview) -> tuple[int, list[int]]:
-        """Bytes of the next packet, which is in `room`, and the memory with it; 0 at the end."""
+        """Bytes of the next packet, which is in `room`, and the descriptors with it, which are the
+        caller's to close, whatever the packet is; 0 bytes at the end."""
         try:
-            length, extra, flags, _ = self.socket.recvmsg_into([room], _ONE_FD)
+            length, extra, flags, _ = self.socket.recvmsg_into(
+                [room], _ONE_FD, socket.MSG_CMSG_CLOEXEC
+            )
         except BlockingIOError:
             return -1, []
         except OSError:
@@ -53,8 +55,7 @@ class Peer:
             if (level, kind) == (socket.SOL_SOCKET, socket.SCM_RIGHTS):
                 fds.frombytes(data[: len(data) - len(data) % fds.itemsize])
         if flags & socket.MSG_CTRUNC:  # this process has no descriptor left
-            _close_all(fds)
-            return 0, []
+            length = 0
         return length, fds.tolist()
 
     def send(self, pieces: Sequence[Buffer]) -> None:
@@ -195,23 +196,18 @@ class Door:
 def opened(
     peer: Peer, packet: memoryview, fds: list[int]
 ) -> tuple[Reply, memoryview, list[memoryview]]:
-    """Where the answer goes, the head and the buffers of a packet that is not plain."""
-    try:
-        found = read_packet(packet)
-        if not found.block:
-            return Reply(peer), found.head, found.buffers
-        for fd in fds[:1]:
-            peer.shared.add(found.block, fd)
-        memory = peer.shared.of(found.block)
-        end = end_of(found.spans)
-        if end > len(memory):
-            raise FrameError(f"buffers up to {end} in shared memory of {len(memory)} bytes.")
-        buffers = [memory[span] for span in found.spans]
-        return Reply(peer, found.block, memory, end), found.head, buffers
-    finally:
-        _close_all(fds)
+    """Where the answer goes, the head and the buffers of a packet that is not plain.
 
-
-def _close_all(fds: Sequence[int]) -> None:
-    for fd in fds:
-        os.close(fd)
+    `fds` stay the caller's.
+    """
+    found = read_packet(packet)
+    if not found.block:
+        return Reply(peer), found.head, found.buffers
+    for fd in fds[:1]:
+        peer.shared.add(found.block, fd)
+    memory = peer.shared.of(found.block)
+    end = end_of(found.spans)
+    if end > len(memory):
+        raise FrameError(f"buffers up to {end} in shared memory of {len(memory)} bytes.")
+    buffers = [memory[span] for span in found.spans]
+    return Reply(peer, found.block, memory, end), found.head, buffers

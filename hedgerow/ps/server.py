@@ -192,13 +192,18 @@ class Server:
                 self._take_packet(peer)
 
     def _take_packet(self, peer: Peer) -> None:
-        room = self._short_way.room
-        length, fds = peer.receive(room)
-        if not length and self._door is not None:
-            self._door.lose(peer)
-        if length <= 0:
-            return
-        to, first = Reply(peer), room[:length]
+        length, fds = peer.receive(self._short_way.room)
+        try:
+            if length > 0:
+                self._answer_packet(peer, length, fds)
+            elif not length and self._door is not None:
+                self._door.lose(peer)
+        finally:
+            for fd in fds:
+                os.close(fd)
+
+    def _answer_packet(self, peer: Peer, length: int, fds: list[int]) -> None:
+        to, first = Reply(peer), self._short_way.room[:length]
         try:
             if is_plain(first):
                 answer = self._short_way.answer(length)

@@ -31,7 +31,8 @@ class TcpProxy:
         self._listening = socket.create_server(("127.0.0.1", 0))
         self.address = f"tcp://127.0.0.1:{self._listening.getsockname()[1]}"
         self.done: Counter[str] = Counter()
-        self.refuses = False
+        self.refuses = False  # whether new connections are ended at once
+        self.accepted = 0
         self._lock = threading.Lock()
         self._order: tuple[str, str] | None = None
         self._open: set[socket.socket] = set()
@@ -76,6 +77,7 @@ class TcpProxy:
                 client, _ = self._listening.accept()
             except OSError:
                 return
+            self.accepted += 1
             try:
                 server = socket.create_connection(self._server)
             except OSError:
