@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from ..core.errors import FileMissingError, HedgerowError, InputError, JobFailedError
+from ..core.errors import ConfigError, FileMissingError, HedgerowError, InputError, JobFailedError
 from .job_ranks import job_ranks
 from .log_lines import shown_log
 from .options import AsJson
@@ -79,11 +79,22 @@ def train(
     if print_plan:
         show_plan(job, as_json=as_json)
         return
+    _check_compare(compare=compare)
     with job_ranks() as ranks:
         name = config.stem if config else f"{job.data.word}-{job.model.word}"
         outcome = _run(job, out, name, ranks, resume=resume, compare=compare, as_json=as_json)
     if outcome.why == "interrupted":
         raise typer.Exit(1)
+
+
+def _check_compare(*, compare: bool) -> None:
+    from ..launch.server_list import server_list
+
+    if compare and server_list() is not None:
+        raise ConfigError(
+            "--compare trains a second model, and the servers of this job hold the rows of one; "
+            "leave --compare out, or run the job without servers."
+        )
 
 
 def _located(plan: str | None) -> str | None:

@@ -68,11 +68,11 @@ class Greetings:
         if not self._failed:
             return ""
         if self._was_accepted:
-            known = " It does not know this client's key any more." * self._is_unknown
+            unknown = "; it says that it does not know this client's key" * self._is_unknown
             return (
-                f"it accepted this client before, and then {self._failed} greetings in a row "
-                f"failed: the network cuts connections, or the server was restarted, perhaps with "
-                f"other keys.{known}"
+                f"it accepted this client before, and since then {self._failed} greetings failed: "
+                f"the network cuts connections, or the server was restarted, perhaps with other "
+                f"keys{unknown}"
             )
         if self._is_unknown:
             return (

@@ -17,6 +17,7 @@ from ..core.timings import Timings
 from ..routing.router import Router
 from ..tables import arguments
 from ..tables.config import TableConfig
+from ..tables.host_reads import MemoryUse
 from ..tables.multi import parts
 from ..tables.multi.multi_config import MultiConfig
 from ..tables.schedules import Rate
@@ -204,6 +205,15 @@ class ServerTables:
         waiting = [shard.start_stats() for shard in self.shards]
         told = zip(*[one.wait() for one in waiting], strict=True)
         return {name: _summed(of) for name, of in zip(self.names, told, strict=True)}
+
+    def memory(self) -> MemoryUse:
+        """Bytes by purpose, of all tables on all servers."""
+        told = list(self.stats().values())
+        index, rows, slack = (
+            sum(int(_number(one, f"{part}_bytes")) for one in told)
+            for part in ("index", "row", "slack")
+        )
+        return MemoryUse(index, rows, slack)
 
     def max_ts(self) -> int:
         """The largest `ts` that a write gave to any table."""

@@ -84,7 +84,7 @@ class TcpProxy:
                 client.close()
                 continue
             if self.refuses:
-                _reset(client)
+                client.close()
                 server.close()
                 continue
             with self._lock:
