@@ -24,6 +24,7 @@ from .waiting import Waiting
 
 _PEERS = 128  # each may hold a few descriptors; who comes later takes the TCP address
 _QUEUED_OUT = 64  # packets that a client has not taken; what comes after is dropped
+_DEAF_S = 0.5
 _NONE = memoryview(b"")
 _ONE_FD = socket.CMSG_SPACE(array.array("i").itemsize)
 
@@ -111,7 +112,20 @@ class Door:
     def __init__(self, listening: socket.socket, waiting: Waiting) -> None:
         self._listening, self._waiting = listening, waiting
         self._peers: dict[int, Peer] = {}
+        self._deaf_until_s = 0.0  # after a client came for whom no descriptor was left
         waiting.watch(listening.fileno(), select.POLLIN)
+
+    def pause_ms(self) -> int | None:
+        """How long the loop may sleep; clients that could not come in are let in after a pause."""
+        if not self._deaf_until_s:
+            return None
+        left_s = self._deaf_until_s - time.monotonic()
+        if left_s > 0:
+            return int(1000 * left_s) + 1
+        self._deaf_until_s = 0.0
+        if self._listening.fileno() >= 0:
+            self._waiting.watch(self._listening.fileno(), select.POLLIN)
+        return None
 
     def came(self, descriptor: int, what: int) -> Peer | None:
         """The client that something is to be read from, if that is what happened."""
@@ -129,7 +143,8 @@ class Door:
             connected, _ = self._listening.accept()
         except BlockingIOError:
             return
-        except OSError:  # no descriptor is left; whoever leaves gives some back
+        except OSError:  # who came stays where he is, so the socket would wake us without end
+            self._deaf_until_s = time.monotonic() + _DEAF_S
             self._waiting.forget(self._listening.fileno())
             return
         if len(self._peers) < _PEERS and is_of_this_user(connected) and takes_packets(connected):
@@ -144,8 +159,6 @@ class Door:
             self._waiting.forget(peer.fd)
             peer.unsent.clear()
             peer.socket.close()
-            if self._listening.fileno() >= 0:
-                self._waiting.watch(self._listening.fileno(), select.POLLIN)
 
     def send(self, peer: Peer, pieces: Sequence[Buffer]) -> bool:
         """Whether a packet went out, or will when the client takes it."""

@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import os
 import random
+import resource
 import socket
 import struct
 from collections.abc import Callable, Iterator
@@ -353,4 +354,32 @@ def test_bytes_that_are_no_connection_of_ours(tmp_path: Path, has_keys: bool) ->
         assert counting.start_lookup(KEYS).wait().rows.tolist() == [6.0] * 8
         assert counting.server_counters().get("faults", 0) == 0
         counting.close()
+        assert started.terminate() == 0
+
+
+def test_a_server_without_descriptors_left_goes_on_and_lets_clients_in_later(
+    tmp_path: Path,
+) -> None:
+    with server(checkpoint=tmp_path, durability="log") as started:
+        counting = RemoteShard(started.address, counting_table())
+        counting.start_apply_gradients(KEYS, -torch.ones(8)).wait()
+        before = open_files(started)
+        most = resource.prlimit(started.pid, resource.RLIMIT_NOFILE)
+        resource.prlimit(started.pid, resource.RLIMIT_NOFILE, (before + 40, most[1]))
+        host, _, port = started.address.removeprefix("tcp://").partition(":")
+        held = [socket.create_connection((host, int(port))) for _ in range(100)]
+        until(lambda: open_files(started) >= before + 39)
+        held += [made for _ in range(20) if (made := connect_nearby(started.address)) is not None]
+        counting.start_apply_gradients(KEYS, -torch.ones(8)).wait()
+        with pytest.raises(HedgerowError, match="Too many open files"):
+            counting.checkpoint()
+        for one in held:
+            one.close()
+        until(lambda: open_files(started) <= before + 2)
+        assert counting.checkpoint() == 0
+        other = RemoteShard(started.address, counting_table())  # by the local socket
+        other.start_apply_gradients(KEYS, -torch.ones(8)).wait()
+        assert other.start_lookup(KEYS).wait().rows.tolist() == [3.0] * 8
+        for shard in (counting, other):
+            shard.close()
         assert started.terminate() == 0
