@@ -79,7 +79,6 @@ def train(
     if print_plan:
         show_plan(job, as_json=as_json)
         return
-    _check_compare(compare=compare)
     with job_ranks() as ranks:
         name = config.stem if config else f"{job.data.word}-{job.model.word}"
         outcome = _run(job, out, name, ranks, resume=resume, compare=compare, as_json=as_json)
@@ -139,6 +138,7 @@ def _run(
     from ..train.run_folder import RunFolder, free_folder
     from .train_report import finish
 
+    _check_compare(compare=compare)
     first = ranks.rank == 0
     given = RunFolder(out) if out else None
     run = (

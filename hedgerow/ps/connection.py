@@ -121,9 +121,8 @@ class Connection:
         """Sends a request; its answer goes to `sink` while somebody waits for an answer."""
         patience = patience or self.patience
         now = time.monotonic()
-        limit_s = math.inf if patience.deadline_s is None else now + patience.deadline_s
         head = bytearray(request.head())
-        ticket = Ticket(request.verb, head, frames, sink, limit_s, patience, patience.retry_s, now)
+        ticket = Ticket(request.verb, head, frames, sink, patience, patience.retry_s, now)
         self._check_process()
         self._turns.take()
         try:
