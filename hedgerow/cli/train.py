@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from ..core.errors import FileMissingError, HedgerowError, InputError, JobFailedError
+from ..core.errors import ConfigError, FileMissingError, HedgerowError, InputError, JobFailedError
 from .job_ranks import job_ranks
 from .log_lines import shown_log
 from .options import AsJson
@@ -86,6 +86,16 @@ def train(
         raise typer.Exit(1)
 
 
+def _check_compare(*, compare: bool) -> None:
+    from ..launch.server_list import server_list
+
+    if compare and server_list() is not None:
+        raise ConfigError(
+            "--compare trains a second model, and the servers of this job hold the rows of one; "
+            "leave --compare out, or run the job without servers."
+        )
+
+
 def _located(plan: str | None) -> str | None:
     """Relative to where the program runs; what the job's file says is relative to the file."""
     return plan if plan in (None, "auto") else str(Path(plan).absolute())
@@ -128,6 +138,7 @@ def _run(
     from ..train.run_folder import RunFolder, free_folder
     from .train_report import finish
 
+    _check_compare(compare=compare)
     first = ranks.rank == 0
     given = RunFolder(out) if out else None
     run = (

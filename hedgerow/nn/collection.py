@@ -25,6 +25,7 @@ from ..tables.host import HostTable
 from ..tables.initializers import Initializer
 from ..tables.multi.host_tables import HostTables
 from ..tables.optimizer_base import Optimizer
+from ..tables.stats import TableStats, table_stats
 from ..tables.store import Lookup
 from ..tables.table import Table
 from ..tiers.tier_tables import TierTables
@@ -163,6 +164,12 @@ class Collection(nn.Module):
         if isinstance(self.store, ServerTables):
             return dict(zip(self.store.names, self.store.sizes(), strict=True))
         return {name: self.table(name).size() for name in self.store.names}
+
+    def table_stats(self) -> dict[str, TableStats]:
+        """Rows, bytes, load and counts of each table: of this process, or of all servers."""
+        if isinstance(self.store, ServerTables):
+            return self.store.stats()
+        return {name: table_stats(self.table(name)) for name in self.store.names}
 
     def spread(self, over: AllToAllTables, ranks: Ranks, model: Sequence[RowUpdates]) -> None:
         """Reads and updates go to the rows of all ranks from now on; `model`: all its updates."""

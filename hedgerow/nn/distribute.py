@@ -23,7 +23,7 @@ from ..sharding.agreement import Ranks
 from ..sharding.all_to_all_tables import AllToAllTables
 from ..sharding.exchange import WIRES, Exchange
 from .alike import about
-from .collection import Collection, collections_of
+from .collection import Collection, collections_of, ranks_of, servers_of
 from .follow_plan import PlanLike, follow_plan
 from .on_servers import put_on_servers
 from .placing import place_as_planned
@@ -145,6 +145,24 @@ def _dense_over_ranks(model: nn.Module) -> nn.Module:
     # Otherwise it groups gradients anew after its first step, and from three ranks on a sum's last
     # bits depend on the groups: a resumed run would not have the bits of an unbroken one.
     return DistributedDataParallel(model, find_unused_parameters=True)
+
+
+def workers_of(model: nn.Module) -> Ranks:
+    """The processes that train a model in step: the ranks that share its rows, or the job's workers
+    where servers hold them. The first call for a model on servers is a collective of all workers.
+
+    >>> import hedgerow as hr
+    >>> workers_of(hr.EmbeddingBags([hr.Table("user", 2)]))
+    Ranks(rank 0 of 1)
+    """
+    group = servers_of(model)
+    if group is None:
+        return ranks_of(model)
+    if group.workers is None:
+        if not _is_alone():
+            start_process_group()
+        group.workers = Ranks() if _is_alone() else Ranks(own_group())
+    return group.workers
 
 
 def _where(collections: Sequence[Collection]) -> torch.device:

@@ -5,15 +5,20 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from ..ps.remote_shard import RemoteShard
+from ..sharding.agreement import Ranks
 from ..tables.multi.multi_config import MultiConfig
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@dataclass(slots=True, eq=False)
 class ServerGroup:
-    """One connection a server, and the tables of the whole model, which each of them holds."""
+    """One connection a server, and the tables of the whole model, which each of them holds.
+
+    `workers` are the processes that train the model in step; None before they were asked for.
+    """
 
     shards: tuple[RemoteShard, ...]
     config: MultiConfig
+    workers: Ranks | None = None
 
     @property
     def count(self) -> int:

@@ -114,6 +114,7 @@ class ServerShards:
                 counts=counts[i],
                 per_occurrence=per_occurrence,
             ),
+            writes=True,
         )
         return parts.total(done)
 
@@ -132,5 +133,6 @@ class ServerShards:
             lambda i, shard: (shard.start_assign_add if add else shard.start_assign)(
                 keys[i], rows[i], ts=ts
             ),
+            writes=True,
         )
         return parts.total(done)

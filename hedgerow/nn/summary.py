@@ -8,13 +8,15 @@ from ..core.errors import DtypeError, InputError
 from ..tables.host import HostTable
 from ..tables.own_rows import OwnRows
 from ..tables.stats import TableStats, table_stats
-from .collection import collections_of, ranks_of
+from .collection import collections_of, ranks_of, servers_of
+
+_HELD = ("index_bytes", "row_bytes", "slack_bytes")  # of rows, without outputs kept for reuse
 
 
 def stats(thing: OwnRows | nn.Module) -> TableStats | dict[str, TableStats]:
     """Rows, bytes, load and counts of a table, or of every table of a model by name.
 
-    Of a distributed model they are those of this rank's shard.
+    Of a distributed model they are those of this rank's shard; of one on servers, of all servers.
 
     >>> import torch, hedgerow as hr
     >>> table = hr.HostTable(hr.TableConfig("user", (hr.Segment(4, hr.Zeros(), hr.Sgd()),)))
@@ -26,7 +28,9 @@ def stats(thing: OwnRows | nn.Module) -> TableStats | dict[str, TableStats]:
     0
     """
     if isinstance(thing, nn.Module):
-        return {table.config.name: table_stats(table) for table in tables_of(thing).values()}
+        every = [one.table_stats() for one in collections_of(thing)]
+        _check_names([name for told in every for name in told])
+        return {name: seen for told in every for name, seen in told.items()}
     if isinstance(thing, OwnRows):
         return table_stats(thing)
     raise DtypeError(
@@ -35,7 +39,9 @@ def stats(thing: OwnRows | nn.Module) -> TableStats | dict[str, TableStats]:
 
 
 def summary(model: nn.Module) -> str:
-    """One line a table and one for the dense rest. Rows and bytes are those of this process.
+    """One line a table and one for the dense rest.
+
+    Rows and bytes are those of this process; of a model on servers, those of all servers.
 
     >>> import hedgerow as hr
     >>> print(hr.summary(hr.EmbeddingBags([hr.Table("item", 2)])))
@@ -46,11 +52,10 @@ def summary(model: nn.Module) -> str:
     lines = [("table", "dim", "rows", "bytes", "optimizer", "features")]
     rows = 0
     for collection in collections_of(model):
-        counts = collection.row_counts()
+        told = collection.table_stats()
         for declared in collection.tables:
-            size, held = counts[declared.name], "on servers"
-            if collection.servers is None:
-                held = str(collection.table(declared.name).memory().total_bytes)
+            seen = told[declared.name]
+            size, held = int(seen["rows"]), sum(int(seen[part]) for part in _HELD)
             config = declared.resolve(None)
             rules = dict.fromkeys(type(s.optimizer).__name__ for s in config.segments)
             rows += size
@@ -59,7 +64,7 @@ def summary(model: nn.Module) -> str:
                     declared.name,
                     str(declared.dim),
                     str(size),
-                    held,
+                    str(held),
                     ", ".join(rules),
                     ", ".join(declared.features),
                 )
@@ -74,19 +79,23 @@ def summary(model: nn.Module) -> str:
         for line in lines
     ]
     dense = sum(p.numel() for p in model.parameters())
-    ranks = ranks_of(model)
+    ranks, servers = ranks_of(model), servers_of(model)
     whose = "" if ranks.count == 1 else f" on rank {ranks.rank} of {ranks.count}"
+    if servers is not None:
+        whose = f" on {servers.count} servers"
     return "\n".join([*shown, f"{rows} rows{whose}, {dense} dense parameters"])
 
 
 def tables_of(model: nn.Module) -> dict[str, HostTable]:
     """Every table of a model by name; two modules with tables of one name are refused."""
-    found: dict[str, HostTable] = {}
-    for collection in collections_of(model):
-        for name in collection.store.names:
-            if name in found:
-                raise InputError(
-                    f"two tables of the model are named {name!r}; names must differ in a model."
-                )
-            found[name] = collection.table(name)
-    return found
+    every = collections_of(model)
+    _check_names([name for one in every for name in one.store.names])
+    return {name: one.table(name) for one in every for name in one.store.names}
+
+
+def _check_names(names: list[str]) -> None:
+    for name in names:
+        if names.count(name) > 1:
+            raise InputError(
+                f"two tables of the model are named {name!r}; names must differ in a model."
+            )

@@ -26,14 +26,21 @@ from .frames import (
     address_head,
     read_answer,
 )
+from .greetings import Greetings
 from .line import IN, OUT, Event, Line
 from .near_line import NearLine, near_line
+from .silence import Silence
 from .tickets import Patience, Reader, Sink, Ticket, error_of
 from .turns import Turns
 
 _LONGEST_GAP = 4  # times `retry_s` between two times of asking
-_MOST_BROKEN_OFF = 3  # greetings in a row, with keys, until they are what is wrong
+# Times `retry_s` without a sign of life, until a connection counts as lost; at least so long.
+_SILENT_GAPS, _LEAST_SILENT_S = 10, 2.0
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.005, 0.5  # before a busy server is asked again
+_HOW_TO_GO_ON = (
+    " Do not repeat the call, which could do it twice: go on with the next batch, so that at most "
+    "this write is missing, or load a checkpoint on all servers and go on from there."
+)
 
 
 class Connection:
@@ -57,12 +64,15 @@ class Connection:
         self._tickets: dict[int, Ticket] = {}
         self._unsent = 0
         self._sequence = 0
-        self._complaint = ""
-        self._broken_off = 0
+        self._greetings = Greetings(has_keys=keys is not None)
+        self._silence = Silence(self.where)
+        self._silent_s = max(_LEAST_SILENT_S, _SILENT_GAPS * self.patience.retry_s)
+        self._connect_s = math.inf  # when the line, which waits until then, goes to the server
         self._turns = Turns()
         self._keys = keys
         self._may_be_near = keys is None  # who has keys wants what they protect
         self._line: Line | NearLine = self._open_near() or self._open_far()
+        self._is_up = isinstance(self._line, NearLine)
 
     @property
     def where(self) -> str:
@@ -73,7 +83,13 @@ class Connection:
         return near_line(self.address, self._turns.wake_fd) if self._may_be_near else None
 
     def _open_far(self) -> Line:
-        return Line(self.address, self._keys, self._turns.wake_fd)
+        made = self._waiting_line()
+        made.connect()
+        return made
+
+    def _waiting_line(self) -> Line:
+        """One that goes nowhere yet."""
+        return Line(self.address, self._keys, self._turns.wake_fd, silent_s=self._silent_s)
 
     def close(self) -> None:
         """Ends the connection; requests under way are forgotten."""
@@ -104,11 +120,9 @@ class Connection:
     ) -> Ticket:
         """Sends a request; its answer goes to `sink` while somebody waits for an answer."""
         patience = patience or self.patience
-        limit_s = math.inf
-        if patience.deadline_s is not None:
-            limit_s = time.monotonic() + patience.deadline_s
+        now = time.monotonic()
         head = bytearray(request.head())
-        ticket = Ticket(request.verb, head, frames, sink, limit_s, patience, patience.retry_s)
+        ticket = Ticket(request.verb, head, frames, sink, patience, patience.retry_s, now)
         self._check_process()
         self._turns.take()
         try:
@@ -202,6 +216,7 @@ class Connection:
             (min(t.limit_s, t.again_s if t.sent else math.inf) for t in self._tickets.values()),
             default=now,
         )
+        due = min(due, self._connect_s)
         return 1000 if math.isinf(due) else min(max(int((due - now) * 1000) + 1, 0), 1000)
 
     def _read_some(self, own: Ticket) -> None:
@@ -220,6 +235,7 @@ class Connection:
         except FrameError:
             self.counters.add("answers_refused")  # not from a server of ours; the deadline holds
             return
+        self._silence.heard()
         ticket = self._tickets.get(answer.sequence)
         if ticket is None:
             self.counters.add("answers_late")
@@ -291,36 +307,50 @@ class Connection:
         self._turns.tell()
 
     def _read_monitor(self) -> None:
+        """What happened to the line; only how it stands in the end says what to do."""
+        pause_s = math.inf
         for event in self._line.events():
             if event is Event.CONNECTED:
-                self._complaint, self._broken_off = "", 0
-                if (near := self._open_near()) is not None:
-                    self._change(near)
-                    return
-            elif event is Event.DISCONNECTED:
-                self.counters.add("disconnected")
-                self._send_all_again()  # what is under way may have been lost
+                self._greetings.succeeded()
+                self._is_up, pause_s = True, math.inf
+                self._send_all_again()  # what went out before may have been lost
             elif event is Event.ENDED:
                 self.counters.add("disconnected")
                 self._may_be_near &= self._line.was_heard  # else it lets nobody in
                 self._change(self._open_near() or self._open_far())
                 return
-            elif event is Event.REFUSED or self._keys_do_not_fit():
-                self._complaint = (
-                    "it refuses this client: the keys do not fit, or only one side has keys"
-                )
-                self._refuse_all()
+            elif self._is_up:
+                self.counters.add("disconnected")
+                self._is_up, pause_s = False, self._greetings.lost()
+            elif event is not Event.DISCONNECTED or math.isinf(pause_s):  # it follows others
+                pause_s = self._greetings.failed(event)
+        if not math.isinf(pause_s):
+            self._rest(pause_s)
+        elif self._is_up and (near := self._open_near()) is not None:
+            self._change(near)
 
-    def _keys_do_not_fit(self) -> bool:
-        """A server with other keys says nothing and ends every greeting. One that dies ends one,
-        and may do so while the listening socket of a killed process still takes callers."""
-        self._broken_off += 1
-        return self._keys is not None and self._broken_off >= _MOST_BROKEN_OFF
+    def _rest(self, pause_s: float) -> None:
+        """Another line, which goes to the server after a pause: a socket whose connection failed
+        comes back after some failures, at once and without end, and after others never."""
+        if self._greetings.refused:
+            self._refuse_all()
+        self._change(self._waiting_line())
+        self._connect_s = time.monotonic() + pause_s
+
+    def _connect_again(self) -> None:
+        near = self._open_near()
+        if near is not None:
+            self._change(near)
+        elif isinstance(self._line, Line):
+            self._line.connect()
+        self._connect_s = math.inf
 
     def _refuse_all(self) -> None:
+        """Of a server that has never let this client in: nothing was sent."""
+        why = f"{self.where}: {self._greetings.complaint}. Nothing was sent."
         for ticket in list(self._tickets.values()):
             if not math.isinf(ticket.limit_s):
-                self._finish(ticket, ServerAwayError(f"{self.where}: {self._complaint}."))
+                self._finish(ticket, ServerAwayError(why))
         self._turns.tell()
 
     def _send_unsent(self) -> None:
@@ -334,6 +364,11 @@ class Connection:
     def _tend(self) -> None:
         """Sends again what was not answered, and gives up what is late."""
         now = time.monotonic()
+        if now >= self._connect_s:
+            self._connect_again()
+        self._silence.look(
+            self._tickets.values(), now, is_up=self._is_up, complaint=self._greetings.complaint
+        )
         for ticket in list(self._tickets.values()):
             if now >= ticket.limit_s:
                 self._give_up(ticket)
@@ -343,13 +378,17 @@ class Connection:
 
     def _give_up(self, ticket: Ticket) -> None:
         self.counters.add("deadlines")
-        verb = ticket.verb.name.lower()
+        unsure = ticket.is_write and ticket.was_sent
         reached = "it was sent" if ticket.was_sent else "the server was not reached"
-        unsure = "; the write may have happened" if ticket.is_write and ticket.was_sent else ""
-        why = f" ({self._complaint})" if self._complaint else ""
+        if unsure:
+            reached = "it was sent, so the write may have happened or not"
+        elif ticket.is_write:
+            reached = "the server was not reached, so the write did not happen"
+        why = f" ({self._greetings.complaint})" if self._greetings.complaint else ""
         error = DeadlineError(
-            f"no answer to {verb} from {self.where} within its deadline of "
-            f"{ticket.patience.deadline_s:g} s: {reached}{unsure}{why}."
+            f"no answer to {ticket.verb.name.lower()} from {self.where} within its deadline of "
+            f"{ticket.patience.deadline_s:g} s: {reached}{why}.{_HOW_TO_GO_ON * unsure}",
+            may_have_happened=unsure,
         )
         self._finish(ticket, error)
         if ticket.is_write and ticket.sent:
@@ -365,6 +404,7 @@ class Connection:
         """Goes on with another line; what is under way is sent again there."""
         self._line.close()
         self._line = line
+        self._is_up, self._connect_s = isinstance(line, NearLine), math.inf
         self._send_all_again()
 
     def _send_all_again(self) -> None:

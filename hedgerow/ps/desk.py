@@ -248,6 +248,10 @@ class Desk:
         except LogError as error:
             self.counters.add("log_failures")
             return error
+        except Exception as error:  # a fault of ours must not end the thread
+            logging.getLogger("hedgerow").exception("server %s: a fault of the log", self.name)
+            self.counters.add("faults")
+            return LogError(f"the write was not accepted: {error!r}.")
         return None
 
     def _not_accepted(self, job: Job, error: LogError) -> None:

@@ -14,7 +14,15 @@ class ServerAwayError(HedgerowError, ConnectionError):
 
 
 class DeadlineError(ServerAwayError, TimeoutError):
-    """No answer within the deadline. A write may have happened or not."""
+    """No answer within the deadline. `may_have_happened`: a write that was sent, and not answered.
+
+    >>> DeadlineError("no answer").may_have_happened
+    False
+    """
+
+    def __init__(self, message: str, *, may_have_happened: bool = False) -> None:
+        super().__init__(message)
+        self.may_have_happened = may_have_happened
 
 
 class ServerRefusedError(HedgerowError, RuntimeError):

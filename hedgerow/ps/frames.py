@@ -51,6 +51,7 @@ class Verb(IntEnum):
     MAX_TS = 15
     READ_ROWS = 16
     SCAN_IDS = 17
+    STATS = 18
     APPLY_GRADIENTS = 20
     ASSIGN = 21
     ASSIGN_ADD = 22

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from ..core.shapes import Bool, Float32, Int8, Int64
 from ..tables.schedules import Rate
+from ..tables.stats import TableStats
 from ..tables.store import Applied, Entries, Lookup, Missing, TableKeys
 from .shard import Pending, Shard
 
@@ -129,6 +130,10 @@ class HalfShard:
     def start_sizes(self) -> Pending[tuple[int, ...]]:
         """Rows of each table."""
         return self.shard.start_sizes()
+
+    def start_stats(self) -> Pending[tuple[TableStats, ...]]:
+        """Rows, bytes, load and counts of each table."""
+        return self.shard.start_stats()
 
     def start_max_ts(self) -> Pending[int]:
         """The largest `ts` any write gave."""

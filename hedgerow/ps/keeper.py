@@ -6,11 +6,13 @@ import dataclasses
 import logging
 import os
 import threading
-from collections.abc import Callable, Iterator, Mapping
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
+from ..core import checks
 from ..core.errors import HedgerowError, InputError, SaveError
 from ..routing.router import Router
 from ..tables.checkpoint.files import sync_folder
@@ -32,6 +34,8 @@ from .recovery import CLEAN, ROWS
 
 LOG_BYTES = 2**30  # of the log, before the rows are saved and it starts anew
 Order = dict[str, Any]
+E = TypeVar("E", FileEntry, BlobEntry)
+_KINDS = {"str": str, "int": int}  # of their fields
 
 
 class Keeper:
@@ -59,7 +63,7 @@ class Keeper:
     def serve(self, verb: Verb, order: Order) -> Order:
         """Does what `order` says; an order that comes twice is done once."""
         if verb == Verb.CHECKPOINT:
-            return {"step": self.checkpoint(int(order.get("step", 0)))}
+            return {"step": self.checkpoint(_step(order))}
         phase, number = str(order.get("phase")), str(order.get("number"))
         if (verb, phase) not in self._phases:
             raise FrameError(f"an order to {verb.name.lower()} with phase {phase!r}.")
@@ -151,7 +155,7 @@ class Keeper:
     def _save_write(self, order: Order) -> Order:
         with self._saving:
             written = self._open_job().write(
-                str(order["mark"]), _times(order["newest_s"]), self._instant
+                _mark(order), _times(order, self._desk.service.store.names), self._instant
             )
         return dataclasses.asdict(written)
 
@@ -161,15 +165,9 @@ class Keeper:
             yield {blob_name(self._shard, self._shards): pack(self._desk.clients)}
 
     def _save_finish(self, order: Order) -> Order:
-        written = [
-            Written(
-                tuple(FileEntry(**file) for file in one["files"]),
-                tuple(BlobEntry(**blob) for blob in one["blobs"]),
-            )
-            for one in order["written"]
-        ]
-        header = checked_header(int(order["step"]), order.get("metadata"), None)
-        manifest = self._open_job().finish(str(order["mark"]), written, header)
+        written = _written(order)
+        header = checked_header(_step(order), _metadata(order), None)
+        manifest = self._open_job().finish(_mark(order), written, header)
         return {"rows": manifest.rows, "checksum": manifest.checksum}
 
     def _save_close(self, order: Order) -> Order:
@@ -221,8 +219,9 @@ class Keeper:
     def _load_finish(self, order: Order) -> Order:
         if self._load is None:
             raise SaveError(f"server {self._desk.name} was restarted during the load; load again.")
+        brought = _brought(order)
         job, self._load = self._load, None
-        job.prove(order["brought"])
+        job.prove(brought)
         with self._desk.between_writes():
             loaded = job.finish()
             self._desk.last_step = loaded.step
@@ -237,14 +236,73 @@ class Keeper:
 
 def _path(order: Order) -> Path:
     path = order.get("path")
-    if not isinstance(path, str) or not path:
+    if not isinstance(path, str) or not path or "\0" in path:
         raise InputError(f"the folder is {path!r}; name one that all servers see.")
     return Path(path)
 
 
+def _step(order: Order) -> int:
+    return checks.count("step", order.get("step", 0))
+
+
+def _mark(order: Order) -> str:
+    mark = order.get("mark")
+    if not isinstance(mark, str):
+        raise FrameError(f"an order whose mark is {mark!r:.100}; it must be a str.")
+    return mark
+
+
+def _metadata(order: Order) -> dict[str, Any]:
+    return _object("metadata", order.get("metadata") or {})
+
+
 def _routers(order: Order) -> dict[str, Router]:
-    return {name: Router.from_dict(rule) for name, rule in order["routers"].items()}
+    given = _object("routers", order.get("routers"))
+    return {name: Router.from_dict(_object(name, rule)) for name, rule in given.items()}
 
 
-def _times(given: Mapping[str, Any]) -> dict[str, int]:
-    return {name: int(time) for name, time in given.items()}
+def _times(order: Order, names: Sequence[str]) -> dict[str, int]:
+    given = _object("newest_s", order.get("newest_s"))
+    if not given.keys() >= set(names):
+        raise FrameError(f"an order with newest_s of {sorted(given)}; tables are {list(names)}.")
+    return {name: checks.count(name, time) for name, time in given.items()}
+
+
+def _brought(order: Order) -> list[Counter[str]]:
+    """Rows of every table that each server has brought; 0 of one that is not named."""
+    told = [_object("brought", one) for one in _list("brought", order.get("brought"))]
+    return [Counter({name: checks.count(name, n) for name, n in one.items()}) for one in told]
+
+
+def _written(order: Order) -> list[Written]:
+    told = [_object("written", one) for one in _list("written", order.get("written"))]
+    return [
+        Written(
+            tuple(_entry(FileEntry, file) for file in _list("files", one.get("files"))),
+            tuple(_entry(BlobEntry, blob) for blob in _list("blobs", one.get("blobs"))),
+        )
+        for one in told
+    ]
+
+
+def _entry(kind: type[E], given: object) -> E:
+    values = _object("a file", given)
+    wanted = {field.name: _KINDS[str(field.type)] for field in dataclasses.fields(kind)}
+    if values.keys() != wanted.keys():
+        raise FrameError(f"an order with a file that has {sorted(values)}, not {sorted(wanted)}.")
+    for name, value in values.items():
+        if not isinstance(value, wanted[name]):
+            raise FrameError(f"an order with a file whose {name} is {value!r:.100}.")
+    return kind(**values)
+
+
+def _object(what: str, given: object) -> dict[str, Any]:
+    if not isinstance(given, dict):
+        raise FrameError(f"an order whose {what} is {given!r:.100}; it must be an object.")
+    return given
+
+
+def _list(what: str, given: object) -> list[Any]:
+    if not isinstance(given, list):
+        raise FrameError(f"an order whose {what} is {given!r:.100}; it must be a list.")
+    return given

@@ -15,6 +15,8 @@ from .waiting import Waiting
 
 _SOCKET_BYTES = 2**22
 _QUEUED_OUT = 256  # requests inside the socket; more wait outside
+_BEATS = 5  # signs of life in the time after which a silent connection counts as lost
+_CONNECT_MS = 5000  # for an address that does not even refuse
 IN, OUT = 1, 2  # what a line can do
 
 
@@ -22,9 +24,10 @@ class Event(Enum):
     """What happened to the line."""
 
     CONNECTED = "connected"
-    DISCONNECTED = "disconnected"
+    DISCONNECTED = "disconnected"  # whatever the cause; the socket may not come back by itself
     BROKEN_OFF = "broken off"  # while greeting: a server that dies then, or keys that do not fit
-    REFUSED = "refused"
+    UNKNOWN_KEY = "unknown key"  # said by a server that knows its own
+    REFUSED = "refused"  # one side has keys, the other has none
     ENDED = "ended"  # for good; another line is needed
 
 
@@ -59,11 +62,14 @@ class Line:
 
     was_heard = True  # it comes back by itself
 
-    def __init__(self, address: str, keys: ClientKeys | None, wake_fd: int) -> None:
+    def __init__(
+        self, address: str, keys: ClientKeys | None, wake_fd: int, *, silent_s: float
+    ) -> None:
         import zmq
 
-        self._zmq = zmq
+        self._zmq, self._address = zmq, address
         self._wake_fd = wake_fd
+        silent_ms = max(int(1000 * silent_s), _BEATS)
         # The context of the process: one thread serves the sockets to all servers.
         socket = self._socket = zmq.Context.instance().socket(zmq.DEALER)
         for option, value in (
@@ -74,6 +80,10 @@ class Line:
             (zmq.MAXMSGSIZE, MAX_FRAME_BYTES),
             (zmq.RECONNECT_IVL, 20),
             (zmq.RECONNECT_IVL_MAX, 500),
+            (zmq.CONNECT_TIMEOUT, _CONNECT_MS),
+            (zmq.HANDSHAKE_IVL, silent_ms),
+            (zmq.HEARTBEAT_IVL, silent_ms // _BEATS),
+            (zmq.HEARTBEAT_TIMEOUT, silent_ms),
             (zmq.SNDBUF, _SOCKET_BYTES),
             (zmq.RCVBUF, _SOCKET_BYTES),
         ):
@@ -83,21 +93,26 @@ class Line:
         self._kinds: dict[int, Event] = {
             zmq.EVENT_HANDSHAKE_SUCCEEDED: Event.CONNECTED,
             zmq.EVENT_DISCONNECTED: Event.DISCONNECTED,
-            zmq.EVENT_HANDSHAKE_FAILED_AUTH: Event.REFUSED,
+            zmq.EVENT_HANDSHAKE_FAILED_AUTH: Event.UNKNOWN_KEY,
             zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL: Event.BROKEN_OFF,
-            zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL: Event.REFUSED,
+            zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL: Event.BROKEN_OFF,
         }
+        self._one_sided = int(zmq.PROTOCOL_ERROR_ZMTP_MECHANISM_MISMATCH)
         self._monitor = socket.get_monitor_socket(sum(self._kinds))
-        try:
-            socket.connect(address)
-        except zmq.ZMQError as error:
-            self.close()
-            raise ConfigError(
-                f"the address of a server is {address!r}: {error.strerror}. Write host:port."
-            ) from error
         self._waiting = Waiting(socket, wake_fd, self._monitor)
+        self._waiting.has_input(self._monitor)  # else its first event would wake nobody
         self._events, self._rcvmore = int(zmq.EVENTS), int(zmq.RCVMORE)
         self._more, self._now = int(zmq.SNDMORE), int(zmq.NOBLOCK)
+
+    def connect(self) -> None:
+        """Goes to the server; until then the line waits. Once."""
+        try:
+            self._socket.connect(self._address)
+        except self._zmq.ZMQError as error:
+            self.close()
+            raise ConfigError(
+                f"the address of a server is {self._address!r}: {error.strerror}. Write host:port."
+            ) from error
 
     @property
     def closed(self) -> bool:
@@ -145,7 +160,10 @@ class Line:
         from zmq.utils.monitor import recv_monitor_message
 
         while self._monitor.poll(0):
-            yield self._kinds[recv_monitor_message(self._monitor)["event"]]
+            told = recv_monitor_message(self._monitor)
+            failed = told["event"] == self._zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL
+            one_sided = failed and told["value"] == self._one_sided
+            yield Event.REFUSED if one_sided else self._kinds[told["event"]]
 
     def receive(self) -> tuple[Buffer, Reader] | None:
         """The head of the next answer and what follows it: in its frame, or in those that come."""

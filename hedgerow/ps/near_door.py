@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import array
-import os
 import select
 import socket
 import time
@@ -25,6 +24,7 @@ from .waiting import Waiting
 
 _PEERS = 128  # each may hold a few descriptors; who comes later takes the TCP address
 _QUEUED_OUT = 64  # packets that a client has not taken; what comes after is dropped
+_DEAF_S = 0.5
 _NONE = memoryview(b"")
 _ONE_FD = socket.CMSG_SPACE(array.array("i").itemsize)
 
@@ -39,9 +39,12 @@ class Peer:
         self.unsent: deque[Sequence[Buffer]] = deque()
 
     def receive(self, room: memoryview) -> tuple[int, list[int]]:
-        """Bytes of the next packet, which is in `room`, and the memory with it; 0 at the end."""
+        """Bytes of the next packet, which is in `room`, and the descriptors with it, which are the
+        caller's to close, whatever the packet is; 0 bytes at the end."""
         try:
-            length, extra, flags, _ = self.socket.recvmsg_into([room], _ONE_FD)
+            length, extra, flags, _ = self.socket.recvmsg_into(
+                [room], _ONE_FD, socket.MSG_CMSG_CLOEXEC
+            )
         except BlockingIOError:
             return -1, []
         except OSError:
@@ -53,8 +56,7 @@ class Peer:
             if (level, kind) == (socket.SOL_SOCKET, socket.SCM_RIGHTS):
                 fds.frombytes(data[: len(data) - len(data) % fds.itemsize])
         if flags & socket.MSG_CTRUNC:  # this process has no descriptor left
-            _close_all(fds)
-            return 0, []
+            length = 0
         return length, fds.tolist()
 
     def send(self, pieces: Sequence[Buffer]) -> None:
@@ -110,7 +112,20 @@ class Door:
     def __init__(self, listening: socket.socket, waiting: Waiting) -> None:
         self._listening, self._waiting = listening, waiting
         self._peers: dict[int, Peer] = {}
+        self._deaf_until_s = 0.0  # after a client came for whom no descriptor was left
         waiting.watch(listening.fileno(), select.POLLIN)
+
+    def pause_ms(self) -> int | None:
+        """How long the loop may sleep; clients that could not come in are let in after a pause."""
+        if not self._deaf_until_s:
+            return None
+        left_s = self._deaf_until_s - time.monotonic()
+        if left_s > 0:
+            return int(1000 * left_s) + 1
+        self._deaf_until_s = 0.0
+        if self._listening.fileno() >= 0:
+            self._waiting.watch(self._listening.fileno(), select.POLLIN)
+        return None
 
     def came(self, descriptor: int, what: int) -> Peer | None:
         """The client that something is to be read from, if that is what happened."""
@@ -128,7 +143,8 @@ class Door:
             connected, _ = self._listening.accept()
         except BlockingIOError:
             return
-        except OSError:  # no descriptor is left; whoever leaves gives some back
+        except OSError:  # who came stays where he is, so the socket would wake us without end
+            self._deaf_until_s = time.monotonic() + _DEAF_S
             self._waiting.forget(self._listening.fileno())
             return
         if len(self._peers) < _PEERS and is_of_this_user(connected) and takes_packets(connected):
@@ -143,8 +159,6 @@ class Door:
             self._waiting.forget(peer.fd)
             peer.unsent.clear()
             peer.socket.close()
-            if self._listening.fileno() >= 0:
-                self._waiting.watch(self._listening.fileno(), select.POLLIN)
 
     def send(self, peer: Peer, pieces: Sequence[Buffer]) -> bool:
         """Whether a packet went out, or will when the client takes it."""
@@ -195,23 +209,18 @@ class Door:
 def opened(
     peer: Peer, packet: memoryview, fds: list[int]
 ) -> tuple[Reply, memoryview, list[memoryview]]:
-    """Where the answer goes, the head and the buffers of a packet that is not plain."""
-    try:
-        found = read_packet(packet)
-        if not found.block:
-            return Reply(peer), found.head, found.buffers
-        for fd in fds[:1]:
-            peer.shared.add(found.block, fd)
-        memory = peer.shared.of(found.block)
-        end = end_of(found.spans)
-        if end > len(memory):
-            raise FrameError(f"buffers up to {end} in shared memory of {len(memory)} bytes.")
-        buffers = [memory[span] for span in found.spans]
-        return Reply(peer, found.block, memory, end), found.head, buffers
-    finally:
-        _close_all(fds)
+    """Where the answer goes, the head and the buffers of a packet that is not plain.
 
-
-def _close_all(fds: Sequence[int]) -> None:
-    for fd in fds:
-        os.close(fd)
+    `fds` stay the caller's.
+    """
+    found = read_packet(packet)
+    if not found.block:
+        return Reply(peer), found.head, found.buffers
+    for fd in fds[:1]:
+        peer.shared.add(found.block, fd)
+    memory = peer.shared.of(found.block)
+    end = end_of(found.spans)
+    if end > len(memory):
+        raise FrameError(f"buffers up to {end} in shared memory of {len(memory)} bytes.")
+    buffers = [memory[span] for span in found.spans]
+    return Reply(peer, found.block, memory, end), found.head, buffers

@@ -20,6 +20,7 @@ from ..tables.layout import RowLayout
 from ..tables.multi import parts
 from ..tables.multi.multi_config import MultiConfig
 from ..tables.schedules import Rate
+from ..tables.stats import TableStats
 from ..tables.store import Applied, Entries, Lookup, Missing, TableKeys, as_keys
 from .buffers import buffer_of, check_room, narrowed, tensor_over, text_of, value_of, wire_code
 from .configs import config_of, document_of, rates_now
@@ -198,6 +199,12 @@ class RemoteShard:
             return tuple(tensor_over(kept.frames[0], torch.int64, tables, "sizes").tolist())
 
         return Underway(self.connection, ticket, sizes)
+
+    def start_stats(self) -> Underway[tuple[TableStats, ...]]:
+        """Rows, bytes, load and counts of each table, as its server has them."""
+        kept = Kept(MAX_TEXT_BYTES)
+        ticket = self._start(Request(Verb.STATS), [], kept)
+        return Underway(self.connection, ticket, lambda: tuple(value_of(kept.frames[0])))
 
     def start_max_ts(self) -> Underway[int]:
         """The largest `ts` any write gave."""

@@ -29,6 +29,7 @@ _LINGER_S = 5  # for the last answers of a server that leaves
 _QUEUED_IN = 64  # messages of one client that wait inside the socket; then its sends wait
 _QUEUED_OUT = 4096  # parts of answers that a client has not taken; what comes after is dropped
 _SOCKET_BYTES = 2**22
+_IDLE_S, _PROBE_S, _PROBES = 60, 15, 4  # until a client whose machine is gone is forgotten
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,6 +110,10 @@ class Server:
         socket.setsockopt(zmq.SNDHWM, _QUEUED_OUT)
         socket.setsockopt(zmq.SNDBUF, _SOCKET_BYTES)
         socket.setsockopt(zmq.RCVBUF, _SOCKET_BYTES)
+        socket.setsockopt(zmq.TCP_KEEPALIVE, 1)
+        socket.setsockopt(zmq.TCP_KEEPALIVE_IDLE, _IDLE_S)
+        socket.setsockopt(zmq.TCP_KEEPALIVE_INTVL, _PROBE_S)
+        socket.setsockopt(zmq.TCP_KEEPALIVE_CNT, _PROBES)
         if keys is not None:
             keys.protect(socket)
         try:
@@ -132,7 +137,8 @@ class Server:
         self._thread = threading.get_ident()
         waiting = self._waiting
         while not self._stopping:
-            changed = waiting.wait(0 if waiting.has_input(self._socket) else None)
+            pause_ms = None if self._door is None else self._door.pause_ms()
+            changed = waiting.wait(0 if waiting.has_input(self._socket) else pause_ms)
             self._clear_wake(changed)
             self._read_nearby(changed)
             if waiting.has_input(self._socket):
@@ -192,13 +198,18 @@ class Server:
                 self._take_packet(peer)
 
     def _take_packet(self, peer: Peer) -> None:
-        room = self._short_way.room
-        length, fds = peer.receive(room)
-        if not length and self._door is not None:
-            self._door.lose(peer)
-        if length <= 0:
-            return
-        to, first = Reply(peer), room[:length]
+        length, fds = peer.receive(self._short_way.room)
+        try:
+            if length > 0:
+                self._answer_packet(peer, length, fds)
+            elif not length and self._door is not None:
+                self._door.lose(peer)
+        finally:
+            for fd in fds:
+                os.close(fd)
+
+    def _answer_packet(self, peer: Peer, length: int, fds: list[int]) -> None:
+        to, first = Reply(peer), self._short_way.room[:length]
         try:
             if is_plain(first):
                 answer = self._short_way.answer(length)

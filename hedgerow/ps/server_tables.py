@@ -10,16 +10,18 @@ import torch
 from torch import Tensor
 from torch.autograd.graph import increment_version
 
-from ..core.errors import ConfigError, InputError
+from ..core.errors import ConfigError, HedgerowError, InputError
 from ..core.recycle import Recycler
 from ..core.shapes import Bool, Float32, Int8, Int64
 from ..core.timings import Timings
 from ..routing.router import Router
 from ..tables import arguments
 from ..tables.config import TableConfig
+from ..tables.host_reads import MemoryUse
 from ..tables.multi import parts
 from ..tables.multi.multi_config import MultiConfig
 from ..tables.schedules import Rate
+from ..tables.stats import TableStats
 from ..tables.store import Applied, Entries, Lookup, Missing, TableKeys, as_keys
 from .routed import Routed, Share, finite_part, route
 from .shard import Pending, Shard
@@ -158,7 +160,7 @@ class ServerTables:
 
     def contains(self, keys: TableKeys | Int64[Tensor, "n"]) -> Bool[Tensor, "n"]:
         """Whether each key has a row."""
-        return self._statuses(keys, lambda shard: shard.start_contains, torch.bool)
+        return self._statuses(keys, lambda shard: shard.start_contains, torch.bool, None)
 
     def entries(self, keys: TableKeys | Int64[Tensor, "n"]) -> Entries:
         """Whole rows, in the order of the keys; of several tables, ask `table(k)`."""
@@ -193,6 +195,25 @@ class ServerTables:
 
     def __len__(self) -> int:
         return self.size()
+
+    def stats(self) -> dict[str, TableStats]:
+        """By table what `hr.stats` tells, over all servers: rows, bytes and counts are summed.
+
+        `load_factor` is the mean of the servers' indexes by their bytes, `longest_search` the
+        worst.
+        """
+        waiting = [shard.start_stats() for shard in self.shards]
+        told = zip(*[one.wait() for one in waiting], strict=True)
+        return {name: _summed(of) for name, of in zip(self.names, told, strict=True)}
+
+    def memory(self) -> MemoryUse:
+        """Bytes by purpose, of all tables on all servers."""
+        told = list(self.stats().values())
+        index, rows, slack = (
+            sum(int(_number(one, f"{part}_bytes")) for one in told)
+            for part in ("index", "row", "slack")
+        )
+        return MemoryUse(index, rows, slack)
 
     def max_ts(self) -> int:
         """The largest `ts` that a write gave to any table."""
@@ -239,7 +260,7 @@ class ServerTables:
                 per_occurrence=per_occurrence,
             )
 
-        done = [answer for _, answer in _answers(routed.shares, start)]
+        done = [answer for _, answer in _answers(routed.shares, start, _server_of)]
         return parts.total([*done, Applied.of(dropped=dropped)])
 
     def assign(
@@ -256,17 +277,27 @@ class ServerTables:
 
     def reinitialize(self, keys: TableKeys | Int64[Tensor, "n"]) -> Int8[Tensor, "n"]:
         """Makes rows as new; 0 = was absent, 1 = was there, in the order of the keys."""
-        return self._statuses(keys, lambda shard: shard.start_reinitialize, torch.int8)
+        return self._statuses(keys, lambda shard: shard.start_reinitialize, torch.int8, _server_of)
 
     def erase(self, keys: TableKeys | Int64[Tensor, "n"]) -> Bool[Tensor, "n"]:
         """Removes rows and says which were there."""
-        return self._statuses(keys, lambda shard: shard.start_erase, torch.bool)
+        return self._statuses(keys, lambda shard: shard.start_erase, torch.bool, _server_of)
 
     # ---- for those who have cut their keys themselves
 
-    def ask(self, servers: Iterable[int], start: Callable[[int, Shard], Pending[A]]) -> list[A]:
-        """What some servers answer, asked all at once; raises once none is under way."""
-        return [answer for _, answer in _answers(servers, lambda i: start(i, self.shards[i]))]
+    def ask(
+        self,
+        servers: Iterable[int],
+        start: Callable[[int, Shard], Pending[A]],
+        *,
+        writes: bool = False,
+    ) -> list[A]:
+        """What some servers answer, asked all at once; raises once none is under way.
+
+        What fails of calls that are `writes` says which servers have done their part.
+        """
+        on = int if writes else None
+        return [answer for _, answer in _answers(servers, lambda i: start(i, self.shards[i]), on)]
 
     # ---- helpers
 
@@ -303,19 +334,20 @@ class ServerTables:
         def start(share: Share) -> Pending[Applied]:
             return verb(self.shards[share.server])(share.keys, routed.rows_of(share, flat), ts=ts)
 
-        return parts.total([answer for _, answer in _answers(routed.shares, start)])
+        return parts.total([answer for _, answer in _answers(routed.shares, start, _server_of)])
 
     def _statuses(
         self,
         keys: TableKeys | Tensor,
         verb: Callable[[Shard], Callable[[TableKeys], Pending[Tensor]]],
         dtype: torch.dtype,
+        writes_on: Callable[[Share], int] | None,
     ) -> Tensor:
         keys = self._keys(keys)
         routed = self._route(keys, dedup=False)
         found = torch.empty(len(keys.ids), dtype=dtype)
         for share, answer in _answers(
-            routed.shares, lambda share: verb(self.shards[share.server])(share.keys)
+            routed.shares, lambda share: verb(self.shards[share.server])(share.keys), writes_on
         ):
             found[share.numbers.values] = answer
         return found
@@ -328,26 +360,84 @@ class ServerTables:
             )
 
 
-def _answers(shares: Iterable[S], start: Callable[[S], Pending[A]]) -> Iterator[tuple[S, A]]:
-    """The answers to all shares, asked at once; one that fails is raised when none is under way."""
+def _summed(told: Sequence[TableStats]) -> TableStats:
+    """What servers tell of one table, as if it were one."""
+    found: TableStats = {}
+    for name, value in told[0].items():
+        if isinstance(value, str):
+            found[name] = value
+        elif name == "longest_search":
+            found[name] = max(_number(one, name) for one in told)
+        elif name == "load_factor":
+            weights = [_number(one, "index_bytes") for one in told]
+            filled = sum(_number(one, name) * w for one, w in zip(told, weights, strict=True))
+            found[name] = filled / max(sum(weights), 1)
+        else:
+            found[name] = sum(_number(one, name) for one in told)
+    return found
+
+
+def _number(stats: TableStats, name: str) -> int | float:
+    """0 for what a server does not count."""
+    value = stats.get(name, 0)
+    return 0 if isinstance(value, str) else value
+
+
+def _server_of(share: Share) -> int:
+    return share.server
+
+
+def _answers(
+    shares: Iterable[S],
+    start: Callable[[S], Pending[A]],
+    writes_on: Callable[[S], int] | None = None,
+) -> Iterator[tuple[S, A]]:
+    """The answers to all shares, asked at once; one that fails is raised when none is under way.
+
+    Of writes, `writes_on` gives the server of a share: the error says which have done their part.
+    """
+    every = list(shares)
     waiting: list[tuple[S, Pending[A]]] = []
     failed: BaseException | None = None
-    for share in shares:
+    for share in every:
         try:
             waiting.append((share, start(share)))
         except BaseException as error:
             failed = error
             break
+    done: list[S] = []
+    unsure: list[S] = []
     for share, pending in waiting:
         try:
             answer = pending.wait()
         except BaseException as error:
             failed = failed or error
+            if getattr(error, "may_have_happened", False):
+                unsure.append(share)
             continue
+        done.append(share)
         if failed is None:
             yield share, answer
     if failed is not None:
+        if writes_on is not None:
+            _tell_who_did(failed, *([writes_on(s) for s in some] for some in (every, done, unsure)))
         raise failed
+
+
+def _tell_who_did(
+    failed: BaseException, every: Sequence[int], done: Sequence[int], unsure: Sequence[int]
+) -> None:
+    """Adds to an error of a write to several servers what became of its other parts."""
+    if len(every) < 2 or not (done or unsure) or not isinstance(failed, HedgerowError):
+        return
+    left = [server for server in every if server not in (*done, *unsure)]
+    words = ((done, "did their part"), (unsure, "may have"), (left, "did not"))
+    told = [f"{', '.join(map(str, some))} {what}" for some, what in words if some]
+    failed.args = (
+        f"{failed} Of the servers of this call {'; '.join(told)}: do not repeat it, since a part "
+        f"that was done would be done twice.",
+        *failed.args[1:],
+    )
 
 
 def _in_order(ids: Tensor, places: Tensor, found: Sequence[Entries]) -> Entries:

@@ -15,6 +15,7 @@ from ..tables.followed import rows_present
 from ..tables.multi import parts
 from ..tables.multi.host_tables import HostTables
 from ..tables.multi.multi_config import MultiConfig
+from ..tables.stats import table_stats
 from ..tables.store import Applied, Entries, Missing, TableKeys
 from .buffers import buffer_of, narrowed, tensor_over, text_of, widened
 from .configs import difference, document_of, fingerprint
@@ -48,6 +49,7 @@ class Service:
             Verb.MAX_TS: self._max_ts,
             Verb.READ_ROWS: self._read_rows,
             Verb.SCAN_IDS: self._scan_ids,
+            Verb.STATS: self._stats,
             **dict.fromkeys(FOLLOWING, self._follow),
         }
         self._writes: dict[Verb, Callable[[HostTables, Request], Answer]] = {
@@ -199,6 +201,10 @@ class Service:
     def _sizes(self, store: HostTables, request: Request) -> Iterator[Answer]:
         sizes = torch.tensor([table.size() for table in store.tables])
         yield Answer(Verb.SIZES, frames=[buffer_of(sizes)])
+
+    def _stats(self, store: HostTables, request: Request) -> Iterator[Answer]:
+        told = [table_stats(table) for table in store.tables]
+        yield Answer(Verb.STATS, frames=[text_of(told)])
 
     def _max_ts(self, store: HostTables, request: Request) -> Iterator[Answer]:
         yield Answer(Verb.MAX_TS, numbers=(store.max_ts(), 0, 0))

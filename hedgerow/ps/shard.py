@@ -11,6 +11,7 @@ from torch import Tensor
 from ..core.shapes import Bool, Float32, Int8, Int64
 from ..tables.multi.host_tables import HostTables
 from ..tables.schedules import Rate
+from ..tables.stats import TableStats, table_stats
 from ..tables.store import Applied, Entries, Lookup, Missing, TableKeys
 
 A = TypeVar("A")
@@ -113,6 +114,10 @@ class Shard(Protocol):
 
     def start_sizes(self) -> Pending[tuple[int, ...]]:
         """Rows of each table."""
+        ...
+
+    def start_stats(self) -> Pending[tuple[TableStats, ...]]:
+        """Rows, bytes, load and counts of each table."""
         ...
 
     def start_max_ts(self) -> Pending[int]:
@@ -218,6 +223,10 @@ class LocalShard:
     def start_sizes(self) -> Here[tuple[int, ...]]:
         """Rows of each table."""
         return Here(tuple(table.size() for table in self.store.tables))
+
+    def start_stats(self) -> Here[tuple[TableStats, ...]]:
+        """Rows, bytes, load and counts of each table."""
+        return Here(tuple(table_stats(table) for table in self.store.tables))
 
     def start_max_ts(self) -> Here[int]:
         """The largest `ts` any write gave."""

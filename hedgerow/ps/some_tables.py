@@ -5,25 +5,29 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import accumulate, pairwise
+from typing import Generic, TypeVar
 
 from torch import Tensor
 
 from ..core.shapes import Bool, Float32, Int8, Int64
 from ..tables.schedules import Rate
+from ..tables.stats import TableStats
 from ..tables.store import Applied, Entries, Lookup, Missing, TableKeys
 from .shard import Pending, Shard
 
+A = TypeVar("A")
+
 
 @dataclass(frozen=True, slots=True)
-class _Sizes:
-    """The sizes of some tables, out of those of all."""
+class _Some(Generic[A]):
+    """What is told of some tables, out of what is told of all."""
 
-    pending: Pending[tuple[int, ...]]
+    pending: Pending[tuple[A, ...]]
     of: tuple[int, ...]
 
-    def wait(self) -> tuple[int, ...]:
-        sizes = self.pending.wait()
-        return tuple(sizes[k] for k in self.of)
+    def wait(self) -> tuple[A, ...]:
+        every = self.pending.wait()
+        return tuple(every[k] for k in self.of)
 
 
 class TablesOfShard:
@@ -139,7 +143,11 @@ class TablesOfShard:
 
     def start_sizes(self) -> Pending[tuple[int, ...]]:
         """Rows of each."""
-        return _Sizes(self.shard.start_sizes(), self.of)
+        return _Some(self.shard.start_sizes(), self.of)
+
+    def start_stats(self) -> Pending[tuple[TableStats, ...]]:
+        """Rows, bytes, load and counts of each."""
+        return _Some(self.shard.start_stats(), self.of)
 
     def start_max_ts(self) -> Pending[int]:
         """The largest `ts` any write gave."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
@@ -117,14 +118,20 @@ class Ticket:
     head: bytearray
     frames: Sequence[Buffer]
     sink: Sink
-    limit_s: float  # when to give up, on the monotonic clock; infinite to wait for ever
     patience: Patience
     gap_s: float  # until it is sent again if nobody answers, or if the server is busy
+    began_s: float  # when it was made, on the monotonic clock
     sequence: int = 0
     sent: bool = False
     again_s: float = 0.0
     done: bool = False
     error: Exception | None = None
+
+    @property
+    def limit_s(self) -> float:
+        """When to give up, on the monotonic clock; infinite to wait for ever."""
+        deadline_s = self.patience.deadline_s
+        return math.inf if deadline_s is None else self.began_s + deadline_s
 
     @property
     def is_write(self) -> bool:

@@ -6,13 +6,15 @@ import shutil
 from collections.abc import Mapping
 from os import PathLike
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import nn
 
 from ..core import checks
 from ..core.errors import CheckpointError, CheckpointMissingError
-from ..nn.collection import ranks_of
+from ..nn.collection import collections_of, servers_of, undressed
+from ..nn.distribute import workers_of
 from ..nn.saving import Stateful, load, save
 from ..tables.checkpoint.manifest_reader import read_manifest
 from ..tables.checkpoint.newest import newest
@@ -57,20 +59,31 @@ class Checkpoints:
         step: int,
         test_loss: float | None = None,
     ) -> Path:
-        """Writes one, then removes those that are no longer kept; all ranks of a model together."""
+        """Writes one, then removes those that are no longer kept; all ranks of a model together.
+
+        Where servers hold the rows, the first worker writes it, and the others wait.
+        """
         path = self.folder / step_name(step)
         known = _test_loss(path) if test_loss is None else test_loss  # of a save at the same step
         metadata = {} if known is None else {_TEST_LOSS: known}
-        save(
-            model,
-            path,
-            optimizer=optimizer,
-            extras=extras,
-            step=step,
-            metadata=metadata,
-            overwrite=True,
-        )
-        if ranks_of(model).rank == 0:
+        ranks, by_one = workers_of(model), servers_of(model) is not None
+
+        def write() -> None:
+            save(
+                model,
+                path,
+                optimizer=optimizer,
+                extras=extras,
+                step=step,
+                metadata=metadata,
+                overwrite=True,
+            )
+
+        if not by_one:  # the ranks agree with each other on the way
+            write()
+        else:
+            ranks.together("the save", write if ranks.rank == 0 else _nothing)
+        if ranks.rank == 0:
             self._remove_old()
         return path
 
@@ -94,10 +107,22 @@ class Checkpoints:
         extras: Mapping[str, Stateful],
     ) -> Path:
         """Brings everything back to where the newest was written; rank 0 says which that is."""
-        ranks = ranks_of(model)
+        ranks = workers_of(model)
         choose = self.newest if ranks.rank == 0 else (lambda: self.folder)
         path = ranks.together("the choice of a checkpoint", choose)[0]
-        load(model, path, optimizer=optimizer, extras=extras)
+        if servers_of(model) is None:
+            load(model, path, optimizer=optimizer, extras=extras)
+            return path
+
+        def bring() -> dict[str, Any] | None:  # servers load their rows once, not for each worker
+            if ranks.rank:
+                return None
+            load(model, path, optimizer=optimizer, extras=extras)
+            return _state_of(model, optimizer, extras)
+
+        state = ranks.together("the load", bring)[0]
+        if ranks.rank and state is not None:
+            _take_state(state, model, optimizer, extras)
         return path
 
     def _every(self) -> list[Path]:
@@ -108,6 +133,37 @@ class Checkpoints:
         every = self._every()
         for path in set(every[: -self._keep]) - {self.best()}:
             shutil.rmtree(path)
+
+
+def _nothing() -> None:
+    """What the others do meanwhile."""
+
+
+def _state_of(
+    model: nn.Module, optimizer: torch.optim.Optimizer | None, extras: Mapping[str, Stateful]
+) -> dict[str, Any]:
+    """All but the rows, as one worker tells it to the others."""
+    return {
+        "weights": undressed(model).state_dict(),
+        "optimizer": None if optimizer is None else optimizer.state_dict(),
+        "extras": {name: one.state_dict() for name, one in extras.items()},
+        "updates": [one.updates.step for one in collections_of(model)],
+    }
+
+
+def _take_state(
+    state: Mapping[str, Any],
+    model: nn.Module,
+    optimizer: torch.optim.Optimizer | None,
+    extras: Mapping[str, Stateful],
+) -> None:
+    if optimizer is not None:
+        optimizer.load_state_dict(state["optimizer"])
+    for name, one in extras.items():
+        one.load_state_dict(state["extras"][name])
+    undressed(model).load_state_dict(state["weights"])
+    for one, step in zip(collections_of(model), state["updates"], strict=True):
+        one.updates.step = step
 
 
 def step_name(step: int) -> str:

@@ -13,8 +13,8 @@ from torch import nn
 from ..core import checks
 from ..core.errors import ConfigError, StateError
 from ..data.batch import Batch, Source
+from ..nn.collection import collections_of
 from ..nn.saving import Stateful
-from ..nn.summary import tables_of
 from .checkpoints import Checkpoints, step_name
 from .evaluate import device_of, evaluate
 from .hooks import RunHook
@@ -112,7 +112,7 @@ class Trainer:
         self._device = device_of(model)
         self._metrics = Metrics()  # of this rank, since the last line of the log
         self._late = LateMetrics(self._metrics)
-        self._tables = list(tables_of(model).values())
+        self._collections = collections_of(model)
         self._tested: dict[str, float] = {}
         self._saved: Path | None = None
         self._goes_on = False
@@ -248,6 +248,12 @@ class Trainer:
             "random": RandomState(),
         }
 
+    def _rows(self) -> int:
+        """Of all ranks, or of all servers, whom the first worker asks."""
+        on_servers = any(one.servers is not None for one in self._collections)
+        counted = self._collections if self._ranks.is_first or not on_servers else ()
+        return self._ranks.total(sum(sum(one.row_counts().values()) for one in counted))
+
     def _write(self, kind: str, values: Mapping[str, float | int | str]) -> None:
         at = self.progress
         event = {
@@ -256,7 +262,7 @@ class Trainer:
             "epoch": at.epoch,
             "samples": at.samples,
             "seconds": round(time.perf_counter() - self._began_s, 3),
-            "rows": self._ranks.total(sum(table.size() for table in self._tables)),
+            "rows": self._rows(),
         }
         at.events += 1
         # The batch counts of metrics are not the run's.

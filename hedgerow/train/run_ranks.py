@@ -10,7 +10,7 @@ from torch.nn import functional
 
 from ..core.shapes import Float32
 from ..data.batch import Batch
-from ..nn.collection import ranks_of
+from ..nn.distribute import workers_of
 from .metrics import Metrics
 
 
@@ -18,7 +18,8 @@ class RunRanks:
     """All ranks of a distributed model, or this process alone, where nothing has a cost.
 
     Every rank reads the same batches and takes its share of each, so that the samples of a step are
-    those of one process. All calls but `share` and `loss` are collectives.
+    those of one process. All calls but `share` and `loss` are collectives. Where servers hold the
+    rows, ranks are the workers of the job: each one's share is an optimizer step of its own.
 
     >>> import hedgerow as hr
     >>> ranks = RunRanks(hr.EmbeddingBags([hr.Table("user", 2)]))
@@ -27,7 +28,7 @@ class RunRanks:
     """
 
     def __init__(self, model: nn.Module) -> None:
-        self._ranks = ranks_of(model)
+        self._ranks = workers_of(model)
 
     @property
     def is_first(self) -> bool:

@@ -130,7 +130,7 @@ def test_a_model_on_servers_is_used_as_a_plain_one(tmp_path: Path) -> None:
         train(spread, torch.optim.SGD(model.parameters(), lr=0.1), range(2))
         bags = collections_of(spread)[0]
         shown = hr.summary(spread)
-        assert "on servers" in shown
+        assert "rows on 2 servers" in shown
         assert f"{sum(sum(c.row_counts().values()) for c in collections_of(spread))} rows" in shown
         assert "rows" in repr(spread)
         with pytest.raises(NotSupportedError, match="on servers"):

@@ -30,7 +30,7 @@ class ServerProcess:
 
     def __init__(self, shard: int, shards: int, **settings: Any) -> None:
         self._shard, self._settings = f"{shard}/{shards}", settings
-        self.address = "127.0.0.1:0"
+        self.address = settings.pop("listen", "127.0.0.1:0")
         self._start()
 
     def _start(self) -> None:

@@ -9,6 +9,7 @@ import socket
 import sys
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 
@@ -29,7 +30,7 @@ from hedgerow.tables.multi.host_tables import HostTables
 from hedgerow.tables.optimizers import Sgd
 from hedgerow.tables.store import TableKeys
 
-from .servers import server, server_thread
+from .servers import server, server_thread, until
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="names of sockets are Linux's")
 CONFIGS = {"item": TableConfig("any", (Segment(2, Zeros(), Sgd(lr=1.0)),))}
@@ -242,4 +243,32 @@ def test_one_who_reads_no_answers_holds_up_nobody() -> None:
                 plain.sendall(request.head() + ids.numpy().tobytes())
             works(shard, MANY)
             assert started.counters.snapshot()["answers_dropped"] > 0
+        shard.close()
+
+
+def open_files(pid: int) -> int:
+    return len(os.listdir(f"/proc/{pid}/fd"))
+
+
+@pytest.mark.parametrize("kind", ["plain", "small buffers", "garbage", "empty", "never shared"])
+def test_descriptors_that_come_with_a_packet_are_closed(kind: str) -> None:
+    ids = np.arange(4).tobytes()
+    packet = {
+        "plain": [LOOKUP.head(), ids],
+        "small buffers": packet_of(LOOKUP.head(), [ids, bytes(8)]),
+        "garbage": [b"nothing"],
+        "empty": [b""],
+        "never shared": shared_packet(LOOKUP.head(), 0, spans_of([32])),
+    }[kind]
+    with server() as started:
+        shard = RemoteShard(started.address, CONFIGS)
+        works(shard)
+        before = open_files(started.pid)
+        mine = os.memfd_create("mine")
+        for _ in range(50):
+            for fds in ((mine,), (mine, mine)):
+                asked(started.address, packet, fds)
+        works(shard)
+        until(lambda: open_files(started.pid) <= before)
+        os.close(mine)
         shard.close()
