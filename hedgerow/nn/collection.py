@@ -34,7 +34,7 @@ from .pooled import Bags, PooledRows, pools_from_rows
 from .read_only import ReadOnlyRows, refuse
 from .reading import Feature, Reading, RowsOf
 from .server_group import ServerGroup
-from .state_rows import copied, packed_rows, rows_missing, take_rows
+from .state_rows import copied, load_rows, packed_rows, take_rows
 from .updates import RowUpdates, without_rows
 
 if TYPE_CHECKING:  # it needs Triton
@@ -273,18 +273,13 @@ class Collection(nn.Module):
         error_msgs: list[str],
     ) -> None:
         key = prefix + _ROWS
-        if key in state_dict:
-            take_rows(self, state_dict[key], strict=strict)
-        elif not self.rows_apart:
-            rows_missing(self, key, strict=strict)
         rest = {name: value for name, value in state_dict.items() if name != key}
-        own: list[str] = []
+        missing: list[str] = []
         super()._load_from_state_dict(
-            rest, prefix, local_metadata, strict, own, unexpected_keys, error_msgs
+            rest, prefix, local_metadata, strict, missing, unexpected_keys, error_msgs
         )
-        missing_keys += [name for name in own if name != key]
-        if key not in state_dict and not self.rows_apart:
-            missing_keys.append(key)
+        missing_keys += [name for name in missing if name != key]
+        load_rows(self, state_dict, key, missing_keys, unexpected_keys)
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Self:
         """A module with rows of its own; what waits for the end of a backward stays behind."""

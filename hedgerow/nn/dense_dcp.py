@@ -26,7 +26,8 @@ def check_folder(folder: Path, files: Mapping[str, str]) -> None:
         check_plain(path)
     if {path.name: sha256_of(chunks_of(path)) for path in paths} != dict(files):
         raise CheckpointError(
-            f"{folder} is damaged: its files are not those of the manifest. Use an older checkpoint."
+            f"{folder} is damaged: its files are not those of the manifest. Use an older "
+            f"checkpoint."
         )
 
 

@@ -11,7 +11,6 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor, nn
 
-from ..core.errors import CheckpointError
 from ..sharding.agreement import Ranks
 from ..tables.checkpoint.load_job import Loaded, LoadJob
 from ..tables.checkpoint.manifest import DENSE, Manifest

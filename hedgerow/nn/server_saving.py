@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
+
 from torch import nn
 
 from ..ps.saving import load_servers, save_servers

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import copy
-import logging
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Self
 
 from torch import Tensor
 
-from ..core.errors import CheckpointError, NotSupportedError, StateError
+from ..core.errors import CheckpointError, NotSupportedError
 from ..core.shapes import Int8
 from ..tables.checkpoint.packed import PackedRows, pack_rows
 from ..tables.multi.host_tables import HostTables
@@ -22,6 +21,10 @@ if TYPE_CHECKING:
 MOST_BYTES = 2**30
 """What a `state_dict` carries of the rows of one module, or a copy of it: 1 GiB."""
 
+_ABSENT = (
+    "which a state dict of version 0.1 or of dense weights alone does not have; load them with "
+    "hr.load, or keep those of the module with strict=False"
+)
 _SAVE = "Use hr.save(model, folder) and hr.load(model, folder)"
 
 
@@ -32,29 +35,62 @@ def packed_rows(module: Collection) -> Int8[Tensor, "bytes"]:
     return pack_rows(_tables(module), about, most_bytes=MOST_BYTES)
 
 
-def take_rows(module: Collection, packed: object, *, strict: bool = True) -> None:
+def take_rows(module: Collection, packed: object) -> None:
     """Puts what `packed_rows` gave in the place of the module's rows: all of it, or nothing."""
+    _take(module, _read(module, packed), strict=True)
+
+
+def load_rows(
+    module: Collection,
+    state_dict: Mapping[str, Any],
+    key: str,
+    missing_keys: list[str],
+    unexpected_keys: list[str],
+) -> None:
+    """What `load_state_dict` does about the rows, which are under `key`.
+
+    It adds to the lists what differs, as torch's modules do: torch then raises, unless it was called
+    with `strict=False`. Rows that are damaged or do not fit raise at once, and change nothing.
+    """
+    if key not in state_dict:
+        if not module.rows_apart:
+            names = ", ".join(module.store.names)
+            missing_keys.append(_Key(key, f"the rows of tables {names}, {_ABSENT}"))
+        return
+    found = _read(module, state_dict[key])
+    missing, extra = found.differing(_tables(module))
+    missing_keys += [_Key(key, f"the rows of table {name!r}, {_ABSENT}") for name in missing]
+    unexpected_keys += [_Key(key, f"the rows of table {name!r}") for name in extra]
+    _take(module, found, strict=False)
+
+
+class _Key(str):
+    """A key of a state dict that also says, in torch's message, what it stands for."""
+
+    __slots__ = ("about",)
+    about: str
+
+    def __new__(cls, key: str, about: str) -> Self:
+        made = super().__new__(cls, key)
+        made.about = about
+        return made
+
+    def __format__(self, spec: str) -> str:
+        return format(f"{self!s} ({self.about})", spec)
+
+
+def _read(module: Collection, packed: object) -> PackedRows:
     _check_here(module, "load_state_dict() of")
     found = PackedRows.of(packed)
     step = found.about.get("step")
     if type(step) is not int or not 0 <= step < 2**63:
         raise CheckpointError(f"the rows of a state dict tell of {step!r} updates; damaged.")
+    return found
+
+
+def _take(module: Collection, found: PackedRows, *, strict: bool) -> None:
     found.restore(_tables(module), strict=strict)
-    module.updates.step = step
-
-
-def rows_missing(module: Collection, key: str, *, strict: bool) -> None:
-    """Of a state dict without rows: an error, or with `strict` off a word in the log."""
-    names = ", ".join(module.store.names)
-    if strict:
-        raise StateError(
-            f"the state dict has no rows of tables {names}: it lacks {key!r}. It was made by "
-            f"version 0.1, or of the dense weights alone. Load rows with hr.load, or leave those "
-            f"of the module as they are with load_state_dict(..., strict=False)."
-        )
-    logging.getLogger("hedgerow").warning(
-        "a state dict without %r was loaded: rows of tables %s stay as they were", key, names
-    )
+    module.updates.step = found.about["step"]
 
 
 def copied(module: Collection, memo: dict[int, Any]) -> Collection:

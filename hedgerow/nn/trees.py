@@ -50,7 +50,9 @@ def take_apart(name: str, state: object) -> tuple[Any, list[Tensor]]:
     try:
         return plain(name, state), tensors
     except RecursionError as error:
-        raise InputError(f"{name} is nested too deeply for a checkpoint, or holds itself.") from error
+        raise InputError(
+            f"{name} is nested too deeply for a checkpoint, or holds itself."
+        ) from error
 
 
 def _key(path: str, key: object) -> str | int | float | bool | None:

@@ -165,9 +165,7 @@ class _Orders:
         order = {**self._order, "phase": phase, **more}
         return self._shards[shard].ask(self._verb, order, deadline_s=self._deadline_s)
 
-    def quietly(
-        self, phase: str, *, of: Sequence[RemoteShard] | None = None, **more: Any
-    ) -> None:
+    def quietly(self, phase: str, *, of: Sequence[RemoteShard] | None = None, **more: Any) -> None:
         """Without errors of its own: the caller hears of what failed before, or will fail."""
         order = {**self._order, "phase": phase, **more}
         for shard in self._shards if of is None else of:

@@ -411,7 +411,9 @@ def _as_version_0(folder: Path) -> Path:
     dense = folder / entry.file.removesuffix(".safetensors")
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        dcp.save({name: file.tensor(name) for name in file.names}, checkpoint_id=dense, no_dist=True)
+        dcp.save(
+            {name: file.tensor(name) for name in file.names}, checkpoint_id=dense, no_dist=True
+        )
     (folder / entry.file).unlink()
 
     def change(manifest: dict[str, Any]) -> None:
@@ -487,7 +489,10 @@ def test_a_save_over_an_old_checkpoint_that_is_killed_leaves_it_whole(
 
 
 def test_the_bytes_of_a_dense_part_are_counted_before_they_are_written() -> None:
-    part, found = dense_part({"b": torch.ones(3), "a": torch.ones(2, dtype=torch.int8)}), bytearray()
+    part, found = (
+        dense_part({"b": torch.ones(3), "a": torch.ones(2, dtype=torch.int8)}),
+        bytearray(),
+    )
     part.write(found.extend)
     assert len(found) == part.file_bytes
 

@@ -192,9 +192,7 @@ def copy_rows(
         entry = chain.tables[name]
         rows = partial(chain.rows, name)
         size = sum(m.tables[name].rows for m in chain.manifests if name in m.tables)
-        return Source(
-            name, entry.schema, rows, config=entry.config, also=entry.also, size=size
-        )
+        return Source(name, entry.schema, rows, config=entry.config, also=entry.also, size=size)
 
     last, dense = chain.last, _dense(chain)
     metadata = last.metadata if dense is None else {**chain.base.metadata, **last.metadata}

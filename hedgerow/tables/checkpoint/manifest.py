@@ -221,8 +221,8 @@ class Manifest:
             text = json.dumps(self.to_dict(), indent=1, allow_nan=False)
         except (TypeError, ValueError, RecursionError) as error:
             raise InputError(
-                f"metadata is {_shown(self.metadata)}, which JSON cannot hold ({error}); use strings, "
-                f"finite numbers, lists and dicts."
+                f"metadata is {_shown(self.metadata)}, which JSON cannot hold ({error}); use "
+                f"strings, finite numbers, lists and dicts."
             ) from error
         data = seal(text)
         return replace(self, checksum=checksum_of(data)), data

@@ -176,22 +176,25 @@ class PackedRows:
                 raise
             raise CheckpointError(f"the head of {where} is damaged: {error!r}.") from error
 
+    def differing(self, tables: Mapping[str, OwnRows]) -> tuple[list[str], list[str]]:
+        """Tables whose rows are not here, and those of which there are rows but no table."""
+        found = {name: self._part(name, table) for name, table in tables.items()}
+        used = {part.name for part in found.values() if part is not None}
+        missing = [name for name, part in found.items() if part is None]
+        return missing, [part.name for part in self.parts if part.name not in used]
+
     def restore(self, tables: Mapping[str, OwnRows], *, strict: bool = True) -> None:
         """Rows and filters take the place of those of the tables: all of them, or none.
 
         With `strict` both have the same tables; without it, others stay as they are.
         """
-        found = {name: self._part(name, table) for name, table in tables.items()}
-        used = {part.name for part in found.values() if part is not None}
         if strict:
-            _check_same(
-                [name for name, part in found.items() if part is None],
-                [part.name for part in self.parts if part.name not in used],
-            )
+            _check_same(*self.differing(tables))
         pairs: list[tuple[OwnRows, OwnRows]] = []
-        for name, part in found.items():
+        for name, table in tables.items():
+            part = self._part(name, table)
             if part is not None:
-                pairs.append((tables[name], _filled(tables[name], part)))
+                pairs.append((table, _filled(table, part)))
         filters = filters_to_restore(self.filters, tables, ALONE, ignore_others=False)
         take_over(pairs, filters)
         for _, staged in pairs:
@@ -239,13 +242,11 @@ def _check_same(missing: list[str], extra: list[str]) -> None:
     if missing:
         raise CheckpointError(
             f"the state dict has no rows of table {missing[0]!r}; it has "
-            f"{', '.join(extra) or 'no other table'}. Load with strict=False to leave its rows as "
-            f"they are."
+            f"{', '.join(extra) or 'no other table'}."
         )
     if extra:
         raise CheckpointError(
-            f"the state dict has rows of table {extra[0]!r}, which the module does not have. Load "
-            f"with strict=False to leave them out."
+            f"the state dict has rows of table {extra[0]!r}, which the module does not have."
         )
 
 

@@ -242,9 +242,7 @@ def table_source(config: TableConfig, frozen: FrozenTable, keep: Keep | None) ->
             yield chosen if wanted is None else chosen.take(kept(wanted, entries))
 
     schema, plain = TableSchema.of(config), plain_config(config)
-    return Source(
-        config.name, schema, rows, config=plain, also=config.also, size=frozen.size
-    )
+    return Source(config.name, schema, rows, config=plain, also=config.also, size=frozen.size)
 
 
 def rows_of(entries: Entries) -> Rows:

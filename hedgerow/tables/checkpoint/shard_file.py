@@ -133,9 +133,7 @@ def read_shard(path: Path, columns: Sequence[Column], rows: int) -> Iterator[Row
         raise CheckpointError(f"{path} cannot be read: {error.strerror or error}.") from error
 
 
-def read_rows(
-    source: Any, where: object, columns: Sequence[Column], rows: int
-) -> Iterator[Rows]:
+def read_rows(source: Any, where: object, columns: Sequence[Column], rows: int) -> Iterator[Rows]:
     """The batches of an Arrow file in memory; `where` is what errors call it."""
     import pyarrow as pa
 
