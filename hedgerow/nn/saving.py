@@ -11,6 +11,7 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor, nn
 
+from ..core.errors import CheckpointError, HedgerowError
 from ..sharding.agreement import Ranks
 from ..tables.checkpoint.load_job import Loaded, LoadJob
 from ..tables.checkpoint.manifest import DENSE, Manifest
@@ -203,7 +204,15 @@ class _Load:
     def others_take(self) -> None:
         """Optimizer and extras come first, since they may refuse, and hold no rows."""
         for name, value in self._wanted.items():
-            value.load_state_dict(self._others[name])
+            try:
+                value.load_state_dict(self._others[name])
+            except HedgerowError:
+                raise
+            except Exception as error:  # it is another's, and the state may be anyone's
+                raise CheckpointError(
+                    f"{self._folder}: the state of {name} does not fit the one that is here: "
+                    f"{error!r}"
+                ) from error
 
     def finish(self) -> Loaded:
         """Rows and weights."""

@@ -49,8 +49,8 @@ def load_rows(
 ) -> None:
     """What `load_state_dict` does about the rows, which are under `key`.
 
-    It adds to the lists what differs, as torch's modules do: torch then raises, unless it was called
-    with `strict=False`. Rows that are damaged or do not fit raise at once, and change nothing.
+    It adds to the lists what differs, as torch's modules do: torch then raises, unless the caller
+    said `strict=False`. Rows that are damaged or do not fit raise at once, and change nothing.
     """
     if key not in state_dict:
         if not module.rows_apart:

@@ -335,6 +335,20 @@ def test_bad_metadata_is_one_of_our_errors(
     assert extra.state == "before"
 
 
+@pytest.mark.parametrize(
+    "state", [{"dict": []}, None, 3, {"list": []}, {"dict": [["param_groups", {"list": [1]}]]}]
+)
+def test_a_state_that_an_optimizer_does_not_take_is_refused(tmp_path: Path, state: Any) -> None:
+    model = _model()
+    adam = torch.optim.Adam(model.parameters(), lr=0.5)
+    hr.save(model, tmp_path / "a", optimizer=adam)
+    change_manifest(tmp_path / "a", _set("metadata", "extras", "optimizer", value=state))
+    before = io_bytes(model[1].state_dict())
+    with pytest.raises(CheckpointError, match="the state of optimizer does not fit"):
+        hr.load(model, tmp_path / "a", optimizer=adam)
+    assert io_bytes(model[1].state_dict()) == before
+
+
 def test_a_state_that_is_nested_too_deeply_is_refused(whole: Path, tmp_path: Path) -> None:
     copy = shutil.copytree(whole, tmp_path / "a")
     deep: Any = 1
