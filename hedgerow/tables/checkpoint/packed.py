@@ -29,7 +29,8 @@ from .take_over import take_over
 
 _MAGIC = b"hedgerow rows 1\n"
 _SHA_BYTES, _LENGTH_BYTES = 32, 8
-_START = len(_MAGIC) + _SHA_BYTES + _LENGTH_BYTES
+_AFTER = len(_MAGIC) + _SHA_BYTES  # what the checksum is of begins here
+_START = _AFTER + _LENGTH_BYTES
 
 
 class _Bytes:
@@ -38,8 +39,8 @@ class _Bytes:
     closed = False
 
     def __init__(self, room_bytes: int) -> None:
-        self._tensor = torch.empty(room_bytes, dtype=torch.uint8)
-        self.size = 0
+        self._tensor = torch.empty(_START + room_bytes, dtype=torch.uint8)
+        self.size = _START
 
     def write(self, data: Any) -> int:
         """Appends bytes."""
@@ -54,9 +55,18 @@ class _Bytes:
     def flush(self) -> None:
         """Nothing is held back."""
 
-    def tensor(self) -> Int8[Tensor, "bytes"]:
-        """All of it, without the room that was not needed."""
-        return self._tensor.resize_(self.size).clone() if self.size else self._tensor[:0]
+    def sealed(self, head: bytes) -> Int8[Tensor, "bytes"]:
+        """All of it, the head behind, with a checksum of both in front; nothing more is written."""
+        self.write(head)
+        # A tensor is saved with all memory of its storage: what was not needed is given back.
+        self._tensor.untyped_storage().resize_(self.size)
+        self._tensor.resize_(self.size)
+        whole = self._tensor.numpy()
+        length = len(head).to_bytes(_LENGTH_BYTES, "little")
+        whole[_AFTER:_START] = np.frombuffer(length, np.uint8)
+        start = _MAGIC + hashlib.sha256(whole[_AFTER:].data).digest()
+        whole[:_AFTER] = np.frombuffer(start, np.uint8)
+        return self._tensor
 
 
 def pack_rows(
@@ -95,7 +105,7 @@ def pack_rows(
             payload.write(data)
             filters.append({"name": name, "bytes": len(data)})
     head = json.dumps({"about": dict(about), "tables": entries, "filters": filters}).encode()
-    return _sealed(head, payload.tensor())
+    return payload.sealed(head)
 
 
 def _checked_bytes(tables: Mapping[str, OwnRows], most_bytes: int) -> int:
@@ -115,19 +125,6 @@ def _checked_bytes(tables: Mapping[str, OwnRows], most_bytes: int) -> int:
             f"hr.save(model, folder) and hr.load(model, folder), which have no limit."
         )
     return needed + needed // 64 + 4096
-
-
-def _sealed(head: bytes, payload: Tensor) -> Tensor:
-    """Everything in one tensor, with a checksum of what follows it."""
-    whole = torch.empty(_START + len(head) + len(payload), dtype=torch.uint8)
-    bytes_ = whole.numpy()
-    length = len(head).to_bytes(_LENGTH_BYTES, "little")
-    after = len(_MAGIC) + _SHA_BYTES
-    bytes_[after : _START + len(head)] = np.frombuffer(length + head, np.uint8)
-    bytes_[_START + len(head) :] = payload.numpy()
-    start = _MAGIC + hashlib.sha256(bytes_[after:].data).digest()
-    bytes_[:after] = np.frombuffer(start, np.uint8)
-    return whole
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -159,18 +156,17 @@ class PackedRows:
                 f"{type(packed).__name__} {kind}. Do not cast or average them."
             )
         data = packed.detach().cpu().contiguous().numpy()
-        after = len(_MAGIC) + _SHA_BYTES
         if len(data) < _START or data[: len(_MAGIC)].tobytes() != _MAGIC:
             raise CheckpointError(f"{where} of a state dict begin with other bytes than rows do.")
-        if data[len(_MAGIC) : after].tobytes() != hashlib.sha256(data[after:].data).digest():
+        if data[len(_MAGIC) : _AFTER].tobytes() != hashlib.sha256(data[_AFTER:].data).digest():
             raise CheckpointError(
                 f"{where} of a state dict are damaged: their checksum differs. Averages and sums "
                 f"of state dicts hold no rows."
             )
-        length = int.from_bytes(data[after:_START].tobytes(), "little")
-        head = plain_json(data[_START : _START + length].tobytes(), where)
+        end = len(data) - int.from_bytes(data[_AFTER:_START].tobytes(), "little")
+        head = plain_json(data[max(_START, end) :].tobytes(), where)
         try:
-            return _read(where, head, data[_START + length :])
+            return _read(where, head, data[_START : max(_START, end)])
         except (KeyError, TypeError, ValueError, AttributeError) as error:
             if isinstance(error, CheckpointError):
                 raise
@@ -227,6 +223,8 @@ def _read(where: str, head: Any, payload: np.ndarray) -> PackedRows:
         if type(rows) is not int or rows < 0:
             raise CheckpointError(f"{where} say that table {name!r} has {rows!r} rows.")
         schema = read_schema(Path(where), f"tables[{name!r}].schema", entry["schema"])
+        if rows > len(payload) // row_bytes(schema.columns()):
+            raise CheckpointError(f"{where} have too few bytes for {rows} rows of table {name!r}.")
         also = tuple(str(other) for other in entry["also"])
         parts.append(_Part(name, also, schema, rows, taken(entry["bytes"])))
     for entry in head["filters"]:
