@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from functools import partial
 from typing import TYPE_CHECKING, Any, Protocol, Self
 
@@ -34,12 +35,16 @@ from .pooled import Bags, PooledRows, pools_from_rows
 from .read_only import ReadOnlyRows, refuse
 from .reading import Feature, Reading, RowsOf
 from .server_group import ServerGroup
+from .state_rows import copied, load_rows, packed_rows, take_rows
 from .updates import RowUpdates, without_rows
 
 if TYPE_CHECKING:  # it needs Triton
     from ..tables.multi.device_tables import DeviceTables
 
     Store = HostTables | DeviceTables | TierTables | AllToAllTables | ServerTables
+
+
+_ROWS = "_extra_state"  # torch's key for what is neither a parameter nor a buffer
 
 
 class ReadsAhead(Protocol):
@@ -53,7 +58,8 @@ class ReadsAhead(Protocol):
 class Collection(nn.Module):
     """Tables and the features whose ids own their rows.
 
-    Rows are no Parameters: `parameters()` and `state_dict()` hold nothing of them. In training an
+    Rows are no Parameters: `parameters()` holds nothing of them. `state_dict()` carries them as one
+    tensor of bytes, up to 1 GiB a module, and `load_state_dict` brings them back. In training an
     id without a row gives its first value, zeros while an admission rule has not let it in; in eval
     it gives zeros. Rows are born and change at the end of `backward()`.
 
@@ -95,7 +101,9 @@ class Collection(nn.Module):
             for table in sorted(self.tables, key=lambda table: number[table.name])
             for feature in table.features
         )
+        self.clip = clip
         self.updates = RowUpdates(own, clip, clock)
+        self.rows_apart = False  # whether state dicts leave rows out: hr.save has them elsewhere
         self._anchor = torch.empty(0, requires_grad=True)
 
     def _check_names(self) -> None:
@@ -248,6 +256,43 @@ class Collection(nn.Module):
         self.store, self.servers = store, servers
         self.updates.move(store)
 
+    def get_extra_state(self) -> Tensor:
+        """The rows, for `state_dict`."""
+        return torch.empty(0, dtype=torch.uint8) if self.rows_apart else packed_rows(self)
+
+    def set_extra_state(self, state: Any) -> None:
+        """Takes the rows of a state dict."""
+        take_rows(self, state)
+
+    def _save_to_state_dict(self, destination: Any, prefix: str, keep_vars: bool) -> None:
+        super()._save_to_state_dict(destination, prefix, keep_vars)
+        if self.rows_apart:
+            del destination[prefix + _ROWS]
+
+    def _load_from_state_dict(
+        self,
+        state_dict: Mapping[str, Any],
+        prefix: str,
+        local_metadata: Any,
+        strict: bool,
+        missing_keys: list[str],
+        unexpected_keys: list[str],
+        error_msgs: list[str],
+    ) -> None:
+        key = prefix + _ROWS
+        rest = {name: value for name, value in state_dict.items() if name != key}
+        missing: list[str] = []
+        super()._load_from_state_dict(
+            rest, prefix, local_metadata, strict, missing, unexpected_keys, error_msgs
+        )
+        missing_keys += [name for name in missing if name != key]
+        load_rows(self, state_dict, key, missing_keys, unexpected_keys)
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Self:
+        """A module with rows of its own; what waits for the end of a backward stays behind."""
+        new: Any = copied(self, memo)
+        return new
+
     def extra_repr(self) -> str:
         """One line a table."""
         counts = self.row_counts()
@@ -288,6 +333,25 @@ def undressed(model: nn.Module) -> nn.Module:
         if inner is model:
             return model
         model = inner
+
+
+@contextmanager
+def dense_only(model: nn.Module) -> Iterator[nn.Module]:
+    """The model with the names that the user gave; its state dicts hold no rows in this block."""
+    modules = collections_of(model)
+    for one in modules:
+        one.rows_apart = True
+    try:
+        yield undressed(model)
+    finally:
+        for one in modules:
+            one.rows_apart = False
+
+
+def dense_state(model: nn.Module) -> dict[str, Any]:
+    """The state dict of a model without its rows."""
+    with dense_only(model) as inner:
+        return inner.state_dict()
 
 
 def collections_of(model: nn.Module) -> list[Collection]:

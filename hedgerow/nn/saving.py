@@ -1,10 +1,9 @@
-"""A model on disk: rows in the tables' format, the dense rest by `torch.distributed.checkpoint`."""
+"""A model on disk: rows in the tables' format, the dense rest as safetensors and JSON."""
 
 from __future__ import annotations
 
-import secrets
-import shutil
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from os import PathLike
 from pathlib import Path
 from typing import Any, Protocol
@@ -12,22 +11,20 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor, nn
 
-from ..core.errors import CheckpointError, CheckpointMissingError
+from ..core.errors import CheckpointError, HedgerowError
 from ..sharding.agreement import Ranks
 from ..tables.checkpoint.load_job import Loaded, LoadJob
-from ..tables.checkpoint.manifest import Manifest
+from ..tables.checkpoint.manifest import DENSE, Manifest
 from ..tables.checkpoint.manifest_reader import read_manifest
-from ..tables.checkpoint.save import save_tables
-from .collection import collections_of, ranks_of, servers_of, undressed
-from .dense_files import checksums, load_dense, save_dense
+from ..tables.checkpoint.save import checked_header, save_model
+from .collection import collections_of, dense_only, dense_state, ranks_of, servers_of
+from .dense_files import check_shapes, dense_part
 from .routers import routers_of
+from .saved_state import MODEL, OBJECT, Saved, Wanted
 from .server_saving import load_on_servers, save_on_servers
-from .shared_saving import save_over_ranks
+from .shared_saving import Rest, save_over_ranks
 from .summary import tables_of
 from .trees import put_together, take_apart
-
-_MODEL = "model."
-_DENSE, _FILES, _UPDATES, _EXTRAS = "dense", "dense_sha256", "updates", "extras"
 
 
 class Stateful(Protocol):
@@ -68,50 +65,19 @@ def save(
     ...     hr.load(model, folder + "/step-7").step
     7
     """
-    folder, ranks = Path(path), ranks_of(model)
-    was_there = folder.exists()
-    dense = folder / f"{_DENSE}-{secrets.token_hex(6)}"
+    folder, ranks, servers = Path(path), ranks_of(model), servers_of(model)
 
-    def save_rest() -> dict[str, Any]:
-        return _save_rest(model, dense, _every(optimizer, extras), metadata)
+    def rest() -> Rest:
+        return _rest(model, _every(optimizer, extras), metadata)
 
-    try:
-        manifest = _save_all(model, folder, save_rest, step=step, overwrite=overwrite)
-    except BaseException:
-        if not _is_complete(folder, dense):  # Ctrl-C may come when all is written
-            shutil.rmtree(dense, ignore_errors=True)
-        if ranks.rank == 0 and not was_there and folder.exists() and not any(folder.iterdir()):
-            folder.rmdir()
-        raise
-    if ranks.rank == 0:
-        for old in folder.glob(f"{_DENSE}-*"):
-            if old != dense:
-                shutil.rmtree(old)
-    return manifest
-
-
-def _save_all(
-    model: nn.Module,
-    folder: Path,
-    save_rest: Callable[[], dict[str, Any]],
-    *,
-    step: int,
-    overwrite: bool,
-) -> Manifest:
-    """Wherever the rows are."""
-    ranks, servers = ranks_of(model), servers_of(model)
     if servers is not None:
-        return save_on_servers(model, folder, servers, save_rest, step=step, overwrite=overwrite)
+        return save_on_servers(model, folder, servers, rest, step=step, overwrite=overwrite)
     if ranks.count > 1:
-        return save_over_ranks(model, folder, ranks, save_rest, step=step, overwrite=overwrite)
-    return save_tables(
-        tables_of(model).values(),
-        folder,
-        router=routers_of(model),
-        step=step,
-        metadata=save_rest(),
-        overwrite=overwrite,
-    )
+        return save_over_ranks(model, folder, ranks, rest, step=step, overwrite=overwrite)
+    found = rest()
+    header = replace(checked_header(step, found.metadata, None), dense=found.dense)
+    tables, router = tables_of(model).values(), routers_of(model)
+    return save_model(tables, folder, router=router, header=header, overwrite=overwrite)
 
 
 def load(
@@ -121,17 +87,21 @@ def load(
     optimizer: torch.optim.Optimizer | None = None,
     extras: Mapping[str, Stateful] | None = None,
     reroute: bool = False,
+    trusted: bool = False,
 ) -> Loaded:
     """Loads what `save` wrote; nothing of the model changes before every byte was proved.
 
     What was saved and is not asked for stays where it is: a model alone can be loaded from the
     checkpoint of a training run. A table that was saved under another `dist_type` is refused,
     unless `reroute` is set: its rows then go by the new rule. Of a distributed model every rank
-    calls it and takes the rows it owns, however many ranks saved it. Rows are read by a strict
-    reader. The dense part is torch's own format, which holds pickles: load only what you trust.
+    calls it and takes the rows it owns, however many ranks saved it.
+
+    Nothing in a checkpoint is executed. Those of version 0.1 hold their dense part in a form that
+    runs code when it is read: they are refused, unless `trusted` says that you know who wrote them.
     """
     ranks, servers = ranks_of(model), servers_of(model)
-    job = _Load(model, Path(path), _every(optimizer, extras), ranks, reroute=reroute)
+    every = _every(optimizer, extras)
+    job = _Load(model, Path(path), every, ranks, reroute=reroute, trusted=trusted)
     if servers is not None:
         job.read_rest()
         loaded = load_on_servers(model, Path(path), servers, reroute=reroute)
@@ -144,24 +114,31 @@ def load(
     return job.finish()
 
 
-def _save_rest(
-    model: nn.Module,
-    dense: Path,
-    every: Mapping[str, Stateful],
-    metadata: Mapping[str, Any] | None,
-) -> dict[str, Any]:
-    """All but the rows into a folder of its own; what the manifest says of it."""
-    states, tensors = _taken_apart(every)
-    tensors.update(_weights(model))
-    dense.parent.mkdir(parents=True, exist_ok=True)
-    save_dense(tensors, dense)
-    return {
+def _rest(
+    model: nn.Module, every: Mapping[str, Stateful], metadata: Mapping[str, Any] | None
+) -> Rest:
+    """All of a model but the rows; tensors go into the dense part, the others into the manifest."""
+    tensors: dict[str, Tensor] = {}
+    objects: dict[str, Any] = {}
+    for name, value in dense_state(model).items():
+        if isinstance(value, Tensor):
+            tensors[MODEL + name] = value
+        else:
+            objects[name] = _taken_apart(OBJECT + name, value, tensors)
+    states = {name: _taken_apart(name, one.state_dict(), tensors) for name, one in every.items()}
+    about = {
         "user": dict(metadata or {}),
-        _DENSE: dense.name,
-        _FILES: checksums(dense),
-        _UPDATES: [one.updates.step for one in collections_of(model)],
-        _EXTRAS: states,
+        "dense": DENSE,
+        "updates": [one.updates.step for one in collections_of(model)],
+        "extras": states,
     }
+    return Rest(about | ({"objects": objects} if objects else {}), dense_part(tensors))
+
+
+def _taken_apart(name: str, state: object, tensors: dict[str, Tensor]) -> Any:
+    plain, found = take_apart(name, state)
+    tensors.update({f"{name}.{i}": tensor for i, tensor in enumerate(found)})
+    return plain
 
 
 class _Load:
@@ -175,14 +152,15 @@ class _Load:
         ranks: Ranks,
         *,
         reroute: bool,
+        trusted: bool,
     ) -> None:
         self._model, self._folder, self._wanted = model, folder, wanted
-        self._ranks, self._reroute = ranks, reroute
+        self._ranks, self._reroute, self._trusted = ranks, reroute, trusted
 
     def bring(self) -> dict[str, int]:
         """Reads and checks all of it; how many rows of each table are this rank's."""
         folder, ranks = self._folder, self._ranks
-        self._read_about()
+        self._check_about()
         self.rows = LoadJob(  # before the dense part: it knows whether the owner rules fit
             folder,
             tables_of(self._model).values(),
@@ -196,22 +174,45 @@ class _Load:
 
     def read_rest(self) -> None:
         """Reads and checks all but the rows."""
-        self._read_about()
+        self._check_about()
         self._read_state()
 
-    def _read_about(self) -> None:
-        self._about = read_manifest(self._folder).metadata
-        _check(self._folder, self._about, self._wanted, len(collections_of(self._model)))
+    def _check_about(self) -> None:
+        modules = len(collections_of(self._model))
+        wanted = Wanted(tuple(self._wanted), modules, trusted=self._trusted)
+        self._saved = Saved.of(self._folder, read_manifest(self._folder), wanted)
 
     def _read_state(self) -> None:
-        prefixes = tuple(f"{name}." for name in self._wanted)
-        dense = self._folder / str(self._about[_DENSE])
-        self._state = load_dense(dense, _weights(self._model), prefixes)
+        """The tensors of the model and of what was asked for."""
+        live = dense_state(self._model)
+        tensors = {MODEL + name: value for name, value in live.items() if isinstance(value, Tensor)}
+        saved = self._saved.open(tensors)
+        state = {name: saved(name) for name in tensors}
+        check_shapes(self._folder, state, {name: one.shape for name, one in tensors.items()})
+        self._state: dict[str, Any] = {n.removeprefix(MODEL): one for n, one in state.items()}
+        for name in live:
+            if name not in self._state:
+                self._state[name] = self._whole(OBJECT + name, self._saved.object(name), saved)
+        self._others = {
+            name: self._whole(name, self._saved.extras[name], saved) for name in self._wanted
+        }
+
+    def _whole(self, name: str, plain: Any, saved: Callable[[str], Tensor]) -> Any:
+        where = f"{self._folder}: {name}"
+        return put_together(where, plain, lambda number: saved(f"{name}.{number}"))
 
     def others_take(self) -> None:
         """Optimizer and extras come first, since they may refuse, and hold no rows."""
         for name, value in self._wanted.items():
-            value.load_state_dict(_put_together(name, self._about[_EXTRAS][name], self._state))
+            try:
+                value.load_state_dict(self._others[name])
+            except HedgerowError:
+                raise
+            except Exception as error:  # it is another's, and the state may be anyone's
+                raise CheckpointError(
+                    f"{self._folder}: the state of {name} does not fit the one that is here: "
+                    f"{error!r}"
+                ) from error
 
     def finish(self) -> Loaded:
         """Rows and weights."""
@@ -221,25 +222,10 @@ class _Load:
 
     def weights_take(self) -> None:
         """The dense part, and how many updates there were."""
-        names = _weights(self._model)
-        state = {name.removeprefix(_MODEL): self._state[name] for name in names}
-        undressed(self._model).load_state_dict(state)
-        updates = self._about[_UPDATES]
-        for one, step in zip(collections_of(self._model), updates, strict=True):
+        with dense_only(self._model) as model:
+            model.load_state_dict(self._state)
+        for one, step in zip(collections_of(self._model), self._saved.updates, strict=True):
             one.updates.step = step
-
-
-def _weights(model: nn.Module) -> dict[str, Tensor]:
-    """The dense part, under the names that the user gave."""
-    return {_MODEL + name: value for name, value in undressed(model).state_dict().items()}
-
-
-def _is_complete(folder: Path, dense: Path) -> bool:
-    """Whether the folder's checkpoint is the one with this dense part."""
-    try:
-        return read_manifest(folder).metadata.get(_DENSE) == dense.name
-    except CheckpointError:
-        return False
 
 
 def _every(
@@ -247,42 +233,3 @@ def _every(
 ) -> dict[str, Stateful]:
     found: dict[str, Stateful] = {f"extra.{name}": value for name, value in (extras or {}).items()}
     return found if optimizer is None else {"optimizer": optimizer, **found}
-
-
-def _taken_apart(every: Mapping[str, Stateful]) -> tuple[dict[str, Any], dict[str, Tensor]]:
-    states: dict[str, Any] = {}
-    tensors: dict[str, Tensor] = {}
-    for name, value in every.items():
-        states[name], found = take_apart(name, value.state_dict())
-        tensors.update({f"{name}.{i}": tensor for i, tensor in enumerate(found)})
-    return states, tensors
-
-
-def _put_together(name: str, plain: Any, state: Mapping[str, Tensor]) -> Any:
-    tensors: list[Tensor] = []
-    while f"{name}.{len(tensors)}" in state:  # another's name may begin with this one and a dot
-        tensors.append(state[f"{name}.{len(tensors)}"])
-    return put_together(plain, tensors)
-
-
-def _check(folder: Path, about: Mapping[str, Any], wanted: Mapping[str, Any], modules: int) -> None:
-    """The checkpoint is whole, and of such a model with such extras."""
-    if _DENSE not in about:
-        raise CheckpointMissingError(
-            f"{folder} holds tables without a model; load them with hr.load_tables."
-        )
-    dense = folder / str(about[_DENSE])
-    if checksums(dense) != about[_FILES]:
-        raise CheckpointError(
-            f"{dense} is damaged: its files are not those of the manifest. Use an older checkpoint."
-        )
-    if len(about[_UPDATES]) != modules:
-        raise CheckpointError(
-            f"{folder} is of a model with {len(about[_UPDATES])} modules of tables; this one has "
-            f"{modules}."
-        )
-    for name in wanted:
-        if name not in about[_EXTRAS]:
-            raise CheckpointError(
-                f"{folder} was saved without {name.replace('extra.', 'extras: ')}; load without it."
-            )

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 from torch import nn
 
@@ -15,25 +14,28 @@ from ..tables.checkpoint.manifest import Manifest
 from ..tables.checkpoint.manifest_reader import read_manifest
 from .routers import routers_of
 from .server_group import ServerGroup
+from .shared_saving import Rest
 
 
 def save_on_servers(
     model: nn.Module,
     folder: Path,
     servers: ServerGroup,
-    save_dense: Callable[[], Mapping[str, Any]],
+    rest: Callable[[], Rest],
     *,
     step: int,
     overwrite: bool,
 ) -> Manifest:
-    """Complete with the rows of all servers, or not there; `save_dense` gives the metadata."""
+    """Complete with the rows of all servers and the rest of the model, or not there."""
+    found = rest()
     save_servers(
         servers.shards,
         folder,
         router=routers_of(model, servers.count),
         step=step,
-        metadata=save_dense(),
+        metadata=found.metadata,
         overwrite=overwrite,
+        dense=found.dense,
     )
     return read_manifest(folder)
 

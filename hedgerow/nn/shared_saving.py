@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -12,23 +13,31 @@ from ..sharding.agreement import Ranks
 from ..tables.checkpoint.manifest import Manifest
 from ..tables.checkpoint.save import checked_header
 from ..tables.checkpoint.shared_save import SharedSave
-from ..tables.checkpoint.writer import Written
+from ..tables.checkpoint.writer import Dense, Written
 from .routers import routers_of
 from .summary import tables_of
 
 _DOING = "the save"
 
 
+@dataclass(frozen=True, slots=True)
+class Rest:
+    """All of a model but its rows: what the manifest says of it, and its tensors."""
+
+    metadata: dict[str, Any]
+    dense: Dense
+
+
 def save_over_ranks(
     model: nn.Module,
     folder: Path,
     ranks: Ranks,
-    save_dense: Callable[[], Mapping[str, Any]],
+    rest: Callable[[], Rest],
     *,
     step: int,
     overwrite: bool,
 ) -> Manifest:
-    """Complete on all ranks, or an error on all; `save_dense` gives the metadata, on rank 0."""
+    """Complete on all ranks, or an error on all; `rest` is asked for on rank 0, which writes it."""
     job = SharedSave(
         tables_of(model).values(),
         folder,
@@ -40,10 +49,11 @@ def save_over_ranks(
     first = ranks.rank == 0
 
     def write(mark: str, newest_s: Mapping[str, int]) -> Written:
-        written = job.write(mark, newest_s)
-        if first:
-            about.update(save_dense())
-        return written
+        if not first:
+            return job.write(mark, newest_s)
+        found = rest()
+        about.update(found.metadata)
+        return job.write(mark, newest_s, dense=found.dense)
 
     def finish(mark: str, written: list[Written]) -> Manifest | None:
         header = checked_header(step, about, None)

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Callable
+from typing import Any, NoReturn
 
 from torch import Tensor
 
 from ..core.errors import CheckpointError, InputError
+
+_KEYS = (str, int, float, bool, type(None))
+_FLOATS = ("inf", "-inf", "nan")
 
 
 def take_apart(name: str, state: object) -> tuple[Any, list[Tensor]]:
@@ -20,7 +23,7 @@ def take_apart(name: str, state: object) -> tuple[Any, list[Tensor]]:
     >>> plain, tensors = take_apart("optimizer", {"state": {0: torch.ones(2)}, "betas": (0.9, 1)})
     >>> plain
     {'dict': [['state', {'dict': [[0, {'tensor': 0}]]}], ['betas', {'tuple': [0.9, 1]}]]}
-    >>> put_together(plain, tensors)
+    >>> put_together("optimizer", plain, tensors.__getitem__)
     {'state': {0: tensor([1., 1.])}, 'betas': (0.9, 1)}
     """
     tensors: list[Tensor] = []
@@ -36,7 +39,7 @@ def take_apart(name: str, state: object) -> tuple[Any, list[Tensor]]:
             kind = "list" if isinstance(value, list) else "tuple"
             return {kind: [plain(f"{path}[{i}]", v) for i, v in enumerate(value)]}
         if isinstance(value, float) and not math.isfinite(value):
-            return {"float": str(value)}
+            return {"float": str(float(value))}
         if value is None or isinstance(value, bool | int | float | str):
             return value
         raise InputError(
@@ -44,29 +47,54 @@ def take_apart(name: str, state: object) -> tuple[Any, list[Tensor]]:
             f"tensors, numbers, strings, None, lists, tuples and dicts."
         )
 
-    return plain(name, state), tensors
+    try:
+        return plain(name, state), tensors
+    except RecursionError as error:
+        raise InputError(
+            f"{name} is nested too deeply for a checkpoint, or holds itself."
+        ) from error
 
 
 def _key(path: str, key: object) -> str | int | float | bool | None:
-    if key is None or isinstance(key, bool | int | float | str):
+    if isinstance(key, float) and not math.isfinite(key):
+        raise InputError(f"{path} has the key {key!r}; keys may be strings and finite numbers.")
+    if isinstance(key, _KEYS):
         return key
     raise InputError(f"{path} has the key {key!r}; keys may be strings and numbers.")
 
 
-def put_together(plain: Any, tensors: Sequence[Tensor]) -> Any:
-    """What `take_apart` was given."""
-    if not isinstance(plain, dict):
+def put_together(name: str, plain: Any, tensor: Callable[[int], Tensor]) -> Any:
+    """What `take_apart` was given; `tensor` gives those that it took out, by number."""
+    try:
+        return _whole(name, plain, tensor)
+    except RecursionError as error:
+        raise CheckpointError(f"{name} is nested too deeply; the checkpoint is damaged.") from error
+
+
+def _whole(name: str, plain: Any, tensor: Callable[[int], Tensor]) -> Any:
+    if plain is None or isinstance(plain, bool | int | float | str):
         return plain
-    if len(plain) != 1:
-        raise CheckpointError(f"{plain!r} is no state of a checkpoint; it is damaged.")
+    if not isinstance(plain, dict) or len(plain) != 1:
+        _damaged(name, plain)
     ((kind, inner),) = plain.items()
-    if kind == "tensor":
-        return tensors[inner]
-    if kind == "float":
+    if kind == "tensor" and type(inner) is int and inner >= 0:
+        return tensor(inner)
+    if kind == "float" and inner in _FLOATS:
         return float(inner)
+    if not isinstance(inner, list):
+        _damaged(name, plain)
     if kind == "dict":
-        return {key: put_together(value, tensors) for key, value in inner}
-    if kind in ("list", "tuple"):
-        parts = [put_together(value, tensors) for value in inner]
-        return parts if kind == "list" else tuple(parts)
-    raise CheckpointError(f"{plain!r} is no state of a checkpoint; it is damaged.")
+        for pair in inner:
+            if not isinstance(pair, list) or len(pair) != 2 or not isinstance(pair[0], _KEYS):
+                _damaged(name, pair)
+        return {key: _whole(name, value, tensor) for key, value in inner}
+    if kind not in ("list", "tuple"):
+        _damaged(name, plain)
+    parts = [_whole(name, value, tensor) for value in inner]
+    return parts if kind == "list" else tuple(parts)
+
+
+def _damaged(name: str, plain: Any) -> NoReturn:
+    shown = repr(plain)
+    shown = shown if len(shown) <= 80 else shown[:77] + "..."
+    raise CheckpointError(f"{name} has {shown}, which is no state; the checkpoint is damaged.")

@@ -6,6 +6,7 @@ import dataclasses
 import logging
 import os
 import threading
+import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -33,6 +34,7 @@ from .log import Log
 from .recovery import CLEAN, ROWS
 
 LOG_BYTES = 2**30  # of the log, before the rows are saved and it starts anew
+LEASE_S = 15.0  # a save of all servers whose client is silent for so long has lost its client
 Order = dict[str, Any]
 E = TypeVar("E", FileEntry, BlobEntry)
 _KINDS = {"str": str, "int": int}  # of their fields
@@ -48,10 +50,12 @@ class Keeper:
         self._folder, self._log = folder, log
         self._saving = threading.Lock()
         self._job: SharedSave | None = None
+        self._job_number, self._heard_s = "", 0.0  # of the save that is open, and when it was
         self._load: LoadJob | None = None
         self._told: dict[tuple[str, str], Order] = {}  # by the number of an order and its phase
         self._phases: dict[tuple[Verb, str], Callable[[Order], Order]] = {
             (Verb.SAVE, "open"): self._save_open,
+            (Verb.SAVE, "hold"): self._save_hold,
             (Verb.SAVE, "write"): self._save_write,
             (Verb.SAVE, "finish"): self._save_finish,
             (Verb.SAVE, "close"): self._save_close,
@@ -68,8 +72,12 @@ class Keeper:
         if (verb, phase) not in self._phases:
             raise FrameError(f"an order to {verb.name.lower()} with phase {phase!r}.")
         if (number, phase) not in self._told:
-            self._told = {key: told for key, told in self._told.items() if key[0] == number}
-            self._told[number, phase] = self._phases[verb, phase](order)
+            told = self._phases[verb, phase](order)
+            open_now = {number, self._job_number}
+            self._told = {key: one for key, one in self._told.items() if key[0] in open_now}
+            self._told[number, phase] = told
+        if number == self._job_number:
+            self._heard_s = time.monotonic()
         return self._told[number, phase]
 
     def begin(self) -> None:
@@ -141,6 +149,11 @@ class Keeper:
     # ---- its part of a save of all servers
 
     def _save_open(self, order: Order) -> Order:
+        if self._job is not None and time.monotonic() < self._heard_s + LEASE_S:
+            raise SaveError(
+                f"server {self._desk.name} takes part in another save, to {self._job.folder}; wait "
+                f"for it. If its client died, it ends {LEASE_S:g} s after that."
+            )
         self._end_save()
         self._job = SharedSave(
             self._desk.service.store.tables,
@@ -149,12 +162,21 @@ class Keeper:
             shard=self._shard,
             overwrite=bool(order.get("overwrite")),
         )
-        mark = self._job.open() if self._shard == 0 else ""
+        try:
+            mark = self._job.open() if self._shard == 0 else ""
+        except BaseException:
+            self._end_save()
+            raise
+        self._job_number, self._heard_s = str(order.get("number")), time.monotonic()
         return {"mark": mark, "newest_s": self._job.newest_s()}
+
+    def _save_hold(self, order: Order) -> Order:
+        self._open_job(order)
+        return {}
 
     def _save_write(self, order: Order) -> Order:
         with self._saving:
-            written = self._open_job().write(
+            written = self._open_job(order).write(
                 _mark(order), _times(order, self._desk.service.store.names), self._instant
             )
         return dataclasses.asdict(written)
@@ -167,17 +189,18 @@ class Keeper:
     def _save_finish(self, order: Order) -> Order:
         written = _written(order)
         header = checked_header(_step(order), _metadata(order), None)
-        manifest = self._open_job().finish(_mark(order), written, header)
+        manifest = self._open_job(order).finish(_mark(order), written, header)
         return {"rows": manifest.rows, "checksum": manifest.checksum}
 
     def _save_close(self, order: Order) -> Order:
-        if order.get("abandon") and self._job is not None:
-            self._job.abandon(str(order.get("mark")))
-        self._end_save()
+        if self._job is not None and self._job_number == str(order.get("number")):
+            if order.get("abandon"):
+                self._job.abandon(str(order.get("mark")))
+            self._end_save()
         return {}
 
-    def _open_job(self) -> SharedSave:
-        if self._job is None:
+    def _open_job(self, order: Order) -> SharedSave:
+        if self._job is None or self._job_number != str(order.get("number")):
             raise SaveError(
                 f"server {self._desk.name} was restarted during the save, or another save began; "
                 f"save again."
@@ -187,7 +210,7 @@ class Keeper:
     def _end_save(self) -> None:
         if self._job is not None:
             self._job.close()
-            self._job = None
+            self._job, self._job_number = None, ""
 
     # ---- its part of a load
 

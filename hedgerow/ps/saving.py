@@ -3,18 +3,23 @@
 from __future__ import annotations
 
 import secrets
-from collections.abc import Mapping, Sequence
+import threading
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict
 from os import PathLike
 from pathlib import Path
 from typing import Any
 
 from ..core.errors import HedgerowError, InputError
 from ..tables.checkpoint.routers import Routers, TableRouters
+from ..tables.checkpoint.writer import Dense, Written, disk_error, remove_remains, write_dense
 from .frames import Verb
 from .remote_shard import RemoteShard
 
 DEADLINE_S = 600.0  # of one phase, however many rows
 _QUIET_S = 5.0
+_RENEW_S = 3.0  # a server lets a save go that it has not heard of for LEASE_S
 
 
 def save_servers(
@@ -25,28 +30,46 @@ def save_servers(
     step: int = 0,
     metadata: Mapping[str, Any] | None = None,
     overwrite: bool = False,
+    dense: Dense | None = None,
     deadline_s: float = DEADLINE_S,
 ) -> int:
     """Every server writes its rows into the folder `path`, which all see; rows saved.
 
-    `router` is what the clients route by. The checkpoint is complete or not there; writes that
-    come meanwhile are not in it.
+    `router` is what the clients route by. `dense` is the dense part of a model, which this process
+    writes. The checkpoint is complete or not there; writes that come meanwhile are not in it.
     """
     orders = _Orders(Verb.SAVE, shards, deadline_s, path, router)
-    mark = ""
+    folder, mark = Path(path).absolute(), ""
     try:
-        told = orders.all("open", overwrite=overwrite)
+        # Server 0 holds the folder, from here to its `close`. The others are asked after it, so
+        # that a save that is refused does not disturb the one that holds it.
+        told = [orders.one(0, "open", overwrite=overwrite)]
         mark = told[0]["mark"]
-        names = told[0]["newest_s"]
-        newest_s = {name: max(one["newest_s"][name] for one in told) for name in names}
-        written = orders.all("write", mark=mark, newest_s=newest_s)
-        about = {"step": step, "metadata": dict(metadata or {})}
-        done = orders.one(0, "finish", mark=mark, written=written, **about)
+        with orders.kept_alive():
+            told += orders.others("open", overwrite=overwrite)
+            names = told[0]["newest_s"]
+            newest_s = {name: max(one["newest_s"][name] for one in told) for name in names}
+            written = orders.all("write", mark=mark, newest_s=newest_s)
+            if dense is not None:
+                written.append(_written(folder, dense, mark))
+            about = {"step": step, "metadata": dict(metadata or {})}
+            done = orders.one(0, "finish", mark=mark, written=written, **about)
     except BaseException:
-        orders.quietly("close", mark=mark, abandon=bool(mark))
+        if mark:
+            orders.quietly("close", mark=mark, abandon=True)
+            if folder.exists():
+                remove_remains(folder, mark, owner=False)
         raise
     orders.all("close", mark=mark)
     return int(done["rows"])
+
+
+def _written(folder: Path, dense: Dense, mark: str) -> dict[str, Any]:
+    """The file of the dense part, as servers tell of theirs."""
+    try:
+        return asdict(Written(blobs=(write_dense(folder, dense, mark),)))
+    except OSError as error:
+        raise disk_error(folder, error, complete=False, needed=dense.file_bytes) from error
 
 
 def load_servers(
@@ -94,12 +117,37 @@ class _Orders:
             "routers": {name: rule.to_dict() for name, rule in rules.by_name.items()},
         }
 
+    @contextmanager
+    def kept_alive(self) -> Iterator[None]:
+        """Tells server 0 now and then that this save goes on, until the block is left."""
+        over = threading.Event()
+
+        def tell() -> None:
+            while not over.wait(_RENEW_S):
+                self.quietly("hold", of=self._shards[:1])
+
+        thread = threading.Thread(target=tell, name="hedgerow hold save", daemon=True)
+        thread.start()
+        try:
+            yield
+        finally:
+            over.set()
+            thread.join()
+
     def all(self, phase: str, **more: Any) -> list[dict[str, Any]]:
         """One phase on every server at once; all have ended when this raises."""
+        return self._on(self._shards, phase, more)
+
+    def others(self, phase: str, **more: Any) -> list[dict[str, Any]]:
+        """As `all`, on every server but the first."""
+        return self._on(self._shards[1:], phase, more)
+
+    def _on(
+        self, shards: Sequence[RemoteShard], phase: str, more: dict[str, Any]
+    ) -> list[dict[str, Any]]:
         order = {**self._order, "phase": phase, **more}
         under_way = [
-            shard.start_ask(self._verb, order, deadline_s=self._deadline_s)
-            for shard in self._shards
+            shard.start_ask(self._verb, order, deadline_s=self._deadline_s) for shard in shards
         ]
         told: list[dict[str, Any]] = []
         errors: list[HedgerowError] = []
@@ -117,10 +165,10 @@ class _Orders:
         order = {**self._order, "phase": phase, **more}
         return self._shards[shard].ask(self._verb, order, deadline_s=self._deadline_s)
 
-    def quietly(self, phase: str, **more: Any) -> None:
-        """After a failure, which is what the caller should hear of."""
+    def quietly(self, phase: str, *, of: Sequence[RemoteShard] | None = None, **more: Any) -> None:
+        """Without errors of its own: the caller hears of what failed before, or will fail."""
         order = {**self._order, "phase": phase, **more}
-        for shard in self._shards:
+        for shard in self._shards if of is None else of:
             try:
                 shard.ask(self._verb, order, deadline_s=_QUIET_S)
             except HedgerowError:

@@ -184,7 +184,10 @@ def _test_loss(path: Path) -> float | None:
         about = read_manifest(path).metadata
     except CheckpointMissingError:
         return None
-    loss = about.get("user", {}).get(_TEST_LOSS)
+    user = about.get("user", {})
+    if not isinstance(user, dict):
+        raise CheckpointError(f"{path}: metadata.user is {user!r}; it must be an object.")
+    loss = user.get(_TEST_LOSS)
     if loss is not None and not isinstance(loss, float | int):
         raise CheckpointError(f"{path} has the test loss {loss!r}; it must be a number.")
     return loss

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import itertools
 from pathlib import Path
 from typing import Any
@@ -18,6 +19,7 @@ from hedgerow.core.errors import (
     CheckpointError,
     ConfigError,
     NotFiniteError,
+    NotSupportedError,
     SaveError,
     StateError,
 )
@@ -26,6 +28,8 @@ from hedgerow.nn.hold import HeldUpdates
 from hedgerow.nn.routers import routers_of
 from hedgerow.sharding.all_to_all_tables import AllToAllTables
 from hedgerow.tables.checkpoint import shared_save
+from hedgerow.tables.checkpoint.manifest import MANIFEST
+from hedgerow.tables.checkpoint.manifest_reader import read_manifest
 
 from .distribute_models import (
     MODES,
@@ -302,6 +306,53 @@ def a_save_that_fails_on_one_rank(folder: Path) -> None:
     fresh = hr.distribute(made())
     assert hr.load(fresh, target).step == 1
     assert rows_of(fresh) == kept
+
+
+def another_save_is_held_off(folder: Path) -> None:
+    """While ranks save, from the first file to the last clean-up, no other save gets the folder."""
+    rank, ranks = world()
+    model, target = hr.distribute(made()), folder / f"held-{ranks}"
+    train(model, torch.optim.SGD(model.parameters(), lr=0.05), range(2), rank, ranks)
+    refused: list[str] = []
+
+    def beside(real: Any) -> Any:
+        def call(*args: Any, **kwargs: Any) -> Any:
+            with pytest.raises(SaveError, match="being saved to by another save"):
+                hr.save(nn.Sequential(nn.Linear(1, 1), made()), target, overwrite=True)
+            refused.append(real.__name__)
+            return real(*args, **kwargs)
+
+        return call
+
+    for step in (1, 2):
+        with pytest.MonkeyPatch.context() as patch:
+            for name in ("write_files", "write_manifest", "clean_after"):
+                patch.setattr(shared_save, name, beside(getattr(shared_save, name)))
+            hr.save(model, target, step=step, overwrite=True)
+        dist.barrier()
+        manifest = read_manifest(target)
+        assert {path.name for path in target.iterdir()} == manifest.names() | {MANIFEST}
+        dist.barrier()
+    wanted = ["write_files", "write_manifest", "clean_after"] if rank == 0 else ["write_files"]
+    assert refused == 2 * wanted
+    fresh = hr.distribute(made())
+    assert hr.load(fresh, target).step == 2
+    assert rows_of(fresh) == rows_of(model)
+
+
+def state_dicts_are_refused() -> None:
+    """One rank has a part of the rows: state dicts and copies name hr.save."""
+    alone = made().state_dict()
+    model = hr.distribute(made())
+    inner = model.module
+    for call in (
+        model.state_dict,
+        inner.state_dict,
+        lambda: inner.load_state_dict(alone),
+        lambda: copy.deepcopy(inner),
+    ):
+        with pytest.raises(NotSupportedError, match=r"spread over 2 ranks.*hr\.save"):
+            call()
 
 
 def full(*args: Any, **kwargs: Any) -> None:

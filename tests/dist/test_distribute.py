@@ -172,6 +172,14 @@ def test_a_save_that_fails_on_one_rank_fails_on_all(pool: Pool, folder: Path, ra
     pool.run(ranks, work.a_save_that_fails_on_one_rank, folder)
 
 
+def test_a_save_over_ranks_holds_the_folder_to_its_end(pool: Pool, folder: Path) -> None:
+    pool.run(2, work.another_save_is_held_off, folder)
+
+
+def test_state_dicts_over_ranks_name_hr_save(pool: Pool) -> None:
+    pool.run(2, work.state_dicts_are_refused)
+
+
 @pytest.mark.parametrize("ranks", [1, 3])
 def test_rows_that_do_not_add_up_are_refused(
     pool: Pool,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from pathlib import Path
 
 import pytest
@@ -55,3 +56,15 @@ def test_a_model_on_a_device_tells_what_it_holds(device: torch.device) -> None:
     assert told["user"]["rows"] == told["item"]["inserted"] == 15
     assert "user" in hr.summary(ours)
     assert "30 rows" in hr.summary(ours)
+
+
+def test_a_state_dict_carries_rows_to_either_kind_of_tables(device: torch.device) -> None:
+    ours = _trained(device)
+    state = ours.state_dict()
+    assert state["_extra_state"].device.type == "cpu"
+    wanted = {name: everything(ours.table(name)) for name in ("user", "item")}
+    for other in (_model(), _model(device)):
+        other.load_state_dict(state)
+        assert {name: everything(other.table(name)) for name in wanted} == wanted
+    with pytest.raises(hr.HedgerowError, match=r"not all in host memory.*hr\.save"):
+        copy.deepcopy(ours)

@@ -10,11 +10,10 @@ from typing import Any
 import pytest
 import torch
 from torch import nn
-from torch.distributed.checkpoint.api import CheckpointException
 
 import hedgerow as hr
-from hedgerow.core.errors import CheckpointError, SaveError
-from hedgerow.nn import dense_files, saving
+from hedgerow.core.errors import CheckpointError
+from hedgerow.tables.checkpoint import save
 
 BATCH = hr.IdBatch.from_lists({"user": [[7], [8], []], "item": [[1, 2], [], [2]]})
 
@@ -73,8 +72,7 @@ def test_a_damaged_or_foreign_checkpoint_changes_nothing(tmp_path: Path) -> None
 
     with pytest.raises(CheckpointError, match="does not fit"):
         hr.load(Wider(), tmp_path / "a")
-    part = max(dense.iterdir(), key=lambda path: path.stat().st_size)
-    part.write_bytes(part.read_bytes()[:-1] + b"x")
+    dense.write_bytes(dense.read_bytes()[:-1] + b"x")
     with pytest.raises(CheckpointError, match="damaged"):
         hr.load(model, tmp_path / "a")
     assert torch.equal(model.top.weight, before)
@@ -83,14 +81,14 @@ def test_a_damaged_or_foreign_checkpoint_changes_nothing(tmp_path: Path) -> None
 _KILLED = """
 import os, sys
 from hedgerow import save
-from hedgerow.nn import saving
+from hedgerow.tables.checkpoint import writer
 from tests.nn.test_saving import _Model
-saving.save_tables = lambda *_, **__: os._exit(9)
+writer.write_manifest = lambda *_, **__: os._exit(9)
 save(_Model(), sys.argv[1], step=2, overwrite=True)
 """
 
 
-def test_a_kill_between_the_dense_part_and_the_rows_leaves_the_old_checkpoint(
+def test_a_kill_between_the_files_and_the_manifest_leaves_the_old_checkpoint(
     tmp_path: Path,
 ) -> None:
     model = _Model()
@@ -102,25 +100,6 @@ def test_a_kill_between_the_dense_part_and_the_rows_leaves_the_old_checkpoint(
     hr.save(model, tmp_path / "a", step=3, overwrite=True)
     assert len(list((tmp_path / "a").glob("dense-*"))) == 1
     assert hr.load(_Model(), tmp_path / "a").step == 3
-
-
-def test_a_full_disk_is_said_and_keeps_the_old_checkpoint(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    model = _Model()
-    hr.save(model, tmp_path / "a", step=1)
-    names = {path.name for path in (tmp_path / "a").iterdir()}
-
-    def full(*_: Any, **__: Any) -> None:
-        raise CheckpointException("no room", {0: (OSError(28, "No space left on device"), [])})  # pyright: ignore[reportArgumentType]
-
-    monkeypatch.setattr(dense_files, "save", full)
-    with pytest.raises(SaveError, match="No space left"):
-        hr.save(model, tmp_path / "a", overwrite=True)
-    with pytest.raises(SaveError, match="No space left"):
-        hr.save(model, tmp_path / "b")
-    assert {path.name for path in (tmp_path / "a").iterdir()} == names
-    assert not (tmp_path / "b").exists()
 
 
 class _Counting:
@@ -166,14 +145,14 @@ def test_names_of_extras_may_begin_with_others(tmp_path: Path) -> None:
 def test_ctrl_c_after_the_manifest_leaves_a_whole_checkpoint(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    model, save_tables = _Model(), saving.save_tables
+    model, clean_after = _Model(), save.clean_after
     hr.save(model, tmp_path / "a", step=1)
 
-    def interrupted(*args: Any, **options: Any) -> None:
-        save_tables(*args, **options)
+    def interrupted(*args: Any) -> None:
+        clean_after(*args)
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(saving, "save_tables", interrupted)
+    monkeypatch.setattr(save, "clean_after", interrupted)
     for name, step in (("a", 2), ("b", 3)):
         with pytest.raises(KeyboardInterrupt):
             hr.save(model, tmp_path / name, step=step, overwrite=True)

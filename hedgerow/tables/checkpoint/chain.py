@@ -14,9 +14,9 @@ import torch
 from ...core import checks
 from ...core.errors import CheckpointError, CheckpointMissingError
 from ...routing.router import Router
-from .files import check_file
-from .manifest import MANIFEST, FileEntry, Manifest, TableEntry
-from .manifest_reader import read_manifest
+from .files import check_file, read_plain
+from .manifest import DENSE, MANIFEST, FileEntry, Manifest, TableEntry
+from .manifest_reader import has_manifest, read_manifest
 from .meter import Meter
 from .shard_file import Rows, read_shard
 from .workers import Workers
@@ -176,11 +176,12 @@ class Chain:
             yield from part.rows()
 
     def blobs(self) -> dict[str, bytes]:
-        """The newest bytes under each name."""
+        """The newest bytes under each name; not those of the dense part, which may be large."""
         found: dict[str, bytes] = {}
         for manifest in self.manifests:
             for blob in manifest.blobs:
-                found[blob.name] = (self.folder_of(manifest) / blob.file).read_bytes()
+                if blob.name != DENSE:
+                    found[blob.name] = read_plain(self.folder_of(manifest) / blob.file)
         return found
 
     def _changed(self, manifest: Manifest, table: str) -> np.ndarray:
@@ -215,7 +216,10 @@ def _read_increments(folder: Path, base: Manifest) -> tuple[Manifest, ...]:
     if not folder.is_dir():
         return ()
     named = sorted(path for path in folder.iterdir() if _NUMBER.match(path.name))
-    while named and not (named[-1] / MANIFEST).exists():
+    for path in (folder, *named):
+        if path.is_symlink() or not path.is_dir():
+            raise CheckpointError(f"{path} is no folder; an increment is one, and no link.")
+    while named and not has_manifest(named[-1]):
         named.pop()
     found: list[Manifest] = []
     parent = base
@@ -225,7 +229,7 @@ def _read_increments(folder: Path, base: Manifest) -> tuple[Manifest, ...]:
                 f"{folder}: increment {number} is missing, {int(path.name)} is there. Restore it "
                 f"from a copy, or load with increments={number - 1}."
             )
-        if not (path / MANIFEST).exists():
+        if not has_manifest(path):
             raise CheckpointError(f"{path} is incomplete: it has no {MANIFEST}, later ones have.")
         manifest = read_manifest(path)
         if any(manifest.checksum == earlier.checksum for earlier in found):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import hashlib
 import os
@@ -13,7 +14,8 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from ...core.errors import CheckpointError, SaveError
-from .sha256 import Sha256Behind
+from ...core.units import format_bytes
+from .sha256 import Sha256Behind, sha256_of
 from .workers import in_background
 
 PART = ".part"  # the end of the name of a file that is still being written
@@ -48,7 +50,10 @@ class HashedFile:
         self._sha256.update(view)
         written = 0
         while written < len(view):
-            written += os.write(self._fd, view[written:])
+            try:
+                written += os.write(self._fd, view[written:])
+            except OSError as error:  # the system does not say which file it was
+                raise OSError(error.errno, error.strerror, str(self.path)) from error
         self.file_bytes += written
         self._flush_ahead()
         return written
@@ -101,34 +106,77 @@ def sync_folder(folder: Path) -> None:
         os.close(fd)
 
 
-def make_folder(folder: Path) -> None:
-    """The folder and its parents, with names that last."""
+def make_folder(folder: Path) -> bool:
+    """The folder and its parents, with names that last; whether it was not there."""
     try:
         missing = [p for p in (folder, *folder.parents) if not p.exists()]
         folder.mkdir(parents=True, exist_ok=True)
         for made in missing:
             sync_folder(made.parent)
     except OSError as error:
-        raise SaveError(f"cannot save to {folder}: {error.strerror or error}.") from error
+        raise cannot_save(folder, error) from error
+    return bool(missing)
+
+
+def cannot_save(folder: Path, error: OSError) -> SaveError:
+    """A folder that takes no files, before anything was written."""
+    return SaveError(
+        f"cannot save to {folder}: {error.strerror or error}. Nothing was written; save to a "
+        f"folder that this process may make files in."
+    )
 
 
 @contextmanager
-def sole_writer(folder: Path) -> Iterator[None]:
-    """Holds the folder against other savers; a killed process holds nothing."""
-    fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+def sole_writer(folder: Path, *, make: bool = False) -> Iterator[bool]:
+    """Holds the folder against other savers; a killed process holds nothing.
+
+    With `make` an absent folder is made first. Gives whether this call made it.
+    """
+    fd, made = _held(folder, make)
     try:
+        yield made
+    finally:
+        fcntl.flock(fd, fcntl.LOCK_UN)  # a forked child has the descriptor, too
+        os.close(fd)
+
+
+def _held(folder: Path, make: bool) -> tuple[int, bool]:
+    """A descriptor with the lock of the folder that has this name now."""
+    made = False
+    while True:
+        if make:
+            made = make_folder(folder)
+        try:
+            fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        except FileNotFoundError as error:
+            if make:  # another save made it, failed, and removed it
+                continue
+            raise cannot_save(folder, error) from error
+        except OSError as error:
+            raise cannot_save(folder, error) from error
         try:
             fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            if _is_now(folder, fd):
+                return fd, made
         except BlockingIOError as error:
+            os.close(fd)
             raise SaveError(
                 f"{folder} is being saved to by another save; wait for it, or use another folder."
             ) from error
-        try:
-            yield
-        finally:
-            fcntl.flock(fd, fcntl.LOCK_UN)  # a forked child has the descriptor, too
-    finally:
-        os.close(fd)
+        except BaseException:
+            os.close(fd)
+            raise
+        os.close(fd)  # the lock of a folder that was removed holds nobody off
+        if not make and not folder.exists():
+            raise SaveError(f"cannot save to {folder}: it was removed meanwhile.")
+
+
+def _is_now(folder: Path, fd: int) -> bool:
+    """Whether the name still leads to the open folder."""
+    try:
+        return os.path.samestat(os.stat(folder), os.fstat(fd))
+    except FileNotFoundError:
+        return False
 
 
 def remove(paths: list[Path]) -> None:
@@ -140,27 +188,101 @@ def remove(paths: list[Path]) -> None:
             path.unlink(missing_ok=True)
 
 
-def check_file(path: Path, file_bytes: int, sha256: str) -> None:
-    """Raises unless the file has exactly these bytes."""
+def open_plain(path: Path) -> int:
+    """A descriptor to read a file with, which must be a plain one: no link, no pipe, no device.
+
+    Opening a pipe would wait for a writer, and a link leads out of the folder.
+    """
     try:
-        status = path.stat()
-        if not stat.S_ISREG(status.st_mode):
-            raise CheckpointError(f"{path} is no plain file; the manifest names one.")
-        if status.st_size != file_bytes:
-            raise CheckpointError(
-                f"{path} is damaged: {status.st_size} bytes where the manifest says {file_bytes}. "
-                f"Use an older checkpoint, or a copy of this one."
-            )
-        actual = hashlib.sha256()
-        with path.open("rb", buffering=0) as file:
-            while chunk := file.read(_CHUNK_BYTES):
-                actual.update(chunk)
+        _check_kind(path, path.lstat())
+        fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
     except FileNotFoundError as error:
         raise CheckpointError(f"{path} is missing; the manifest names it.") from error
     except OSError as error:
+        if isinstance(error, CheckpointError):
+            raise
         raise CheckpointError(f"{path} cannot be read: {error.strerror}.") from error
-    if actual.hexdigest() != sha256:
+    try:
+        _check_kind(path, os.fstat(fd))
+    except BaseException:
+        os.close(fd)
+        raise
+    return fd
+
+
+def check_plain(path: Path) -> None:
+    """Raises unless `path` is a plain file; for readers that open it by name."""
+    os.close(open_plain(path))
+
+
+def read_plain(path: Path, most: int = -1) -> bytes:
+    """The bytes of a plain file, or the first `most` of them."""
+    with os.fdopen(open_plain(path), "rb") as file:
+        try:
+            return file.read(most)
+        except OSError as error:
+            raise CheckpointError(f"{path} cannot be read: {error.strerror}.") from error
+
+
+def chunks_of(path: Path) -> Iterator[bytes]:
+    """The bytes of a plain file, some at a time."""
+    with os.fdopen(open_plain(path), "rb", buffering=0) as file:
+        try:
+            while chunk := file.read(_CHUNK_BYTES):
+                yield chunk
+        except OSError as error:
+            raise CheckpointError(f"{path} cannot be read: {error.strerror}.") from error
+
+
+def _check_kind(path: Path, status: os.stat_result) -> None:
+    if stat.S_ISREG(status.st_mode):
+        return
+    kinds = (
+        (stat.S_ISLNK, "a link"),
+        (stat.S_ISDIR, "a folder"),
+        (stat.S_ISFIFO, "a pipe"),
+        (stat.S_ISSOCK, "a socket"),
+    )
+    kind = next((word for is_kind, word in kinds if is_kind(status.st_mode)), "a device")
+    raise CheckpointError(
+        f"{path} is no plain file but {kind}; a checkpoint consists of plain files. Copy what it "
+        f"stands for into its place, if you trust that."
+    )
+
+
+def check_file(path: Path, file_bytes: int, sha256: str) -> None:
+    """Raises unless the file has exactly these bytes."""
+    fd = open_plain(path)
+    try:
+        there = os.fstat(fd).st_size
+    finally:
+        os.close(fd)
+    if there != file_bytes:
         raise CheckpointError(
-            f"{path} is damaged: its SHA-256 is {actual.hexdigest()} where the manifest says "
+            f"{path} is damaged: {there} bytes where the manifest says {file_bytes}. "
+            f"Use an older checkpoint, or a copy of this one."
+        )
+    actual = sha256_of(chunks_of(path))
+    if actual != sha256:
+        raise CheckpointError(
+            f"{path} is damaged: its SHA-256 is {actual} where the manifest says "
             f"{sha256}. Use an older checkpoint, or a copy of this one."
         )
+
+
+def room_left(folder: Path, needed_bytes: int) -> str:
+    """How much a save needs, and how much the disk of its folder has: for an error of a full disk.
+
+    >>> room_left(Path("/"), 2**20).startswith("The save needs about 1.00 MiB; ")
+    True
+    """
+    try:
+        free = shutil.disk_usage(next(p for p in (folder, *folder.parents) if p.exists())).free
+    except OSError:
+        return f"The save needs about {format_bytes(needed_bytes)}."
+    return f"The save needs about {format_bytes(needed_bytes)}; {format_bytes(free)} are free now."
+
+
+def is_no_room(error: OSError) -> bool:
+    """Whether the disk, a quota or a limit of file sizes has no room for what was written."""
+    return error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import ExitStack
 from functools import partial
 from os import PathLike
@@ -21,7 +21,7 @@ from ..own_rows import OwnRows
 from ..store import Entries
 from .chain import Chain, increments_folder
 from .changes import Changes
-from .files import make_folder, remove, sole_writer
+from .files import chunks_of, make_folder, remove, sole_writer
 from .freeze import FrozenTable, Saveable, freeze
 from .manifest import MANIFEST, Manifest
 from .meter import Meter, Report
@@ -38,7 +38,7 @@ from .save import (
 )
 from .schema import TableSchema
 from .shard_file import Rows
-from .writer import Header, Source, write_checkpoint
+from .writer import Dense, Header, Source, disk_error, write_checkpoint
 
 _SLICE_ROWS = 65536
 
@@ -137,8 +137,11 @@ def _write(chain: Chain, instant: _Instant, asked: Header, router: Routers | Non
     routers = _routers_of(chain, [source.name for source in instant.sources], router)
     number = chain.last.number + 1
     target = increments_folder(chain.folder, chain.base) / f"{number:08d}"
-    if target.exists():  # a save that was stopped
-        remove([target])
+    try:
+        if target.exists():  # a save that was stopped
+            remove([target])
+    except OSError as error:
+        raise disk_error(chain.folder, error, complete=False) from error
     make_folder(target)
     blobs = {**asked.blobs, **instant.blobs}
     header = Header(asked.step, asked.metadata, blobs, number, chain.last.checksum)
@@ -188,18 +191,34 @@ def copy_rows(
     def source(name: str) -> Source:
         entry = chain.tables[name]
         rows = partial(chain.rows, name)
+        size = sum(m.tables[name].rows for m in chain.manifests if name in m.tables)
         return Source(
             *(name, entry.schema, rows),
             config=entry.config,
             also=entry.also,
             slot_key=entry.slot_key,
+            size=size,
         )
 
-    last = chain.last
-    header = Header(last.step, last.metadata, chain.blobs(), parent=repeats)
+    last, dense = chain.last, _dense(chain)
+    metadata = last.metadata if dense is None else {**chain.base.metadata, **last.metadata}
+    header = Header(last.step, metadata, chain.blobs(), parent=repeats, dense=dense)
     meter = Meter(sum(m.rows for m in chain.manifests), report)
     sources = [source(name) for name in chain.tables]
     return write_checkpoint(folder, sources, routers, header, meter)
+
+
+def _dense(chain: Chain) -> Dense | None:
+    """A copy of the dense part that the base has."""
+    entry = chain.base.dense
+    if entry is None:
+        return None
+
+    def write(out: Callable[[bytes], object]) -> None:
+        for chunk in chunks_of(chain.folder / entry.file):
+            out(chunk)
+
+    return Dense(entry.file_bytes, write)
 
 
 def router_of(chain: Chain, table: str) -> Router:
@@ -252,5 +271,10 @@ def _changes(table: Readable, ids: Tensor, chain: Chain, keep: Keep | None) -> S
         return iter(slices)
 
     key = table.slot_key if isinstance(table, OwnRows) else None
-    plain, also = plain_config(table.config), table.config.also
-    return Source(name, schema, rows, np.concatenate(gone), plain, also, key)
+    return Source(
+        *(name, schema, rows, np.concatenate(gone)),
+        config=plain_config(table.config),
+        also=table.config.also,
+        slot_key=key,
+        size=sum(map(len, slices)),
+    )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections import deque
 from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import Future
@@ -23,6 +24,7 @@ from .meter import Meter, Report
 from .routers import Routers, TableRouters
 from .rules import check_rules
 from .save import by_name
+from .schema import row_bytes
 from .shard_file import Rows
 from .take_over import take_over
 from .workers import Workers
@@ -101,7 +103,8 @@ class LoadJob:
             # A key that the config names goes before the saved one: one that leaked can be changed.
             own = live.config.slot_key
             key = chain.tables[name].slot_key if own is None else own
-            staged = live.beside(owner.share(chain.base, name), slot_key=key)
+            rows = owner.share(chain.base, chain.folder, name)
+            staged = live.beside(rows, slot_key=key)
             self._staged[name] = staged
             fit = self._fits[name]
             self._rows[name], self._in_files[name] = _fill(staged, chain, fit, owner, self._meter)
@@ -175,10 +178,14 @@ class _Owner:
         same = part.router == self._routers.by_name[part.file.table]
         return not same or part.file.shard == self._shard
 
-    def share(self, base: Manifest, table: str) -> int:
-        """About how many rows of the table are ours."""
-        rows = base.tables[table].rows if table in base.tables else 0
-        return rows // self._shards
+    def share(self, base: Manifest, folder: Path, table: str) -> int:
+        """About how many rows of the table are ours; no more than its files have bytes for."""
+        if table not in base.tables:
+            return 0
+        entry = base.tables[table]
+        paths = [folder / file.file for file in base.files if file.table == table]
+        stored = sum(path.lstat().st_size for path in paths if os.path.lexists(path))
+        return min(entry.rows, stored // row_bytes(entry.columns("rows"))) // self._shards
 
     def choose(self, table: str, rows: Rows) -> Rows:
         if self._routers is None or self._shards == 1:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import re
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -13,6 +14,9 @@ from .schema import Column, TableSchema, deletion_columns
 
 MANIFEST = "manifest.json"
 FORMAT, VERSION = "hedgerow checkpoint", 1
+DENSE = "hedgerow dense"
+"""The name, among the blobs, of a model's dense part: a file of the safetensors format."""
+_DENSE_FOLDER = re.compile(r"dense-[0-9a-f]{12}\Z")
 _TAIL = ',\n "checksum": "{}"\n}}\n'
 _TAIL_BYTES = len(_TAIL.format("0" * 64))
 
@@ -132,9 +136,27 @@ class Manifest:
         """The checksum under which these rows were saved from tables: a compacted base repeats."""
         return self.parent if self.kind == "base" and self.parent else self.checksum
 
+    @property
+    def dense(self) -> BlobEntry | None:
+        """The dense part of a model, if these are the rows of one."""
+        return next((blob for blob in self.blobs if blob.name == DENSE), None)
+
+    @property
+    def dense_folder(self) -> str | None:
+        """The folder of the dense part as version 0.1 wrote it."""
+        name = self.metadata.get("dense")
+        if self.dense is None and isinstance(name, str) and _DENSE_FOLDER.match(name):
+            return name
+        return None
+
     def names(self) -> set[str]:
         """The files it needs."""
         return {f.file for f in self.files} | {b.file for b in self.blobs}
+
+    def keeps(self) -> set[str]:
+        """The files and folders that belong to it."""
+        folder = self.dense_folder
+        return self.names() | ({folder} if folder else set())
 
     def dist_type_of(self, table: str) -> str:
         """The word for the owner rule of a table."""
@@ -200,13 +222,21 @@ class Manifest:
         """The manifest with its checksum, and the bytes of its file."""
         try:
             text = json.dumps(self.to_dict(), indent=1, allow_nan=False)
-        except (TypeError, ValueError) as error:
+        except (TypeError, ValueError, RecursionError) as error:
             raise InputError(
-                f"metadata is {self.metadata!r}, which JSON cannot hold ({error}); use strings, "
-                f"finite numbers, lists and dicts."
+                f"metadata is {_shown(self.metadata)}, which JSON cannot hold ({error}); use "
+                f"strings, finite numbers, lists and dicts."
             ) from error
         data = seal(text)
         return replace(self, checksum=checksum_of(data)), data
+
+
+def _shown(value: object) -> str:
+    try:
+        shown = repr(value)
+    except RecursionError:
+        return "too deep"
+    return shown if len(shown) <= 200 else shown[:197] + "..."
 
 
 def seal(text: str) -> bytes:

@@ -11,6 +11,7 @@ from typing import Any, NoReturn
 from ...core import checks
 from ...core.errors import CheckpointError, CheckpointMissingError, ConfigError
 from ...routing.dist_types import SUPPORTED_DIST_TYPES
+from .files import read_plain
 from .manifest import (
     FORMAT,
     MANIFEST,
@@ -33,17 +34,24 @@ _SHA256 = re.compile(r"[0-9a-f]{64}\Z")
 def read_manifest(folder: Path) -> Manifest:
     """The manifest of the checkpoint in `folder`."""
     path = folder / MANIFEST
-    try:
-        with path.open("rb") as file:
-            data = file.read(_LARGEST_BYTES + 1)
-    except (FileNotFoundError, NotADirectoryError) as error:
+    if not has_manifest(folder):
         raise CheckpointMissingError(
             f"{folder} holds no complete checkpoint: there is no {MANIFEST}. A save that was "
             f"stopped leaves none; use an older checkpoint."
-        ) from error
-    except OSError as error:
-        raise CheckpointError(f"{path} cannot be read: {error.strerror}.") from error
-    return parse_manifest(data, path)
+        )
+    return parse_manifest(read_plain(path, _LARGEST_BYTES + 1), path)
+
+
+def has_manifest(folder: Path) -> bool:
+    """Whether something stands where a complete checkpoint has its manifest."""
+    path = folder / MANIFEST
+    try:
+        path.lstat()
+    except (FileNotFoundError, NotADirectoryError):
+        return False
+    except (OSError, ValueError) as error:  # a name too long, or with a NUL
+        raise CheckpointError(f"{path} cannot be read: {error}.") from error
+    return True
 
 
 def parse_manifest(data: bytes, path: Path) -> Manifest:
@@ -55,11 +63,20 @@ def parse_manifest(data: bytes, path: Path) -> Manifest:
             f"{path} is damaged: its bytes do not have the checksum it ends with. Use an older "
             f"checkpoint, or a copy of this one."
         )
+    return _Reader(path, checksum_of(data)).manifest(plain_json(data, path))
+
+
+def read_schema(where: Path, at: str, value: object) -> TableSchema:
+    """The schema of a table; errors name `where` and `at`."""
+    return _Reader(where, "").schema(at, value)
+
+
+def plain_json(data: bytes, where: object) -> Any:
+    """A JSON document that another may have chosen."""
     try:
-        values = json.loads(data, object_pairs_hook=_unique, parse_constant=_constant)
+        return json.loads(data, object_pairs_hook=_unique, parse_constant=_constant)
     except (ValueError, RecursionError) as error:
-        raise CheckpointError(f"{path} is no JSON: {error}.") from error
-    return _Reader(path, checksum_of(data)).manifest(values)
+        raise CheckpointError(f"{where} is no JSON: {error}.") from error
 
 
 def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
@@ -175,13 +192,8 @@ class _Reader:
         entry = self.fields(at, value, "schema rows deletions config", rule)
         if not isinstance(entry["config"], dict | None):
             self.fail(f"{at}.config", entry["config"], "it must be an object or null")
-        schema = self.fields(f"{at}.schema", entry["schema"], "segments")
-        segments = self.items(f"{at}.schema.segments", schema["segments"], self.segment)
-        dim = sum(segment.dim for segment in segments)
-        if not 1 <= dim <= checks.MAX_DIM:
-            self.fail(f"{at}.schema", dim, f"the dims must add up to 1..{checks.MAX_DIM}")
         return TableEntry(
-            TableSchema(segments),
+            self.schema(f"{at}.schema", entry["schema"]),
             self.count(f"{at}.rows", entry["rows"]),
             self.count(f"{at}.deletions", entry["deletions"]),
             entry["config"],
@@ -189,6 +201,14 @@ class _Reader:
             self.items(f"{at}.also", entry.get("also", []), self.text),
             self.slot_key(f"{at}.slot_key", entry),
         )
+
+    def schema(self, at: str, value: object) -> TableSchema:
+        schema = self.fields(at, value, "segments")
+        segments = self.items(f"{at}.segments", schema["segments"], self.segment)
+        dim = sum(segment.dim for segment in segments)
+        if not 1 <= dim <= checks.MAX_DIM:
+            self.fail(at, dim, f"the dims must add up to 1..{checks.MAX_DIM}")
+        return TableSchema(segments)
 
     def rule(
         self, at: str, entry: Mapping[str, Any]

@@ -9,7 +9,7 @@ from pathlib import Path
 from ...core.errors import CheckpointError, InputError
 from ...routing.router import Router
 from .chain import Chain
-from .files import make_folder, sole_writer
+from .files import sole_writer
 from .increments import copy_rows, router_of
 from .manifest import Manifest
 from .meter import Report
@@ -50,8 +50,7 @@ def reshard(
     if not chain.tables:
         routers = TableRouters(Router(dist_type or "hash_roundrobin", shards, rows=1), {})
     chain.verify()
-    make_folder(there)
-    with sole_writer(there):
+    with sole_writer(there, make=True):
         old = complete_there(there, overwrite)
         clean_before(there, old)
         manifest = copy_rows(chain, there, routers, report)

@@ -32,16 +32,16 @@ from ..store import Entries
 from .background import give_way, threads_beside
 from .chain import INCREMENTS, increments_folder
 from .changes import Changes
-from .files import PART, make_folder, remove, sole_writer
+from .files import PART, remove, sole_writer
 from .filter_blobs import is_filter_blob
 from .freeze import FrozenTable, Saveable, freeze
-from .manifest import MANIFEST, Manifest
-from .manifest_reader import read_manifest
+from .manifest import DENSE, MANIFEST, Manifest
+from .manifest_reader import has_manifest, read_manifest
 from .meter import Meter, Progress, Report
 from .routers import Routers, TableRouters
 from .schema import ID, ROW, TIME, TableSchema, state_column
 from .shard_file import Rows
-from .writer import THREADS, Header, Source, clean_folder, write_checkpoint
+from .writer import THREADS, Header, Source, clean_folder, disk_error, write_checkpoint
 
 Keep = Callable[[Int64[Tensor, "n"], Int64[Tensor, "n"]], Bool[Tensor, "n"]]
 """Of ids and their times: which rows to save. The others have expired."""
@@ -102,6 +102,18 @@ def save_tables_async(
     """
     header = checked_header(step, metadata, blobs)
     return SaveHandle(_SaveJob(tables, path, router, header, keep, consumer, overwrite, None))
+
+
+def save_model(
+    tables: Iterable[Saveable],
+    folder: Path,
+    *,
+    router: Routers,
+    header: Header,
+    overwrite: bool,
+) -> Manifest:
+    """As `save_tables`, with the dense part of a model that the header has."""
+    return _SaveJob(tables, folder, router, header, None, None, overwrite, None).run()
 
 
 class SaveHandle:
@@ -173,10 +185,9 @@ class _SaveJob:
         self.meter = Meter(sum(table.size() for table in named.values()), report)
         self._held = ExitStack()
         self._changes = None if consumer is None else Changes(named, consumer)
-        self._was_there = self._folder.exists()
+        self._made = False
         try:
-            make_folder(self._folder)
-            self._held.enter_context(sole_writer(self._folder))
+            self._made = self._held.enter_context(sole_writer(self._folder, make=True))
             self._old = complete_there(self._folder, checks.flag("overwrite", overwrite))
             frozen = freeze(named, self._held, lambda _: self._take_changes())
             self._header = replace(header, blobs={**header.blobs, **frozen.blobs})
@@ -216,8 +227,8 @@ class _SaveJob:
     def _failed(self) -> None:
         if self._changes is not None:
             self._changes.give_back()
-        if not self._was_there and self._folder.exists() and not any(self._folder.iterdir()):
-            self._folder.rmdir()  # while it is still held
+        if self._made:
+            remove_empty(self._folder)  # while it is still held
         self.close()
 
 
@@ -236,6 +247,7 @@ def table_source(config: TableConfig, frozen: FrozenTable, keep: Keep | None) ->
         config=plain,
         also=config.also,
         slot_key=frozen.slot_key,
+        size=frozen.size,
     )
 
 
@@ -287,8 +299,10 @@ def checked_header(
             raise DtypeError(
                 f"blobs[{name!r}] is a {type(data).__name__}; blobs are bytes by non-empty name."
             )
-        if is_filter_blob(name):
-            raise InputError(f"blobs[{name!r}]: this name belongs to a filter; choose another.")
+        if is_filter_blob(name) or name == DENSE:
+            raise InputError(
+                f"blobs[{name!r}]: this name belongs to a filter or to a model; choose another."
+            )
     if metadata is not None and not isinstance(metadata, Mapping):
         raise DtypeError(f"metadata is a {type(metadata).__name__}; pass a dict.")
     return Header(checks.count("step", step), dict(metadata or {}), dict(blobs or {}))
@@ -296,7 +310,7 @@ def checked_header(
 
 def complete_there(folder: Path, overwrite: bool) -> Manifest | None:
     """The checkpoint that would be replaced, if it can be read."""
-    if not (folder / MANIFEST).exists():
+    if not has_manifest(folder):
         return None
     if not overwrite:
         raise CheckpointExistsError(
@@ -310,14 +324,31 @@ def complete_there(folder: Path, overwrite: bool) -> Manifest | None:
 
 def clean_before(folder: Path, old: Manifest | None) -> None:
     """Removes what stopped saves left; what an unreadable manifest may need stays."""
-    if old is not None or not (folder / MANIFEST).exists():
-        clean_folder(folder, old.names() if old else set())
-    remove([folder / (MANIFEST + PART)])
+    try:
+        if old is not None or not has_manifest(folder):
+            clean_folder(folder, old.keeps() if old else set())
+        remove([folder / (MANIFEST + PART)])
+    except OSError as error:
+        raise disk_error(folder, error, complete=False) from error
 
 
 def clean_after(folder: Path, new: Manifest) -> None:
     """Removes what a new base has replaced, increments included."""
-    clean_folder(folder, new.names())
     current = increments_folder(folder, new)
-    ours = [path for path in folder.iterdir() if INCREMENTS.fullmatch(path.name) and path.is_dir()]
-    remove([path for path in ours if path != current])
+    try:
+        clean_folder(folder, new.keeps())
+        remove(
+            [
+                path
+                for path in folder.iterdir()
+                if INCREMENTS.fullmatch(path.name) and path.is_dir() and path != current
+            ]
+        )
+    except OSError as error:
+        raise disk_error(folder, error, complete=True) from error
+
+
+def remove_empty(folder: Path) -> None:
+    """Removes a folder that a save made, and in which it left nothing."""
+    if folder.exists() and not any(folder.iterdir()):
+        folder.rmdir()

@@ -4,12 +4,25 @@ from __future__ import annotations
 
 import hashlib
 from collections import deque
+from collections.abc import Iterable
 from concurrent.futures import Future
 
 from .workers import in_background
 
 _TASK_BYTES = 2**20  # takes much longer to hash than a thread to start
 _TASKS = 8  # that may wait: what is not hashed yet stays in memory
+
+
+def sha256_of(pieces: Iterable[bytes]) -> str:
+    """The checksum of pieces, one after the other.
+
+    >>> sha256_of([b"a", b"b"]) == hashlib.sha256(b"ab").hexdigest()
+    True
+    """
+    checksum = hashlib.sha256()
+    for piece in pieces:
+        checksum.update(piece)
+    return checksum.hexdigest()
 
 
 class Sha256Behind:

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from ...core.errors import CheckpointError
-from .files import HashedFile
+from .files import HashedFile, check_plain
 from .schema import ID, Column
 
 # Types of Arrow, which loads only when files are written or read.
@@ -49,18 +49,39 @@ def arrow_schema(columns: Sequence[Column]) -> ArrowSchema:
     return pa.schema([pa.field(c.name, type_of(c), nullable=False) for c in columns])
 
 
+class RowsWriter:
+    """Writes rows as an Arrow file into anything with `write`, batch after batch. Single-owner."""
+
+    def __init__(self, out: Any, columns: Sequence[Column]) -> None:
+        import pyarrow as pa
+
+        self._columns = tuple(columns)
+        self._schema = arrow_schema(columns)
+        self._writer: Any = pa.ipc.new_file(pa.PythonFile(out, "w"), self._schema)
+
+    def write(self, rows: Rows) -> None:
+        """Appends rows."""
+        import pyarrow as pa
+
+        arrays = [
+            _arrow_array(np.ascontiguousarray(rows.columns[c.name]), field.type)
+            for c, field in zip(self._columns, self._schema, strict=True)
+        ]
+        self._writer.write_batch(pa.RecordBatch.from_arrays(arrays, schema=self._schema))
+
+    def close(self) -> None:
+        """Ends the file."""
+        self._writer.close()
+
+
 class ShardWriter:
     """Writes one file, batch after batch; `behind` as in `HashedFile`. Single-owner."""
 
     def __init__(self, path: Path, columns: Sequence[Column], *, behind: bool = False) -> None:
-        import pyarrow as pa
-
         self.rows = 0
         self.sha256 = ""
-        self._columns = tuple(columns)
-        self._schema = arrow_schema(columns)
         self._file = HashedFile(path, behind=behind)
-        self._writer: Any = pa.ipc.new_file(pa.PythonFile(self._file, "w"), self._schema)
+        self._writer = RowsWriter(self._file, columns)
 
     @property
     def name(self) -> str:
@@ -74,13 +95,7 @@ class ShardWriter:
 
     def write(self, rows: Rows) -> None:
         """Appends rows."""
-        import pyarrow as pa
-
-        arrays = [
-            _arrow_array(np.ascontiguousarray(rows.columns[c.name]), field.type)
-            for c, field in zip(self._columns, self._schema, strict=True)
-        ]
-        self._writer.write_batch(pa.RecordBatch.from_arrays(arrays, schema=self._schema))
+        self._writer.write(rows)
         self.rows += len(rows)
 
     def finish(self) -> None:
@@ -108,33 +123,48 @@ def read_shard(path: Path, columns: Sequence[Column], rows: int) -> Iterator[Row
     """The batches of a file whose checksum was proved; its schema and rows are proved here."""
     import pyarrow as pa
 
+    check_plain(path)
     try:
         with pa.memory_map(str(path)) as source:
-            reader = pa.ipc.open_file(source)
-            if not reader.schema.equals(arrow_schema(columns)):
-                raise CheckpointError(
-                    f"{path} has the columns {_shown(reader.schema)}; the manifest says "
-                    f"{_shown(arrow_schema(columns))}."
-                )
-            seen = 0
-            for i in range(reader.num_record_batches):
-                batch = reader.get_batch(i)
-                batch.validate(full=True)
-                seen += batch.num_rows
-                yield _rows(path, batch, columns)
+            yield from read_rows(source, path, columns, rows)
+    except OSError as error:
+        if isinstance(error, CheckpointError):
+            raise
+        raise CheckpointError(f"{path} cannot be read: {error.strerror or error}.") from error
+
+
+def read_rows(source: Any, where: object, columns: Sequence[Column], rows: int) -> Iterator[Rows]:
+    """The batches of an Arrow file in memory; `where` is what errors call it."""
+    import pyarrow as pa
+
+    try:
+        reader = pa.ipc.open_file(source)
+        if not reader.schema.equals(arrow_schema(columns)):
+            raise CheckpointError(
+                f"{where} has the columns {_shown(reader.schema)}; the manifest says "
+                f"{_shown(arrow_schema(columns))}."
+            )
+        seen = 0
+        for i in range(reader.num_record_batches):
+            batch = reader.get_batch(i)
+            batch.validate(full=True)
+            seen += batch.num_rows
+            yield _rows(where, batch, columns)
     except (pa.ArrowException, OSError, UnicodeDecodeError) as error:
-        raise CheckpointError(f"{path} is no readable Arrow file: {error}.") from error
+        if isinstance(error, CheckpointError):
+            raise
+        raise CheckpointError(f"{where} is no readable Arrow file: {error}.") from error
     if seen != rows:
-        raise CheckpointError(f"{path} holds {seen} rows where the manifest says {rows}.")
+        raise CheckpointError(f"{where} holds {seen} rows where the manifest says {rows}.")
 
 
-def _rows(path: Path, batch: ArrowBatch, columns: Sequence[Column]) -> Rows:
+def _rows(where: object, batch: ArrowBatch, columns: Sequence[Column]) -> Rows:
     """Copies, so that rows outlive the map and torch may write into them."""
     arrays = {}
     for i, column in enumerate(columns):
         array: Any = batch.column(i)
         if array.null_count:
-            raise CheckpointError(f"{path}: column {column.name!r} holds nulls; none may.")
+            raise CheckpointError(f"{where}: column {column.name!r} holds nulls; none may.")
         values = _values(array.flatten() if column.width is not None else array, column.dtype)
         width = column.width
         arrays[column.name] = values if width is None else values.reshape(-1, width)

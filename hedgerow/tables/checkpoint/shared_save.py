@@ -10,18 +10,27 @@ from pathlib import Path
 
 from ...core import checks
 from ...core.errors import HedgerowError, SaveError
-from .files import make_folder, sole_writer
+from .files import sole_writer
 from .filter_blobs import Place
 from .freeze import Saveable, freeze
 from .manifest import Manifest
 from .meter import Meter
 from .routers import Routers, TableRouters
-from .save import by_name, clean_after, clean_before, complete_there, table_source
+from .save import (
+    by_name,
+    clean_after,
+    clean_before,
+    complete_there,
+    remove_empty,
+    table_source,
+)
 from .writer import (
+    Dense,
     Header,
     Source,
     Written,
     disk_error,
+    needed_bytes,
     new_mark,
     no_remains,
     remove_remains,
@@ -61,11 +70,14 @@ class SharedSave:
         self._made = False
         self._sources: list[Source] = []
 
+    @property
+    def folder(self) -> Path:
+        """Where it saves."""
+        return self._folder
+
     def open(self) -> str:
         """Holds the folder against other saves and cleans it; the mark of this save."""
-        self._made = not self._folder.exists()
-        make_folder(self._folder)
-        self._held.enter_context(sole_writer(self._folder))
+        self._made = self._held.enter_context(sole_writer(self._folder, make=True))
         old = complete_there(self._folder, self._overwrite)
         clean_before(self._folder, old)
         return new_mark()
@@ -79,13 +91,15 @@ class SharedSave:
         mark: str,
         newest_s: Mapping[str, int],
         instant: Callable[[], AbstractContextManager[Mapping[str, bytes]]] = _nothing_beside,
+        dense: Dense | None = None,
     ) -> Written:
         """The files of this shard; rows that have expired at the newest time are left out.
 
         `instant` is entered while the rows are frozen and gives named bytes of the same moment,
         which are saved beside them. What fails leaves its files to `abandon`: the others still
-        write theirs.
+        write theirs. `dense` is the dense part of a model, which one of the shards writes.
         """
+        needed = 0
         try:
             with ExitStack() as held:
                 with instant() as beside:
@@ -97,11 +111,13 @@ class SharedSave:
                     for name, table in self._tables.items()
                 ]
                 meter = Meter(sum(table.size() for table in self._tables.values()))
+                header = Header(blobs={**beside, **frozen.blobs}, dense=dense)
+                needed = needed_bytes(self._sources, header)
                 return write_files(
                     self._folder,
                     self._sources,
                     self._routers,
-                    Header(blobs={**beside, **frozen.blobs}),
+                    header,
                     meter,
                     mark,
                     shard=self._place.shard,
@@ -109,7 +125,7 @@ class SharedSave:
         except OSError as error:
             if isinstance(error, HedgerowError):
                 raise
-            raise disk_error(self._folder, error, complete=False) from error
+            raise disk_error(self._folder, error, complete=False, needed=needed) from error
 
     def finish(self, mark: str, written: Sequence[Written], header: Header) -> Manifest:
         """The manifest over the files of all shards; then what it replaces goes."""
@@ -135,10 +151,11 @@ class SharedSave:
     def abandon(self, mark: str) -> None:
         """Removes the files of this save, unless it is complete."""
         if self._folder.exists():
-            remove_remains(self._folder, mark)
+            remove_remains(self._folder, mark, owner=self._place.shard == 0)
 
     def close(self) -> None:
         """Lets the folder go; one that this save made and left empty, too."""
-        if self._made and self._folder.exists() and not any(self._folder.iterdir()):
-            self._folder.rmdir()  # while it is still held
+        if self._made:
+            remove_empty(self._folder)  # while it is still held
+        self._made = False
         self._held.close()

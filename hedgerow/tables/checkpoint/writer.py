@@ -14,18 +14,31 @@ from typing import Any
 import numpy as np
 import torch
 
-from ...core.errors import HedgerowError, SaveError
+from ...core.errors import CheckpointError, HedgerowError, SaveError
 from ...routing.router import Router
-from .files import PART, HashedFile, remove, sync_folder
-from .manifest import MANIFEST, BlobEntry, FileEntry, Manifest, Routing, TableEntry
+from .files import (
+    PART,
+    HashedFile,
+    is_no_room,
+    read_plain,
+    remove,
+    room_left,
+    sync_folder,
+)
+from .manifest import DENSE, MANIFEST, BlobEntry, FileEntry, Manifest, Routing, TableEntry
 from .meter import Meter
 from .routers import TableRouters
-from .schema import ID, TableSchema, deletion_columns
+from .schema import ID, TableSchema, deletion_columns, row_bytes
 from .shard_file import Rows, ShardWriter
 from .workers import Workers
 
 THREADS = 4  # tables, and again files, at a time
-_OURS = re.compile(r"(\d{3,}|blob)-[\w-]*-[0-9a-f]{12}\.(arrow|bin)(\.part)?\Z", re.ASCII)
+_OURS = re.compile(
+    r"(((\d{3,}|blob)-[\w-]*-[0-9a-f]{12}\.(arrow|bin)"
+    r"|dense-[0-9a-f]{12}\.safetensors)(\.part)?"
+    r"|dense-[0-9a-f]{12})\Z",  # a folder, of version 0.1
+    re.ASCII,
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,6 +52,21 @@ class Source:
     config: dict[str, Any] | None = None
     also: tuple[str, ...] = ()  # other names of the table
     slot_key: int | None = None
+    size: int = 0  # rows, about; an error of a full disk tells how many bytes they need
+
+    @property
+    def data_bytes(self) -> int:
+        """About how many bytes its files will have."""
+        gone = 0 if self.deletions is None else 8 * len(self.deletions)
+        return self.size * row_bytes(self.schema.columns()) + gone
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Dense:
+    """The dense part of a model: `write` hands its bytes to what it is given, piece by piece."""
+
+    file_bytes: int
+    write: Callable[[Callable[[Any], object]], None]
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,6 +78,13 @@ class Header:
     blobs: Mapping[str, bytes] = field(default_factory=dict)
     number: int = 0
     parent: str | None = None
+    dense: Dense | None = None
+
+    @property
+    def data_bytes(self) -> int:
+        """Bytes of the files beside those of rows."""
+        dense = 0 if self.dense is None else self.dense.file_bytes
+        return dense + sum(len(data) for data in self.blobs.values())
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,7 +109,7 @@ def write_checkpoint(
     until the rename of the new manifest, and is the one that counts until then.
     """
     mark = new_mark()
-    with no_remains(folder, mark):
+    with no_remains(folder, mark, needed_bytes(sources, header)):
         written = write_files(folder, sources, routers, header, meter, mark, threads)
         meter.go_on()
         return write_manifest(folder, sources, routers, header, written)
@@ -118,7 +153,14 @@ def write_files(
             _write_blob(folder, f"blob-{which}{i:03d}-{_safe(name)}-{mark}.bin", name, data)
             for i, (name, data) in enumerate(sorted(header.blobs.items()))
         ]
+        if header.dense is not None:
+            blobs.append(write_dense(folder, header.dense, mark))
     return Written(tuple(files), tuple(blobs))
+
+
+def write_dense(folder: Path, dense: Dense, mark: str) -> BlobEntry:
+    """The file of a model's dense part."""
+    return _write_file(folder, f"dense-{mark}.safetensors", DENSE, dense.write)
 
 
 def write_manifest(
@@ -162,43 +204,55 @@ def clean_folder(folder: Path, keep: set[str]) -> None:
         for path in folder.iterdir()
         if path.name not in keep
         and (_OURS.match(path.name) or path.name == MANIFEST + PART)
-        and path.is_file()
+        and path.is_dir() == ("." not in path.name)
     ]
     remove(remains)
 
 
+def needed_bytes(sources: Sequence[Source], header: Header) -> int:
+    """About how many bytes the files of a save will have."""
+    return header.data_bytes + sum(source.data_bytes for source in sources)
+
+
 @contextmanager
-def no_remains(folder: Path, mark: str) -> Iterator[None]:
+def no_remains(folder: Path, mark: str, needed: int = 0) -> Iterator[None]:
     """What fails removes the files of its save, and says what became of it."""
     try:
         yield
     except BaseException as error:
         removed = remove_remains(folder, mark)
         if isinstance(error, OSError) and not isinstance(error, HedgerowError):
-            raise disk_error(folder, error, complete=not removed) from error
+            raise disk_error(folder, error, complete=not removed, needed=needed) from error
         raise
 
 
-def disk_error(folder: Path, error: OSError, *, complete: bool) -> SaveError:
-    """An error of the disk, with what became of the save."""
+def disk_error(folder: Path, error: OSError, *, complete: bool, needed: int = 0) -> SaveError:
+    """An error of the disk, with the file, and with what became of the save."""
+    file = f" at {error.filename}" if error.filename else ""
+    room = f"{room_left(folder, needed)} " if is_no_room(error) and needed and not complete else ""
     became = (
         "It is complete, and may not outlast a loss of power; save again."
         if complete
         else "Its files were removed and an earlier checkpoint is untouched; make room, or "
         "save elsewhere."
     )
-    return SaveError(f"the save to {folder} failed: {error.strerror or error}. {became}")
+    return SaveError(
+        f"the save to {folder} failed{file}: {error.strerror or error}. {room}{became}"
+    )
 
 
-def remove_remains(folder: Path, mark: str) -> bool:
-    """Removes the files of a save that failed; not those of one that the manifest tells of."""
+def remove_remains(folder: Path, mark: str, *, owner: bool = True) -> bool:
+    """Removes the files of a save that failed; not those of one that the manifest tells of.
+
+    `owner`: this process holds the folder, so that an unfinished manifest is of this save.
+    """
     committed = False
     try:
-        committed = mark in (folder / MANIFEST).read_text(errors="replace")
-    except OSError:
+        committed = mark.encode() in read_plain(folder / MANIFEST)
+    except CheckpointError:
         committed = False  # none there, or none to read: then ours is not there either
     if not committed:
-        remove([*folder.glob(f"*-{mark}.*"), folder / (MANIFEST + PART)])
+        remove([*folder.glob(f"*-{mark}.*"), *([folder / (MANIFEST + PART)] if owner else [])])
     return not committed
 
 
@@ -339,9 +393,15 @@ def _entry(source: Source, files: Sequence[FileEntry], router: Router) -> TableE
 
 
 def _write_blob(folder: Path, file_name: str, name: str, data: bytes) -> BlobEntry:
+    return _write_file(folder, file_name, name, lambda write: write(data))
+
+
+def _write_file(
+    folder: Path, file_name: str, name: str, write: Callable[[Callable[[Any], object]], object]
+) -> BlobEntry:
     file = HashedFile(folder / file_name)
     try:
-        file.write(data)
+        write(file.write)
         sha256 = file.publish()
     finally:
         file.close()

@@ -274,6 +274,22 @@ def _noisy(data: bytes, at_random: random.Random) -> bytes:
     return bytes(noisy)
 
 
+def test_rows_that_no_file_has_room_for_take_no_memory(whole: Path, tmp_path: Path) -> None:
+    """Room for rows is made before they are read: of as many as the files can hold."""
+    copy = tmp_path / "copy"
+    shutil.copytree(whole, copy)
+    shutil.rmtree(next(copy.glob("increments-*")))
+
+    def change(manifest: dict[str, Any]) -> None:
+        more = 2**45 - manifest["files"][0]["rows"]
+        manifest["files"][0]["rows"] += more
+        manifest["tables"]["item"]["rows"] += more
+
+    change_manifest(copy, change)
+    with pytest.raises(CheckpointError, match="rows where the manifest says 35184372088832"):
+        hr.load_tables(copy, [hr.HostTable(config())])
+
+
 def test_ids_of_a_file_are_plain_numbers_for_others(tmp_path: Path) -> None:
     table = filled(30)
     (file,) = hr.save_tables([table], tmp_path).files

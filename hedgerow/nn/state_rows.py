@@ -1,0 +1,135 @@
+"""The rows of a module in its `state_dict`, as one tensor of bytes, and in copies of it."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any, Self
+
+from torch import Tensor
+
+from ..core.errors import CheckpointError, NotSupportedError
+from ..core.shapes import Int8
+from ..tables.checkpoint.packed import PackedRows, pack_rows
+from ..tables.multi.host_tables import HostTables
+from ..tables.own_rows import OwnRows
+from .updates import RowUpdates
+
+if TYPE_CHECKING:
+    from .collection import Collection
+
+MOST_BYTES = 2**30
+"""What a `state_dict` carries of the rows of one module, or a copy of it: 1 GiB."""
+
+_ABSENT = (
+    "which a state dict of version 0.1 or of dense weights alone does not have; load them with "
+    "hr.load, or keep those of the module with strict=False"
+)
+_SAVE = "Use hr.save(model, folder) and hr.load(model, folder)"
+
+
+def packed_rows(module: Collection) -> Int8[Tensor, "bytes"]:
+    """All rows of a module, with optimizer states, times, filters and the count of its updates."""
+    _check_here(module, "state_dict() of")
+    about = {"step": module.updates.step}
+    return pack_rows(_tables(module), about, most_bytes=MOST_BYTES)
+
+
+def take_rows(module: Collection, packed: object) -> None:
+    """Puts what `packed_rows` gave in the place of the module's rows: all of it, or nothing."""
+    _take(module, _read(module, packed), strict=True)
+
+
+def load_rows(
+    module: Collection,
+    state_dict: Mapping[str, Any],
+    key: str,
+    missing_keys: list[str],
+    unexpected_keys: list[str],
+) -> None:
+    """What `load_state_dict` does about the rows, which are under `key`.
+
+    It adds to the lists what differs, as torch's modules do: torch then raises, unless the caller
+    said `strict=False`. Rows that are damaged or do not fit raise at once, and change nothing.
+    """
+    if key not in state_dict:
+        if not module.rows_apart:
+            names = ", ".join(module.store.names)
+            missing_keys.append(_Key(key, f"the rows of tables {names}, {_ABSENT}"))
+        return
+    found = _read(module, state_dict[key])
+    missing, extra = found.differing(_tables(module))
+    missing_keys += [_Key(key, f"the rows of table {name!r}, {_ABSENT}") for name in missing]
+    unexpected_keys += [_Key(key, f"the rows of table {name!r}") for name in extra]
+    _take(module, found, strict=False)
+
+
+class _Key(str):
+    """A key of a state dict that also says, in torch's message, what it stands for."""
+
+    __slots__ = ("about",)
+    about: str
+
+    def __new__(cls, key: str, about: str) -> Self:
+        made = super().__new__(cls, key)
+        made.about = about
+        return made
+
+    def __format__(self, spec: str) -> str:
+        return format(f"{self!s} ({self.about})", spec)
+
+
+def _read(module: Collection, packed: object) -> PackedRows:
+    _check_here(module, "load_state_dict() of")
+    found = PackedRows.of(packed)
+    step = found.about.get("step")
+    if type(step) is not int or not 0 <= step < 2**63:
+        raise CheckpointError(f"the rows of a state dict tell of {step!r} updates; damaged.")
+    return found
+
+
+def _take(module: Collection, found: PackedRows, *, strict: bool) -> None:
+    found.restore(_tables(module), strict=strict)
+    module.updates.step = found.about["step"]
+
+
+def copied(module: Collection, memo: dict[int, Any]) -> Collection:
+    """A deep copy of a module with tables in host memory: rows of its own, the same clock."""
+    _check_here(module, "a copy of")
+    if not isinstance(module.store, HostTables):
+        raise NotSupportedError(
+            f"a copy of a module whose rows are not all in host memory. {_SAVE} into a new one."
+        )
+    new: Collection = object.__new__(type(module))
+    memo[id(module)] = new
+    configs = {table.config.name: table.config for table in module.store.tables}
+    store = HostTables(configs, clock=module.clock)
+    own: Mapping[str, Any] = {
+        "store": store,
+        "updates": RowUpdates(store, module.clip, module.clock),
+        "ahead": None,
+        "_clock": module.clock,
+    }
+    for name, value in module.__dict__.items():
+        new.__dict__[name] = own[name] if name in own else copy.deepcopy(value, memo)
+    take_rows(new, packed_rows(module))
+    return new
+
+
+def _check_here(module: Collection, what: str) -> None:
+    """The rows are those of this process alone."""
+    where = ""
+    if module.servers is not None:
+        where = f"on {module.servers.count} servers"
+    elif module.ranks.count > 1:
+        where = f"spread over {module.ranks.count} ranks"
+    if where:
+        raise NotSupportedError(
+            f"{what} a model whose rows are {where}: it would hold those of one process, and lose "
+            f"the others. {_SAVE}, called by every rank; model.named_parameters() are the dense "
+            f"weights."
+        )
+
+
+def _tables(module: Collection) -> dict[str, OwnRows]:
+    return {name: module.table(name) for name in module.store.names}

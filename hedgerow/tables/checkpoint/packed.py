@@ -1,0 +1,268 @@
+"""All rows of some tables as one tensor of bytes: what a `state_dict` carries of them."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping
+from contextlib import ExitStack
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from ...core.errors import CheckpointError, InputError, StateError
+from ...core.shapes import Int8
+from ...core.units import format_bytes
+from ..own_rows import OwnRows
+from .filter_blobs import ALONE, filters_to_restore
+from .fit import Fit
+from .freeze import freeze
+from .manifest_reader import plain_json, read_schema
+from .save import table_source
+from .schema import TableSchema, row_bytes
+from .shard_file import RowsWriter, read_rows
+from .take_over import take_over
+
+_MAGIC = b"hedgerow rows 1\n"
+_SHA_BYTES, _LENGTH_BYTES = 32, 8
+_AFTER = len(_MAGIC) + _SHA_BYTES  # what the checksum is of begins here
+_START = _AFTER + _LENGTH_BYTES
+
+
+class _Bytes:
+    """Memory that grows with what is written into it; what Arrow writes into. Single-owner."""
+
+    closed = False
+
+    def __init__(self, room_bytes: int) -> None:
+        self._tensor = torch.empty(_START + room_bytes, dtype=torch.uint8)
+        self.size = _START
+
+    def write(self, data: Any) -> int:
+        """Appends bytes."""
+        view = np.frombuffer(data, np.uint8)
+        end = self.size + len(view)
+        if end > len(self._tensor):
+            self._tensor.resize_(max(end, len(self._tensor) * 5 // 4))
+        self._tensor.numpy()[self.size : end] = view
+        self.size = end
+        return len(view)
+
+    def flush(self) -> None:
+        """Nothing is held back."""
+
+    def sealed(self, head: bytes) -> Int8[Tensor, "bytes"]:
+        """All of it, the head behind, with a checksum of both in front; nothing more is written."""
+        self.write(head)
+        # A tensor is saved with all memory of its storage: what was not needed is given back.
+        self._tensor.untyped_storage().resize_(self.size)
+        self._tensor.resize_(self.size)
+        whole = self._tensor.numpy()
+        length = len(head).to_bytes(_LENGTH_BYTES, "little")
+        whole[_AFTER:_START] = np.frombuffer(length, np.uint8)
+        start = _MAGIC + hashlib.sha256(whole[_AFTER:].data).digest()
+        whole[:_AFTER] = np.frombuffer(start, np.uint8)
+        return self._tensor
+
+
+def pack_rows(
+    tables: Mapping[str, OwnRows], about: Mapping[str, Any], *, most_bytes: int
+) -> Int8[Tensor, "bytes"]:
+    """The rows of all tables and the counts of their filters, as they are at one instant.
+
+    What would need more than `most_bytes` is refused before a row is read.
+
+    >>> import hedgerow as hr
+    >>> config = hr.TableConfig("item", (hr.Segment(2, hr.Zeros(), hr.Sgd(lr=1.0)),))
+    >>> table, fresh = hr.HostTable(config), hr.HostTable(config)
+    >>> _ = table.assign(torch.tensor([7, -1]), torch.ones(2, 2))
+    >>> packed = pack_rows({"item": table}, {}, most_bytes=2**20)
+    >>> PackedRows.of(packed).restore({"item": fresh})
+    >>> fresh.size()
+    2
+    """
+    payload = _Bytes(_checked_bytes(tables, most_bytes))
+    entries: list[dict[str, Any]] = []
+    filters: list[dict[str, Any]] = []
+    with ExitStack() as held:
+        frozen = freeze(tables, held, lambda _: None)
+        for name, table in tables.items():
+            source = table_source(table.config, frozen.tables[name], None)
+            start, rows = payload.size, 0
+            writer = RowsWriter(payload, source.schema.columns())
+            for part in source.rows():
+                writer.write(part)
+                rows += len(part)
+            writer.close()
+            schema = source.schema.to_dict()
+            entry = {"name": name, "also": list(source.also), "schema": schema, "rows": rows}
+            entries.append({**entry, "bytes": payload.size - start})
+        for name, data in frozen.blobs.items():
+            payload.write(data)
+            filters.append({"name": name, "bytes": len(data)})
+    head = json.dumps({"about": dict(about), "tables": entries, "filters": filters}).encode()
+    return payload.sealed(head)
+
+
+def _checked_bytes(tables: Mapping[str, OwnRows], most_bytes: int) -> int:
+    sizes = {
+        name: table.size() * row_bytes(TableSchema.of(table.config).columns())
+        for name, table in tables.items()
+    }
+    counted = [f for f in {id(t.filter): t.filter for t in tables.values()}.values() if f]
+    needed = sum(sizes.values()) + sum(
+        cell_bytes * cells for one in counted for cell_bytes, cells, _ in one.meta().arrays
+    )
+    if needed > most_bytes:
+        rows = sum(table.size() for table in tables.values())
+        raise StateError(
+            f"the {rows:,} rows of tables {', '.join(tables)} take {format_bytes(needed)}; a "
+            f"state_dict or a copy carries at most {format_bytes(most_bytes)} of them. Use "
+            f"hr.save(model, folder) and hr.load(model, folder), which have no limit."
+        )
+    return needed + needed // 64 + 4096
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Part:
+    """The rows of one table."""
+
+    name: str
+    also: tuple[str, ...]
+    schema: TableSchema
+    rows: int
+    data: np.ndarray
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class PackedRows:
+    """What `pack_rows` gave, read and checked; no row is in a table yet."""
+
+    about: Mapping[str, Any]
+    parts: tuple[_Part, ...]
+    filters: Mapping[str, bytes]
+
+    @staticmethod
+    def of(packed: object, where: str = "the rows") -> PackedRows:
+        """Reads the head; `where` is what errors call it."""
+        if not isinstance(packed, Tensor) or packed.dtype != torch.uint8 or packed.dim() != 1:
+            kind = f"{packed.dtype}, {tuple(packed.shape)}" if isinstance(packed, Tensor) else ""
+            raise CheckpointError(
+                f"{where} of a state dict are one row of bytes; this is a "
+                f"{type(packed).__name__} {kind}. Do not cast or average them."
+            )
+        data = packed.detach().cpu().contiguous().numpy()
+        if len(data) < _START or data[: len(_MAGIC)].tobytes() != _MAGIC:
+            raise CheckpointError(f"{where} of a state dict begin with other bytes than rows do.")
+        if data[len(_MAGIC) : _AFTER].tobytes() != hashlib.sha256(data[_AFTER:].data).digest():
+            raise CheckpointError(
+                f"{where} of a state dict are damaged: their checksum differs. Averages and sums "
+                f"of state dicts hold no rows."
+            )
+        end = len(data) - int.from_bytes(data[_AFTER:_START].tobytes(), "little")
+        head = plain_json(data[max(_START, end) :].tobytes(), where)
+        try:
+            return _read(where, head, data[_START : max(_START, end)])
+        except (KeyError, TypeError, ValueError, AttributeError) as error:
+            if isinstance(error, CheckpointError):
+                raise
+            raise CheckpointError(f"the head of {where} is damaged: {error!r}.") from error
+
+    def differing(self, tables: Mapping[str, OwnRows]) -> tuple[list[str], list[str]]:
+        """Tables whose rows are not here, and those of which there are rows but no table."""
+        found = {name: self._part(name, table) for name, table in tables.items()}
+        used = {part.name for part in found.values() if part is not None}
+        missing = [name for name, part in found.items() if part is None]
+        return missing, [part.name for part in self.parts if part.name not in used]
+
+    def restore(self, tables: Mapping[str, OwnRows], *, strict: bool = True) -> None:
+        """Rows and filters take the place of those of the tables: all of them, or none.
+
+        With `strict` both have the same tables; without it, others stay as they are.
+        """
+        if strict:
+            _check_same(*self.differing(tables))
+        pairs: list[tuple[OwnRows, OwnRows]] = []
+        for name, table in tables.items():
+            part = self._part(name, table)
+            if part is not None:
+                pairs.append((table, _filled(table, part)))
+        filters = filters_to_restore(self.filters, tables, ALONE, ignore_others=False)
+        take_over(pairs, filters)
+        for _, staged in pairs:
+            staged.clear()
+
+    def _part(self, name: str, table: OwnRows) -> _Part | None:
+        """The rows of a table: under its name, or under another name that it goes by."""
+        mine = {name, *table.config.also}
+        for names in ({name}, mine):
+            for part in self.parts:
+                if part.name in names or (names == mine and mine & set(part.also)):
+                    return part
+        return None
+
+
+def _read(where: str, head: Any, payload: np.ndarray) -> PackedRows:
+    parts: list[_Part] = []
+    filters: dict[str, bytes] = {}
+    at = 0
+
+    def taken(size: Any) -> np.ndarray:
+        nonlocal at
+        if type(size) is not int or not 0 <= size <= len(payload) - at:
+            raise CheckpointError(f"{where} have {len(payload) - at} bytes where {size!r} belong.")
+        at += size
+        return payload[at - size : at]
+
+    for entry in head["tables"]:
+        name, rows = str(entry["name"]), entry["rows"]
+        if type(rows) is not int or rows < 0:
+            raise CheckpointError(f"{where} say that table {name!r} has {rows!r} rows.")
+        schema = read_schema(Path(where), f"tables[{name!r}].schema", entry["schema"])
+        if rows > len(payload) // row_bytes(schema.columns()):
+            raise CheckpointError(f"{where} have too few bytes for {rows} rows of table {name!r}.")
+        also = tuple(str(other) for other in entry["also"])
+        parts.append(_Part(name, also, schema, rows, taken(entry["bytes"])))
+    for entry in head["filters"]:
+        filters[str(entry["name"])] = taken(entry["bytes"]).tobytes()
+    if at != len(payload):
+        raise CheckpointError(f"{where} have {len(payload) - at} bytes too many.")
+    if not isinstance(head["about"], dict):
+        raise CheckpointError(f"{where} tell about themselves {head['about']!r}, no object.")
+    return PackedRows(head["about"], tuple(parts), filters)
+
+
+def _check_same(missing: list[str], extra: list[str]) -> None:
+    if missing:
+        raise CheckpointError(
+            f"the state dict has no rows of table {missing[0]!r}; it has "
+            f"{', '.join(extra) or 'no other table'}."
+        )
+    if extra:
+        raise CheckpointError(
+            f"the state dict has rows of table {extra[0]!r}, which the module does not have."
+        )
+
+
+def _filled(table: OwnRows, part: _Part) -> OwnRows:
+    """An empty table beside, with the rows of a part."""
+    import pyarrow as pa
+
+    where = f"the rows of table {part.name!r} in a state dict"
+    fit = Fit(table.config, part.schema, "error")
+    staged: OwnRows = table.beside(part.rows)
+    columns = part.schema.columns()
+    try:
+        for rows in read_rows(pa.py_buffer(part.data), where, columns, part.rows):
+            done = staged.restore(fit.entries(rows))
+            if done.refused or done.dropped:
+                raise CheckpointError(f"{where} hold values that no row may have.")
+    except InputError as error:  # a time below 0, a value that is not finite
+        raise CheckpointError(f"{where}: {error}") from error
+    if staged.size() != part.rows and not table.config.skip_zero_embedding:
+        raise CheckpointError(f"{where} have an id twice.")
+    return staged
