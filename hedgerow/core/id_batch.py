@@ -48,12 +48,12 @@ class IdBatch:
         checks.tensor("values", self.values, torch.int64, (None,), device)
         checks.tensor("offsets", self.offsets, torch.int64, (None,), device)
         if self.weights is not None:
-            checks.tensor("weights", self.weights, torch.float32, (len(self.values),), device)
-        if device == checks.CPU:
+            checks.tensor("weights", self.weights, torch.float32, (self.values.shape[0],), device)
+        if device == checks.CPU and not torch.compiler.is_compiling():  # which knows no values
             check_splits("offsets", self.offsets, len(self.values))
         if len(set(self.names)) != len(self.names):
             raise InputError(f"feature names repeat: {', '.join(self.names)}.")
-        cells = len(self.offsets) - 1
+        cells = self.offsets.shape[0] - 1  # len() would fix the size of a traced tensor
         if self.names and cells % len(self.names):
             raise InputError(
                 f"offsets has {cells} cells, which {len(self.names)} features do not divide; "
@@ -88,12 +88,12 @@ class IdBatch:
         [[7], [8]]
         """
         columns = {name: _as_ragged(name, column) for name, column in features.items()}
-        rows = {name: ragged.rows for name, ragged in columns.items()}
-        if len(set(rows.values())) > 1:
-            raise InputError(f"features differ in their number of samples: {rows}.")
         if not columns:
             return IdBatch((), torch.empty(0, dtype=torch.int64), torch.zeros(1, dtype=torch.int64))
         parts = list(columns.values())
+        rows = {name: ragged.rows for name, ragged in columns.items()}
+        if any(count != parts[0].rows for count in rows.values()):
+            raise InputError(f"features differ in their number of samples: {rows}.")
         values = torch.cat([c.values for c in parts])
         start = torch.zeros(1, dtype=torch.int64, device=values.device)
         offsets = torch.cat([start, *(c.lengths() for c in parts)]).cumsum(0)
@@ -165,7 +165,7 @@ class IdBatch:
     @property
     def samples(self) -> int:
         """Samples of the batch."""
-        return (len(self.offsets) - 1) // len(self.names) if self.names else 0
+        return (self.offsets.shape[0] - 1) // len(self.names) if self.names else 0
 
     def feature(self, name: str) -> Ragged:
         """One feature's ids; values are not copied."""
@@ -299,7 +299,7 @@ def _as_ragged(name: str, column: Ragged | Tensor) -> Ragged:
         checks.tensor(f"{name}.values", column.values, torch.int64, (None,), device=None)
         return column
     checks.tensor(name, column, torch.int64, (None,), device=None)
-    splits = torch.arange(len(column) + 1, device=column.device)
+    splits = torch.arange(column.shape[0] + 1, device=column.device)
     return Ragged.trusted(column, splits)
 
 
