@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch._compile import _disable_dynamo
 
 from . import checks
 from .errors import InputError
@@ -162,6 +163,10 @@ class IdBatch:
                 checks.unknown("column", name, table.schema.names)
         return IdBatch.from_dict({n: ragged_of_column(n, table.column(n)) for n in names})
 
+    def source(self) -> IdBatch:
+        """The batch to read these features from: itself, unless it is a `Selection`."""
+        return self
+
     @property
     def samples(self) -> int:
         """Samples of the batch."""
@@ -197,16 +202,13 @@ class IdBatch:
         return bool((self.offsets == torch.arange(cells + 1, device=self.offsets.device)).all())
 
     def select(self, names: Sequence[str]) -> IdBatch:
-        """These features alone, in this order."""
-        borders = self.borders()
-        numbers = [self._number(name) for name in names]
-        pieces = [slice(borders[i], borders[i + 1]) for i in numbers]
-        columns = {name: self.feature(name) for name in names}
-        chosen = IdBatch.from_dict(columns)
-        if self.weights is None or not pieces:
-            return chosen
-        weights = torch.cat([self.weights[piece] for piece in pieces])
-        return IdBatch(chosen.names, chosen.values, chosen.offsets, weights)
+        """These features alone, in this order.
+
+        In a graph of `torch.compile` and `torch.export` the ids are selected where they are read.
+        """
+        if torch.compiler.is_compiling():
+            return Selection.of(self, tuple(names))
+        return _selected(self, names)
 
     def part(self, start: int, stop: int) -> IdBatch:
         """The samples from `start` to before `stop`, of every feature.
@@ -292,6 +294,54 @@ class IdBatch:
             return list(self.cut.borders)
         every = torch.arange(len(self.names) + 1, device=self.offsets.device) * self.samples
         return self.offsets[every].tolist()
+
+
+class Selection(IdBatch):
+    """What `select` gives inside a graph: the names, and the batch that they are read from.
+
+    How many ids the features have is not known there. Modules with rows read the features from
+    `source()`. The first use of one of its tensors makes them all, and ends the graph.
+    """
+
+    __slots__ = ("_whole",)
+    _whole: IdBatch
+
+    @staticmethod
+    def of(whole: IdBatch, names: tuple[str, ...]) -> Selection:
+        """These features of a batch."""
+        for name in names:
+            if name not in whole.names:
+                checks.unknown("feature", name, whole.names)
+        made = object.__new__(Selection)
+        object.__setattr__(made, "names", names)
+        object.__setattr__(made, "_whole", whole.source())
+        return made
+
+    def source(self) -> IdBatch:
+        """The batch that the features were selected from."""
+        return self._whole
+
+    def __getattr__(self, name: str) -> Any:
+        """One of the fields, of which only `names` is set at first."""
+        if name not in ("values", "offsets", "weights", "cut"):
+            raise AttributeError(f"IdBatch has no attribute {name!r}.")
+        _fill(self, self._whole)
+        return getattr(self, name)
+
+
+def _selected(whole: IdBatch, names: Sequence[str]) -> IdBatch:
+    columns = {name: whole.feature(name) for name in names}
+    if whole.weights is None:
+        return IdBatch.from_dict(columns)
+    weights = {name: whole.weights_of(name) for name in names}
+    return IdBatch.from_dict(columns, weights)  # pyright: ignore[reportArgumentType]
+
+
+@_disable_dynamo
+def _fill(selection: Selection, whole: IdBatch) -> None:
+    own = _selected(whole, selection.names)
+    for name in ("values", "offsets", "weights", "cut"):
+        object.__setattr__(selection, name, getattr(own, name))
 
 
 def _as_ragged(name: str, column: Ragged | Tensor) -> Ragged:

@@ -11,7 +11,7 @@ from ..core.errors import ConfigError
 from ..core.id_batch import IdBatch
 from ..core.shapes import Float
 from ..tables.table import Table
-from .collection import Collection, wanted
+from .collection import Collection, readable, wanted
 from .compiling import outside_graphs
 from .pooling import pool_features
 
@@ -51,6 +51,7 @@ class EmbeddingBags(Collection):
         With `features`, of these alone and in their order; the batch need not have the others.
         """
         names = wanted(features, self.declared)
+        batch = readable(batch, names)
         reading = self.reading(batch, names)
         vectors = self.pooled(batch, reading)
         if vectors is None:

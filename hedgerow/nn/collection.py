@@ -261,6 +261,14 @@ def wanted(features: Sequence[str] | None, declared: tuple[str, ...]) -> tuple[s
     return declared if features is None else tuple(features)
 
 
+def readable(batch: IdBatch, names: Sequence[str]) -> IdBatch:
+    """The batch to read these features from, which all are in the batch of the call."""
+    for name in names:
+        if name not in batch.names:
+            unknown("feature", name, batch.names)
+    return batch.source()
+
+
 def ranks_of(model: nn.Module) -> Ranks:
     """The ranks that share the rows of a model: this process alone, unless it was distributed."""
     found = collections_of(model)

@@ -9,7 +9,7 @@ from torch import Tensor
 from ..core.id_batch import IdBatch
 from ..core.ids import Ragged
 from ..core.shapes import Float
-from .collection import Collection, wanted
+from .collection import Collection, readable, wanted
 from .compiling import outside_graphs
 
 
@@ -30,6 +30,7 @@ class Embeddings(Collection):
         With `features`, of these alone and in their order; the batch need not have the others.
         """
         names = wanted(features, self.declared)
+        batch = readable(batch, names)
         reading = self.reading(batch, names)
         rows = self.rows(batch, reading)
         found: dict[str, Float[Tensor, "n dim"]] = {
