@@ -8,11 +8,12 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch._compile import _disable_dynamo
 
 from . import checks
 from .errors import InputError
 from .ids import Ragged, check_splits
+from .keyed_jagged import KeyedJagged
+from .outside_graphs import outside_graphs
 from .shapes import Float32, Int64
 
 
@@ -64,6 +65,7 @@ class IdBatch:
             raise InputError(f"offsets has {cells} cells but there are no feature names.")
 
     @staticmethod
+    @outside_graphs
     def from_lists(
         features: Mapping[str, Iterable[Sequence[int]]],
         weights: Mapping[str, Iterable[Sequence[float]]] | None = None,
@@ -101,6 +103,7 @@ class IdBatch:
         return IdBatch(tuple(columns), values, offsets, _joined(columns, weights))
 
     @staticmethod
+    @outside_graphs
     def from_padded(
         features: Mapping[str, Int64[Tensor, "samples length"]], padding: int
     ) -> IdBatch:
@@ -119,6 +122,7 @@ class IdBatch:
         return IdBatch.from_dict(columns)
 
     @staticmethod
+    @outside_graphs
     def from_nested(features: Mapping[str, Tensor]) -> IdBatch:
         """From nested tensors of jagged layout.
 
@@ -139,17 +143,20 @@ class IdBatch:
         return IdBatch.from_dict(columns)
 
     @staticmethod
+    @outside_graphs
     def from_kjt(jagged: Any) -> IdBatch:
-        """From TorchRec's KeyedJaggedTensor, or what has its keys, values, offsets and weights."""
-        weights = jagged.weights_or_none()
-        return IdBatch(
-            tuple(jagged.keys()),
-            jagged.values().to(torch.int64),
-            jagged.offsets().to(torch.int64),
-            None if weights is None else weights.to(torch.float32),
-        )
+        """From TorchRec's KeyedJaggedTensor, or what has its keys, values, offsets and weights.
+
+        One of variable batch size needs `inverse_indices`: every sample gets the bag that they say,
+        as TorchRec's modules do with the vectors.
+        """
+        found = KeyedJagged.of(jagged)
+        if found.is_expanded:
+            return IdBatch(found.names, found.values, found.offsets, found.weights)
+        return IdBatch.from_dict(*found.columns())
 
     @staticmethod
+    @outside_graphs
     def from_arrow(table: Any, features: Sequence[str] | None = None) -> IdBatch:
         """From columns of a pyarrow table or batch: whole numbers, strings, or lists of either.
 
@@ -172,6 +179,7 @@ class IdBatch:
         """Samples of the batch."""
         return (self.offsets.shape[0] - 1) // len(self.names) if self.names else 0
 
+    @outside_graphs
     def feature(self, name: str) -> Ragged:
         """One feature's ids; values are not copied."""
         number, splits = self._number(name), self._offsets_of(name)
@@ -185,6 +193,7 @@ class IdBatch:
         first = self._number(name) * self.samples
         return self.offsets[first : first + self.samples + 1]
 
+    @outside_graphs
     def weights_of(self, name: str) -> Float32[Tensor, "n"] | None:
         """One feature's weights, if there are any; not copied."""
         if self.weights is None:
@@ -192,6 +201,7 @@ class IdBatch:
         number, borders = self._number(name), self.borders()
         return self.weights[borders[number] : borders[number + 1]]
 
+    @outside_graphs
     def has_one_id_each(self) -> bool:
         """Whether every sample has exactly one id of every feature."""
         if self.cut is not None:
@@ -210,6 +220,7 @@ class IdBatch:
             return Selection.of(self, tuple(names))
         return _selected(self, names)
 
+    @outside_graphs
     def part(self, start: int, stop: int) -> IdBatch:
         """The samples from `start` to before `stop`, of every feature.
 
@@ -233,6 +244,7 @@ class IdBatch:
         )
 
     @staticmethod
+    @outside_graphs
     def concat(batches: Sequence[IdBatch]) -> IdBatch:
         """The samples of all batches, in order; they need the same features.
 
@@ -268,6 +280,7 @@ class IdBatch:
         values = joined("values") if order else first.values
         return IdBatch(first.names, values, offsets, weights)
 
+    @outside_graphs
     def to(self, device: torch.device | str, *, non_blocking: bool = False) -> IdBatch:
         """The same batch on another device."""
         moved = self._map(lambda tensor: tensor.to(device, non_blocking=non_blocking))
@@ -288,6 +301,7 @@ class IdBatch:
             checks.unknown("feature", name, self.names)
         return self.names.index(name)
 
+    @outside_graphs
     def borders(self) -> list[int]:
         """Where the values of each feature begin, and the end; without a `cut` it waits."""
         if self.cut is not None:
@@ -337,7 +351,7 @@ def _selected(whole: IdBatch, names: Sequence[str]) -> IdBatch:
     return IdBatch.from_dict(columns, weights)  # pyright: ignore[reportArgumentType]
 
 
-@_disable_dynamo
+@outside_graphs
 def _fill(selection: Selection, whole: IdBatch) -> None:
     own = _selected(whole, selection.names)
     for name in ("values", "offsets", "weights", "cut"):

@@ -12,7 +12,7 @@ from ..core.id_batch import IdBatch
 from ..core.shapes import Float
 from ..tables.table import Table
 from .collection import Collection, readable, wanted
-from .compiling import outside_graphs
+from .compiling import between_graphs
 from .pooling import pool_features
 
 
@@ -42,7 +42,7 @@ class EmbeddingBags(Collection):
                     f"Table({table.name!r}).pooling is 'none'; use hr.Embeddings for unpooled rows."
                 )
 
-    @outside_graphs
+    @between_graphs
     def forward(
         self, batch: IdBatch, features: Sequence[str] | None = None
     ) -> dict[str, Float[Tensor, "samples dim"]]:

@@ -10,7 +10,7 @@ from ..core.id_batch import IdBatch
 from ..core.ids import Ragged
 from ..core.shapes import Float
 from .collection import Collection, readable, wanted
-from .compiling import outside_graphs
+from .compiling import between_graphs
 
 
 class Embeddings(Collection):
@@ -23,7 +23,7 @@ class Embeddings(Collection):
     ((3, 3), [0, 2, 2, 3])
     """
 
-    @outside_graphs
+    @between_graphs
     def forward(self, batch: IdBatch, features: Sequence[str] | None = None) -> dict[str, Ragged]:
         """Ragged rows of vectors by feature, in the order in which features were declared.
 
