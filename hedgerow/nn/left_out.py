@@ -81,8 +81,8 @@ class LeftOut:
     """Follows optimizers whose parameters get gradients in the same backward as rows.
 
     Two things are seen in their first steps: a `weight_decay`, and gradients that something but a
-    backward wrote to before `step()`, as `clip_grad_norm_` and a scaler's `unscale_` do. A penalty
-    that is part of the loss cannot be told from the rest of the loss.
+    backward wrote to before `step()`, as `clip_grad_norm_` does. Two are not: a penalty that is
+    part of the loss, and a scaler's `unscale_`, which leaves no trace in the gradients.
     """
 
     def __init__(self) -> None:
@@ -145,9 +145,9 @@ def _tell(optimizer: Optimizer, watched: _Watched) -> bool:
     if unchanged and watched.changed():
         found = True
         _warn(
-            f"gradients of dense parameters were changed after backward(), as clip_grad_norm_ and "
-            f"unscale_ do; the rows of {', '.join(unchanged)} were updated at the end of "
-            f"backward(), without that change. Put both into `with hr.hold_updates(model) as "
+            f"gradients of dense parameters were changed after backward(), as clip_grad_norm_ "
+            f"does; the rows of {', '.join(unchanged)} were updated at the end of backward(), "
+            f"without that change. Put both into `with hr.hold_updates(model) as "
             f"held:` and use held.clip_grad_norm_, or limit each row with clip=hr.ClipRow(norm)."
         )
     return found

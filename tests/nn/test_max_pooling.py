@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -84,6 +83,22 @@ def test_tables_on_a_device_learn_as_tables_in_host_memory(device: torch.device)
             torch.testing.assert_close(rows.cpu(), part.rows, rtol=1e-6, atol=1e-6)
 
 
+def test_an_id_three_times_on_a_device_gets_the_gradient_once(device: torch.device) -> None:
+    bags = work.made()
+    bags.place(device, capacity_rows={"t": 64})
+    batch = _there(hr.IdBatch.from_lists({"t": [[7, 7, 7]]}), device)
+    (bags(batch)["t"] * -3.0).sum().backward()
+    assert bags.eval()(batch)["t"].tolist() == [[3.0]]
+
+
+def test_an_id_three_times_on_servers_gets_the_gradient_once() -> None:
+    batch = hr.IdBatch.from_lists({"t": [[7, 7, 7]]})
+    with on_servers(nn.ModuleList([work.made()]), 2) as spread:
+        bags: Any = spread
+        (bags[0](batch)["t"] * -3.0).sum().backward()
+        assert bags.eval()[0](batch)["t"].tolist() == [[3.0]]
+
+
 def test_servers_learn_as_one_process() -> None:
     alone, model = work.model(), nn.ModuleList([work.model()])
     for step in range(3):
@@ -112,8 +127,7 @@ def test_ranks_learn_as_one_process(pool: Pool, ranks: int) -> None:
     pool.run(ranks, work.as_on_one_process)
 
 
-def test_a_frozen_model_and_its_program_pool_alike(tmp_path: Path) -> None:
-    del tmp_path
+def test_a_frozen_model_and_its_program_pool_alike() -> None:
     model, batch = work.model(), work.batch(0)
     work.loss(model(batch), 0).backward()
     frozen = hr.freeze(model)
