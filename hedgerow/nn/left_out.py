@@ -1,4 +1,4 @@
-"""Warns once where torch's utilities for `parameters()` leave the rows of a model out."""
+"""Warns once when a torch utility for `parameters()` leaves out the rows of a model."""
 
 from __future__ import annotations
 

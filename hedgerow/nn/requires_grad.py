@@ -1,4 +1,4 @@
-"""`module.requires_grad_(False)` freezes the rows below the module, as it freezes its Parameters."""
+"""`module.requires_grad_(False)` freezes the rows below the module, as it does its Parameters."""
 
 from __future__ import annotations
 

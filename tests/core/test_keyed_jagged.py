@@ -138,5 +138,5 @@ class Floats(Jagged):
 
 
 def test_ids_that_are_no_whole_numbers_are_refused() -> None:
-    with pytest.raises(DtypeError, match="dtype torch.float32; ids are whole numbers"):
+    with pytest.raises(DtypeError, match=r"dtype torch\.float32; ids are whole numbers"):
         hr.IdBatch.from_kjt(Floats(VARIABLE))
