@@ -377,8 +377,8 @@ def _joined(
             checks.unknown("feature", name, columns)
     parts = []
     for name, column in columns.items():
-        ones = torch.ones(len(column.values), device=column.values.device)
+        ones = torch.ones(column.values.shape[0], device=column.values.device)
         part = weights.get(name, ones)
-        checks.tensor(f"weights[{name!r}]", part, torch.float32, (len(ones),), ones.device)
+        checks.tensor(f"weights[{name!r}]", part, torch.float32, tuple(ones.shape), ones.device)
         parts.append(part)
     return torch.cat(parts)
