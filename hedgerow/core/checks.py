@@ -71,6 +71,8 @@ def _place(name: str, value: Tensor, device: torch.device | None) -> None:
             f"{name} has strides {value.stride()}, which is not contiguous; "
             f"pass {name}.contiguous()."
         )
+    if torch.compiler.is_compiling():  # what is traced has no memory
+        return
     if value.is_neg():
         raise InputError(f"{name} is a lazily negated view; pass {name}.resolve_neg().")
     if value.numel() and not value.data_ptr():

@@ -115,3 +115,7 @@ class VariableMissingError(HedgerowError, KeyError, TypeError):
 
     def __str__(self) -> str:
         return str(self.args[0]) if self.args else ""
+
+
+class RowsLeftOutWarning(UserWarning):
+    """Something that torch does to a model's parameters is not done to its rows."""

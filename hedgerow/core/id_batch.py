@@ -12,6 +12,8 @@ from torch import Tensor
 from . import checks
 from .errors import InputError
 from .ids import Ragged, check_splits
+from .keyed_jagged import KeyedJagged
+from .outside_graphs import outside_graphs
 from .shapes import Float32, Int64
 
 
@@ -48,12 +50,12 @@ class IdBatch:
         checks.tensor("values", self.values, torch.int64, (None,), device)
         checks.tensor("offsets", self.offsets, torch.int64, (None,), device)
         if self.weights is not None:
-            checks.tensor("weights", self.weights, torch.float32, (len(self.values),), device)
-        if device == checks.CPU:
+            checks.tensor("weights", self.weights, torch.float32, (self.values.shape[0],), device)
+        if device == checks.CPU and not torch.compiler.is_compiling():  # which knows no values
             check_splits("offsets", self.offsets, len(self.values))
         if len(set(self.names)) != len(self.names):
             raise InputError(f"feature names repeat: {', '.join(self.names)}.")
-        cells = len(self.offsets) - 1
+        cells = self.offsets.shape[0] - 1  # len() would fix the size of a traced tensor
         if self.names and cells % len(self.names):
             raise InputError(
                 f"offsets has {cells} cells, which {len(self.names)} features do not divide; "
@@ -63,6 +65,7 @@ class IdBatch:
             raise InputError(f"offsets has {cells} cells but there are no feature names.")
 
     @staticmethod
+    @outside_graphs
     def from_lists(
         features: Mapping[str, Iterable[Sequence[int]]],
         weights: Mapping[str, Iterable[Sequence[float]]] | None = None,
@@ -88,18 +91,19 @@ class IdBatch:
         [[7], [8]]
         """
         columns = {name: _as_ragged(name, column) for name, column in features.items()}
-        rows = {name: ragged.rows for name, ragged in columns.items()}
-        if len(set(rows.values())) > 1:
-            raise InputError(f"features differ in their number of samples: {rows}.")
         if not columns:
             return IdBatch((), torch.empty(0, dtype=torch.int64), torch.zeros(1, dtype=torch.int64))
         parts = list(columns.values())
+        rows = {name: ragged.rows for name, ragged in columns.items()}
+        if any(count != parts[0].rows for count in rows.values()):
+            raise InputError(f"features differ in their number of samples: {rows}.")
         values = torch.cat([c.values for c in parts])
         start = torch.zeros(1, dtype=torch.int64, device=values.device)
         offsets = torch.cat([start, *(c.lengths() for c in parts)]).cumsum(0)
         return IdBatch(tuple(columns), values, offsets, _joined(columns, weights))
 
     @staticmethod
+    @outside_graphs
     def from_padded(
         features: Mapping[str, Int64[Tensor, "samples length"]], padding: int
     ) -> IdBatch:
@@ -118,6 +122,7 @@ class IdBatch:
         return IdBatch.from_dict(columns)
 
     @staticmethod
+    @outside_graphs
     def from_nested(features: Mapping[str, Tensor]) -> IdBatch:
         """From nested tensors of jagged layout.
 
@@ -138,17 +143,20 @@ class IdBatch:
         return IdBatch.from_dict(columns)
 
     @staticmethod
+    @outside_graphs
     def from_kjt(jagged: Any) -> IdBatch:
-        """From TorchRec's KeyedJaggedTensor, or what has its keys, values, offsets and weights."""
-        weights = jagged.weights_or_none()
-        return IdBatch(
-            tuple(jagged.keys()),
-            jagged.values().to(torch.int64),
-            jagged.offsets().to(torch.int64),
-            None if weights is None else weights.to(torch.float32),
-        )
+        """From TorchRec's KeyedJaggedTensor, or what has its keys, values, offsets and weights.
+
+        One of variable batch size needs `inverse_indices`: every sample gets the bag that they say,
+        as TorchRec's modules do with the vectors.
+        """
+        found = KeyedJagged.of(jagged)
+        if found.is_expanded:
+            return IdBatch(found.names, found.values, found.offsets, found.weights)
+        return IdBatch.from_dict(*found.columns())
 
     @staticmethod
+    @outside_graphs
     def from_arrow(table: Any, features: Sequence[str] | None = None) -> IdBatch:
         """From columns of a pyarrow table or batch: whole numbers, strings, or lists of either.
 
@@ -162,11 +170,16 @@ class IdBatch:
                 checks.unknown("column", name, table.schema.names)
         return IdBatch.from_dict({n: ragged_of_column(n, table.column(n)) for n in names})
 
+    def source(self) -> IdBatch:
+        """The batch to read these features from: itself, unless it is a `Selection`."""
+        return self
+
     @property
     def samples(self) -> int:
         """Samples of the batch."""
-        return (len(self.offsets) - 1) // len(self.names) if self.names else 0
+        return (self.offsets.shape[0] - 1) // len(self.names) if self.names else 0
 
+    @outside_graphs
     def feature(self, name: str) -> Ragged:
         """One feature's ids; values are not copied."""
         number, splits = self._number(name), self._offsets_of(name)
@@ -180,6 +193,7 @@ class IdBatch:
         first = self._number(name) * self.samples
         return self.offsets[first : first + self.samples + 1]
 
+    @outside_graphs
     def weights_of(self, name: str) -> Float32[Tensor, "n"] | None:
         """One feature's weights, if there are any; not copied."""
         if self.weights is None:
@@ -187,6 +201,7 @@ class IdBatch:
         number, borders = self._number(name), self.borders()
         return self.weights[borders[number] : borders[number + 1]]
 
+    @outside_graphs
     def has_one_id_each(self) -> bool:
         """Whether every sample has exactly one id of every feature."""
         if self.cut is not None:
@@ -197,17 +212,15 @@ class IdBatch:
         return bool((self.offsets == torch.arange(cells + 1, device=self.offsets.device)).all())
 
     def select(self, names: Sequence[str]) -> IdBatch:
-        """These features alone, in this order."""
-        borders = self.borders()
-        numbers = [self._number(name) for name in names]
-        pieces = [slice(borders[i], borders[i + 1]) for i in numbers]
-        columns = {name: self.feature(name) for name in names}
-        chosen = IdBatch.from_dict(columns)
-        if self.weights is None or not pieces:
-            return chosen
-        weights = torch.cat([self.weights[piece] for piece in pieces])
-        return IdBatch(chosen.names, chosen.values, chosen.offsets, weights)
+        """These features alone, in this order.
 
+        In a graph of `torch.compile` and `torch.export` the ids are selected where they are read.
+        """
+        if torch.compiler.is_compiling():
+            return Selection.of(self, tuple(names))
+        return _selected(self, names)
+
+    @outside_graphs
     def part(self, start: int, stop: int) -> IdBatch:
         """The samples from `start` to before `stop`, of every feature.
 
@@ -231,6 +244,7 @@ class IdBatch:
         )
 
     @staticmethod
+    @outside_graphs
     def concat(batches: Sequence[IdBatch]) -> IdBatch:
         """The samples of all batches, in order; they need the same features.
 
@@ -266,6 +280,7 @@ class IdBatch:
         values = joined("values") if order else first.values
         return IdBatch(first.names, values, offsets, weights)
 
+    @outside_graphs
     def to(self, device: torch.device | str, *, non_blocking: bool = False) -> IdBatch:
         """The same batch on another device."""
         moved = self._map(lambda tensor: tensor.to(device, non_blocking=non_blocking))
@@ -286,6 +301,7 @@ class IdBatch:
             checks.unknown("feature", name, self.names)
         return self.names.index(name)
 
+    @outside_graphs
     def borders(self) -> list[int]:
         """Where the values of each feature begin, and the end; without a `cut` it waits."""
         if self.cut is not None:
@@ -294,12 +310,60 @@ class IdBatch:
         return self.offsets[every].tolist()
 
 
+class Selection(IdBatch):
+    """What `select` gives inside a graph: the names, and the batch that they are read from.
+
+    How many ids the features have is not known there. Modules with rows read the features from
+    `source()`. The first use of one of its tensors makes them all, and ends the graph.
+    """
+
+    __slots__ = ("_whole",)
+    _whole: IdBatch
+
+    @staticmethod
+    def of(whole: IdBatch, names: tuple[str, ...]) -> Selection:
+        """These features of a batch."""
+        for name in names:
+            if name not in whole.names:
+                checks.unknown("feature", name, whole.names)
+        made = object.__new__(Selection)
+        object.__setattr__(made, "names", names)
+        object.__setattr__(made, "_whole", whole.source())
+        return made
+
+    def source(self) -> IdBatch:
+        """The batch that the features were selected from."""
+        return self._whole
+
+    def __getattr__(self, name: str) -> Any:
+        """One of the fields, of which only `names` is set at first."""
+        if name not in ("values", "offsets", "weights", "cut"):
+            raise AttributeError(f"IdBatch has no attribute {name!r}.")
+        _fill(self, self._whole)
+        return getattr(self, name)
+
+
+def _selected(whole: IdBatch, names: Sequence[str]) -> IdBatch:
+    columns = {name: whole.feature(name) for name in names}
+    if whole.weights is None:
+        return IdBatch.from_dict(columns)
+    weights = {name: whole.weights_of(name) for name in names}
+    return IdBatch.from_dict(columns, weights)  # pyright: ignore[reportArgumentType]
+
+
+@outside_graphs
+def _fill(selection: Selection, whole: IdBatch) -> None:
+    own = _selected(whole, selection.names)
+    for name in ("values", "offsets", "weights", "cut"):
+        object.__setattr__(selection, name, getattr(own, name))
+
+
 def _as_ragged(name: str, column: Ragged | Tensor) -> Ragged:
     if isinstance(column, Ragged):
         checks.tensor(f"{name}.values", column.values, torch.int64, (None,), device=None)
         return column
     checks.tensor(name, column, torch.int64, (None,), device=None)
-    splits = torch.arange(len(column) + 1, device=column.device)
+    splits = torch.arange(column.shape[0] + 1, device=column.device)
     return Ragged.trusted(column, splits)
 
 
@@ -313,8 +377,8 @@ def _joined(
             checks.unknown("feature", name, columns)
     parts = []
     for name, column in columns.items():
-        ones = torch.ones(len(column.values), device=column.values.device)
+        ones = torch.ones(column.values.shape[0], device=column.values.device)
         part = weights.get(name, ones)
-        checks.tensor(f"weights[{name!r}]", part, torch.float32, (len(ones),), ones.device)
+        checks.tensor(f"weights[{name!r}]", part, torch.float32, tuple(ones.shape), ones.device)
         parts.append(part)
     return torch.cat(parts)

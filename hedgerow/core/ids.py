@@ -6,13 +6,15 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import pairwise
+from typing import Annotated, Any
 
 import torch
 from torch import Tensor
 
 from . import checks
 from .errors import DtypeError, InputError
-from .shapes import Int64
+from .outside_graphs import outside_graphs
+from .shapes import Bool, Int64
 
 
 def check_splits(name: str, splits: Int64[Tensor, "rows + 1"], values: int) -> None:
@@ -98,6 +100,62 @@ class Ragged:
     def lengths(self) -> Int64[Tensor, "rows"]:
         """Values of each row."""
         return self.row_splits.diff()
+
+    def mask(self, length: int | None = None) -> Bool[Tensor, "rows length"]:
+        """Which places of `to_padded(length=length)` hold a value.
+
+        >>> Ragged.from_lists([[7, 8], [], [9]]).mask().tolist()
+        [[True, True], [False, False], [True, False]]
+        """
+        places = torch.arange(self._length(length), device=self.row_splits.device)
+        return places < self.lengths().unsqueeze(1)
+
+    def to_padded(
+        self, padding: float = 0, *, length: int | None = None
+    ) -> Annotated[Tensor, "rows length ..."]:
+        """One dense tensor, with `padding` behind the values of shorter rows.
+
+        A row has `length` places, or those of the longest row; of a longer row the first `length`
+        values are kept. Finding the longest row waits for a device, and ends a compiled graph: give
+        a `length` there. Type and device are those of `values`, and gradients flow to them.
+
+        >>> Ragged.from_lists([[7, 8], [], [9]]).to_padded(-1).tolist()
+        [[7, 8], [-1, -1], [9, -1]]
+        >>> vectors = Ragged(torch.ones(3, 2), torch.tensor([0, 1, 3]))
+        >>> vectors.to_padded(length=4).shape
+        torch.Size([2, 4, 2])
+        """
+        there, values = self.mask(length), self.values
+        if not values.dtype.is_floating_point and not float(padding).is_integer():
+            raise InputError(
+                f"padding is {padding}, which {values.dtype} does not hold; pass a whole number."
+            )
+        if torch.compiler.is_compiling() or not values.shape[0]:  # one at least, to take from
+            values = torch.cat([values, values.new_zeros(1, *values.shape[1:])])
+        places = self.row_splits[:-1, None] + torch.arange(there.shape[1], device=there.device)
+        taken = values[places.clamp_max(values.shape[0] - 1)]
+        return taken.masked_fill(~there.view(*there.shape, *[1] * (values.dim() - 1)), padding)
+
+    def to_nested(self) -> Tensor:
+        """The rows as a nested tensor of jagged layout, which shares `values`; gradients flow.
+
+        >>> nested = Ragged.from_lists([[7, 8], [], [9]]).to_nested()
+        >>> [row.tolist() for row in nested.unbind()]
+        [[7, 8], [], [9]]
+        """
+        return torch.nested.nested_tensor_from_jagged(self.values, self.row_splits)
+
+    def _length(self, length: int | None) -> int:
+        if length is None:
+            return self._longest()
+        return length if torch.compiler.is_compiling() else checks.count("length", length)
+
+    @outside_graphs
+    def _longest(self) -> int:
+        if not self.rows:
+            return 0
+        longest: Any = self.lengths().max().item()  # int() would fix the size of what is traced
+        return longest
 
     def row(self, i: int) -> Tensor:
         """Row `i`, without a copy."""

@@ -11,8 +11,8 @@ from ..core.errors import ConfigError
 from ..core.id_batch import IdBatch
 from ..core.shapes import Float
 from ..tables.table import Table
-from .collection import Collection, wanted
-from .compiling import outside_graphs
+from .collection import Collection, readable, wanted
+from .compiling import between_graphs
 from .pooling import pool_features
 
 
@@ -42,7 +42,7 @@ class EmbeddingBags(Collection):
                     f"Table({table.name!r}).pooling is 'none'; use hr.Embeddings for unpooled rows."
                 )
 
-    @outside_graphs
+    @between_graphs
     def forward(
         self, batch: IdBatch, features: Sequence[str] | None = None
     ) -> dict[str, Float[Tensor, "samples dim"]]:
@@ -51,6 +51,7 @@ class EmbeddingBags(Collection):
         With `features`, of these alone and in their order; the batch need not have the others.
         """
         names = wanted(features, self.declared)
+        batch = readable(batch, names)
         reading = self.reading(batch, names)
         vectors = self.pooled(batch, reading)
         if vectors is None:

@@ -31,9 +31,11 @@ from ..tables.store import Lookup
 from ..tables.table import Table
 from ..tiers.tier_tables import TierTables
 from .clip import ClipRow
+from .left_out import LEFT_OUT, TrainedRows
 from .pooled import Bags, PooledRows, pools_from_rows
 from .read_only import ReadOnlyRows, refuse
 from .reading import Feature, Reading, RowsOf
+from .requires_grad import follow_requires_grad
 from .server_group import ServerGroup
 from .state_rows import copied, load_rows, packed_rows, take_rows
 from .updates import RowUpdates, without_rows
@@ -62,6 +64,10 @@ class Collection(nn.Module):
     tensor of bytes, up to 1 GiB a module, and `load_state_dict` brings them back. In training an
     id without a row gives its first value, zeros while an admission rule has not let it in; in eval
     it gives zeros. Rows are born and change at the end of `backward()`.
+
+    After `requires_grad_(False)`, of the module or of one around it, rows do not learn and none is
+    born; ids read as before. The same holds for a table whose optimizers all have the rate 0, as
+    `hr.Sgd(lr=0)`. A schedule that is 0 at some steps is an ordinary rate: rows are born.
 
     `module.to("cuda")` brings the tables to the device while they have no rows yet: batches are
     then there, too, and a step waits for nothing.
@@ -105,6 +111,10 @@ class Collection(nn.Module):
         self.updates = RowUpdates(own, clip, clock)
         self.rows_apart = False  # whether state dicts leave rows out: hr.save has them elsewhere
         self._anchor = torch.empty(0, requires_grad=True)
+        self._still = frozenset(number[c.name] for c in configs.values() if _stands_still(c))
+        self._takes_clip = clip is not None
+        follow_requires_grad()
+        LEFT_OUT.install()
 
     def _check_names(self) -> None:
         if not self.tables:
@@ -130,7 +140,7 @@ class Collection(nn.Module):
             found = self.ahead.found(self, batch, reading)
         if not self.learns:
             return reading.rows(found)
-        collect = partial(self.updates.collect, without_rows(found))
+        collect = partial(self._collect, without_rows(found))
         outputs: Any = RowsOf.apply(self._anchor, reading, found, collect)
         return outputs
 
@@ -143,14 +153,33 @@ class Collection(nn.Module):
         missing = "training" if self.training else "zeros"
         if not self.learns:
             return bags.pooled(missing)
-        collect = partial(self.updates.collect, bags.found)
+        collect = partial(self._collect, bags.found)
         outputs: Any = PooledRows.apply(self._anchor, bags, missing, collect)
         return outputs
 
     @property
     def learns(self) -> bool:
         """Whether a call is one of training, which a backward will follow."""
-        return self.training and torch.is_grad_enabled()
+        return self.training and torch.is_grad_enabled() and self._anchor.requires_grad
+
+    def let_rows_learn(self, mode: bool) -> None:
+        """Whether backwards change rows and give birth to them; `requires_grad_` calls it."""
+        self._anchor.requires_grad_(mode)
+
+    def _collect(self, at: Lookup, reading: Reading, grads: Sequence[Tensor | None]) -> None:
+        """Called by autograd. Rows that were frozen since the call get nothing, as Parameters."""
+        if not self._anchor.requires_grad:
+            return
+        if self._still:
+            learning = [f.table not in self._still for f in reading.features]
+            grads = [g if learns else None for g, learns in zip(grads, learning, strict=True)]
+        LEFT_OUT.saw(self._trained_rows)
+        self.updates.collect(at, reading, grads)
+
+    def _trained_rows(self) -> TrainedRows:
+        plain = [table.name for table in self.tables if not _decays(table.resolve())]
+        names = tuple(table.name for table in self.tables)
+        return TrainedRows(tuple(plain), names, self._takes_clip or self.updates.held > 0)
 
     def look_up(self, reading: Reading, *, training: bool, step: int) -> Lookup:
         """Reads as training or eval does."""
@@ -303,6 +332,18 @@ class Collection(nn.Module):
         )
 
 
+def _stands_still(config: TableConfig) -> bool:
+    """Whether no step can change a row: every rate is the number 0."""
+    rates = [segment.optimizer.rate() for segment in config.segments]
+    return all(not callable(rate) and rate == 0 for rate in rates)
+
+
+def _decays(config: TableConfig) -> bool:
+    """Whether any optimizer of the table makes rows smaller by itself."""
+    names = ("weight_decay", "weight_decay_factor", "l2", "l2_regularization_strength")
+    return any(getattr(s.optimizer, name, 0) for s in config.segments for name in names)
+
+
 def wanted(features: Sequence[str] | None, declared: tuple[str, ...]) -> tuple[str, ...]:
     """The features of a call: all in the order of their declaration, or those it names."""
     if features is not None and not features:
@@ -311,6 +352,14 @@ def wanted(features: Sequence[str] | None, declared: tuple[str, ...]) -> tuple[s
         if name not in declared:
             unknown("feature", name, declared)
     return declared if features is None else tuple(features)
+
+
+def readable(batch: IdBatch, names: Sequence[str]) -> IdBatch:
+    """The batch to read these features from, which all are in the batch of the call."""
+    for name in names:
+        if name not in batch.names:
+            unknown("feature", name, batch.names)
+    return batch.source()
 
 
 def ranks_of(model: nn.Module) -> Ranks:

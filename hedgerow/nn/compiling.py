@@ -7,21 +7,20 @@ from functools import wraps
 from typing import ParamSpec, TypeVar
 
 import torch
-from torch._compile import _disable_dynamo
 
 from ..core.errors import StateError
+from ..core.outside_graphs import outside_graphs
 
 P = ParamSpec("P")
 R = TypeVar("R")
 
 
-def outside_graphs(forward: Callable[P, R]) -> Callable[P, R]:
+def between_graphs(forward: Callable[P, R]) -> Callable[P, R]:
     """A forward that compiled models call as it is, between two graphs, and no export takes.
 
-    It reads tables and notes what to update: nothing that a graph can hold. What
-    `torch.compiler.disable` does is the same, but it imports the compiler at once, in seconds.
+    It reads tables and notes what to update: nothing that a graph can hold.
     """
-    apart = _disable_dynamo(forward)
+    apart = outside_graphs(forward)
 
     @wraps(forward)
     def call(*args: P.args, **kwargs: P.kwargs) -> R:
@@ -29,8 +28,6 @@ def outside_graphs(forward: Callable[P, R]) -> Callable[P, R]:
             raise StateError(
                 "torch.export of a model whose tables can be written; export hr.freeze(model)."
             )
-        if torch.compiler.is_dynamo_compiling():
-            return apart(*args, **kwargs)
-        return forward(*args, **kwargs)
+        return apart(*args, **kwargs)
 
     return call

@@ -9,8 +9,8 @@ from torch import Tensor
 from ..core.id_batch import IdBatch
 from ..core.ids import Ragged
 from ..core.shapes import Float
-from .collection import Collection, wanted
-from .compiling import outside_graphs
+from .collection import Collection, readable, wanted
+from .compiling import between_graphs
 
 
 class Embeddings(Collection):
@@ -23,13 +23,14 @@ class Embeddings(Collection):
     ((3, 3), [0, 2, 2, 3])
     """
 
-    @outside_graphs
+    @between_graphs
     def forward(self, batch: IdBatch, features: Sequence[str] | None = None) -> dict[str, Ragged]:
         """Ragged rows of vectors by feature, in the order in which features were declared.
 
         With `features`, of these alone and in their order; the batch need not have the others.
         """
         names = wanted(features, self.declared)
+        batch = readable(batch, names)
         reading = self.reading(batch, names)
         rows = self.rows(batch, reading)
         found: dict[str, Float[Tensor, "n dim"]] = {

@@ -10,7 +10,7 @@ from torch import Tensor
 from ..core.id_batch import IdBatch
 from ..core.ids import Ragged
 from ..core.shapes import Float
-from .collection import Collection, wanted
+from .collection import Collection, readable, wanted
 from .read_only import NoBackward, ReadOnlyRows
 from .read_op import pooling_text, read_rows
 
@@ -39,6 +39,7 @@ class FrozenRows(ReadOnlyRows):
     def rows(self, batch: IdBatch, features: Sequence[str] | None) -> dict[str, Tensor]:
         """The op's tensors by feature, in the order in which features were declared or asked."""
         names = wanted(features, self._declared)
+        batch = readable(batch, names)
         chosen = [i for i, feature in enumerate(self._features) if feature in names]
         found = read_rows(
             self.name,
@@ -79,8 +80,8 @@ class FrozenEmbeddings(FrozenRows):
 
     def forward(self, batch: IdBatch, features: Sequence[str] | None = None) -> dict[str, Ragged]:
         """Ragged rows of vectors by feature, as `Embeddings` gives them."""
-        found = self.rows(batch, features).items()
-        return {name: Ragged.trusted(rows, _splits(batch, name)) for name, rows in found}
+        found, whole = self.rows(batch, features), batch.source()
+        return {n: Ragged.trusted(rows, _splits(whole, n)) for n, rows in found.items()}
 
 
 def _splits(batch: IdBatch, name: str) -> Tensor:

@@ -4,13 +4,28 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
 
 from ..core import checks
 from ..core.errors import InputError
+from ..core.shapes import Float32, Int64
 from .collection import Collection, collections_of, ranks_of
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class TableGradients:
+    """The summed gradients of the rows of one table; `counts` says how often each id occurred.
+
+    Changing `grads` in place changes the update.
+    """
+
+    table: str
+    ids: Int64[Tensor, "n"]
+    grads: Float32[Tensor, "n dim"]
+    counts: Int64[Tensor, "n"]
 
 
 class HeldUpdates:
@@ -22,12 +37,26 @@ class HeldUpdates:
         self._ranks = ranks_of(model)
         self._unscaled = False
 
-    def row_gradients(self) -> list[Tensor]:
-        """The summed gradients of the rows of every table; changing them changes the update.
+    def row_gradients(self) -> list[TableGradients]:
+        """The ids that have a gradient and its sum, of every table; each id once.
 
         Of a distributed model: of the rows that this rank owns, from all ranks. All ranks call it.
+
+        >>> import hedgerow as hr
+        >>> bags = hr.EmbeddingBags([hr.Table("user", 1)])
+        >>> with hr.hold_updates(bags) as held:
+        ...     bags(hr.IdBatch.from_lists({"user": [[7, 8], [7]]}))["user"].sum().backward()
+        ...     (user,) = held.row_gradients()
+        >>> user.table, user.ids.tolist(), user.grads.tolist(), user.counts.tolist()
+        ('user', [7, 8], [[2.0], [1.0]], [2, 1])
         """
-        return [one.grads for c in self._collections for one in c.updates.gradients()]
+        return [
+            TableGradients(name, one.ids, one.grads, one.counts_or_ones())
+            for collection in self._collections
+            for name, one in zip(
+                collection.store.names, collection.updates.gradients(), strict=True
+            )
+        ]
 
     def clip_grad_norm_(self, max_norm: float) -> Tensor:
         """Scales all gradients, dense ones and those of rows, so that their norm is at most this.
@@ -36,7 +65,7 @@ class HeldUpdates:
         """
         checks.setting("clip_grad_norm_", "max_norm", max_norm, least=0)
         dense = [p.grad for p in self._model.parameters() if p.grad is not None]
-        rows = self.row_gradients()
+        rows = self._row_grads()
         every = [*dense, *rows]
         norm = _norm([*map(torch.linalg.vector_norm, dense), self._norm_of_rows(rows)])
         if norm == 0:
@@ -45,6 +74,9 @@ class HeldUpdates:
         for grad in every:
             grad.mul_(factor)
         return norm
+
+    def _row_grads(self) -> list[Tensor]:
+        return [one.grads for one in self.row_gradients()]
 
     def _norm_of_rows(self, rows: list[Tensor]) -> Tensor:
         """Over the rows of all ranks: each has those it owns, while dense gradients are shared."""
@@ -59,7 +91,7 @@ class HeldUpdates:
         The block does so by itself when it is left. To clip, call it before, after
         `scaler.unscale_(optimizer)` and the last backward; it divides once.
         """
-        rows = self.row_gradients()
+        rows = self._row_grads()
         if not self._unscaled:
             self._unscaled = True
             for grad in rows:

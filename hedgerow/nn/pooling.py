@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 import torch
 from torch import Tensor
+from torch.nn.functional import embedding_bag
 
 from ..core.errors import ConfigError
 from ..core.id_batch import IdBatch
@@ -39,13 +40,24 @@ def pool(
         return ReduceSum().combine(bags, rows)
     if pooling == "mean":
         return ReduceMean().combine(bags, rows)
-    count = bags.lengths().unsqueeze(1)
     if pooling == "sqrtn":
+        count = bags.lengths().unsqueeze(1)
         return ReduceSum().combine(bags, rows) / count.clamp(min=1).sqrt()
     if pooling == "max":
-        largest = torch.segment_reduce(rows, "max", offsets=bags.row_splits, initial=-torch.inf)
-        return torch.where(count > 0, largest, 0.0)
+        return _largest(bags, rows)
     raise ConfigError(f"pooling is {pooling!r}; use sum, mean, sqrtn, max or ('first', n).")
+
+
+def _largest(bags: Ragged, rows: Float[Tensor, "n dim"]) -> Float[Tensor, "bags dim"]:
+    """The largest value of each column; equal ones: the first alone gets the gradient.
+
+    These are the ties of `nn.EmbeddingBag(mode="max")`. `torch.segment_reduce` would divide a
+    gradient among equal values only where it is positive.
+    """
+    if not bags.rows:
+        return rows.new_empty(0, rows.shape[1])
+    places = torch.arange(rows.shape[0], device=rows.device)
+    return embedding_bag(places, rows, bags.row_splits, mode="max", include_last_offset=True)
 
 
 def pool_features(batch: IdBatch, reading: Reading, rows: Sequence[Tensor]) -> list[Tensor]:

@@ -175,3 +175,80 @@ def test_parts_that_are_compiled_freeze_as_the_rest() -> None:
     assert model.training
     found = frozen(ids).detach()
     assert torch.equal(found, model.eval()(ids))
+
+
+class Chooses(Whole):
+    """Selects the features of its tables from batches that have more."""
+
+    def forward(self, numbers: Tensor, ids: hr.IdBatch) -> Tensor:
+        few = ids.select(["history", "user", "item"])
+        return self.dense(numbers, *self.sparse(few).values())
+
+
+def _wider(samples: int) -> tuple[Tensor, hr.IdBatch]:
+    numbers, ids = _batch(samples)
+    columns: dict[str, Any] = {"unused": torch.arange(samples)}
+    return numbers, hr.IdBatch.from_dict(columns | {n: ids.feature(n) for n in ids.names})
+
+
+def test_features_that_are_selected_in_forward_compile_nothing_of_their_own() -> None:
+    plain, compiled = Chooses(), Chooses()
+    counter = CompileCounterWithBackend("aot_eager")
+    run = torch.compile(compiled, backend=counter, dynamic=True)
+    for samples in (6, 3, 17, 2, 40, 5, 8, 33, 12, 21, 9):  # more than torch compiles anew
+        wanted, found = plain(*_wider(samples)), run(*_wider(samples))
+        torch.testing.assert_close(found, wanted)
+        wanted.sum().backward()
+        found.sum().backward()
+    assert counter.frame_count == 1
+    _same(compiled, plain)
+    with torch.no_grad():
+        torch._dynamo.reset()
+        assert torch._dynamo.explain(Chooses())(*_wider(4)).graph_count == 1
+
+
+def test_a_frozen_model_that_selects_is_one_graph() -> None:
+    model = Chooses()
+    model(*_wider(40)).sum().backward()
+    run = torch.compile(hr.freeze(model), backend="eager", dynamic=True, fullgraph=True)
+    for samples in SIZES:
+        with torch.no_grad():
+            assert torch.equal(run(*_wider(samples)), model.eval()(*_wider(samples)))
+
+
+def test_a_selection_has_its_own_ids_where_a_compiled_forward_looks_at_them() -> None:
+    def looked_at(ids: hr.IdBatch) -> tuple[Tensor, Tensor, list[str], int, int]:
+        few = ids.select(["item", "user"])
+        again = few.select(["user"])
+        total = few.values.sum() + again.feature("user").values.sum()
+        return total, few.offsets + 0, list(again.names), few.samples, few.values.shape[0]
+
+    run = torch.compile(looked_at, backend="eager", dynamic=True)
+    for samples in SIZES:
+        found, wanted = run(_wider(samples)[1]), looked_at(_wider(samples)[1])
+        assert torch.equal(found[0], wanted[0])
+        assert torch.equal(found[1], wanted[1])
+        assert found[2:] == wanted[2:]
+
+
+class Padded(Whole):
+    """Makes its batch of ids of matrices inside `forward`, as adapters do."""
+
+    def forward(self, numbers: Tensor, ids: Tensor) -> Tensor:
+        names = ("user", "item", "history")
+        batch = hr.IdBatch.from_padded(dict(zip(names, ids, strict=True)), padding=0)
+        return self.dense(numbers, *self.sparse(batch).values())
+
+
+def test_a_batch_that_is_made_in_forward_is_made_between_two_graphs() -> None:
+    plain, compiled = Padded(), Padded()
+    counter = CompileCounterWithBackend("aot_eager")
+    run = torch.compile(compiled, backend=counter, dynamic=True)
+    for samples in SIZES:
+        draw = torch.Generator().manual_seed(samples)
+        given = torch.rand(samples, 3), torch.randint(0, 30, (3, samples, 2), generator=draw)
+        wanted, found = plain(*given), run(*given)
+        torch.testing.assert_close(found, wanted)
+        wanted.sum().backward()
+        found.sum().backward()
+    assert counter.frame_count == 2  # the matrices are taken apart before

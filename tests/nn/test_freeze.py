@@ -301,3 +301,77 @@ def test_the_export_of_a_model_that_is_not_frozen_says_what_to_do() -> None:
 
 def test_shapes_of_inputs_that_are_no_batches_are_left_to_torch() -> None:
     assert hr.dynamic_shapes(3.5, None, torch.tensor(1.0)) == (None, None, None)
+
+
+class Adapter(nn.Module):
+    """Takes the tensors of another library and makes its batch of ids inside `forward`."""
+
+    def __init__(self, how: str) -> None:
+        super().__init__()
+        self.how = how
+        tables = [hr.Table("user", 3), hr.Table("item", 3, pooling="mean")]
+        self.bags = hr.EmbeddingBags(tables, init=hr.Uniform(0.5))
+        self.rows = hr.Embeddings([hr.Table("word", 3, features=["item"])], init=hr.Uniform(0.5))
+        self.top = nn.Linear(9, 1)
+
+    def forward(self, users: Tensor, items: Tensor) -> Tensor:
+        ids = self._ids(users, items)
+        words = self.rows(ids)["item"].to_padded(length=3).sum(1)
+        return self.top(torch.cat([*self.bags(ids).values(), words], dim=1)).squeeze(1)
+
+    def _ids(self, users: Tensor, items: Tensor) -> hr.IdBatch:
+        samples, length = items.shape
+        if self.how == "padded":
+            return hr.IdBatch.from_padded({"user": users.unsqueeze(1), "item": items}, padding=0)
+        if self.how == "selected":
+            other = {"user": users.unsqueeze(1), "unused": items + 1, "item": items}
+            return hr.IdBatch.from_padded(other, padding=0).select(["item", "user"])
+        borders = torch.arange(samples + 1) * length
+        if self.how == "dict":
+            columns = {"user": users, "item": hr.Ragged(items.flatten(), borders)}
+            return hr.IdBatch.from_dict(columns, {"item": items.flatten() * 0.25})
+        values = torch.cat([users, items.flatten()])
+        return hr.IdBatch(
+            ("user", "item"), values, torch.cat([torch.arange(samples), borders + samples])
+        )
+
+
+@pytest.mark.parametrize("strict", [False, True])
+@pytest.mark.parametrize("how", ["padded", "selected", "dict", "offsets"])
+def test_a_batch_of_ids_is_made_inside_an_exported_forward(how: str, strict: bool) -> None:
+    def inputs(samples: int) -> tuple[Tensor, Tensor]:
+        draw = torch.Generator().manual_seed(samples)
+        items = torch.randint(0, 6, (samples, 3), generator=draw)
+        return torch.randint(0, 6, (samples,), generator=draw), items
+
+    model = Adapter(how)
+    model(*inputs(32)).sum().backward()
+    samples = torch.export.Dim("samples")
+    program = torch.export.export(
+        hr.freeze(model), inputs(5), dynamic_shapes=({0: samples}, {0: samples}), strict=strict
+    )
+    assert _reads(program) == ["hedgerow.read_rows.default"] * 2
+    model.eval()
+    for many in (1, 2, 5, 300):
+        assert torch.equal(program.module()(*inputs(many)), model(*inputs(many)))
+    nobody = torch.zeros(4, dtype=torch.int64), torch.zeros(4, 3, dtype=torch.int64)
+    assert torch.equal(program.module()(*nobody), model(*nobody))
+
+
+def test_features_that_an_exported_forward_selects_are_read_from_the_whole_batch() -> None:
+    class Chooses(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.sparse = hr.EmbeddingBags([hr.Table("user", 2), hr.Table("item", 2)])
+
+        def forward(self, ids: hr.IdBatch) -> Tensor:
+            found = self.sparse(ids.select(["item", "user"]))
+            return found["user"] - found["item"]
+
+    model = Chooses()
+    model(_batch(30)[1]).sum().backward()
+    program = _exported(model, _batch(5)[1])
+    model.eval()
+    for samples in (1, 9):
+        ids = _batch(samples, seed=samples)[1]
+        assert torch.equal(program.module()(ids), model(ids))

@@ -149,7 +149,7 @@ def test_the_norm_of_all_gradients_counts_a_row_once() -> None:
     model = nn.ModuleList([bags, dense])
     with hr.hold_updates(model) as held:
         dense(bags(BATCH)["user"]).sum().backward()
-        rows = torch.cat(held.row_gradients())
+        rows = torch.cat([one.grads for one in held.row_gradients()])
         wanted = torch.cat([rows.flatten(), _grad(dense.weight)]).norm()
         assert torch.isclose(held.clip_grad_norm_(0.5), wanted)
     step = torch.tensor(_rows(bags, "user", [7, 8]))
@@ -281,3 +281,21 @@ def test_a_backward_inside_a_backward_loses_no_gradient() -> None:
     (bags(user)["user"] + inner).sum().backward()
     assert _rows(bags, "user", [7]) == [[-1, -1]]
     assert _rows(bags, "item", [3]) == [[-1, -1]]
+
+
+def test_row_gradients_name_their_table_and_ids() -> None:
+    model = nn.ModuleList([_bags(), _bags()])
+    with hr.hold_updates(model) as held:
+        (model[0](BATCH)["user"].sum() + 2 * model[1](BATCH)["history"].sum()).backward()
+        found = held.row_gradients()
+        assert [one.table for one in found] == ["item", "user"] * 2
+        item, user, other, unused = found
+        assert (item.ids.tolist(), unused.ids.tolist()) == ([], [])
+        assert dict(zip(user.ids.tolist(), user.grads.tolist(), strict=True)) == {
+            7: [2, 2],
+            8: [1, 1],
+        }
+        assert dict(zip(other.ids.tolist(), other.counts.tolist(), strict=True)) == {1: 2, 2: 1}
+        user.grads[user.ids == 8] = 5.0  # changes the update
+    assert _rows(model[0], "user", [7, 8]) == [[-2, -2], [-5, -5]]
+    assert _rows(model[1], "item", [1, 2]) == [[-4, -4], [-2, -2]]

@@ -300,3 +300,28 @@ def test_a_failed_export_leaves_nothing(tmp_path: Path) -> None:
     with pytest.raises(NotSupportedError, match="the model's all is a list"):
         export(Nested(), tmp_path, example=torch.ones(2, 2), version=1)
     assert not [path for path in tmp_path.rglob("*") if path.name != "entry"]
+
+
+class Adapter(nn.Module):
+    """Makes its batch of ids of matrices that other libraries give."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.bags = hr.EmbeddingBags([hr.Table("user", 2), hr.Table("item", 2)])
+
+    def forward(self, users: Tensor, items: Tensor) -> Tensor:
+        ids = hr.IdBatch.from_padded({"user": users.unsqueeze(1), "item": items}, padding=0)
+        found = self.bags(ids)
+        return (found["user"] * found["item"]).sum(1)
+
+
+def test_a_model_that_makes_its_ids_inside_forward_is_served(tmp_path: Path) -> None:
+    model = Adapter()
+    example = torch.arange(1, 6), torch.randint(0, 9, (5, 3))
+    model(*example).sum().backward()
+    served = load_bundle(hr.serving.export(model, tmp_path, example=example, version=1), "demo")
+    model.eval()
+    for samples in (1, 7):
+        inputs = {"users": torch.arange(samples), "items": torch.randint(0, 9, (samples, 3))}
+        found = served.signatures["serving_default"].run(inputs)["output"]
+        assert torch.equal(found, model(**inputs))

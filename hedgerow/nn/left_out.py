@@ -1,0 +1,164 @@
+"""Warns once when a torch utility for `parameters()` leaves out the rows of a model."""
+
+from __future__ import annotations
+
+import warnings
+from collections import OrderedDict
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any
+from weakref import WeakKeyDictionary
+
+import torch
+from torch import Tensor
+from torch.optim import Optimizer
+from torch.optim.optimizer import register_optimizer_step_pre_hook
+
+from ..core.errors import RowsLeftOutWarning
+from ..core.outside_graphs import outside_graphs
+
+_STEPS = 8  # of an optimizer that are watched: what a training loop does, it does from the start
+_TASKS = 16  # backwards of which is known whose rows took part
+
+
+@dataclass(frozen=True, slots=True)
+class TrainedRows:
+    """Tables whose rows took part in a backward, as far as warnings depend on them."""
+
+    undecayed: tuple[str, ...]  # tables of optimizers without a weight decay of their own
+    tables: tuple[str, ...]
+    takes_changes: bool  # the update waits in hr.hold_updates, or clips by hr.ClipRow
+
+
+@dataclass(slots=True, eq=False)
+class _Watched:
+    """One optimizer, for its first steps: its parameters' gradients, and rows beside them."""
+
+    rows_of: Callable[[int], list[TrainedRows]]
+    steps_left: int = _STEPS
+    hooks: list[Any] = field(default_factory=list)
+    fresh: list[Tensor] = field(default_factory=list)
+    ending: set[int] = field(default_factory=set)
+    rows: list[TrainedRows] = field(default_factory=list)
+    grads: dict[Tensor, tuple[Tensor, int]] = field(default_factory=dict)
+
+    def attach(self, optimizer: Optimizer) -> None:
+        """Follows the gradients of the optimizer's parameters from now on."""
+        every = [p for group in optimizer.param_groups for p in group["params"]]
+        leaves = [p for p in every if p.requires_grad and p.is_leaf]
+        self.hooks = [p.register_post_accumulate_grad_hook(self._accumulated) for p in leaves]
+
+    def detach(self) -> None:
+        """Ends that."""
+        for hook in self.hooks:
+            hook.remove()
+        self.hooks, self.fresh, self.rows = [], [], []
+        self.grads.clear()
+
+    def _accumulated(self, parameter: Tensor) -> None:
+        task = torch._C._current_graph_task_id()
+        self.fresh.append(parameter)
+        if task not in self.ending:
+            self.ending.add(task)
+            _at_end(lambda: _at_end(partial(self._ended, task)))  # after DDP's end of a backward
+
+    def _ended(self, task: int) -> None:
+        """What was accumulated in a backward is a gradient as autograd left it."""
+        self.ending.discard(task)
+        self.rows += self.rows_of(task)
+        for parameter in self.fresh:
+            if parameter.grad is not None:
+                self.grads[parameter] = parameter.grad, parameter.grad._version
+        self.fresh = []
+
+    def changed(self) -> bool:
+        """Whether anything but a backward wrote to a gradient since."""
+        return any(p.grad is g and g._version != version for p, (g, version) in self.grads.items())
+
+
+class LeftOut:
+    """Follows optimizers whose parameters get gradients in the same backward as rows.
+
+    Two things are seen in their first steps: a `weight_decay`, and gradients that something but a
+    backward wrote to before `step()`, as `clip_grad_norm_` does. Two are not: a penalty that is
+    part of the loss, and a scaler's `unscale_`, which leaves no trace in the gradients.
+    """
+
+    def __init__(self) -> None:
+        self._watched: WeakKeyDictionary[Optimizer, _Watched] = WeakKeyDictionary()
+        self._tasks: OrderedDict[int, list[TrainedRows]] = OrderedDict()
+        self._installed = self._rows_seen = False
+
+    def install(self) -> None:
+        """Is told of every optimizer's step from now on."""
+        if not self._installed:
+            self._installed = True
+            register_optimizer_step_pre_hook(self._before_step)
+
+    def saw(self, rows: Callable[[], TrainedRows]) -> None:
+        """Rows get a gradient in the backward that runs."""
+        self._rows_seen = True
+        if not any(watched.hooks for watched in self._watched.values()):
+            return
+        task = torch._C._current_graph_task_id()
+        self._tasks.setdefault(task, []).append(rows())
+        if len(self._tasks) > _TASKS:
+            self._tasks.popitem(last=False)
+
+    def _rows_of(self, task: int) -> list[TrainedRows]:
+        return self._tasks.get(task, [])
+
+    @outside_graphs
+    def _before_step(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
+        watched = self._watched.get(optimizer)
+        if watched is None:
+            if self._rows_seen:
+                watched = self._watched[optimizer] = _Watched(self._rows_of)
+                watched.attach(optimizer)
+            return
+        if not watched.hooks:
+            return
+        told = _tell(optimizer, watched)
+        watched.steps_left -= 1
+        watched.rows = []
+        watched.grads.clear()
+        if told or not watched.steps_left:
+            watched.detach()
+
+
+def _tell(optimizer: Optimizer, watched: _Watched) -> bool:
+    """Warns of what leaves rows out; whether something does."""
+    decays = [group.get("weight_decay", 0) for group in optimizer.param_groups]
+    undecayed = dict.fromkeys(name for rows in watched.rows for name in rows.undecayed)
+    unchanged = dict.fromkeys(
+        name for rows in watched.rows if not rows.takes_changes for name in rows.tables
+    )
+    found = False
+    if undecayed and any(isinstance(decay, float | int) and decay > 0 for decay in decays):
+        found = True
+        _warn(
+            f"weight_decay={max(decays):g} of torch.optim.{type(optimizer).__name__} leaves out "
+            f"the rows of {', '.join(undecayed)}: rows are no Parameters. Give their optimizer one "
+            f"of its own, as hr.Adagrad(lr=0.1, weight_decay=1e-5), or ignore RowsLeftOutWarning."
+        )
+    if unchanged and watched.changed():
+        found = True
+        _warn(
+            f"gradients of dense parameters were changed after backward(), as clip_grad_norm_ "
+            f"does; the rows of {', '.join(unchanged)} were updated at the end of backward(), "
+            f"without that change. Put both into `with hr.hold_updates(model) as "
+            f"held:` and use held.clip_grad_norm_, or limit each row with clip=hr.ClipRow(norm)."
+        )
+    return found
+
+
+def _warn(text: str) -> None:
+    warnings.warn(text, RowsLeftOutWarning, stacklevel=6)  # where the user calls step()
+
+
+def _at_end(call: Callable[[], None]) -> None:
+    torch.autograd.Variable._execution_engine.queue_callback(call)
+
+
+LEFT_OUT = LeftOut()  # one per process, as torch's optimizer hooks are
