@@ -5,12 +5,13 @@ from __future__ import annotations
 import inspect
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from ..core import checks
 from ..core.errors import ConfigError, DtypeError, InputError
 from ..core.id_batch import IdBatch
 from ..nn.pytree import traced_batch
@@ -39,10 +40,14 @@ class Numbers:
 
 @dataclass(frozen=True, slots=True)
 class Ids:
-    """An IdBatch: of every feature all ids, how many each sample has, and their weights if any."""
+    """An IdBatch: of every feature all ids, how many each sample has, and their weights if any.
+
+    Strings of a feature that `fields` names become `hr.id64(value, field)`.
+    """
 
     features: tuple[str, ...]
     weighted: bool
+    fields: Mapping[str, str] = field(default_factory=dict)
 
     def specs(self) -> dict[str, TensorSpec]:
         """Two or three inputs a feature."""
@@ -55,7 +60,8 @@ class Ids:
 
     def to_dict(self) -> dict[str, Any]:
         """Fit for JSON."""
-        return {"features": list(self.features), "weighted": self.weighted}
+        fields = {"fields": dict(self.fields)} if self.fields else {}
+        return {"features": list(self.features), "weighted": self.weighted, **fields}
 
     def batch(self, inputs: Mapping[str, Tensor]) -> IdBatch:
         """The batch, without a look at values: a graph is traced through it."""
@@ -83,13 +89,18 @@ class Arguments:
     each: tuple[Numbers | Ids, ...]
 
     @staticmethod
-    def of(model: nn.Module, example: object) -> Arguments:
-        """Those of the model's forward, told from an example: one argument, or a tuple of them."""
+    def of(model: nn.Module, example: object, fields: Mapping[str, str] | None = None) -> Arguments:
+        """Those of the model's forward, told from an example: one argument, or a tuple of them.
+
+        `fields` says what strings of features are hashed with.
+        """
         given = example if isinstance(example, tuple | list) else (example,)
         named = [*inspect.signature(model.forward).parameters.values()]
         names = [p.name for p in named if p.kind is not p.VAR_POSITIONAL]
         names += [f"input_{i}" for i in range(len(names), len(given))]
-        made = Arguments(tuple(_argument(n, a) for n, a in zip(names, given, strict=False)))
+        hashed = _checked_fields(fields or {}, given)
+        parts = (_argument(n, a, hashed) for n, a in zip(names, given, strict=False))
+        made = Arguments(tuple(parts))
         if not made.each:
             raise InputError("example is empty; give the model's arguments for one batch.")
         counts = Counter(name for argument in made.each for name in argument.specs())
@@ -104,6 +115,15 @@ class Arguments:
     def specs(self) -> dict[str, TensorSpec]:
         """All inputs, in the order in which the graph takes them."""
         return {name: spec for one in self.each for name, spec in one.specs().items()}
+
+    def fields(self) -> dict[str, str]:
+        """Of every input that may be strings, what they are hashed with."""
+        return {
+            name: field
+            for one in self.each
+            if isinstance(one, Ids)
+            for name, field in one.fields.items()
+        }
 
     def samples(self) -> str:
         """An input that has one entry a sample."""
@@ -162,23 +182,43 @@ def dtype_name(dtype: torch.dtype) -> str:
 
 def dtype_of(name: str) -> torch.dtype:
     """The type of a name."""
-    found = getattr(torch, name, None)
+    found = getattr(torch, name, None) if isinstance(name, str) else None
     if not isinstance(found, torch.dtype):
         raise DtypeError(f"{name!r} is no element type of torch.")
     return found
 
 
 def _from_dict(plain: Mapping[str, Any]) -> Numbers | Ids:
+    """One argument, each field of its type."""
     if "features" in plain:
-        return Ids(tuple(plain["features"]), bool(plain["weighted"]))
-    return Numbers(plain["name"], dtype_of(plain["dtype"]), tuple(plain["sizes"]))
+        features, fields = plain["features"], plain.get("fields", {})
+        texts = [*features, *fields, *fields.values()]
+        known = bool(features) and {*fields} <= {*features}
+        if not known or not all(isinstance(text, str) for text in texts):
+            raise ConfigError(f"features are {features!r} with fields {fields!r}")
+        return Ids(tuple(features), plain["weighted"] is True, dict(fields))
+    name, sizes = plain["name"], plain["sizes"]
+    if not isinstance(name, str) or not all(type(n) is int and n >= 0 for n in sizes):
+        raise ConfigError(f"input {name!r} has sizes {sizes!r}")
+    return Numbers(name, dtype_of(plain["dtype"]), tuple(sizes))
 
 
-def _argument(name: str, given: object) -> Numbers | Ids:
+def _checked_fields(fields: Mapping[str, str], given: Sequence[object]) -> Mapping[str, str]:
+    known = [name for one in given if isinstance(one, IdBatch) for name in one.names]
+    for name, value in fields.items():
+        if name not in known:
+            checks.unknown("feature in fields", name, known)
+        if not isinstance(value, str):
+            raise ConfigError(f"the field of {name!r} is {value!r}; it must be a str.")
+    return fields
+
+
+def _argument(name: str, given: object, fields: Mapping[str, str]) -> Numbers | Ids:
     if isinstance(given, IdBatch):
         if not given.names:
             raise InputError(f"{name} of the example is an IdBatch without features.")
-        return Ids(given.names, given.weights is not None)
+        own = {feature: fields[feature] for feature in given.names if feature in fields}
+        return Ids(given.names, given.weights is not None, own)
     if isinstance(given, Tensor) and given.dim():
         return Numbers(name, given.dtype, tuple(given.shape[1:]))
     what = "a tensor without sizes" if isinstance(given, Tensor) else f"a {type(given).__name__}"
