@@ -11,6 +11,7 @@ from ..core.errors import StateError
 from ..wire.rpc import listen, new_server
 from ..wire.tensors import Compat, check_compat
 from .endpoints import SERVICES, Observe, handlers
+from .exposure import check_exposed
 from .health import HEALTH_SERVICE, Health
 from .pool import ElasticPool
 from .registry import Registry
@@ -34,7 +35,8 @@ class PredictionServer:
 
     Port 0 takes a free port; `address` tells it. `compat="typed"` writes typed values for clients
     that read nothing else. `reload_root` lets clients send a new list of models, whose folders
-    must lie inside it. `observe` is called after each request, for metrics.
+    must lie inside it. `observe` is called after each request, for metrics. An address that other
+    machines reach needs `tls`, or `insecure`.
 
     >>> with PredictionServer(Registry()) as server:
     ...     server.address.startswith("127.0.0.1:")
@@ -52,8 +54,10 @@ class PredictionServer:
         most_requests: int = MOST_REQUESTS,
         reload_root: Path | None = None,
         observe: Observe | None = None,
+        insecure: bool = False,
     ) -> None:
         check_compat(compat)
+        check_exposed(address, encrypted=tls is not None, insecure=insecure)
         checks.count("max_message_bytes", max_message_bytes, least=1)
         checks.count("most_requests", most_requests, least=1)
         self.registry = registry
