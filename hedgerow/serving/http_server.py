@@ -245,9 +245,6 @@ class _Handler(BaseHTTPRequestHandler):
         """A request with a body of a stated length."""
         if not self._is_clear():
             return
-        if self.headers.get_content_type() != "application/json":
-            self._refuse(415, "the body must be JSON; send it with Content-Type: application/json.")
-            return
         text = self.headers.get("Content-Length", "")
         if not text.isascii() or not text.isdecimal() or "Transfer-Encoding" in self.headers:
             self._refuse(411, "send the body with a Content-Length.")
@@ -255,6 +252,9 @@ class _Handler(BaseHTTPRequestHandler):
         most = self.server.limits.body_bytes
         if len(text) > 18 or int(text) > most:
             self._refuse(413, f"the body has {text[:18]} bytes; at most {most}.")
+            return
+        if self.headers.get_content_type() != "application/json":
+            self._refuse(415, "the body must be JSON; send it with Content-Type: application/json.")
             return
         self._answer(int(text))
 

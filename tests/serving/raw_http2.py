@@ -19,6 +19,7 @@ class RawHttp2:
     def __init__(self, address: str) -> None:
         host, _, port = address.rpartition(":")
         self.socket = socket.create_connection((host, int(port)), timeout=TIMEOUT_S)
+        self.socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         self.socket.sendall(PREFACE + frame(SETTINGS, 0, 0, b""))
 
     def open(self, stream: int, path: str = PATH) -> None:
