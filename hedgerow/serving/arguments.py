@@ -23,19 +23,26 @@ _SAMPLES = 5  # of the batch a graph is traced with; 0 and 1 would become part o
 
 @dataclass(frozen=True, slots=True)
 class Numbers:
-    """A tensor with one entry a sample: its name, element type and the sizes after the first."""
+    """A tensor with one entry a sample: its name, element type and the sizes after the first.
+
+    One that is `implied` holds no number, as the dense columns of data without any: no client
+    sends it.
+    """
 
     name: str
     dtype: torch.dtype
     sizes: tuple[int, ...]
+    implied: bool = False
 
     def specs(self) -> dict[str, TensorSpec]:
         """Itself."""
-        return {self.name: TensorSpec(self.dtype, (None, *self.sizes))}
+        return {} if self.implied else {self.name: TensorSpec(self.dtype, (None, *self.sizes))}
 
     def to_dict(self) -> dict[str, Any]:
         """Fit for JSON."""
-        return {"name": self.name, "dtype": dtype_name(self.dtype), "sizes": list(self.sizes)}
+        implied = {"implied": True} if self.implied else {}
+        plain = {"name": self.name, "dtype": dtype_name(self.dtype), "sizes": list(self.sizes)}
+        return {**plain, **implied}
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,6 +95,11 @@ class Arguments:
 
     each: tuple[Numbers | Ids, ...]
 
+    @property
+    def sent(self) -> list[Numbers | Ids]:
+        """Those of which clients send something."""
+        return [one for one in self.each if isinstance(one, Ids) or not one.implied]
+
     @staticmethod
     def of(model: nn.Module, example: object, fields: Mapping[str, str] | None = None) -> Arguments:
         """Those of the model's forward, told from an example: one argument, or a tuple of them.
@@ -99,7 +111,8 @@ class Arguments:
         names = [p.name for p in named if p.kind is not p.VAR_POSITIONAL]
         names += [f"input_{i}" for i in range(len(names), len(given))]
         hashed = _checked_fields(fields or {}, given)
-        parts = (_argument(n, a, hashed) for n, a in zip(names, given, strict=False))
+        has_ids = any(isinstance(one, IdBatch) for one in given)
+        parts = (_argument(n, a, hashed, has_ids) for n, a in zip(names, given, strict=False))
         made = Arguments(tuple(parts))
         if not made.each:
             raise InputError("example is empty; give the model's arguments for one batch.")
@@ -127,19 +140,26 @@ class Arguments:
 
     def samples(self) -> str:
         """An input that has one entry a sample."""
-        first = self.each[0]
+        first = self.sent[0]
         return first.name if isinstance(first, Numbers) else first.features[0] + LENGTHS
 
     def build(self, inputs: Mapping[str, Tensor]) -> list[Tensor | IdBatch]:
         """What the model is called with."""
-        return [
-            inputs[one.name] if isinstance(one, Numbers) else one.batch(inputs) for one in self.each
-        ]
+        found: list[Tensor | IdBatch] = []
+        for one in self.each:
+            if isinstance(one, Ids):
+                found.append(one.batch(inputs))
+            elif one.implied:
+                samples = inputs[self.samples()].shape[0]
+                found.append(torch.zeros(samples, *one.sizes, dtype=one.dtype))
+            else:
+                found.append(inputs[one.name])
+        return found
 
     def made_up(self) -> dict[str, Tensor]:
         """Inputs to trace a graph with, none of whose sizes is special or equal by accident."""
         found: dict[str, Tensor] = {}
-        for one in self.each:
+        for one in self.sent:
             if isinstance(one, Numbers):
                 found[one.name] = torch.zeros(_SAMPLES, *one.sizes, dtype=one.dtype)
                 continue
@@ -156,7 +176,7 @@ class Arguments:
         """Which sizes of the inputs may change: samples, and the ids of each feature."""
         samples = torch.export.Dim("samples")
         found: list[dict[int, Any]] = []
-        for one in self.each:
+        for one in self.sent:
             if isinstance(one, Numbers):
                 found.append({0: samples})
                 continue
@@ -200,7 +220,7 @@ def _from_dict(plain: Mapping[str, Any]) -> Numbers | Ids:
     name, sizes = plain["name"], plain["sizes"]
     if not isinstance(name, str) or not all(type(n) is int and n >= 0 for n in sizes):
         raise ConfigError(f"input {name!r} has sizes {sizes!r}")
-    return Numbers(name, dtype_of(plain["dtype"]), tuple(sizes))
+    return Numbers(name, dtype_of(plain["dtype"]), tuple(sizes), plain.get("implied") is True)
 
 
 def _checked_fields(fields: Mapping[str, str], given: Sequence[object]) -> Mapping[str, str]:
@@ -213,14 +233,15 @@ def _checked_fields(fields: Mapping[str, str], given: Sequence[object]) -> Mappi
     return fields
 
 
-def _argument(name: str, given: object, fields: Mapping[str, str]) -> Numbers | Ids:
+def _argument(name: str, given: object, fields: Mapping[str, str], has_ids: bool) -> Numbers | Ids:
     if isinstance(given, IdBatch):
         if not given.names:
             raise InputError(f"{name} of the example is an IdBatch without features.")
         own = {feature: fields[feature] for feature in given.names if feature in fields}
         return Ids(given.names, given.weights is not None, own)
     if isinstance(given, Tensor) and given.dim():
-        return Numbers(name, given.dtype, tuple(given.shape[1:]))
+        sizes = tuple(given.shape[1:])
+        return Numbers(name, given.dtype, sizes, implied=has_ids and 0 in sizes)
     what = "a tensor without sizes" if isinstance(given, Tensor) else f"a {type(given).__name__}"
     raise DtypeError(
         f"{name} of the example is {what}; a served model takes tensors with one entry a sample, "

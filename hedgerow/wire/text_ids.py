@@ -12,12 +12,12 @@ from .buffers import Array
 
 
 def ids_of_text(strings: Array, field: str) -> Tensor:
-    """`hr.id64(value, field)` of every value of an array of bytes objects, in its shape.
+    """`hr.id64(value, field)` of every value of an array of str or bytes, in its shape.
 
-    >>> ids_of_text(np.array(["Zürich".encode()], dtype=object), "city")
+    >>> ids_of_text(np.array(["Zürich"], dtype=object), "city")
     tensor([795450140219139997])
     """
-    flat: list[bytes] = strings.ravel().tolist()
+    flat = [one.encode() if isinstance(one, str) else one for one in strings.ravel().tolist()]
     out = np.empty(len(flat), np.uint64)
     if flat:
         data = np.frombuffer(b"".join(flat) or b"\0", np.uint8)
