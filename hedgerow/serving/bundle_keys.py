@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import hmac
 import json
+import os
 import secrets
 from pathlib import Path
 
@@ -27,15 +28,13 @@ def new_key(path: Path) -> None:
     64
     """
     try:
-        with path.open("x", opener=_private) as file:
+        with open(path, "x", opener=_private) as file:
             file.write(secrets.token_hex(32) + "\n")
     except OSError as error:
         raise SaveError(f"{path} could not be written: {error.strerror or error}.") from error
 
 
 def _private(path: str, flags: int) -> int:
-    import os
-
     return os.open(path, flags, 0o600)
 
 

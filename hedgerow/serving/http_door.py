@@ -67,6 +67,7 @@ def _name(host: str) -> str:
     """A host without its port, as it is compared."""
     text = host.strip().lower()
     if text.startswith("["):
-        return text[1:].partition("]")[0]
+        inner, _, rest = text[1:].partition("]")
+        return inner if not rest or (rest[0] == ":" and rest[1:].isdecimal()) else text
     name, colon, port = text.rpartition(":")
     return (name if colon and port.isdecimal() else text).removesuffix(".")
