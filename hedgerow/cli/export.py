@@ -21,36 +21,42 @@ if TYPE_CHECKING:
 _SAMPLES = 2  # of the example: its values do not matter
 
 
+_Out = Annotated[Path | None, typer.Option(help="The folder of bundles; RUN/bundles if not given.")]
+_Name = Annotated[
+    str | None,
+    typer.Option(help="The model's name for clients; that of the run's folder if not given."),
+]
+_Version = Annotated[
+    int | None,
+    typer.Option(help="Its number; the time in seconds if not given, above all there.", min=0),
+]
+_Rows = Annotated[str, typer.Option(help="Rows of a server: fp32, fp16 or int8.")]
+_Servers = Annotated[
+    int, typer.Option(help="Share the rows among so many servers, ps_0 and on.", min=0)
+]
+_Sigmoid = Annotated[
+    bool,
+    typer.Option("--sigmoid", help="Answer probabilities, as `hedgerow predict`; else logits."),
+]
+_Best = Annotated[
+    bool, typer.Option("--best", help="The checkpoint of the lowest test loss, not the newest.")
+]
+_Sign = Annotated[
+    Path | None,
+    typer.Option(help="File of a key that signs the bundle (`hedgerow keys bundle FILE`)."),
+]
+
+
 def export(
     run: Annotated[Path, typer.Argument(help="The folder of a run.")],
-    out: Annotated[
-        Path | None, typer.Option(help="The folder of bundles; RUN/bundles if not given.")
-    ] = None,
-    name: Annotated[
-        str | None,
-        typer.Option(help="The model's name for clients; that of the run's folder if not given."),
-    ] = None,
-    version: Annotated[
-        int | None,
-        typer.Option(help="Its number; the time in seconds if not given, above all there.", min=0),
-    ] = None,
-    rows: Annotated[
-        str, typer.Option(help="How a server keeps rows: fp32, fp16 or int8.")
-    ] = "fp32",
-    servers: Annotated[
-        int, typer.Option(help="Share the rows among so many servers, ps_0 and on.", min=0)
-    ] = 0,
-    sigmoid: Annotated[
-        bool,
-        typer.Option("--sigmoid", help="Answer probabilities, as `hedgerow predict`; else logits."),
-    ] = False,
-    best: Annotated[
-        bool, typer.Option("--best", help="The checkpoint of the lowest test loss, not the newest.")
-    ] = False,
-    sign: Annotated[
-        Path | None,
-        typer.Option(help="File of a key that signs the bundle (`hedgerow keys bundle FILE`)."),
-    ] = None,
+    out: _Out = None,
+    name: _Name = None,
+    version: _Version = None,
+    rows: _Rows = "fp32",
+    servers: _Servers = 0,
+    sigmoid: _Sigmoid = False,
+    best: _Best = False,
+    sign: _Sign = None,
     as_json: AsJson = False,
 ) -> None:
     """Export the model of a run as a bundle, which `hedgerow serve` serves.

@@ -32,6 +32,9 @@ class Access:
     """Who may do what: clients push, others reach it without TLS, HTTP clients call it `hosts`.
 
     `trust` is a file with a key that signs bundles: then others are refused.
+
+    >>> Access(insecure=True).accept_pushes
+    False
     """
 
     accept_pushes: bool = False

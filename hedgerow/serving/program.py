@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import secrets
+import warnings
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -122,7 +123,10 @@ def _plain(program: torch.export.ExportedProgram) -> PlainGraph:
         return plain_graph(program, output_names(program))
     except NotSupportedError as error:
         try:
-            return plain_graph(program.run_decompositions(), output_names(program))
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore", FutureWarning)  # torch's, about torch's own calls
+                simpler = program.run_decompositions()
+            return plain_graph(simpler, output_names(program))
         except NotSupportedError:
             raise error from None
 

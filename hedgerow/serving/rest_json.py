@@ -128,6 +128,8 @@ def _flat(name: str, samples: Any) -> tuple[list[Any], list[int]]:
     lengths: list[int] = []
     for sample in samples:
         given = sample if isinstance(sample, list) else [] if sample is None else [sample]
+        if any(isinstance(one, list) for one in given):
+            raise _wrong(f"input {name} is nested too deeply; give one list of ids a sample.")
         values += given
         lengths.append(len(given))
     return values, lengths
