@@ -17,6 +17,7 @@ from . import (
     check,
     doctor,
     explain,
+    export,
     inspect,
     keys,
     launch,
@@ -49,6 +50,7 @@ app.add_typer(bench.app, name="bench")
 app.command()(calibrate.calibrate)
 app.command()(check.check)
 app.command()(explain.explain)
+app.command()(export.export)
 app.command("import-monolith")(import_monolith)
 app.command()(inspect.inspect)
 app.command(

@@ -7,12 +7,28 @@ from typing import Annotated
 
 import typer
 
-app = typer.Typer(help="Keys for parameter servers and their clients.", no_args_is_help=True)
+app = typer.Typer(
+    help="Keys for parameter servers and their clients, and for bundles.", no_args_is_help=True
+)
 
 
 @app.callback()
 def _keys() -> None:
-    """Keys for parameter servers and their clients."""
+    """Keys for parameter servers and their clients, and for bundles."""
+
+
+@app.command()
+def bundle(
+    file: Annotated[Path, typer.Argument(help="The file to write; one that is there stays.")],
+) -> None:
+    """Make a key that signs bundles: `hedgerow export --sign FILE`, `hedgerow serve --trust FILE`.
+
+    Who has it can sign and check. It is readable by its owner only.
+    """
+    from ..serving.bundle_keys import new_key
+
+    new_key(file)
+    typer.echo(str(file))
 
 
 @app.command()

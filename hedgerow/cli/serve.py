@@ -8,6 +8,7 @@ from typing import Annotated
 import typer
 
 from ..core.errors import InputError
+from .log_lines import shown_log
 
 _Folder = Annotated[
     Path,
@@ -56,6 +57,41 @@ _Follow = Annotated[
         "then keeps the rows and weights served here fresh."
     ),
 ]
+_AcceptPushes = Annotated[
+    bool,
+    typer.Option(
+        "--accept-pushes",
+        help="Let every client change rows and weights (`hr.publish(..., to=)`); `--follow` does, "
+        "too. Without it the server only answers.",
+    ),
+]
+_Insecure = Annotated[bool, typer.Option("--insecure", help="Listen off loopback without TLS.")]
+_AllowHost = Annotated[
+    list[str] | None,
+    typer.Option(
+        help="A name under which HTTP clients reach this server, beside its address and the "
+        "machine's own names; repeatable, '*' for any."
+    ),
+]
+_Trust = Annotated[
+    Path | None,
+    typer.Option(help="File of a key (`hedgerow keys bundle`): load only bundles it signed."),
+]
+_TrustUnsigned = Annotated[
+    bool,
+    typer.Option(
+        "--trust-unsigned",
+        help="Load bundles without a signature, although other machines reach this server.",
+    ),
+]
+_TrustOld = Annotated[
+    bool,
+    typer.Option(
+        "--trust-old",
+        help="Load bundles of release 0.1, too. Their files can run code: only from makers whom "
+        "you trust.",
+    ),
+]
 _Typed = Annotated[
     bool, typer.Option("--typed", help="Answer in typed values: some clients read nothing else.")
 ]
@@ -74,13 +110,19 @@ def serve(
     grace_s: _GraceS = 10.0,
     typed: _Typed = False,
     follow: _Follow = None,
+    accept_pushes: _AcceptPushes = False,
+    insecure: _Insecure = False,
+    allow_host: _AllowHost = None,
+    trust: _Trust = None,
+    trust_unsigned: _TrustUnsigned = False,
+    trust_old: _TrustOld = False,
 ) -> None:
     """Serve exported models until SIGTERM, which lets requests under way end.
 
     Prints each address it listens on as one line. gRPC speaks TensorFlow Serving's and KServe's
     protocols; HTTP has `/v1/models/NAME:predict`, `/healthz` and `/metrics`.
     """
-    from ..serving.process import ServePlan, find_models, stop_by_signals
+    from ..serving.process import Access, ServePlan, find_models, stop_by_signals
     from ..serving.process import serve as run
     from ..serving.tls import Tls
 
@@ -98,5 +140,14 @@ def serve(
         grace_s=grace_s,
         compat="typed" if typed else None,
         follow=tuple(follow or ()),
+        access=Access(
+            accept_pushes=accept_pushes,
+            insecure=insecure,
+            hosts=tuple(allow_host or ()),
+            trust=trust,
+            trust_unsigned=trust_unsigned,
+            trust_old=trust_old,
+        ),
     )
-    run(plan, lambda line: typer.echo(line), stop_by_signals())
+    with shown_log():
+        run(plan, lambda line: typer.echo(line), stop_by_signals())

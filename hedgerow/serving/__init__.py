@@ -11,6 +11,7 @@ from .channels import ClientTls as ClientTls
 from .client import PredictionClient as PredictionClient
 from .export import export as export
 from .model import ServingError as ServingError
+from .process import Access as Access
 from .publish_strict import publish_strict as publish_strict
 from .registry import Registry as Registry
 from .replica import Replica as Replica
@@ -18,6 +19,7 @@ from .server import PredictionServer as PredictionServer
 from .tls import Tls as Tls
 
 __all__ = [
+    "Access",
     "Batching",
     "ClientTls",
     "PredictionClient",

@@ -117,10 +117,10 @@ def _inputs(model: Model, request: PredictRequest) -> tuple[str, Tensors, bool]:
     key, signature = calls.signature_of(model, request.model_spec.signature_name)
     given, found, raw = request.inputs, {}, False
     calls.check_names(signature, given)
-    for alias, spec in signature.inputs.items():
+    for alias in signature.inputs:
         message = given[alias]
         raw = raw or bool(message.tensor_content)
-        found[alias] = calls.checked(key, alias, spec, _read(message, alias))
+        found[alias] = calls.checked(key, alias, signature, _read(message, alias))
     return key, found, raw
 
 

@@ -5,12 +5,13 @@ from __future__ import annotations
 import inspect
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from ..core import checks
 from ..core.errors import ConfigError, DtypeError, InputError
 from ..core.id_batch import IdBatch
 from ..nn.pytree import traced_batch
@@ -22,27 +23,38 @@ _SAMPLES = 5  # of the batch a graph is traced with; 0 and 1 would become part o
 
 @dataclass(frozen=True, slots=True)
 class Numbers:
-    """A tensor with one entry a sample: its name, element type and the sizes after the first."""
+    """A tensor with one entry a sample: its name, element type and the sizes after the first.
+
+    One that is `implied` holds no number, as the dense columns of data without any: no client
+    sends it.
+    """
 
     name: str
     dtype: torch.dtype
     sizes: tuple[int, ...]
+    implied: bool = False
 
     def specs(self) -> dict[str, TensorSpec]:
         """Itself."""
-        return {self.name: TensorSpec(self.dtype, (None, *self.sizes))}
+        return {} if self.implied else {self.name: TensorSpec(self.dtype, (None, *self.sizes))}
 
     def to_dict(self) -> dict[str, Any]:
         """Fit for JSON."""
-        return {"name": self.name, "dtype": dtype_name(self.dtype), "sizes": list(self.sizes)}
+        implied = {"implied": True} if self.implied else {}
+        plain = {"name": self.name, "dtype": dtype_name(self.dtype), "sizes": list(self.sizes)}
+        return {**plain, **implied}
 
 
 @dataclass(frozen=True, slots=True)
 class Ids:
-    """An IdBatch: of every feature all ids, how many each sample has, and their weights if any."""
+    """An IdBatch: of every feature all ids, how many each sample has, and their weights if any.
+
+    Strings of a feature that `fields` names become `hr.id64(value, field)`.
+    """
 
     features: tuple[str, ...]
     weighted: bool
+    fields: Mapping[str, str] = field(default_factory=dict)
 
     def specs(self) -> dict[str, TensorSpec]:
         """Two or three inputs a feature."""
@@ -55,7 +67,8 @@ class Ids:
 
     def to_dict(self) -> dict[str, Any]:
         """Fit for JSON."""
-        return {"features": list(self.features), "weighted": self.weighted}
+        fields = {"fields": dict(self.fields)} if self.fields else {}
+        return {"features": list(self.features), "weighted": self.weighted, **fields}
 
     def batch(self, inputs: Mapping[str, Tensor]) -> IdBatch:
         """The batch, without a look at values: a graph is traced through it."""
@@ -82,14 +95,25 @@ class Arguments:
 
     each: tuple[Numbers | Ids, ...]
 
+    @property
+    def sent(self) -> list[Numbers | Ids]:
+        """Those of which clients send something."""
+        return [one for one in self.each if isinstance(one, Ids) or not one.implied]
+
     @staticmethod
-    def of(model: nn.Module, example: object) -> Arguments:
-        """Those of the model's forward, told from an example: one argument, or a tuple of them."""
+    def of(model: nn.Module, example: object, fields: Mapping[str, str] | None = None) -> Arguments:
+        """Those of the model's forward, told from an example: one argument, or a tuple of them.
+
+        `fields` says what strings of features are hashed with.
+        """
         given = example if isinstance(example, tuple | list) else (example,)
         named = [*inspect.signature(model.forward).parameters.values()]
         names = [p.name for p in named if p.kind is not p.VAR_POSITIONAL]
         names += [f"input_{i}" for i in range(len(names), len(given))]
-        made = Arguments(tuple(_argument(n, a) for n, a in zip(names, given, strict=False)))
+        hashed = _checked_fields(fields or {}, given)
+        has_ids = any(isinstance(one, IdBatch) for one in given)
+        parts = (_argument(n, a, hashed, has_ids) for n, a in zip(names, given, strict=False))
+        made = Arguments(tuple(parts))
         if not made.each:
             raise InputError("example is empty; give the model's arguments for one batch.")
         counts = Counter(name for argument in made.each for name in argument.specs())
@@ -105,21 +129,37 @@ class Arguments:
         """All inputs, in the order in which the graph takes them."""
         return {name: spec for one in self.each for name, spec in one.specs().items()}
 
+    def fields(self) -> dict[str, str]:
+        """Of every input that may be strings, what they are hashed with."""
+        return {
+            name: field
+            for one in self.each
+            if isinstance(one, Ids)
+            for name, field in one.fields.items()
+        }
+
     def samples(self) -> str:
         """An input that has one entry a sample."""
-        first = self.each[0]
+        first = self.sent[0]
         return first.name if isinstance(first, Numbers) else first.features[0] + LENGTHS
 
     def build(self, inputs: Mapping[str, Tensor]) -> list[Tensor | IdBatch]:
         """What the model is called with."""
-        return [
-            inputs[one.name] if isinstance(one, Numbers) else one.batch(inputs) for one in self.each
-        ]
+        found: list[Tensor | IdBatch] = []
+        for one in self.each:
+            if isinstance(one, Ids):
+                found.append(one.batch(inputs))
+            elif one.implied:
+                samples = inputs[self.samples()].shape[0]
+                found.append(torch.zeros(samples, *one.sizes, dtype=one.dtype))
+            else:
+                found.append(inputs[one.name])
+        return found
 
     def made_up(self) -> dict[str, Tensor]:
         """Inputs to trace a graph with, none of whose sizes is special or equal by accident."""
         found: dict[str, Tensor] = {}
-        for one in self.each:
+        for one in self.sent:
             if isinstance(one, Numbers):
                 found[one.name] = torch.zeros(_SAMPLES, *one.sizes, dtype=one.dtype)
                 continue
@@ -136,7 +176,7 @@ class Arguments:
         """Which sizes of the inputs may change: samples, and the ids of each feature."""
         samples = torch.export.Dim("samples")
         found: list[dict[int, Any]] = []
-        for one in self.each:
+        for one in self.sent:
             if isinstance(one, Numbers):
                 found.append({0: samples})
                 continue
@@ -162,25 +202,46 @@ def dtype_name(dtype: torch.dtype) -> str:
 
 def dtype_of(name: str) -> torch.dtype:
     """The type of a name."""
-    found = getattr(torch, name, None)
+    found = getattr(torch, name, None) if isinstance(name, str) else None
     if not isinstance(found, torch.dtype):
         raise DtypeError(f"{name!r} is no element type of torch.")
     return found
 
 
 def _from_dict(plain: Mapping[str, Any]) -> Numbers | Ids:
+    """One argument, each field of its type."""
     if "features" in plain:
-        return Ids(tuple(plain["features"]), bool(plain["weighted"]))
-    return Numbers(plain["name"], dtype_of(plain["dtype"]), tuple(plain["sizes"]))
+        features, fields = plain["features"], plain.get("fields", {})
+        texts = [*features, *fields, *fields.values()]
+        known = bool(features) and {*fields} <= {*features}
+        if not known or not all(isinstance(text, str) for text in texts):
+            raise ConfigError(f"features are {features!r} with fields {fields!r}")
+        return Ids(tuple(features), plain["weighted"] is True, dict(fields))
+    name, sizes = plain["name"], plain["sizes"]
+    if not isinstance(name, str) or not all(type(n) is int and n >= 0 for n in sizes):
+        raise ConfigError(f"input {name!r} has sizes {sizes!r}")
+    return Numbers(name, dtype_of(plain["dtype"]), tuple(sizes), plain.get("implied") is True)
 
 
-def _argument(name: str, given: object) -> Numbers | Ids:
+def _checked_fields(fields: Mapping[str, str], given: Sequence[object]) -> Mapping[str, str]:
+    known = [name for one in given if isinstance(one, IdBatch) for name in one.names]
+    for name, value in fields.items():
+        if name not in known:
+            checks.unknown("feature in fields", name, known)
+        if not isinstance(value, str):
+            raise ConfigError(f"the field of {name!r} is {value!r}; it must be a str.")
+    return fields
+
+
+def _argument(name: str, given: object, fields: Mapping[str, str], has_ids: bool) -> Numbers | Ids:
     if isinstance(given, IdBatch):
         if not given.names:
             raise InputError(f"{name} of the example is an IdBatch without features.")
-        return Ids(given.names, given.weights is not None)
+        own = {feature: fields[feature] for feature in given.names if feature in fields}
+        return Ids(given.names, given.weights is not None, own)
     if isinstance(given, Tensor) and given.dim():
-        return Numbers(name, given.dtype, tuple(given.shape[1:]))
+        sizes = tuple(given.shape[1:])
+        return Numbers(name, given.dtype, sizes, implied=has_ids and 0 in sizes)
     what = "a tensor without sizes" if isinstance(given, Tensor) else f"a {type(given).__name__}"
     raise DtypeError(
         f"{name} of the example is {what}; a served model takes tensors with one entry a sample, "

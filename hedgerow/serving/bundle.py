@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import logging
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from os import PathLike
 from pathlib import Path
 from typing import Any
 
@@ -10,46 +14,126 @@ import torch
 from torch import Tensor
 
 from ..core import registry
-from ..core.errors import ConfigError, DtypeError, FileDamagedError, NotSupportedError
+from ..core.errors import FileDamagedError, HedgerowError, NotSupportedError
 from ..nn.read_op import ReadableRows
 from ..routing.router import Router
 from ..tables.config import TableConfig
 from ..tables.multi.host_tables import HostTables
 from .arguments import Arguments, dtype_of
+from .bundle_files import check_plain, checked_bytes
+from .bundle_keys import check_signature, read_key
 from .check_inputs import answers, check_batch, check_specs
 from .dense_program import DenseProgram
 from .followed import Followed
-from .manifest import PROGRAM, ROWS, Manifest, check_files, read_manifest
+from .joining import SAMPLES
+from .manifest import (
+    MANIFEST,
+    OLD_PROGRAM,
+    PROGRAM_FILES,
+    ROWS,
+    Manifest,
+    manifest_bytes,
+    parse_manifest,
+)
 from .model import DEFAULT_SIGNATURE, Joining, Model, Signature, Tensors, TensorSpec
+from .old_program import read_old_program
 from .program import read_program
 from .remote_rows import Ask, RemoteRows
 from .row_signatures import row_signatures
 from .rows import read_rows
 
 
-def load_bundle(folder: Path, name: str, *, ask: Ask | None = None) -> Model:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BundleTrust:
+    """Which bundles are loaded.
+
+    With `keys` only those that one of them signed. `unsigned` allows others. `old` allows bundles
+    of release 0.1, whose files can run code: only those whose makers are trusted.
+
+    >>> BundleTrust().unsigned, BundleTrust.of(unsigned=False).keys
+    (True, ())
+    """
+
+    keys: tuple[bytes, ...] = ()
+    unsigned: bool = True
+    old: bool = False
+
+    @staticmethod
+    def of(
+        *, key: str | PathLike[str] | None = None, unsigned: bool = True, old: bool = False
+    ) -> BundleTrust:
+        """With the key of a file; only what it signed is loaded then."""
+        keys = () if key is None else (read_key(Path(key)),)
+        return BundleTrust(keys=keys, unsigned=unsigned and not keys, old=old)
+
+    def check(self, folder: Path, manifest: Manifest, data: bytes) -> None:
+        """Refuses a bundle that is not trusted; `data` are the bytes of its manifest."""
+        if self.keys:
+            check_signature(folder, self.keys, data)
+        elif not self.unsigned:
+            raise FileDamagedError(
+                f"{folder}: a server that other machines can reach loads signed bundles alone. "
+                f"Sign them and pass --trust KEY, or say --trust-unsigned."
+            )
+        if manifest.is_old and not self.old:
+            raise FileDamagedError(
+                f"{folder} was written by release 0.1, whose files can run code when they are "
+                f"read. Export it again, or, if you trust who made it, load it with trusted=True "
+                f"(`hedgerow serve --trust-old`)."
+            )
+
+
+def load_bundle(
+    folder: str | PathLike[str],
+    name: str,
+    *,
+    ask: Ask | None = None,
+    key: str | PathLike[str] | None = None,
+    trusted: bool = False,
+) -> Model:
     """A version of a model, ready to answer, under the name `name`.
 
     Every byte is checked first: a bundle that is cut off, changed or of another form is refused.
-    `ask` brings rows from the servers of a model that was exported with `servers`.
+    Nothing in a bundle is run as code. `ask` brings rows from the servers of a model that was
+    exported with `servers`. `key` is a file with a key that must have signed it. `trusted` allows
+    bundles of release 0.1, which can run code: only from makers whom you trust.
     """
-    folder = Path(folder)
-    manifest = read_manifest(folder)
-    _check_version(folder, manifest)
-    check_files(folder, manifest)
+    return load_trusted(Path(folder), name, BundleTrust.of(key=key, old=trusted), ask=ask)
+
+
+def load_trusted(folder: Path, name: str, trust: BundleTrust, *, ask: Ask | None = None) -> Model:
+    """As load_bundle(); what is loaded is logged: version, rows, seconds and where it came from."""
+    begin_s = time.monotonic()
     try:
-        configs = {n: TableConfig.from_dict(plain) for n, plain in manifest.tables.items()}
-        rows = _rows(folder, manifest, configs, ask)
-        return _model(folder, manifest, name, rows)
-    except (ConfigError, DtypeError, KeyError, TypeError) as error:
-        raise FileDamagedError(f"the manifest of {folder} makes no sense: {error}.") from error
+        model = _load(folder, name, trust, ask)
+    except HedgerowError:
+        raise
+    except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:
+        reason = f"{type(error).__name__}: {error}"
+        raise FileDamagedError(f"the manifest of {folder} makes no sense: {reason}.") from error
+    except (OSError, RuntimeError) as error:
+        raise FileDamagedError(f"{folder} cannot be loaded: {error}.") from error
+    rows = 0 if model.followed is None else model.followed.rows()
+    logging.getLogger("hedgerow").info(
+        "loaded version %d of model %s: %d rows in %.2f s from %s",
+        *(model.version, name, rows, time.monotonic() - begin_s, folder),
+    )
+    return model
 
 
-def _check_version(folder: Path, manifest: Manifest) -> None:
-    if folder.resolve().name != str(manifest.version):
-        raise FileDamagedError(
-            f"{folder} holds version {manifest.version}; its folder must have that name."
-        )
+def _load(folder: Path, name: str, trust: BundleTrust, ask: Ask | None) -> Model:
+    data = manifest_bytes(folder)
+    manifest = parse_manifest(folder / MANIFEST, data)
+    trust.check(folder, manifest, data)
+    check_plain(folder)
+    program = (OLD_PROGRAM,) if manifest.is_old else PROGRAM_FILES
+    for file in program if manifest.arguments is not None else ():
+        if file not in manifest.files:
+            raise FileDamagedError(f"the manifest of {folder} names no {file}.")
+    files = checked_bytes(folder, manifest.files, () if manifest.is_old else PROGRAM_FILES)
+    configs = {n: TableConfig.from_dict(dict(p)) for n, p in manifest.tables.items()}
+    rows = _rows(folder, manifest, configs, ask)
+    return _Loading(folder, manifest, files, rows).model(name)
 
 
 def _rows(
@@ -69,35 +153,68 @@ def _rows(
     return RemoteRows(dims, _routers(manifest), ask or (lambda _: {}))
 
 
-def _model(folder: Path, manifest: Manifest, name: str, rows: ReadableRows) -> Model:
-    signatures: dict[str, Signature] = {}
-    close: list[Callable[[], None]] = []
-    program: DenseProgram | None = None
-    if manifest.arguments is not None:
-        make, shared_name = read_program(folder / PROGRAM, rows)
-        program = DenseProgram(make)
-        signatures[DEFAULT_SIGNATURE] = _default(manifest, program)
-        close.append(lambda: registry.release(shared_name, rows))
-    store = rows if isinstance(rows, HostTables) else None
-    followed = Followed(store, **_place(manifest), program=program)
-    if store is not None:
-        own = row_signatures(store, manifest.multi_table, followed.stamp)
-        signatures |= followed.guarded(own)
-        close.append(store.clear)
+class _Loading:
+    """A bundle whose rows are there, to become a model."""
 
-    def free() -> None:
-        for one in close:
+    def __init__(
+        self, folder: Path, manifest: Manifest, files: Mapping[str, bytes], rows: ReadableRows
+    ) -> None:
+        self._folder, self._manifest, self._files, self._rows = folder, manifest, files, rows
+        self._close: list[Callable[[], None]] = []
+
+    def model(self, name: str) -> Model:
+        """The model with all its signatures."""
+        manifest, rows = self._manifest, self._rows
+        store = rows if isinstance(rows, HostTables) else None
+        if store is not None:
+            self._close.append(store.clear)
+        try:
+            signatures, program = self._graph()
+            followed = Followed(store, **self._place(), program=program)
+            if store is not None:
+                own = row_signatures(store, manifest.multi_table, followed.stamp)
+                signatures |= followed.guarded(own)
+        except BaseException:
+            self.free()
+            raise
+        return Model(name, self._version(), signatures, self.free, followed)
+
+    def free(self) -> None:
+        """Gives everything back."""
+        for one in self._close:
             one()
 
-    return Model(name, manifest.version, signatures, free, followed)
+    def _version(self) -> int:
+        """That of the folder: a copy under another number is that version."""
+        name = self._folder.resolve().name
+        is_number = name.isascii() and name.isdecimal() and len(name) < 19
+        return int(name) if is_number else self._manifest.version
 
+    def _graph(self) -> tuple[dict[str, Signature], DenseProgram | None]:
+        manifest, rows = self._manifest, self._rows
+        if manifest.arguments is None:
+            return {}, None
+        arguments = Arguments.from_list(manifest.arguments)
+        inputs = [*arguments.specs()]
+        if manifest.is_old:
+            program, shared = read_old_program(self._folder / OLD_PROGRAM, inputs, rows)
+        else:
+            program, shared = read_program(self._files, inputs, rows)
+        self._close.append(lambda: registry.release(shared, rows))
+        if program.outputs() != [*(manifest.outputs or {})]:
+            raise FileDamagedError(
+                f"the graph of {self._folder} gives {program.outputs()}; the manifest says "
+                f"{[*(manifest.outputs or {})]}."
+            )
+        return {DEFAULT_SIGNATURE: _default(manifest, arguments, program)}, program
 
-def _place(manifest: Manifest) -> dict[str, Any]:
-    """Which rows are here: all, or those of one of several servers."""
-    if manifest.servers <= 1 or not manifest.holds_rows:
-        return {}
-    number = int(manifest.sub_graph.removeprefix("ps_"))
-    return {"shard": number, "routers": _routers(manifest)}
+    def _place(self) -> dict[str, Any]:
+        """Which rows are here: all, or those of one of several servers."""
+        manifest = self._manifest
+        if manifest.servers <= 1 or not manifest.holds_rows:
+            return {}
+        number = int(manifest.sub_graph.removeprefix("ps_"))
+        return {"shard": number, "routers": _routers(manifest)}
 
 
 def _routers(manifest: Manifest) -> dict[str, Router]:
@@ -107,8 +224,9 @@ def _routers(manifest: Manifest) -> dict[str, Router]:
     }
 
 
-def _default(manifest: Manifest, run: Callable[[list[Tensor]], Tensors]) -> Signature:
-    arguments = Arguments.from_list(manifest.arguments or [])
+def _default(
+    manifest: Manifest, arguments: Arguments, run: Callable[[list[Tensor]], Tensors]
+) -> Signature:
     inputs = arguments.specs()
     outputs = {
         name: TensorSpec(dtype_of(plain["dtype"]), tuple(plain["shape"]))
@@ -126,6 +244,10 @@ def _default(manifest: Manifest, run: Callable[[list[Tensor]], Tensors]) -> Sign
 
     cuts = {name: plain.get("cut") for name, plain in (manifest.outputs or {}).items()}
     joining = None
-    if all(cuts.values()):  # none of a bundle that an older release wrote
+    if all(cuts.values()):  # none of a model that looks across its samples
+        for name, cut in cuts.items():
+            if cut != SAMPLES and cut not in outputs:
+                raise FileDamagedError(f"output {name!r} is cut by {cut!r}, which is no output.")
         joining = Joining(arguments.samples(), cuts, check)
-    return Signature(inputs, outputs, answers(inputs, predict), joining)
+    run_checked = answers(inputs, predict)
+    return Signature(inputs, outputs, run_checked, joining, fields=arguments.fields())

@@ -9,6 +9,7 @@ from torch import Tensor
 
 from ..core.errors import HedgerowError, OutOfMemoryError, StateError
 from ..wire.buffers import Array
+from ..wire.text_ids import ids_of_text
 from .model import DEFAULT_SIGNATURE, Model, ServingError, Signature, Tensors, TensorSpec
 
 P = ParamSpec("P")
@@ -68,8 +69,11 @@ def _unknown(kind: str, alias: str, known: Iterable[str]) -> ServingError:
     )
 
 
-def checked(key: str, alias: str, spec: TensorSpec, value: Tensor | Array) -> Tensor:
-    """An input of the type and shape that the signature wants."""
+def checked(key: str, alias: str, signature: Signature, value: Tensor | Array) -> Tensor:
+    """An input of the type and shape that the signature wants; strings become ids where it does."""
+    spec = signature.inputs[alias]
+    if alias in signature.fields and not isinstance(value, Tensor) and value.dtype == object:
+        value = ids_of_text(value, signature.fields[alias])
     if not isinstance(value, Tensor) or not spec.takes(value):
         found = _told(value.dtype, value.shape)
         raise ServingError(

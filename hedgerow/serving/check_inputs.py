@@ -54,14 +54,14 @@ def check_batch(arguments: Arguments, inputs: Tensors) -> None:
     samples = _samples(arguments, inputs)
     if len(set(samples.values())) > 1:
         raise ServingError(INVALID, f"inputs differ in their number of samples: {samples}.")
-    for argument in arguments.each:
+    for argument in arguments.sent:
         if isinstance(argument, Ids):
             _check_lengths(argument, inputs)
 
 
 def _samples(arguments: Arguments, inputs: Tensors) -> dict[str, int]:
     found: dict[str, int] = {}
-    for argument in arguments.each:
+    for argument in arguments.sent:
         if isinstance(argument, Numbers):
             found[argument.name] = len(inputs[argument.name])
         else:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from os import PathLike
 from pathlib import Path
@@ -14,8 +15,10 @@ from ..core.clock import Clock, SystemClock
 from ..core.errors import DtypeError, StateError
 from ..nn.collection import collections_of, undressed
 from .arguments import Arguments
-from .manifest import MANIFEST, PROGRAM, ROWS, Manifest, file_entry, plain_outputs, read_manifest
-from .program import write_program
+from .bundle_files import entries_below
+from .bundle_keys import read_key, sign
+from .manifest import MANIFEST, ROWS, Manifest, plain_outputs, read_manifest
+from .program import trace
 from .row_signatures import multi_name
 from .rows import ServedTable, known_ids, plain_routing, served_tables, write_rows
 from .version_folders import check_sub_graph, next_version, publish
@@ -32,6 +35,9 @@ def export(
     rows: str = "fp32",
     name: str = ENTRY,
     servers: int = 0,
+    fields: Mapping[str, str] | None = None,
+    sigmoid: bool = False,
+    key: str | PathLike[str] | None = None,
     clock: Clock | None = None,
 ) -> Path:
     """Writes a version of a model that a server loads: `<path>/<name>/<version>`, which it gives.
@@ -39,6 +45,10 @@ def export(
     `example` is what the model is called with: one argument, or a tuple of them. Only names,
     types and widths are taken from it. `version` is the time in seconds if not given. `rows` is
     how a server keeps them: "fp32", "fp16" or "int8".
+
+    Clients may send strings for the features in `fields`, `{"user": "user"}` say: the server makes
+    `hr.id64(value, field)` of them, as training did. With `sigmoid` a model that gives logits is
+    served with probabilities. `key` is a file with a key that signs the bundle.
 
     With `servers` the rows go to bundles of their own, `<path>/ps_0` to `ps_<servers - 1>`, which
     are written first, and the model asks those who serve them. Every bundle is whole or not
@@ -64,10 +74,12 @@ def export(
     job = _Export(
         updates=_updates(model),  # before a row is looked at
         model=undressed(model),
-        arguments=Arguments.of(undressed(model), example),
+        arguments=Arguments.of(undressed(model), example, fields),
         tables=served_tables(model, rows),
         version=checks.count("version", version),
         servers=servers,
+        sigmoid=sigmoid,
+        key=None if key is None else read_key(key),
     )
     for i, own in enumerate(names):
         job.write(base / own / str(version), i if i < servers else None)
@@ -88,6 +100,8 @@ class _Export:
     tables: dict[str, ServedTable]
     version: int
     servers: int
+    sigmoid: bool
+    key: bytes | None
 
     def write(self, folder: Path, server: int | None) -> None:
         """The bundle of a server of rows, or of the model itself."""
@@ -101,11 +115,11 @@ class _Export:
         outputs = None
         if server is None:
             known = known_ids(self.model, self.tables)
-            specs, cuts = write_program(self.model, self.arguments, part / PROGRAM, known)
-            outputs = plain_outputs(specs, cuts)
+            written = trace(self.model, self.arguments, known, sigmoid=self.sigmoid)
+            written.save(part)
+            outputs = plain_outputs(written.outputs, written.cuts)
         if holds_rows:
             write_rows(self.tables, part / ROWS, server or 0, max(1, self.servers))
-        files = [f for f in (PROGRAM, f"{ROWS}/manifest.json") if (part / f).exists()]
         manifest = Manifest(
             sub_graph=sub_graph,
             version=self.version,
@@ -117,9 +131,12 @@ class _Export:
             servers=self.servers,
             multi_table=multi_name(server or 0),
             made_with={"torch": str(torch.__version__)},
-            files={name: file_entry(part / name) for name in files},
+            files=entries_below(part),
         )
-        (part / MANIFEST).write_text(manifest.to_text())
+        text = manifest.to_text()
+        (part / MANIFEST).write_text(text)
+        if self.key is not None:
+            sign(part, self.key, text.encode())
         if _updates(self.model) != self.updates:
             raise StateError(
                 f"the model was trained while version {self.version} of {sub_graph} was written, "

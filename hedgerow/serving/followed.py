@@ -62,6 +62,10 @@ class Followed:
             name, version, self.incarnation, dims, self._shard, shards, routers, dense
         )
 
+    def rows(self) -> int:
+        """How many rows are here, of all tables."""
+        return 0 if self._store is None else self._store.size()
+
     def shards(self) -> list[ShardStatus]:
         """How fresh the rows of each trainer shard are."""
         with self._lock:
@@ -181,7 +185,7 @@ class Followed:
                 self._generation += 1
                 made = PushSession(token, publisher, (shard, shards), self._generation, routers)
                 self._sessions[shard] = made
-        return {"session": token, "rows": 0 if self._store is None else self._store.size()}
+        return {"session": token, "rows": self.rows()}
 
     def sweep(self, asked: Mapping[str, Any]) -> dict[str, Any]:
         """Removes a slice of the shard's rows that its session did not send."""

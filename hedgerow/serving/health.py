@@ -6,6 +6,7 @@ import threading
 from typing import TYPE_CHECKING, Any
 
 from .endpoints import SERVICES
+from .standard_services import add_services
 
 if TYPE_CHECKING:
     from .registry import Registry
@@ -17,13 +18,13 @@ class Health:
     """Tells the state of a registry for "" and each service; owns a lock."""
 
     def __init__(self, registry: Registry, server: Any) -> None:
-        from grpc_health.v1 import health, health_pb2_grpc
+        from grpc_health.v1 import health
 
         self._registry = registry
         self._lock = threading.Lock()  # what is told last is what was true last
         self._last: bool | None = None
         self._told = health.HealthServicer()
-        health_pb2_grpc.add_HealthServicer_to_server(self._told, server)
+        add_services(server, {HEALTH_SERVICE: self._told})
         registry.subscribe(self._tell)
         self._tell()
 

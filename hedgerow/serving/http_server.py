@@ -8,7 +8,7 @@ import socket
 import ssl
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from contextlib import suppress
 from dataclasses import dataclass
 from http import HTTPStatus
@@ -16,6 +16,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import TYPE_CHECKING, Any, Self
 
 from ..core.errors import InputError
+from .http_door import Door
 from .http_reader import RequestReader
 
 if TYPE_CHECKING:
@@ -51,7 +52,10 @@ Respond = Callable[[str, str, bytes], Answer]
 
 
 class HttpServer:
-    """Answers requests by `respond`; `address` tells the port. Owns a lock."""
+    """Answers requests by `respond`; `address` tells the port. Owns a lock.
+
+    `hosts` are names under which clients reach it, beside those that Door.of() knows.
+    """
 
     def __init__(
         self,
@@ -60,13 +64,15 @@ class HttpServer:
         *,
         tls: Tls | None = None,
         limits: Limits = DEFAULT_LIMITS,
+        hosts: Collection[str] = (),
     ) -> None:
         host, _, port = address.rpartition(":")
         if not host or not port.isdecimal():
             raise InputError(f"address is {address!r}; give HOST:PORT, or port 0 for a free one.")
         context = None if tls is None else _context(tls)
         try:
-            self._server = _Server(host.strip("[]"), int(port), respond, context, limits)
+            door = Door.of(address, hosts)
+            self._server = _Server(host.strip("[]"), int(port), respond, context, limits, door)
         except (OSError, OverflowError) as error:
             raise InputError(f"address {address!r} cannot be listened on: {error}.") from error
         self.address = f"{host}:{self._server.server_address[1]}"
@@ -114,8 +120,9 @@ class _Server(ThreadingHTTPServer):
         respond: Respond,
         context: ssl.SSLContext | None,
         limits: Limits,
+        door: Door,
     ) -> None:
-        self.respond, self.limits, self._context = respond, limits, context
+        self.respond, self.limits, self.door, self._context = respond, limits, door, context
         self.address_family = socket.AF_INET6 if ":" in host else socket.AF_INET
         self._lock = threading.Condition()
         self._open: set[socket.socket] = set()
@@ -246,16 +253,28 @@ class _Handler(BaseHTTPRequestHandler):
         if len(text) > 18 or int(text) > most:
             self._refuse(413, f"the body has {text[:18]} bytes; at most {most}.")
             return
+        if self.headers.get_content_type() != "application/json":
+            self._refuse(415, "the body must be JSON; send it with Content-Type: application/json.")
+            return
         self._answer(int(text))
 
     def _is_clear(self) -> bool:
-        """Whether every reader finds the same headers, and so the same end of the request."""
+        """Whether every reader finds the same headers, and so the same end of the request; and
+        whether it was meant for this server.
+        """
         lengths = self.headers.get_all("Content-Length") or []
         broken = bool(self.headers.defects) or self.rfile.unclear  # type: ignore[attr-defined]
         if broken or len(lengths) > 1:
             self._refuse(400, "the headers are unclear; send each once, as `Name: value`.")
             return False
-        return True
+        hosts, origins = (self.headers.get_all(name) or [] for name in ("Host", "Origin"))
+        if len(hosts) > 1 or len(origins) > 1 or (not hosts and self.request_version > "HTTP/1.0"):
+            self._refuse(400, "send one Host header, and at most one Origin.")
+            return False
+        reason = self.server.door.refusal("".join(hosts), origins[0] if origins else None)
+        if reason:
+            self._refuse(403, reason)
+        return not reason
 
     def send_error(self, code: int, message: str | None = None, explain: str | None = None) -> None:
         """What http.server refuses, in the form of our other errors."""

@@ -91,7 +91,7 @@ def _drawn(
     arguments: Arguments, known: Mapping[str, Tensor], samples: int, draw: torch.Generator
 ) -> dict[str, Tensor]:
     found: dict[str, Tensor] = {}
-    for one in arguments.each:
+    for one in arguments.sent:
         if isinstance(one, Numbers):
             found[one.name] = _numbers(one, samples, draw)
             continue

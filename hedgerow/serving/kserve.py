@@ -70,8 +70,7 @@ def infer(
         calls.check_names(signature, given)
         wanted = calls.wanted_outputs(signature, [output.name for output in request.outputs])
         inputs = {
-            alias: calls.checked(key, alias, spec, given[alias])
-            for alias, spec in signature.inputs.items()
+            alias: calls.checked(key, alias, signature, given[alias]) for alias in signature.inputs
         }
         outputs = calls.run(key, signature, inputs, wanted)
         response = kserve.ModelInferResponse(

@@ -60,7 +60,7 @@ class Metrics:
             self._counts.add((path, "", None, "", code), seconds, None)
             return
         signature = model.signatures.get(key)
-        kind = (path, name, model.version, "" if signature is None else key, code)
+        kind = (path, model.name, model.version, "" if signature is None else key, code)
         rows = None
         if code == "OK" and path.endswith(_PREDICTS):
             signature = signature or model.signatures.get(DEFAULT_SIGNATURE)

@@ -74,6 +74,8 @@ class Signature:
     joining: Joining | None = None
     method: str = PREDICT_METHOD
     answer_plain: AnswerPlain | None = None
+    fields: Mapping[str, str] = field(default_factory=dict)
+    pushes: bool = False
 
     def row_input(self) -> str:
         """The input with one entry a sample; where `joining` says none, the first."""

@@ -6,7 +6,7 @@ import signal
 import threading
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from ..core.errors import FileMissingError, InputError, JobFailedError
@@ -14,7 +14,9 @@ from ..sync.roster import Announcer
 from ..wire.tensors import Compat
 from .ask_rows import ask_rows
 from .batching import Batching
-from .bundle import load_bundle
+from .bundle import BundleTrust, load_trusted
+from .export import ENTRY
+from .exposure import check_exposed, is_local
 from .metrics import Metrics
 from .policies import Policy, Specific, policy_of
 from .registry import Registry
@@ -23,6 +25,24 @@ from .rest import RestServer
 from .rows_from import rows_from
 from .server import PredictionServer
 from .tls import Tls
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Access:
+    """Who may do what: clients push, others reach it without TLS, HTTP clients call it `hosts`.
+
+    `trust` is a file with a key that signs bundles: then others are refused.
+
+    >>> Access(insecure=True).accept_pushes
+    False
+    """
+
+    accept_pushes: bool = False
+    insecure: bool = False
+    hosts: tuple[str, ...] = ()
+    trust: Path | None = None
+    trust_unsigned: bool = False
+    trust_old: bool = False  # bundles of release 0.1, whose files can run code
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -38,6 +58,21 @@ class ServePlan:
     grace_s: float = 10.0
     compat: Compat = None
     follow: tuple[str, ...] = ()
+    access: Access = field(default_factory=lambda: Access())
+
+    @property
+    def accepts_pushes(self) -> bool:
+        """Whether clients may change rows and weights; who follows a publisher lets it."""
+        return self.access.accept_pushes or bool(self.follow)
+
+    @property
+    def trust(self) -> BundleTrust:
+        """Which bundles are loaded: unsigned ones only where no other machine reaches this one."""
+        local = all(is_local(one) for one in (self.grpc, self.http) if one is not None)
+        how = self.access
+        return BundleTrust.of(
+            key=how.trust, unsigned=local or how.trust_unsigned, old=how.trust_old
+        )
 
 
 def find_models(
@@ -53,18 +88,27 @@ def find_models(
         raise FileMissingError(f"there is no folder {folder}; name what export() wrote.")
     own = folder.resolve()
     if _has_versions(own):
-        return ((name or own.name, own, policy_of(policy)),)
+        return ((name or _name(own), own, policy_of(policy)),)
     if _is_version(own):
         if policy != "latest":
             raise InputError(f"{folder} is one version; --policy needs the folder above it.")
-        return ((name or own.parent.name, own.parent, Specific((int(own.name),))),)
+        return ((name or _name(own.parent), own.parent, Specific((int(own.name),))),)
     found = sorted(path for path in own.iterdir() if path.is_dir() and _has_versions(path))
     if not found:
         raise FileMissingError(f"{folder} holds no version of a model; name what export() wrote.")
     if name is not None and len(found) > 1:
         names = ", ".join(path.name for path in found)
         raise InputError(f"{folder} holds several models ({names}); --name fits only one.")
-    return tuple((name or path.name, path, policy_of(policy)) for path in found)
+    return tuple((name or _name(path), path, policy_of(policy)) for path in found)
+
+
+def _name(folder: Path) -> str:
+    """A model's name: that of its folder; of the sub graph `entry` that of the folder above.
+
+    >>> _name(Path("/models/ctr/entry")), _name(Path("/models/ctr/ps_0"))
+    ('ctr', 'ps_0')
+    """
+    return (folder.parent.name if folder.name == ENTRY else "") or folder.name
 
 
 def _is_version(path: Path) -> bool:
@@ -94,19 +138,38 @@ def open_servers(
     plan: ServePlan, stack: ExitStack
 ) -> tuple[Registry, PredictionServer, RestServer | None]:
     """Loads the models and makes their servers, which are not started; `stack` closes all."""
+    for address in (plan.grpc, plan.http):  # before a bundle is read
+        if address is not None:
+            encrypted, insecure = plan.tls is not None, plan.access.insecure
+            check_exposed(address, encrypted=encrypted, insecure=insecure)
     registry = _registry(plan, stack)
     stack.callback(registry.close)
+    entries = [name for name, folder, _ in plan.models if folder.name == ENTRY]
+    if len(entries) == 1:
+        registry.alias(ENTRY, entries[0])
     for name, folder, policy in plan.models:
         registry.watch(name, folder, policy)
     _check_ready(registry, [name for name, _, _ in plan.models])
     metrics = Metrics(registry)
     server = PredictionServer(
-        registry, plan.grpc, tls=plan.tls, compat=plan.compat, observe=metrics.observe
+        registry,
+        plan.grpc,
+        tls=plan.tls,
+        compat=plan.compat,
+        observe=metrics.observe,
+        insecure=plan.access.insecure,
     )
     stack.callback(server.stop, plan.grace_s)
     rest = None
     if plan.http is not None:
-        rest = RestServer(registry, plan.http, tls=plan.tls, metrics=metrics)
+        rest = RestServer(
+            registry,
+            plan.http,
+            tls=plan.tls,
+            metrics=metrics,
+            hosts=plan.access.hosts,
+            insecure=plan.access.insecure,
+        )
         stack.callback(rest.stop, plan.grace_s)
     return registry, server, rest
 
@@ -118,7 +181,12 @@ def _registry(plan: ServePlan, stack: ExitStack) -> Registry:
         ask = ask_rows(stack.enter_context(Replicas(known)))
     elif plan.ps_from is not None:
         ask = stack.enter_context(rows_from(plan.ps_from))
-    return Registry(lambda folder, name: load_bundle(folder, name, ask=ask), batching=Batching())
+    trust = plan.trust
+    return Registry(
+        lambda folder, name: load_trusted(folder, name, trust, ask=ask),
+        batching=Batching(),
+        accept_pushes=plan.accepts_pushes,
+    )
 
 
 def _check_ready(registry: Registry, names: Sequence[str]) -> None:

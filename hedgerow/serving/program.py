@@ -1,39 +1,53 @@
-"""The dense graph of a model in a file: made by torch.export, with one op where rows are read."""
+"""The dense graph of a model in files: made by torch.export, with one op where rows are read."""
 
 from __future__ import annotations
 
+import json
 import secrets
-from collections.abc import Callable, Iterator, Mapping
+import warnings
+from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor, fx, nn
+from torch import Tensor, nn
 
 from ..core import registry
 from ..core.errors import FileDamagedError, InputError, NotSupportedError
 from ..core.ids import Ragged
 from ..nn.freeze import freeze
 from ..nn.frozen import FrozenRows
-from ..nn.read_op import ReadableRows, read_rows
+from ..nn.read_op import ReadableRows
 from .arguments import LENGTHS, Arguments
+from .dense_program import DenseProgram
+from .graph_reader import read_graph
+from .graph_writer import PlainGraph, plain_graph
 from .joining import Cuts, find_cuts
 from .model import TensorSpec
+from .tensor_file import read_tensors, tensor_bytes
 
+GRAPH, WEIGHTS, CONSTANTS = "graph.json", "weights.safetensors", "constants.safetensors"
 OUTPUT = "output"
 
 
 class ByName(nn.Module):
-    """A model whose inputs are the tensors of a request, and whose outputs have names."""
+    """A model whose inputs are the tensors of a request, and whose outputs have names.
 
-    def __init__(self, model: nn.Module, arguments: Arguments) -> None:
+    With `sigmoid` outputs of floats are probabilities in place of logits.
+    """
+
+    def __init__(self, model: nn.Module, arguments: Arguments, *, sigmoid: bool = False) -> None:
         super().__init__()
-        self.model, self._arguments = model, arguments
+        self.model, self._arguments, self._sigmoid = model, arguments, sigmoid
 
     def forward(self, inputs: list[Tensor]) -> dict[str, Tensor]:
         """Outputs by name."""
         named = dict(zip(self._arguments.specs(), inputs, strict=True))
-        return named_outputs(self.model(*self._arguments.build(named)))
+        found = named_outputs(self.model(*self._arguments.build(named)))
+        if self._sigmoid:
+            return {n: t.sigmoid() if t.is_floating_point() else t for n, t in found.items()}
+        return found
 
 
 def named_outputs(result: object) -> dict[str, Tensor]:
@@ -64,10 +78,25 @@ def _output(name: str, value: object) -> dict[str, Tensor]:
     )
 
 
-def write_program(
-    model: nn.Module, arguments: Arguments, path: Path, known: Mapping[str, Tensor]
-) -> tuple[dict[str, TensorSpec], Cuts | None]:
-    """Traces the model in eval, for any number of samples; what its outputs are, and their cuts.
+@dataclass(frozen=True, slots=True)
+class Written:
+    """What was traced: the outputs, how they are cut where requests ran together, the graph."""
+
+    outputs: dict[str, TensorSpec]
+    cuts: Cuts | None
+    graph: PlainGraph
+
+    def save(self, folder: Path) -> None:
+        """Writes the files of a bundle that hold it: JSON and plain tensors."""
+        (folder / GRAPH).write_text(json.dumps(self.graph.plain, allow_nan=False) + "\n")
+        (folder / WEIGHTS).write_bytes(tensor_bytes(self.graph.weights))
+        (folder / CONSTANTS).write_bytes(tensor_bytes(self.graph.constants))
+
+
+def trace(
+    model: nn.Module, arguments: Arguments, known: Mapping[str, Tensor], *, sigmoid: bool = False
+) -> Written:
+    """Traces the model in eval, for any number of samples.
 
     `known` has ids of each feature that own rows, to try the model with.
     """
@@ -75,7 +104,8 @@ def write_program(
         if tensor.device.type != "cpu":
             raise InputError(f"{name} is on {tensor.device}; export model.cpu().")
     frozen = freeze(model, name=f"export-{secrets.token_hex(6)}")
-    inputs, named = [*arguments.made_up().values()], ByName(frozen, arguments).eval()
+    inputs = [*arguments.made_up().values()]
+    named = ByName(frozen, arguments, sigmoid=sigmoid).eval()
     try:
         with torch.no_grad():
             program = torch.export.export(named, (inputs,), dynamic_shapes=(arguments.shapes(),))
@@ -84,50 +114,64 @@ def write_program(
         for module in frozen.modules():
             if isinstance(module, FrozenRows):
                 registry.release(module.name, module.store)
-    torch.export.save(program, path)
-    return _output_specs(program), cuts
+    return Written(output_specs(program), cuts, _plain(program))
 
 
-def _output_specs(program: torch.export.ExportedProgram) -> dict[str, TensorSpec]:
-    """Names from the structure of the outputs, types and shapes from the graph."""
-    names: list[str] = program.call_spec.out_spec.context  # pyright: ignore[reportOptionalMemberAccess]
+def _plain(program: torch.export.ExportedProgram) -> PlainGraph:
+    """The graph for a file; operations that none may hold are written as simpler ones."""
+    try:
+        return plain_graph(program, output_names(program))
+    except NotSupportedError as error:
+        try:
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore", FutureWarning)  # torch's, about torch's own calls
+                simpler = program.run_decompositions()
+            return plain_graph(simpler, output_names(program))
+        except NotSupportedError:
+            raise error from None
+
+
+def output_names(program: torch.export.ExportedProgram) -> list[str]:
+    """The names of the outputs, from their structure."""
+    return program.call_spec.out_spec.context  # pyright: ignore[reportOptionalMemberAccess]
+
+
+def output_specs(program: torch.export.ExportedProgram) -> dict[str, TensorSpec]:
+    """Types and shapes of the outputs, from the graph."""
     values = [node.meta["val"] for node in program.graph.output_node().args[0]]  # pyright: ignore
     return {
         name: TensorSpec(value.dtype, tuple(s if type(s) is int else None for s in value.shape))
-        for name, value in zip(names, values, strict=True)
+        for name, value in zip(output_names(program), values, strict=True)
     }
 
 
-def read_program(path: Path, rows: ReadableRows) -> tuple[Callable[[], Any], str]:
-    """What makes the graph, reading `rows`, and the shared name that it knows them by.
-
-    Each that is made has weights of its own once others are loaded into it.
+def read_program(
+    files: Mapping[str, bytes], inputs: list[str], rows: ReadableRows
+) -> tuple[DenseProgram, str]:
+    """The program in the bytes of a bundle's files, which reads `rows`; and the shared name that
+    it knows them by. `inputs` are those of the signature.
     """
     try:
-        program = torch.export.load(path)
-    except Exception as error:  # torch raises whatever its readers meet
-        raise FileDamagedError(
-            f"{path} is no program that torch {torch.__version__} loads: {error}. Export again."
-        ) from error
+        plain: Any = json.loads(files[GRAPH])
+    except (ValueError, RecursionError) as error:
+        raise FileDamagedError(f"{GRAPH} is no JSON: {error}.") from error
+    weights = read_tensors(files[WEIGHTS], WEIGHTS)
+    constants = read_tensors(files[CONSTANTS], CONSTANTS)
+    return make_program(PlainGraph(plain, weights, constants), inputs, rows)
+
+
+def make_program(
+    written: PlainGraph, inputs: list[str], rows: ReadableRows
+) -> tuple[DenseProgram, str]:
+    """A program that runs a graph, every value of which is checked here."""
     name = f"bundle-{secrets.token_hex(8)}"
-    for node in _reads(program):
-        _check_tables(path, rows, node.args[3], node.args[5])
-        node.args = (name, *node.args[1:])
-    program.graph_module.recompile()
+    graph = read_graph(written.plain, dict(zip(rows.names, rows.dims, strict=True)), name)
+    taken = len(graph.named("input"))
+    if taken != len(inputs):
+        raise FileDamagedError(f"the graph takes {taken} inputs; the manifest names {len(inputs)}.")
+    for kind, held in (("weight", written.weights), ("constant", written.constants)):
+        if {*graph.named(kind)} != {*held}:
+            raise FileDamagedError(f"the graph's {kind}s are not those of the file of {kind}s.")
+    program = DenseProgram(graph, written.weights, written.constants)
     registry.register(name, rows)
-    return program.module, name
-
-
-def _reads(program: torch.export.ExportedProgram) -> Iterator[fx.Node]:
-    for node in program.graph.nodes:
-        if node.op == "call_function" and node.target is read_rows:
-            yield node
-
-
-def _check_tables(path: Path, rows: ReadableRows, tables: Any, dims: Any) -> None:
-    there = dict(zip(rows.names, rows.dims, strict=True))
-    for table, dim in zip(tables, dims, strict=True):
-        if there.get(table) != dim:
-            raise FileDamagedError(
-                f"{path} reads table {table!r} of dim {dim}; the bundle has {there}."
-            )
+    return program, name

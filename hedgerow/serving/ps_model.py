@@ -68,6 +68,7 @@ def ps_model(
             {"id": _IDS, "id_split": _IDS, "flat_value": _FLOATS},
             {"result": _COUNT},
             served.raw_assign,
+            pushes=True,
         ),
     }
     if removes:
@@ -104,11 +105,13 @@ class _Rows:
         inputs = {f"{name}_id": _IDS for name in self._names}
         for name, dim in zip(self._names, self._dims, strict=True):
             inputs[f"{name}_value"] = TensorSpec(torch.float32, (None, dim))
-        return Signature(inputs, self._results(), self._assign, answer_plain=self._assign_plain)
+        return Signature(
+            inputs, self._results(), self._assign, answer_plain=self._assign_plain, pushes=True
+        )
 
     def remove_signature(self) -> Signature:
         inputs = {f"{name}_id": _IDS for name in self._names}
-        return Signature(inputs, self._results(), self._remove)
+        return Signature(inputs, self._results(), self._remove, pushes=True)
 
     def _results(self) -> dict[str, TensorSpec]:
         return {f"{name}_result": _COUNT for name in self._names}

@@ -15,7 +15,7 @@ from ..core.counters import Counters
 from ..core.errors import ConfigError, HedgerowError, InputError, NameTakenError
 from .batching import Batcher, Batching
 from .folders import FolderWatch, Loader
-from .model import Model, ServingError, Signature
+from .model import Model, ServingError, Signature, Tensors
 from .policies import Policy, policy_of
 from .versions import Family, Lease, State, Version, VersionStatus
 
@@ -27,7 +27,8 @@ class Registry:
     """Versions of models; safe from many threads, owns a lock.
 
     `load` reads a version's folder for watch(); at most `threads` requests of a version run at
-    once; `batching` joins requests of signatures that allow it, None runs each alone.
+    once; `batching` joins requests of signatures that allow it, None runs each alone. Rows change
+    by pushes only with `accept_pushes`.
 
     >>> registry = Registry()
     >>> registry.add(Model("ctr", 3, {}))
@@ -43,10 +44,13 @@ class Registry:
         threads: int = 8,
         batching: Batching | None = None,
         poll_s: float = 1.0,
+        accept_pushes: bool = False,
     ) -> None:
         checks.whole("Registry", "threads", threads, least=1)
         self.counters = Counters()
         self._threads, self._batching = threads, batching
+        self._accepts_pushes = checks.flag("accept_pushes", accept_pushes)
+        self._aliases: dict[str, str] = {}
         self._lock = threading.Lock()
         self._families: dict[str, Family] = {}
         self._listeners: list[Callable[[], None]] = []
@@ -73,7 +77,7 @@ class Registry:
             return None if found is None else found.model
 
     def _choose(self, name: str, version: int | None, label: str | None) -> Version | None:
-        family = self._families.get(name)
+        family = self._family(name)
         if family is None:
             return None
         if version is None and label is None:
@@ -89,6 +93,15 @@ class Registry:
         if closes:
             self._close(version)
 
+    def _family(self, name: str) -> Family | None:
+        """A model by its name, or by another name that is none of its own."""
+        return self._families.get(name) or self._families.get(self._aliases.get(name, name))
+
+    def alias(self, other: str, name: str) -> None:
+        """Lets clients call a model by another name, too, while no model has that name."""
+        with self._lock:
+            self._aliases[other] = name
+
     # ---- what is there
 
     def names(self) -> list[str]:
@@ -99,13 +112,13 @@ class Registry:
     def versions(self, name: str) -> list[int]:
         """The versions of a model that answer, in order."""
         with self._lock:
-            family = self._families.get(name)
+            family = self._family(name)
             return family.available() if family else []
 
     def status(self, name: str, version: int | None = None) -> list[VersionStatus]:
         """The state of one version, or of all versions, the newest first."""
         with self._lock:
-            family = self._families.get(name)
+            family = self._family(name)
             found = dict(family.versions) if family else {}
             told = [v.status() for _, v in sorted(found.items(), reverse=True)]
         if not told:
@@ -295,7 +308,22 @@ class Registry:
         signatures = {key: self._bounded(s, gate) for key, s in model.signatures.items()}
         return dataclasses.replace(model, signatures=signatures)
 
+    def check_pushes(self) -> None:
+        """Refuses what changes rows or weights, unless pushes are accepted."""
+        if not self._accepts_pushes:
+            raise ServingError(
+                "PERMISSION_DENIED",
+                "this server accepts no pushes; start it with --accept-pushes or --follow "
+                "(Registry(accept_pushes=True)) to let clients change what it serves.",
+            )
+
+    def _refuse_push(self, inputs: Tensors) -> Tensors:
+        self.check_pushes()
+        return inputs
+
     def _bounded(self, signature: Signature, gate: SimpleQueue[None]) -> Signature:
+        if signature.pushes and not self._accepts_pushes:
+            return dataclasses.replace(signature, run=self._refuse_push, answer_plain=None)
         run, answer_plain = _in_turn(signature.run, gate), signature.answer_plain
         if signature.joining is not None and self._batching is not None:
             joined = Batcher(run, signature.joining, self._batching, self.counters)

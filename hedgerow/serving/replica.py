@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from contextlib import ExitStack
+from dataclasses import replace
 from os import PathLike
 from pathlib import Path
 from types import TracebackType
@@ -11,8 +12,9 @@ from typing import Any, Self
 
 from ..core.errors import StateError
 from ..sync.roster import Announcer
-from .process import ServePlan, find_models, open_servers
+from .process import Access, ServePlan, find_models, open_servers
 from .sync_service import SyncService
+from .tls import Tls
 
 
 class Replica:
@@ -20,6 +22,8 @@ class Replica:
 
     `path` is a version, the versions of one model, or a folder of models. `follow` names the
     addresses where publishers listen; those who know this replica's address need no word from it.
+    It takes pushes from every client that reaches it. `access` says more: Access(insecure=True)
+    for an address that other machines reach without `tls`, Access(trust=KEY) for signed bundles.
 
     >>> import tempfile, torch, hedgerow as hr
     >>> bags = hr.EmbeddingBags([hr.Table("user", 2)], init=hr.Zeros(), optimizer=hr.Sgd(lr=1.0))
@@ -45,10 +49,19 @@ class Replica:
         http: str | None = None,
         name: str | None = None,
         policy: str = "latest",
+        tls: Tls | None = None,
+        access: Access | None = None,
     ) -> None:
         models = find_models(Path(path), name, policy)
         self._follow = (follow,) if isinstance(follow, str) else tuple(follow)
-        self._plan = ServePlan(models=models, grpc=grpc, http=http, grace_s=2.0)
+        self._plan = ServePlan(
+            models=models,
+            grpc=grpc,
+            http=http,
+            tls=tls,
+            grace_s=2.0,
+            access=replace(access or Access(), accept_pushes=True),
+        )
         self._stack = ExitStack()
         self._service: SyncService | None = None
         self.address, self.http_address = "", ""

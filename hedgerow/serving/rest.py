@@ -6,7 +6,7 @@ import json
 import re
 import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import TYPE_CHECKING, Any, Self
 from urllib.parse import unquote, urlsplit
 
@@ -15,6 +15,7 @@ from ..wire.codec import from_bytes
 from ..wire.messages import tf_serving
 from . import about, answer, calls
 from .endpoints import failure
+from .exposure import check_exposed
 from .http_server import DEFAULT_LIMITS, Answer, HttpServer, Limits
 from .metrics import CONTENT_TYPE, Metrics
 from .rest_json import read_json
@@ -55,6 +56,9 @@ STATUS = {
 class RestServer:
     """Answers HTTP clients from a registry; `start()` it, or use it in a `with`.
 
+    `hosts` are names under which clients reach it. An address that other machines reach needs
+    `tls`, or `insecure`.
+
     >>> from hedgerow.serving.registry import Registry
     >>> from urllib.request import urlopen
     >>> with RestServer(Registry()) as server:
@@ -70,12 +74,15 @@ class RestServer:
         tls: Tls | None = None,
         metrics: Metrics | None = None,
         limits: Limits = DEFAULT_LIMITS,
+        hosts: Collection[str] = (),
+        insecure: bool = False,
     ) -> None:
+        check_exposed(address, encrypted=tls is not None, insecure=insecure)
         self._registry = registry
         self._sync = SyncService(registry)
         self._metrics = metrics or Metrics(registry)
         self._stopping = threading.Event()
-        self._http = HttpServer(self._respond, address, tls=tls, limits=limits)
+        self._http = HttpServer(self._respond, address, tls=tls, limits=limits, hosts=hosts)
         self.address = self._http.address
 
     def start(self) -> Self:

@@ -13,6 +13,8 @@ from torch import Tensor
 
 from ..core.errors import HedgerowError
 from ..wire import dtypes
+from ..wire.buffers import Array
+from .arguments import LENGTHS, WEIGHTS
 from .model import ServingError, Tensors, TensorSpec
 
 Specs = Mapping[str, TensorSpec]
@@ -26,9 +28,14 @@ class JsonRequest:
     by_rows: bool
     values: Any
 
-    def tensors(self, specs: Specs) -> dict[str, Tensor]:
-        """The inputs of a signature; names it does not have come along, for its own check."""
+    def tensors(self, specs: Specs) -> dict[str, Tensor | Array]:
+        """The inputs of a signature; names it does not have come along, for its own check.
+
+        A feature with an input of lengths may be given as one list of ids a sample: lengths are
+        counted then. Strings stay strings: the server that has the model knows their field.
+        """
         columns = _columns(self.values, specs) if self.by_rows else self._by_name(specs)
+        columns = _counted(columns, specs)
         return {
             _text(name): _tensor(name, value, specs.get(name)) for name, value in columns.items()
         }
@@ -90,16 +97,52 @@ def _columns(rows: Any, specs: Specs) -> dict[str, Any]:
 
 
 def _only(specs: Specs) -> str:
-    if len(specs) != 1:
+    """The one input that is given without its name; lengths are counted."""
+    given = [name for name in specs if name.removesuffix(LENGTHS) not in {*specs} - {name}]
+    if len(given) != 1:
         names = ", ".join(sorted(specs)) or "none"
         raise _wrong(f"the signature has {len(specs)} inputs ({names}); give values by name.")
-    return next(iter(specs))
+    return given[0]
 
 
-def _tensor(name: str, value: Any, spec: TensorSpec | None) -> Tensor:
-    """Values as a tensor of the input's type; never rounded or cut to fit."""
+def _counted(columns: dict[str, Any], specs: Specs) -> dict[str, Any]:
+    """Columns in which features that came as lists of samples have their ids and lengths."""
+    found = dict(columns)
+    for name, value in columns.items():
+        lengths, weights = name + LENGTHS, name + WEIGHTS
+        if name not in specs or lengths not in specs or lengths in columns:
+            continue
+        found[name], found[lengths] = _flat(name, value)
+        if weights in columns:
+            found[weights], sizes = _flat(weights, columns[weights])
+            if sizes != found[lengths]:
+                raise _wrong(f"{weights} must have one number for each id of {name}.")
+    return found
+
+
+def _flat(name: str, samples: Any) -> tuple[list[Any], list[int]]:
+    """All values, sample after sample, and how many each sample has: a list, or one alone."""
+    if not isinstance(samples, list):
+        raise _wrong(f"input {name} must be a list with one list of ids for each sample.")
+    values: list[Any] = []
+    lengths: list[int] = []
+    for sample in samples:
+        given = sample if isinstance(sample, list) else [] if sample is None else [sample]
+        if any(isinstance(one, list) for one in given):
+            raise _wrong(f"input {name} is nested too deeply; give one list of ids a sample.")
+        values += given
+        lengths.append(len(given))
+    return values, lengths
+
+
+def _tensor(name: str, value: Any, spec: TensorSpec | None) -> Tensor | Array:
+    """Values as a tensor of the input's type; never rounded or cut to fit. Strings as an array."""
     array = _array(name, value)
     dtype = torch.float32 if spec is None else spec.dtype
+    if array.dtype == object:
+        if dtype == torch.int64:
+            return array
+        raise _wrong(f"input {name} must be numbers that fit {dtype}; it has strings.")
     if not array.size:
         return torch.empty(array.shape, dtype=dtype)
     allowed = "b" if dtype == torch.bool else "iuf" if dtype.is_floating_point else "iu"
@@ -124,8 +167,12 @@ def _array(name: str, value: Any) -> Any:
     kinds = set(map(type, flat))
     if list in kinds:
         raise _wrong(f"input {name}: rows of different lengths, or nested too deeply.")
+    if kinds == {str}:
+        for one in flat:
+            _text(one)
+        return objects
     if not kinds <= {int, float, bool}:
-        raise _wrong(f"input {name} must be numbers, in lists of equal lengths.")
+        raise _wrong(f"input {name} must be numbers, or ids that are strings, in lists.")
     return np.array(flat).reshape(objects.shape)
 
 

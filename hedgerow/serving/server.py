@@ -11,14 +11,17 @@ from ..core.errors import StateError
 from ..wire.rpc import listen, new_server
 from ..wire.tensors import Compat, check_compat
 from .endpoints import SERVICES, Observe, handlers
+from .exposure import check_exposed
 from .health import HEALTH_SERVICE, Health
 from .pool import ElasticPool
 from .registry import Registry
+from .standard_services import add_services
 from .tls import Tls
 
 MAX_MESSAGE_BYTES = 64 << 20
 MOST_REQUESTS = 512  # at a time; a slow client's request holds a thread
 _LARGE_REQUESTS = 4  # of the largest size, answered at a time
+_END_S = 5.0  # for calls that were ended after the grace
 _THREADS = 4  # while no client is slow: more only wait for one another, and slow all down
 _OPTIONS = (
     # Requests of one connection at a time: no client takes the place of all others.
@@ -34,7 +37,8 @@ class PredictionServer:
 
     Port 0 takes a free port; `address` tells it. `compat="typed"` writes typed values for clients
     that read nothing else. `reload_root` lets clients send a new list of models, whose folders
-    must lie inside it. `observe` is called after each request, for metrics.
+    must lie inside it. `observe` is called after each request, for metrics. An address that other
+    machines reach needs `tls`, or `insecure`.
 
     >>> with PredictionServer(Registry()) as server:
     ...     server.address.startswith("127.0.0.1:")
@@ -52,8 +56,10 @@ class PredictionServer:
         most_requests: int = MOST_REQUESTS,
         reload_root: Path | None = None,
         observe: Observe | None = None,
+        insecure: bool = False,
     ) -> None:
         check_compat(compat)
+        check_exposed(address, encrypted=tls is not None, insecure=insecure)
         checks.count("max_message_bytes", max_message_bytes, least=1)
         checks.count("most_requests", most_requests, least=1)
         self.registry = registry
@@ -94,7 +100,7 @@ class PredictionServer:
             return
         self._state = "stopped"
         self._health.drain()
-        self._server.stop(grace_s).wait()
+        self._server.stop(grace_s).wait(grace_s + _END_S)
         self._pool.shutdown()
 
     def wait(self, timeout_s: float | None = None) -> bool:
@@ -123,4 +129,5 @@ def _reflect(server: Any) -> None:
     others: list[Any] = [health_pb2.DESCRIPTOR, reflection_pb2.DESCRIPTOR]
     pool = new_pool(others)
     names = (*SERVICES, HEALTH_SERVICE, reflection.SERVICE_NAME)
-    reflection.enable_server_reflection(names, server, pool=pool)
+    servicer = reflection.ReflectionServicer(names, pool=pool)
+    add_services(server, {reflection.SERVICE_NAME: servicer})

@@ -80,11 +80,13 @@ class SyncService:
     def _ask(
         self, data: bytes, verb: Callable[[Followed, dict[str, Any]], dict[str, Any]]
     ) -> dict[str, Any]:
+        self._registry.check_pushes()
         asked = read_json(data)
         with self._followed(asked.get("model")) as followed:
             return verb(followed, asked)
 
     def _dense(self, data: bytes) -> dict[str, Any]:
+        self._registry.check_pushes()
         push = DensePush.from_bytes(data)
         with self._followed(push.model) as followed:
             return followed.take_dense(push)

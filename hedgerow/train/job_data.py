@@ -57,6 +57,10 @@ class DataJob(Variant):
     def check(self, place: Place) -> None:
         """Refuses what cannot be read, before anything is opened."""
 
+    def hashed(self, fields: Mapping[str, str]) -> dict[str, str]:
+        """Of every feature that may hold strings, what these are hashed with: `hr.id64`."""
+        return {}
+
     def train(self, fields: Mapping[str, str]) -> Source:
         """The samples to learn from; `fields` says what strings of features are hashed with."""
         raise NotImplementedError
@@ -77,6 +81,10 @@ class MovieLensData(DataJob):
     def feature_names(self) -> tuple[str, ...]:
         """Fields of user and movie."""
         return self.features
+
+    def hashed(self, fields: Mapping[str, str]) -> dict[str, str]:
+        """Each with its own name."""
+        return {name: name for name in self.features}
 
     def item_names(self) -> tuple[str, ...]:
         """Those of the movie."""
@@ -231,6 +239,11 @@ class ColumnData(FileData):
         """Features of one field share its rows."""
         return self.fields
 
+    def hashed(self, fields: Mapping[str, str]) -> dict[str, str]:
+        """With the name of the column, or the field that it shares."""
+        given = self._all_fields(fields)
+        return {name: given.get(name, name) for name in self.features}
+
     def unlabelled(self) -> FileData:
         """Neither label nor weight."""
         return replace(self, label=None, weight=None)
@@ -253,8 +266,11 @@ class ColumnData(FileData):
             "dense": self.dense,
             "label": self.label,
             "weight": self.weight,
-            "fields": {**self._untouched(fields), **self.fields},
+            "fields": self._all_fields(fields),
         }
+
+    def _all_fields(self, fields: Mapping[str, str]) -> dict[str, str]:
+        return {**self._untouched(fields), **self.fields}
 
     def _untouched(self, fields: Mapping[str, str]) -> dict[str, str]:
         """Fields of tables without a feature of which `self.fields` says something."""
@@ -295,6 +311,10 @@ class CriteoData(FileData):
     def feature_names(self) -> tuple[str, ...]:
         """C1 to C26."""
         return STRINGS
+
+    def hashed(self, fields: Mapping[str, str]) -> dict[str, str]:
+        """Each with its own name."""
+        return {name: name for name in STRINGS}
 
     def dense_columns(self) -> int:
         """I1 to I13."""

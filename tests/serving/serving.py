@@ -55,7 +55,7 @@ def host_tables(**dims: int) -> HostTables:
 @contextmanager
 def serving(*models: Model, **settings: Any) -> Iterator[PredictionServer]:
     """A server of models, on a free port."""
-    registry = Registry()
+    registry = Registry(accept_pushes=True)
     for model in models:
         registry.add(model)
     with PredictionServer(registry, **settings) as server:

@@ -30,6 +30,7 @@ from hedgerow.serving.version_folders import publish, versions_in
 
 from .trained import batch, request, tables, trained
 
+PROGRAM = {"graph.json", "weights.safetensors", "constants.safetensors"}
 pytestmark = pytest.mark.xdist_group("bundle")  # one worker trains and exports for all
 
 
@@ -59,7 +60,7 @@ def files_of(folder: Path) -> list[Path]:
 def test_every_file_counts(copied: Path) -> None:
     load_bundle(copied, "ctr").close()
     names = {path.relative_to(copied).parts[0] for path in files_of(copied)}
-    assert names == {"bundle.json", "dense.pt2", "rows"}
+    assert names == {*PROGRAM, "bundle.json", "rows"}
     for path in files_of(copied):
         right = path.read_bytes()
         flipped = bytearray(right)
@@ -76,24 +77,29 @@ def test_every_file_counts(copied: Path) -> None:
 
 
 def test_errors_name_the_file(copied: Path) -> None:
-    program = copied / "dense.pt2"
+    program = copied / "graph.json"
     program.write_bytes(program.read_bytes()[:-7])
-    with pytest.raises(FileDamagedError, match=r"dense\.pt2 is damaged: \d+ bytes"):
+    with pytest.raises(FileDamagedError, match=r"graph\.json is damaged: \d+ bytes"):
         load_bundle(copied, "ctr")
     program.unlink()
-    with pytest.raises(FileDamagedError, match=r"dense\.pt2 is missing"):
+    with pytest.raises(FileDamagedError, match=r"graph\.json is missing"):
         load_bundle(copied, "ctr")
     with pytest.raises(FileMissingError, match="is no bundle"):
         load_bundle(copied.parent, "ctr")
-    with pytest.raises(FileDamagedError, match="holds version 4"):
-        load_bundle(copied.rename(copied.with_name("5")), "ctr")
+
+
+def test_a_copy_under_another_number_is_that_version(copied: Path) -> None:
+    """So an older version comes back: it is copied to a number above the newest."""
+    served = load_bundle(Path(shutil.copytree(copied, copied.with_name("12"))), "ctr")
+    assert served.version == 12
+    assert load_bundle(copied, "ctr").version == 4
 
 
 def test_a_manifest_of_another_time(copied: Path) -> None:
     path = copied / "bundle.json"
     body = json.loads(path.read_text())
     for change, words in (
-        ({"format_version": 2}, "format_version 2"),
+        ({"format_version": 3}, "format_version 3"),
         ({"format": "other"}, "no manifest of a bundle"),
         ({"version": 9}, "its checksum is wrong"),
     ):
@@ -119,7 +125,7 @@ export(torch.nn.Linear(1, 1), sys.argv[1], example=torch.ones(1, 1), version=3)
 """
 
 
-@pytest.mark.parametrize("where", [pytest.param("file_entry", marks=pytest.mark.long), "_flush"])
+@pytest.mark.parametrize("where", [pytest.param("entries_below", marks=pytest.mark.long), "_flush"])
 def test_a_killed_export_leaves_no_version(where: str, tmp_path: Path) -> None:
     command = [sys.executable, "-c", KILLED, str(tmp_path), where]
     done = subprocess.run(command, check=False, timeout=120, capture_output=True)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import random
 import resource
 import socket
-import struct
 import time
 from collections.abc import Iterator
 from typing import Any
@@ -20,12 +19,10 @@ from hedgerow.wire import infer_tensors, services
 from hedgerow.wire.codec import to_bytes
 from hedgerow.wire.messages import kserve, tf_serving
 
+from .raw_http2 import HEADERS, RST_STREAM, RawHttp2
 from .serving import TIMEOUT_S, Caller, adding, host_tables, outputs_of, refused, request, serving
 
 X = torch.tensor([[1.0, 2.0]])
-PATH = "/tensorflow.serving.PredictionService/Predict"
-PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
-DATA, HEADERS, RST_STREAM, SETTINGS = 0, 1, 3, 4
 REFUSALS = {
     "INVALID_ARGUMENT",
     "NOT_FOUND",
@@ -96,61 +93,9 @@ def test_few_bytes_do_not_make_a_large_answer() -> None:
     assert (code, "ask for fewer ids" in text) == ("INVALID_ARGUMENT", True)
 
 
-class _Raw:
-    """A client that writes HTTP/2 frames by hand, and so can stop anywhere."""
-
-    def __init__(self, address: str) -> None:
-        host, _, port = address.rpartition(":")
-        self.socket = socket.create_connection((host, int(port)), timeout=TIMEOUT_S)
-        self.socket.sendall(PREFACE + _frame(SETTINGS, 0, 0, b""))
-
-    def open(self, stream: int) -> None:
-        fields = {
-            ":method": "POST",
-            ":scheme": "http",
-            ":path": PATH,
-            ":authority": "x",
-            "content-type": "application/grpc",
-            "te": "trailers",
-        }
-        block = b"".join(
-            b"\x00" + bytes([len(name)]) + name.encode() + bytes([len(value)]) + value.encode()
-            for name, value in fields.items()
-        )
-        self.socket.sendall(_frame(HEADERS, 4, stream, block))
-
-    def send(self, stream: int, claimed_bytes: int, data: bytes) -> None:
-        """The beginning of a message that says how long it will be."""
-        prefix = struct.pack(">BI", 0, claimed_bytes)
-        self.socket.sendall(_frame(DATA, 0, stream, prefix + data))
-
-    def answer(self, stream: int) -> int:
-        """The kind of the first frame that answers a stream."""
-        while True:
-            head = self._read(9)
-            size, kind = int.from_bytes(head[:3], "big"), head[3]
-            self._read(size)
-            if int.from_bytes(head[5:], "big") == stream and kind in (HEADERS, RST_STREAM):
-                return kind
-
-    def _read(self, size: int) -> bytes:
-        found = b""
-        while len(found) < size:
-            part = self.socket.recv(size - len(found))
-            assert part, "the server closed the connection"
-            found += part
-        return found
-
-
-def _frame(kind: int, flags: int, stream: int, payload: bytes) -> bytes:
-    return (
-        len(payload).to_bytes(3, "big") + bytes([kind, flags]) + struct.pack(">I", stream) + payload
-    )
-
-
 def test_a_message_that_claims_2_gib_is_refused_at_once(server: PredictionServer) -> None:
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    raw = _Raw(server.address)
+    raw = RawHttp2(server.address)
     raw.open(1)
     raw.send(1, (1 << 31) - 1, b"some bytes")
     assert raw.answer(1) in (HEADERS, RST_STREAM)
@@ -160,7 +105,7 @@ def test_a_message_that_claims_2_gib_is_refused_at_once(server: PredictionServer
 
 
 def test_slow_clients_hold_nobody_up(server: PredictionServer) -> None:
-    slow = [_Raw(server.address) for _ in range(50)]
+    slow = [RawHttp2(server.address) for _ in range(50)]
     for raw in slow:
         for stream in (1, 3):
             raw.open(stream)
@@ -173,7 +118,7 @@ def test_slow_clients_hold_nobody_up(server: PredictionServer) -> None:
 
 
 def test_slow_calls_however_many_keep_no_other_out(server: PredictionServer) -> None:
-    slow = [_Raw(server.address) for _ in range(6)]
+    slow = [RawHttp2(server.address) for _ in range(6)]
     for raw in slow:
         for stream in range(1, 256, 2):  # 128 a connection; together more than all requests
             raw.open(stream)

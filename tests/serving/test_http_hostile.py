@@ -19,8 +19,10 @@ from hedgerow.serving.rest import RestServer
 from .models import demo
 
 LIMITS = Limits(connections=8, idle_s=20, head_s=1.0)
-POST = b"POST /v1/models/demo:predict HTTP/1.1\r\n"
-HIDDEN = b"GET /v1/models/demo HTTP/1.1\r\nHost: x\r\n\r\n"
+JSON = b"Host: localhost\r\nContent-Type: application/json\r\n"
+POST = b"POST /v1/models/demo:predict HTTP/1.1\r\n" + JSON
+GET = b"GET /healthz HTTP/1.1\r\nHost: localhost\r\n"
+HIDDEN = b"GET /v1/models/demo HTTP/1.1\r\nHost: localhost\r\n\r\n"
 
 
 @pytest.fixture(scope="module")
@@ -56,20 +58,20 @@ def raw(address: str, data: bytes) -> bytes:
 
 def is_fine(address: str) -> bool:
     return b" 200 " in raw(
-        address, b"GET /healthz HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n"
+        address, b"GET /healthz HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n"
     )
 
 
 @pytest.mark.parametrize(
     "head",
     [
-        b"GET /healthz HTTP/1.1\r\nHost: x\r\nContent-Length: %d\r\n\r\n" % len(HIDDEN),
-        b"GET /healthz HTTP/1.1\r\nHost: x\r\nContent-Length: 0\r\nContent-Length: 9\r\n\r\n",
-        b"GET /healthz HTTP/1.1\r\nHost: x\r\nContent-Length : %d\r\n\r\n" % len(HIDDEN),
-        b"GET /healthz HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\n",
-        b"GET /healthz HTTP/1.1\r\nHost: x\r\nno colon\r\nContent-Length: 9\r\n\r\n",
-        b"GET /healthz HTTP/1.1\r\nHost: x\rContent-Length: 0\r\n\r\n",
-        b"GET /healthz HTTP/1.1\r\n Host: x\r\n\r\n",
+        b"GET /healthz HTTP/1.1\r\nHost: localhost\r\nContent-Length: %d\r\n\r\n" % len(HIDDEN),
+        GET + b"Content-Length: 0\r\nContent-Length: 9\r\n\r\n",
+        b"GET /healthz HTTP/1.1\r\nHost: localhost\r\nContent-Length : %d\r\n\r\n" % len(HIDDEN),
+        b"GET /healthz HTTP/1.1\r\nHost: localhost\r\nTransfer-Encoding: chunked\r\n\r\n",
+        b"GET /healthz HTTP/1.1\r\nHost: localhost\r\nno colon\r\nContent-Length: 9\r\n\r\n",
+        b"GET /healthz HTTP/1.1\r\nHost: localhost\rContent-Length: 0\r\n\r\n",
+        b"GET /healthz HTTP/1.1\r\n Host: localhost\r\n\r\n",
         POST + b"Content-Length: 2\r\nContent-Length: 44\r\n\r\n{}",
         POST + b"Content-Length: 2\r\nContent-Length: 2\r\n\r\n{}",
     ],
@@ -96,7 +98,7 @@ def test_a_request_hidden_in_another_is_not_answered(served: str, head: bytes) -
     ],
 )
 def test_odd_first_lines_have_an_answer(served: str, first: bytes, status: int) -> None:
-    found = raw(served, first + b"\r\nHost: x\r\nConnection: close\r\n\r\n")
+    found = raw(served, first + b"\r\nHost: localhost\r\nConnection: close\r\n\r\n")
     assert found.startswith(b"HTTP/1.1 %d " % status)
     body = found.partition(b"\r\n\r\n")[2]
     assert not body if first.startswith(b"HEAD") else json.loads(body)["error"]
@@ -138,9 +140,7 @@ def test_slow_clients_however_many_keep_no_other_out(served: str) -> None:
     slow = [connect(served) for _ in range(3 * LIMITS.connections)]
     try:
         for connection in slow:
-            connection.sendall(
-                b"POST /v1/models/demo:predict HTTP/1.1\r\nContent-Length: 9\r\n\r\n{"
-            )
+            connection.sendall(POST + b"Content-Length: 9\r\n\r\n{")
         assert is_fine(served)
         assert to_the_end(slow[0]) == b""  # it waited longest
     finally:
@@ -173,9 +173,7 @@ def test_a_connection_in_use_is_kept(served: str) -> None:
     ],
 )
 def test_odd_bodies_are_the_clients_mistake(served: str, body: bytes, word: str) -> None:
-    head = (
-        b"POST /v1/models/demo:predict HTTP/1.1\r\nConnection: close\r\nContent-Length: %d\r\n\r\n"
-    )
+    head = POST + b"Connection: close\r\nContent-Length: %d\r\n\r\n"
     found = raw(served, head % len(body) + body)
     assert found.startswith(b"HTTP/1.1 400 ")
     assert word in found.decode()
@@ -183,9 +181,7 @@ def test_odd_bodies_are_the_clients_mistake(served: str, body: bytes, word: str)
 
 def test_a_long_string_among_numbers_takes_no_memory(served: str) -> None:
     body = json.dumps({"inputs": ["a" * 300_000, *[0] * 3000]}).encode()  # 3.6 GB as an array
-    head = (
-        b"POST /v1/models/demo:predict HTTP/1.1\r\nConnection: close\r\nContent-Length: %d\r\n\r\n"
-    )
+    head = POST + b"Connection: close\r\nContent-Length: %d\r\n\r\n"
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     assert raw(served, head % len(body) + body).startswith(b"HTTP/1.1 400 ")
     assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 256 << 10  # KiB

@@ -41,7 +41,7 @@ def registry() -> Registry:
     )
     pair = TensorSpec(torch.float32, (None, 2))
     flag = TensorSpec(torch.bool, (None,))
-    registry = Registry()
+    registry = Registry(accept_pushes=True)
     registry.add(rows)
     registry.add(
         Model(
@@ -145,7 +145,7 @@ def test_empty_tensors_of_sizes_beyond_addresses_are_refused(sizes: tuple[int, .
         TensorSpec(torch.int64, (None,)),
     )
     back = Signature({"x": spec, "k": numbers}, {"y": spec}, lambda given: {"y": given["x"]})
-    registry = Registry()
+    registry = Registry(accept_pushes=True)
     registry.add(Model("m", 1, {"back": back}))
     request = _asked("m", "back", {"x": torch.ones((0,) * len(sizes)), "k": IDS})
     for dim, size in zip(request.inputs["x"].tensor_shape.dim, sizes, strict=True):

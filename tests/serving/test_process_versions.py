@@ -94,7 +94,7 @@ def states(client: PredictionClient) -> dict[int, str]:
 
 
 def _truncate(folder: Path) -> None:
-    path = folder / "dense.pt2"
+    path = folder / "graph.json"
     path.write_bytes(path.read_bytes()[:-100])
 
 
@@ -108,7 +108,7 @@ def _flip(folder: Path) -> None:
 def _edit(folder: Path) -> None:
     path = folder / "bundle.json"
     plain = json.loads(path.read_text())
-    plain["files"]["dense.pt2"]["sha256"] = "0" * 64
+    plain["files"]["graph.json"]["sha256"] = "0" * 64
     path.write_text(json.dumps(plain, indent=1) + "\n")
 
 
@@ -126,10 +126,10 @@ def _huge(path: Path) -> None:
 
 
 BROKEN: dict[str, tuple[Callable[[Path], object], str]] = {
-    "cut off": (_truncate, "dense.pt2 is damaged"),
+    "cut off": (_truncate, "graph.json is damaged"),
     "a bit of a row": (_flip, "rows"),
     "checksum": (_edit, "its checksum is wrong"),
-    "no program": (lambda folder: (folder / "dense.pt2").unlink(), "dense.pt2 is missing"),
+    "no program": (lambda folder: (folder / "graph.json").unlink(), "graph.json is missing"),
     "no manifest": (lambda folder: (folder / "bundle.json").unlink(), "no bundle.json"),
     "no rows": (lambda folder: shutil.rmtree(folder / "rows"), "manifest.json is missing"),
     "huge manifest": (_replace("bundle.json", _huge), "no manifest is so large"),
@@ -138,8 +138,8 @@ BROKEN: dict[str, tuple[Callable[[Path], object], str]] = {
         "no bundle.json",
     ),
     "program elsewhere": (
-        _replace("dense.pt2", lambda path: path.symlink_to("/etc/hostname")),
-        "dense.pt2 is damaged",
+        _replace("graph.json", lambda path: path.symlink_to("/etc/hostname")),
+        "graph.json is damaged",
     ),
     "rows manifest": (
         lambda folder: (folder / "rows" / "manifest.json").write_text("{}"),

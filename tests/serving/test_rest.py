@@ -37,7 +37,7 @@ def ask(address: str, method: str, path: str, plain: Any = None) -> tuple[int, A
     body = plain if isinstance(plain, bytes | None) else json.dumps(plain).encode()
     connection = HTTPConnection(address, timeout=60)
     try:
-        connection.request(method, path, body)
+        connection.request(method, path, body, {"Content-Type": "application/json"})
         response = connection.getresponse()
         text = response.read()
         return response.status, (
@@ -215,7 +215,7 @@ def raw(address: str, data: bytes) -> bytes:
     ],
 )
 def test_bodies_are_bounded(served: str, head: bytes, status: bytes) -> None:
-    start = b"POST /v1/models/demo:predict HTTP/1.1\r\nHost: x\r\n"
+    start = b"POST /v1/models/demo:predict HTTP/1.1\r\nHost: localhost\r\n"
     assert status in raw(served, start + head + b"\r\n")
     assert ask(served, "GET", "/healthz")[0] == 200
 
@@ -229,7 +229,8 @@ def test_no_http_at_all_harms_nobody(served: str) -> None:
 def test_a_slow_body_ends() -> None:
     limits = Limits(idle_s=0.2, body_s=60)
     with RestServer(Registry(), limits=limits) as server:
-        head = b"POST /v1/models/demo:predict HTTP/1.1\r\nHost: x\r\nContent-Length: 9\r\n\r\n{"
+        head = b"POST /v1/models/demo:predict HTTP/1.1\r\nHost: localhost\r\n"
+        head += b"Content-Type: application/json\r\nContent-Length: 9\r\n\r\n{"
         assert raw(server.address, head) == b""
 
 

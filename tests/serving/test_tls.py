@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 from urllib.error import URLError
-from urllib.request import urlopen
+from urllib.request import Request, urlopen
 
 import pytest
 import torch
@@ -150,12 +150,13 @@ def test_http_over_tls(keys: Path) -> None:
     with serving(keys, "server", mutual=True) as (_, address):
         url = f"https://{address}/v1/models/ps_0:predict"
         body = json.dumps({"inputs": [[1, 2]]}).encode()
-        with urlopen(url, body, timeout=20, context=context(keys, "client")) as response:
+        asked = Request(url, body, {"Content-Type": "application/json"})
+        with urlopen(asked, timeout=20, context=context(keys, "client")) as response:
             assert json.loads(response.read())["outputs"]["y"] == [[2.0, 3.0]]
         for wrong in (context(keys), context(keys, "client", "stranger"), context(keys, "strange")):
             with pytest.raises((URLError, OSError)):
-                urlopen(url, body, timeout=20, context=wrong)
+                urlopen(asked, timeout=20, context=wrong)
         with pytest.raises((URLError, OSError)):
             urlopen(f"http://{address}/healthz", timeout=20)
-        with urlopen(url, body, timeout=20, context=context(keys, "client")) as response:
+        with urlopen(asked, timeout=20, context=context(keys, "client")) as response:
             assert response.status == 200

@@ -35,7 +35,7 @@ class Served:
 
     def __init__(self, shard: int = 0, routers: dict[str, Router] | None = None) -> None:
         self._place = {"shard": shard, "routers": routers}
-        self.registry = Registry()
+        self.registry = Registry(accept_pushes=True)
         self.version = 0
         self.load()
 

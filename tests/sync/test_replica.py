@@ -85,7 +85,8 @@ def test_predictions_follow_rows_and_weights(model: tuple[nn.Module, Path]) -> N
         assert by_http["shards"][0]["seq"] == shard["seq"]
         with urlopen(f"http://{replica.http_address}/metrics", timeout=30) as answer:
             text = answer.read().decode()
-        assert 'hedgerow_replica_age_seconds{model="entry",shard="0",shards="1"}' in text
+        labels = f'model="{base.name}",shard="0",shards="1"'
+        assert f"hedgerow_replica_age_seconds{{{labels}}}" in text
         told_by_publisher = publisher.metrics().decode()
         assert "parameter_sync_fid_count{" in told_by_publisher
         assert "hedgerow_sync_dropped_keys 0" in told_by_publisher

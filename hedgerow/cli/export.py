@@ -1,0 +1,139 @@
+"""`hedgerow export`: the model of a run, as a folder that servers load."""
+
+from __future__ import annotations
+
+import json
+import re
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from ..core.errors import DtypeError, InputError, NotSupportedError
+from ..core.units import format_count
+from .options import AsJson
+
+if TYPE_CHECKING:
+    from ..train.job import Job
+    from ..train.run_folder import Run
+
+_SAMPLES = 2  # of the example: its values do not matter
+
+
+_Out = Annotated[Path | None, typer.Option(help="The folder of bundles; RUN/bundles if not given.")]
+_Name = Annotated[
+    str | None,
+    typer.Option(help="The model's name for clients; that of the run's folder if not given."),
+]
+_Version = Annotated[
+    int | None,
+    typer.Option(help="Its number; the time in seconds if not given, above all there.", min=0),
+]
+_Rows = Annotated[str, typer.Option(help="Rows of a server: fp32, fp16 or int8.")]
+_Servers = Annotated[
+    int, typer.Option(help="Share the rows among so many servers, ps_0 and on.", min=0)
+]
+_Sigmoid = Annotated[
+    bool,
+    typer.Option("--sigmoid", help="Answer probabilities, as `hedgerow predict`; else logits."),
+]
+_Best = Annotated[
+    bool, typer.Option("--best", help="The checkpoint of the lowest test loss, not the newest.")
+]
+_Sign = Annotated[
+    Path | None,
+    typer.Option(help="File of a key that signs the bundle (`hedgerow keys bundle FILE`)."),
+]
+
+
+def export(
+    run: Annotated[Path, typer.Argument(help="The folder of a run.")],
+    out: _Out = None,
+    name: _Name = None,
+    version: _Version = None,
+    rows: _Rows = "fp32",
+    servers: _Servers = 0,
+    sigmoid: _Sigmoid = False,
+    best: _Best = False,
+    sign: _Sign = None,
+    as_json: AsJson = False,
+) -> None:
+    """Export the model of a run as a bundle, which `hedgerow serve` serves.
+
+    It is written to OUT/NAME/VERSION. Clients may send the strings that the data has as ids: the
+    server hashes them as training did.
+    """
+    from ..serving.export import export as write
+    from ..train.run_folder import load_run
+
+    begin_s = time.monotonic()
+    base, called = out or run / "bundles", name or _name_of(run)
+    if version is not None and (base / called / str(version)).exists():
+        raise InputError(
+            f"version {version} of {called} is there already, in {base}; give another --version."
+        )
+    loaded = load_run(run, best=best)
+    job = loaded.job
+    fields = job.data.hashed(job.model.fields(job.data))
+    try:
+        folder = write(
+            loaded.model,
+            base,
+            example=_example(job),
+            version=version,
+            rows=rows,
+            name=called,
+            servers=servers,
+            fields=fields,
+            sigmoid=sigmoid,
+            key=sign,
+        )
+    except (DtypeError, NotSupportedError) as error:
+        raise type(error)(f"the model of {run} cannot be exported: {error}") from error
+    _tell(_report(loaded, folder, fields, sigmoid, time.monotonic() - begin_s), as_json)
+
+
+def _example(job: Job) -> tuple[Any, Any]:
+    """What the model is called with: one id a sample, and numbers where the data has some."""
+    import torch
+
+    from ..core.id_batch import IdBatch
+
+    lists = {name: [[0]] * _SAMPLES for name in job.data.feature_names()}
+    return torch.zeros(_SAMPLES, job.data.dense_columns()), IdBatch.from_lists(lists)
+
+
+def _name_of(run: Path) -> str:
+    """The name of a run's folder, as a model may be called."""
+    found = re.sub(r"[^A-Za-z0-9_.-]", "_", run.resolve().name).lstrip(".-")
+    return found or "model"
+
+
+def _report(
+    loaded: Run, folder: Path, fields: dict[str, str], sigmoid: bool, seconds: float
+) -> dict[str, Any]:
+    from ..nn.summary import stats
+
+    return {
+        "path": str(folder),
+        "name": folder.parent.name,
+        "version": int(folder.name),
+        "step": loaded.step,
+        "checkpoint": str(loaded.checkpoint),
+        "rows": sum(table["rows"] for table in stats(loaded.model).values()),
+        "outputs": "probabilities" if sigmoid else "logits",
+        "strings": fields,
+        "seconds": round(seconds, 3),
+    }
+
+
+def _tell(report: dict[str, Any], as_json: bool) -> None:
+    if as_json:
+        typer.echo(json.dumps(report, indent=1))
+        return
+    typer.echo(
+        f"step {report['step']}  {format_count(report['rows'])} rows  model {report['name']}  "
+        f"version {report['version']}  answers {report['outputs']}"
+    )
+    typer.echo(f"wrote {report['path']}; serve it: hedgerow serve {Path(report['path']).parent}")

@@ -1,0 +1,165 @@
+"""What the graph of a bundle may call: a fixed list of operations, none of which runs other code.
+
+The list has the operations of PyTorch that compute tensors from tensors. It has none that reads or
+writes files, takes memory as it is, or changes what a tensor is a view of.
+"""
+
+from __future__ import annotations
+
+import math
+import operator
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from ..core.errors import FileDamagedError
+
+_MOST = 2**63  # sizes and what is computed from them; without a limit few steps make endless ints
+
+_ATEN = """
+abs absolute acos acosh adaptive_avg_pool1d adaptive_avg_pool2d adaptive_max_pool1d
+adaptive_max_pool2d add addbmm addcdiv addcmul addmm addmv addr adjoint alias all alpha_dropout amax
+amin aminmax angle any arange arccos arcsin arctan arctan2 argmax argmin argsort argwhere asin asinh
+atan atan2 atanh atleast_1d atleast_2d atleast_3d avg_pool1d avg_pool2d baddbmm batch_norm bernoulli
+bilinear binary_cross_entropy binary_cross_entropy_with_logits bincount bitwise_and bitwise_not
+bitwise_or bitwise_xor block_diag bmm broadcast_tensors broadcast_to bucketize cartesian_prod cat
+cdist ceil celu chain_matmul chunk clamp clamp_max clamp_min clip clone column_stack concat
+concatenate constant_pad_nd contiguous conv1d conv2d conv_transpose1d conv_transpose2d convolution
+copy copysign cos cosh cosine_similarity count_nonzero cross cummax cummin cumprod cumsum deg2rad
+detach diag diag_embed diagonal diff digamma dim dist div divide dot dropout dsplit dstack einsum
+elu embedding embedding_bag eq equal erf erfc erfinv exp exp2 expand expand_as expm1 eye
+feature_dropout fill fix flatten flip fliplr flipud float_power floor floor_divide fmax fmin fmod
+frac frobenius_norm full full_like gather gelu ge glu greater greater_equal group_norm gru gru_cell
+gt hardshrink hardsigmoid hardswish hardtanh heaviside hsplit hstack hypot index index_add
+index_copy index_fill index_put index_reduce index_select inner instance_norm isclose isfinite isin
+isinf isnan item kthvalue layer_norm ldexp le leaky_relu lerp less less_equal lgamma lift_fresh_copy
+linalg_cross linalg_matrix_norm linalg_norm linalg_vecdot linalg_vector_norm linear linspace log
+log10 log1p log2 log_sigmoid log_softmax logaddexp logaddexp2 logcumsumexp logical_and logical_not
+logical_or logical_xor logit logsumexp lstm lstm_cell lt masked_fill masked_scatter masked_select
+matmul max max_pool1d max_pool2d maximum mean median meshgrid min minimum mish mm moveaxis movedim
+mul multinomial multiply mv nan_to_num nanmean nanmedian nansum narrow native_batch_norm
+native_dropout native_group_norm native_layer_norm ne neg negative new_full new_ones new_zeros
+nonzero norm normal not_equal numel one_hot ones ones_like outer pad pairwise_distance permute
+positive pow prelu prod quantile rad2deg rand rand_like randint randint_like randn randn_like
+randperm ravel reciprocal relu relu6 remainder renorm repeat repeat_interleave reshape reshape_as
+rms_norm rnn_relu rnn_relu_cell rnn_tanh rnn_tanh_cell roll round rsqrt rsub scalar_tensor
+scaled_dot_product_attention scatter scatter_add scatter_reduce searchsorted segment_reduce select
+select_scatter selu sgn sigmoid sign signbit silu sin sinc sinh size slice slice_scatter softmax
+softplus softshrink sort special_erf special_erfinv special_expit special_expm1 special_log1p
+special_log_softmax special_logit special_logsumexp special_softmax special_xlogy split
+split_with_sizes sqrt square squeeze stack std std_mean sub subtract sum sum_to_size swapaxes
+swapdims sym_constrain_range sym_constrain_range_for_size sym_numel sym_size t take take_along_dim
+tan tanh tensor_split tensordot threshold tile to topk trace transpose trapezoid tril true_divide
+triu trunc type_as unbind unflatten unfold unique_consecutive unique_dim unsafe_chunk unsafe_split
+unsqueeze upsample_linear1d upsample_nearest1d var var_mean vdot view view_as vsplit vstack where
+xlogy zeros zeros_like mT mH numpy_T matrix_H tril_indices triu_indices real imag conj_physical
+resolve_conj resolve_neg complex polar view_as_complex view_as_real fft_fft fft_fft2 fft_hfft
+fft_ifft fft_ifft2 fft_ihfft fft_irfft fft_irfft2 fft_rfft fft_rfft2 inverse det logdet slogdet
+linalg_inv linalg_solve matrix_power linalg_matrix_power polygamma i0 cartesian_prod combinations
+_assert_scalar _assert_tensor_metadata _log_softmax _native_batch_norm_legit_no_training
+_safe_softmax _shape_as_tensor _softmax _to_copy _unique2 _unsafe_index _unsafe_view
+"""
+# Only the op that reads rows: what it is given is checked when it runs.
+ALLOWED = frozenset({*(f"aten.{name}" for name in _ATEN.split()), "hedgerow.read_rows"})
+READ_ROWS = "hedgerow.read_rows.default"
+
+
+def _whole(function: Callable[..., Any], name: str) -> Callable[..., Any]:
+    """The function for sizes; a result that no size has is refused."""
+
+    def of_sizes(*given: Any) -> Any:
+        found = function(*given)
+        if isinstance(found, int) and not -_MOST <= found < _MOST:
+            raise FileDamagedError(f"the graph's {name} gives a whole number beyond 64 bits.")
+        return found
+
+    of_sizes.__name__ = f"{name}_of_sizes"
+    return of_sizes
+
+
+def _pow(base: Any, exponent: Any) -> Any:
+    if isinstance(exponent, int) and exponent > 64:
+        raise FileDamagedError(f"the graph takes the power {exponent} of a size; at most 64.")
+    return _whole(operator.pow, "pow")(base, exponent)
+
+
+def _getitem(values: Any, place: int) -> Any:
+    """One of several results."""
+    if not isinstance(values, tuple | list):
+        raise FileDamagedError(f"the graph takes item {place} of one {type(values).__name__}.")
+    return values[place]
+
+
+_PLAIN = {
+    "operator": "add and_ eq floordiv ge gt le lt mod mul ne neg not_ or_ sub truediv",
+    "math": "ceil floor sqrt trunc",
+    "torch": "sym_float sym_int sym_ite sym_max sym_min sym_not sym_sum",
+}
+_MODULES: dict[str, Any] = {"operator": operator, "math": math, "torch": torch}
+# How sizes are computed, and one of several results picked.
+FUNCTIONS: dict[str, Callable[..., Any]] = {
+    "operator.getitem": _getitem,
+    "operator.pow": _pow,
+    **{
+        f"{module}.{name}": _whole(getattr(_MODULES[module], name), name)
+        for module, names in _PLAIN.items()
+        for name in names.split()
+        if hasattr(_MODULES[module], name)
+    },
+}
+_NAMES: dict[Any, str] = {
+    operator.getitem: "operator.getitem",
+    operator.pow: "operator.pow",
+    **{
+        getattr(_MODULES[module], name): f"{module}.{name}"
+        for module, names in _PLAIN.items()
+        for name in names.split()
+        if hasattr(_MODULES[module], name)
+    },
+}
+
+
+def name_of(target: Any) -> str | None:
+    """The name under which a graph's file knows what a node calls; None if it may not be called.
+
+    >>> name_of(torch.ops.aten.mm.default), name_of(torch.ops.aten.from_file.default)
+    ('aten.mm.default', None)
+    """
+    if isinstance(target, torch._ops.OpOverload):
+        name = str(target)
+        return name if _allowed(name) else None
+    try:
+        return _NAMES.get(target)
+    except TypeError:  # not hashable, so no function of ours
+        return None
+
+
+def op_of(name: str) -> Callable[..., Any]:
+    """What a name of a graph's file calls.
+
+    >>> op_of("aten.from_file.default")
+    Traceback (most recent call last):
+    hedgerow.core.errors.FileDamagedError: the graph calls 'aten.from_file.default', which is not \
+among the operations that a bundle may call.
+    """
+    if name in FUNCTIONS:
+        return FUNCTIONS[name]
+    if _allowed(name):
+        space, packet, overload = name.split(".")
+        found = getattr(getattr(torch.ops, space), packet, None)
+        if found is not None and overload in found.overloads():
+            return getattr(found, overload)
+    raise FileDamagedError(
+        f"the graph calls {name[:100]!r}, which is not among the operations that a bundle may call."
+    )
+
+
+def _allowed(name: str) -> bool:
+    """Whether a full name is of an operation of the list, or of its form that works in place."""
+    parts = name.split(".")
+    if len(parts) != 3:
+        return False
+    packet = f"{parts[0]}.{parts[1]}"
+    in_place = not packet.endswith("__") and packet.removesuffix("_") in ALLOWED
+    return (packet in ALLOWED or in_place) and not parts[2].endswith("out")

@@ -1,0 +1,136 @@
+"""Graphs in files: models of many kinds answer as before, and what no server runs is refused."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from hedgerow.core.errors import FileDamagedError, NotSupportedError
+from hedgerow.serving.bundle import load_bundle
+from hedgerow.serving.export import export
+from hedgerow.serving.graph_ops import ALLOWED, op_of
+from hedgerow.serving.tensor_file import read_tensors, tensor_bytes
+
+X = torch.randn(3, 4, generator=torch.Generator().manual_seed(0))
+
+
+class Applied(nn.Module):
+    """A function of one tensor, with a weight, a buffer and a constant."""
+
+    def __init__(self, function: Callable[[Tensor], Tensor]) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.full((4,), 2.0))
+        self.register_buffer("shift", torch.arange(4.0))
+        self.register_buffer("hidden", torch.full((4,), 0.5), persistent=False)
+        self.function = function
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.function(x * self.weight + self.shift + self.hidden + torch.tensor([0.25]))
+
+
+def _without_gradients(x: Tensor) -> Tensor:
+    with torch.no_grad():
+        half = x / 2
+    return half + x.relu_()
+
+
+def _sizes(x: Tensor) -> Tensor:
+    return x.reshape(x.shape[0] * 2, 2).sum(1).reshape(x.shape[0], -1) / (x.shape[0] + 1)
+
+
+LSTM = nn.LSTM(4, 3, batch_first=True)
+NORM = nn.BatchNorm1d(4).eval()
+ATTENTION = nn.MultiheadAttention(4, 2, batch_first=True).eval()
+FUNCTIONS: dict[str, Callable[[Tensor], Tensor]] = {
+    "without gradients": _without_gradients,
+    "sizes": _sizes,
+    "types": lambda x: (x > 0).to(torch.float64).to(x.dtype) + x.int(),
+    "infinity": lambda x: x.masked_fill(x > 0, float("-inf")).softmax(1).nan_to_num(),
+    "several": lambda x: torch.cat([*x.topk(2, dim=1), *x.chunk(2, dim=1)], dim=1),
+    "parts": lambda x: torch.einsum("bi,bj->bij", x, x)[:, 1:, ::2].flatten(1),
+    "embedding": lambda x: nn.functional.one_hot(x.abs().long().clamp(0, 5), 6).flatten(1).float(),
+    "lstm": lambda x: LSTM(x.unsqueeze(1))[0].squeeze(1),
+    "norm": lambda x: nn.functional.layer_norm(NORM(x), [4]),
+    "attention": lambda x: ATTENTION(x[:, None], x[:, None], x[:, None])[0].squeeze(1),
+    "fourier": lambda x: torch.fft.irfft(torch.fft.rfft(x, dim=1) * (1 + 2j), n=4, dim=1),
+    "convolution": lambda x: nn.functional.conv1d(x.unsqueeze(1), torch.ones(2, 1, 3)).flatten(1),
+    "decomposed": lambda x: nn.functional.pixel_shuffle(x.reshape(-1, 4, 1, 1), 2).flatten(1),
+}
+
+
+@pytest.mark.parametrize("kind", FUNCTIONS)
+def test_models_answer_as_before(kind: str, tmp_path: Path) -> None:
+    model = Applied(FUNCTIONS[kind]).eval()
+    folder = export(model, tmp_path, example=X[:2], version=1)
+    served = load_bundle(folder, "m")
+    for samples in (1, 3):
+        with torch.no_grad():
+            expected = model(X[:samples].clone())
+        found = served.signatures["serving_default"].run({"x": X[:samples].clone()})["output"]
+        torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-6)
+    program = served.followed and served.followed._program
+    assert program is not None
+    assert sorted(program.weights()) >= ["hidden", "shift", "weight"]
+
+
+def test_new_weights_are_used_whole(tmp_path: Path) -> None:
+    model = Applied(lambda x: x).eval()
+    served = load_bundle(export(model, tmp_path, example=X[:2], version=1), "m")
+    program = served.followed and served.followed._program
+    assert program is not None
+    fresh = {**program.weights(), "weight": torch.zeros(4)}
+    program.replace(fresh)
+    found = served.signatures["serving_default"].run({"x": X})["output"]
+    assert torch.equal(found, (torch.arange(4.0) + 0.75).expand(3, 4))
+
+
+def test_sigmoid_makes_probabilities(tmp_path: Path) -> None:
+    model = Applied(lambda x: x.sum(1)).eval()
+    served = load_bundle(export(model, tmp_path, example=X[:2], version=1, sigmoid=True), "m")
+    found = served.signatures["serving_default"].run({"x": X})["output"]
+    torch.testing.assert_close(found, model(X).detach().sigmoid())
+
+
+class _Foreign(nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.ops.tests_serving.twice(x)
+
+
+def test_an_operation_of_others_is_refused_by_name(tmp_path: Path) -> None:
+    library = torch.library.Library("tests_serving", "DEF")
+    library.define("twice(Tensor x) -> Tensor")
+    library.impl("twice", lambda x: x * 2, "CompositeExplicitAutograd")
+    library.impl("twice", lambda x: torch.empty_like(x), "Meta")
+    with pytest.raises(NotSupportedError, match=r"tests_serving\.twice.* fixed list"):
+        export(_Foreign(), tmp_path, example=X, version=1)
+    library._destroy()
+
+
+def test_the_list_holds_operations_that_exist_and_none_that_opens_a_file() -> None:
+    for name in sorted(ALLOWED - {"hedgerow.read_rows"}):
+        packet = getattr(torch.ops.aten, name.removeprefix("aten."), None)
+        assert packet is not None, name
+        for overload in packet.overloads():
+            kinds = {str(one.type) for one in getattr(packet, overload)._schema.arguments}
+            assert not {one for one in kinds if "Storage" in one or "Stream" in one}, name
+    for name in ("from_file", "set_", "resize_", "as_strided", "empty", "load", "record_stream"):
+        with pytest.raises(FileDamagedError):
+            op_of(f"aten.{name}.default")
+
+
+def test_tensors_of_every_type_in_a_file() -> None:
+    held = {
+        str(dtype): torch.ones(2, 3).to(dtype)
+        for dtype in (torch.float32, torch.float16, torch.bfloat16, torch.int64, torch.bool)
+    }
+    held |= {"empty": torch.ones(0, 2), "scalar": torch.tensor(3.0), "turned": torch.ones(3, 2).T}
+    found = read_tensors(tensor_bytes(held), "file")
+    assert [*found] == [*held]
+    for name, tensor in held.items():
+        assert torch.equal(found[name], tensor)
+        assert found[name].dtype == tensor.dtype
+    found["torch.float32"].add_(1)  # its own memory
