@@ -99,7 +99,7 @@ def _pieces(tensor: Tensor) -> Iterable[memoryview]:
     plain = tensor.detach().resolve_conj().resolve_neg().cpu().contiguous().reshape(-1)
     if not plain.numel():
         return
-    view = memoryview(plain.view(torch.uint8).numpy())
+    view = plain.view(torch.uint8).numpy().data
     for start in range(0, len(view), _PIECE_BYTES):
         yield view[start : start + _PIECE_BYTES]
 

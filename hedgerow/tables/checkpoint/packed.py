@@ -39,16 +39,16 @@ class _Bytes:
     closed = False
 
     def __init__(self, room_bytes: int) -> None:
-        self._tensor = torch.empty(_START + room_bytes, dtype=torch.uint8)
+        self._bytes = np.empty(_START + room_bytes, np.uint8)
         self.size = _START
 
     def write(self, data: Any) -> int:
         """Appends bytes."""
         view = np.frombuffer(data, np.uint8)
         end = self.size + len(view)
-        if end > len(self._tensor):
-            self._tensor.resize_(max(end, len(self._tensor) * 5 // 4))
-        self._tensor.numpy()[self.size : end] = view
+        if end > len(self._bytes):
+            self._bytes.resize(max(end, len(self._bytes) * 5 // 4), refcheck=False)
+        self._bytes[self.size : end] = view
         self.size = end
         return len(view)
 
@@ -58,15 +58,12 @@ class _Bytes:
     def sealed(self, head: bytes) -> Int8[Tensor, "bytes"]:
         """All of it, the head behind, with a checksum of both in front; nothing more is written."""
         self.write(head)
-        # A tensor is saved with all memory of its storage: what was not needed is given back.
-        self._tensor.untyped_storage().resize_(self.size)
-        self._tensor.resize_(self.size)
-        whole = self._tensor.numpy()
+        self._bytes.resize(self.size, refcheck=False)  # no view of it is left
         length = len(head).to_bytes(_LENGTH_BYTES, "little")
-        whole[_AFTER:_START] = np.frombuffer(length, np.uint8)
-        start = _MAGIC + hashlib.sha256(whole[_AFTER:].data).digest()
-        whole[:_AFTER] = np.frombuffer(start, np.uint8)
-        return self._tensor
+        self._bytes[_AFTER:_START] = np.frombuffer(length, np.uint8)
+        start = _MAGIC + hashlib.sha256(self._bytes[_AFTER:].data).digest()
+        self._bytes[:_AFTER] = np.frombuffer(start, np.uint8)
+        return torch.from_numpy(self._bytes)
 
 
 def pack_rows(
