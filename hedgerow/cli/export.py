@@ -114,7 +114,6 @@ def _report(
     loaded: Run, folder: Path, fields: dict[str, str], sigmoid: bool, seconds: float
 ) -> dict[str, Any]:
     from ..nn.summary import tables_of
-    from ..tables.stats import table_stats
 
     return {
         "path": str(folder),
@@ -122,7 +121,7 @@ def _report(
         "version": int(folder.name),
         "step": loaded.step,
         "checkpoint": str(loaded.checkpoint),
-        "rows": sum(table_stats(table)["rows"] for table in tables_of(loaded.model).values()),
+        "rows": sum(table.size() for table in tables_of(loaded.model).values()),
         "outputs": "probabilities" if sigmoid else "logits",
         "strings": fields,
         "seconds": round(seconds, 3),
