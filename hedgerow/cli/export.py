@@ -113,7 +113,7 @@ def _name_of(run: Path) -> str:
 def _report(
     loaded: Run, folder: Path, fields: dict[str, str], sigmoid: bool, seconds: float
 ) -> dict[str, Any]:
-    from ..nn.summary import stats
+    from ..nn.summary import tables_of
 
     return {
         "path": str(folder),
@@ -121,7 +121,7 @@ def _report(
         "version": int(folder.name),
         "step": loaded.step,
         "checkpoint": str(loaded.checkpoint),
-        "rows": sum(table["rows"] for table in stats(loaded.model).values()),
+        "rows": sum(table.size() for table in tables_of(loaded.model).values()),
         "outputs": "probabilities" if sigmoid else "logits",
         "strings": fields,
         "seconds": round(seconds, 3),

@@ -40,7 +40,7 @@ def read_bytes(path: Path, most: int | None = None) -> bytes:
     with os.fdopen(_open(path), "rb", buffering=0) as file:
         size = os.fstat(file.fileno()).st_size
         if most is not None and size > most:
-            raise FileDamagedError(f"{path} has {size} bytes; it has at most {most}.")
+            raise FileDamagedError(f"{path} has {size} bytes; no file of its kind is so large.")
         return file.readall() or b""
 
 

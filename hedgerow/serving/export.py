@@ -79,7 +79,7 @@ def export(
         version=checks.count("version", version),
         servers=servers,
         sigmoid=sigmoid,
-        key=None if key is None else read_key(key),
+        key=None if key is None else read_key(Path(key)),
     )
     for i, own in enumerate(names):
         job.write(base / own / str(version), i if i < servers else None)

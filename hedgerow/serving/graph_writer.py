@@ -74,15 +74,21 @@ def _input(
     if spec.kind in (InputKind.PARAMETER, InputKind.BUFFER):
         name = target.removeprefix(_PREFIX)
         held: Mapping[str, Any] = program.state_dict
-        weights[name] = held[target] if target in held else program.constants[target]
+        weights[name] = _tensor(held[target] if target in held else program.constants[target])
         return ["weight", name]
     if spec.kind is InputKind.CONSTANT_TENSOR:
-        constants[target] = program.constants[target]
+        constants[target] = _tensor(program.constants[target])
         return ["constant", target]
     raise NotSupportedError(
         f"the model's graph holds {target or spec.arg.name!r}, a {spec.kind.name.lower()}; a "
         f"served model holds tensors alone."
     )
+
+
+def _tensor(value: object) -> Tensor:
+    if not isinstance(value, Tensor):
+        raise _refused(f"a {type(value).__name__}")
+    return value
 
 
 class _Writer:

@@ -131,15 +131,15 @@ BROKEN: dict[str, tuple[Callable[[Path], object], str]] = {
     "checksum": (_edit, "its checksum is wrong"),
     "no program": (lambda folder: (folder / "graph.json").unlink(), "graph.json is missing"),
     "no manifest": (lambda folder: (folder / "bundle.json").unlink(), "no bundle.json"),
-    "no rows": (lambda folder: shutil.rmtree(folder / "rows"), "manifest.json is missing"),
-    "huge manifest": (_replace("bundle.json", _huge), "no manifest is so large"),
+    "no rows": (lambda folder: shutil.rmtree(folder / "rows"), "is missing; the manifest names it"),
+    "huge manifest": (_replace("bundle.json", _huge), "no file of its kind is so large"),
     "endless manifest": (
         _replace("bundle.json", lambda path: path.symlink_to("/dev/zero")),
-        "no bundle.json",
+        "bundle.json cannot be read",
     ),
     "program elsewhere": (
         _replace("graph.json", lambda path: path.symlink_to("/etc/hostname")),
-        "graph.json is damaged",
+        "graph.json is no plain file",
     ),
     "rows manifest": (
         lambda folder: (folder / "rows" / "manifest.json").write_text("{}"),
