@@ -26,8 +26,7 @@ void bind_filter(nb::module_& m) {
           [](SlidingFilter* self, u64 capacity, u64 parts, u64 seed, u32 max_count, u64 key) {
             new (self) SlidingFilter({capacity, parts, seed, max_count}, key);
           },
-          "capacity"_a, "parts"_a, "seed"_a, "max_count"_a,
-          "key"_a = 0)
+          "capacity"_a, "parts"_a, "seed"_a, "max_count"_a, "key"_a = 0)
       .def(
           "add_many",
           [](SlidingFilter& f, u64 table, Address ids, Address occurrences, u64 n, Address before) {

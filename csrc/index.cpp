@@ -83,7 +83,8 @@ void Index::gather(u64 bucket, u64 from, std::vector<KeyRow>& out) const {
     const Bucket& here = buckets_[at];
     for (u32 i = 0; i < here.used(); ++i) {
       const u64 at_position = position(here.key[i]);
-      if (at_position >= from && home(at_position) == bucket) out.push_back({here.key[i], here.row[i]});
+      if (at_position >= from && home(at_position) == bucket)
+        out.push_back({here.key[i], here.row[i]});
     }
     if (here.passed() == 0) return;
     at = next(at);

@@ -140,8 +140,8 @@ class Table {
   i64 move_out(const i64* ids, u64 n, u8* gone);
   bool clear();  // false: refused, a snapshot is open
   // Swaps all rows with a table of the same layout, the slot key and the newest time; rules, counts
-  // and whoever watches stay. False: refused, a snapshot is open, or the rows of only one lie in a file, or in
-  // files with different budgets.
+  // and whoever watches stay. False: refused, a snapshot is open, or the rows of only one lie in a
+  // file, or in files with different budgets.
   bool exchange(Table& other);
   bool place_by(u64 slot_key);  // by this key from now on. False: refused, there are rows
 

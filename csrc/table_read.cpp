@@ -63,8 +63,7 @@ u64 piece_count(u64 n, u64 size) { return (n + size - 1) / size; }
 
 // Rows of distinct keys, at most kFindIds, with `near` by the arrays of dense ids first. The caller
 // holds the locks of their shards.
-void Table::find_rows(const SlotHash& hash, const i64* keys, u64 n, bool near,
-                      u32* rows) const {
+void Table::find_rows(const SlotHash& hash, const i64* keys, u64 n, bool near, u32* rows) const {
   const auto search = [&](const i64* some, u64 count, u32* found) {
     ProbeAhead probe(hash, views_, some, count, found);
     for (u64 i = 0; i < count; i += kGroup) probe.step();
@@ -122,8 +121,8 @@ void Table::visit_piece(const SlotHash& hash, const i64* ids, u64 from, u64 coun
 
 // Tasks of `task_ids` ids go to the pool, which are read piece by piece. Locks are held from one
 // piece to the next unless somebody waits for them: to take all 64 for each would be a tenth of a
-// lookup. Rows may be exchanged with those of a table with another key until the locks are taken: then
-// they are those of other shards.
+// lookup. Rows may be exchanged with those of a table with another key until the locks are taken:
+// then they are those of other shards.
 template <class Visitor>
 void Table::visit(const i64* ids, u64 n, u64 task_ids, const Visitor& visitor) const {
   arena_.check();

@@ -76,15 +76,8 @@ def _put_rows(
     asked = live if out is None else inside
     row = tl.load(rows + i[:, None] * DIM + column, mask=asked[:, None] & (column < DIM), other=0.0)
     time = tl.load(times + i, mask=live, other=0)
-    slot, born = claim(
-        index,
-        mix_at(index, buckets, LINES),
-        tl.load(ids + i, mask=live, other=0),
-        live,
-        base,
-        count,
-        LINES,
-    )
+    ids_here, mix = tl.load(ids + i, mask=live, other=0), mix_at(index, buckets, LINES)
+    slot, born = claim(index, mix, ids_here, live, base, count, LINES)
     tl.store(places + i, tl.where(born, slot, -1).to(tl.int32), mask=i < n)
     tl.store(used + slot, tl.zeros((ROWS,), tl.int32) + now, mask=born)
     k = tl.where(inside, table_of(piece, i, K, ROOM), 0)

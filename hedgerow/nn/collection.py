@@ -75,6 +75,9 @@ class Collection(nn.Module):
     An `evict` rule runs by itself after updates: one of room when a table holds an eighth more rows
     than it should (it is then cut to them), one of age once in an eighth of that age. Times are
     those of `clock`, the machine's if not given.
+
+    `slot_key` places the ids of all tables, see `TableConfig`: give one where two runs must agree
+    even in which ids find no room on a full device. By default each table draws its own.
     """
 
     def __init__(
@@ -87,6 +90,7 @@ class Collection(nn.Module):
         evict: Eviction | None = None,
         clip: ClipRow | None = None,
         seed: int | None = None,
+        slot_key: int | None = None,
         clock: Clock | None = None,
     ) -> None:
         super().__init__()
@@ -94,7 +98,7 @@ class Collection(nn.Module):
         defaults = {"init": init, "optimizer": optimizer, "admit": admit, "evict": evict}
         self.tables = tuple(table.with_defaults(**defaults) for table in tables)
         self._check_names()
-        configs = {table.name: table.resolve(seed) for table in self.tables}
+        configs = {table.name: table.resolve(seed, slot_key=slot_key) for table in self.tables}
         own = HostTables(configs, clock=clock)
         self.store: Store = own
         self.servers: ServerGroup | None = None  # where rows are, if not in processes like this

@@ -81,7 +81,6 @@ def distribute(
     ranks = Ranks(own_group())
     _check(model, collections, ranks, {"reduce": reduce, "wire": wire, "plan": _kind(plan)})
     _follow(model, plan, ranks)
-    _share_slot_keys(model, ranks)
     # Updates run when a backward ends, reads perhaps ahead in another thread: a group for each, and
     # none of them DDP's. All groups are made in the same order on every rank.
     where = _where(collections)
@@ -119,6 +118,7 @@ def _checked(model: nn.Module, reduce: str, wire: str, dedup: bool) -> list[Coll
 def _follow(model: nn.Module, plan: PlanLike | None, ranks: Ranks) -> None:
     if plan is not None:
         place_as_planned(model, follow_plan(model, plan, ranks))
+    _share_slot_keys(model, ranks)
 
 
 def _no_plan(plan: PlanLike | None) -> None:

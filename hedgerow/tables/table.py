@@ -102,7 +102,12 @@ class Table:
         }
         return replace(self, **missing)
 
-    def resolve(self, seed: int | None = None, not_finite: str = "reject") -> TableConfig:
+    def resolve(
+        self,
+        seed: int | None = None,
+        not_finite: str = "reject",
+        slot_key: int | None = None,
+    ) -> TableConfig:
         """The table with everything spelled out."""
         codec = {"fp32": None, "fp16": Fp16(), "bf16": Bf16()}[self.dtype]
         init, optimizer = self.init or Uniform(0.05), self.optimizer or Adagrad()
@@ -119,4 +124,5 @@ class Table:
             not_finite=not_finite,
             admit=self.admit,
             evict=self.evict,
+            slot_key=slot_key,
         )
