@@ -139,13 +139,13 @@ def test_an_answer_that_is_lost_is_not_a_second_write(tmp_path: Path) -> None:
 class Fleet:
     """Three servers, the second of which is reached through a proxy."""
 
-    def __init__(self, stack: ExitStack, folder: Path, deadline_s: float = 60.0) -> None:
+    def __init__(self, stack: ExitStack, folder: Path) -> None:
         new_keys(folder)
         started = [stack.enter_context(server(i, 3, keys=folder)) for i in range(3)]
         self.proxy = TcpProxy(started[1].address)
         stack.callback(self.proxy.close)
         addresses = [started[0].address, self.proxy.address, started[2].address]
-        self.shards = connect(addresses, counting_table(), keys=folder, deadline_s=deadline_s)
+        self.shards = connect(addresses, counting_table(), keys=folder)
         self.tables = ServerTables(self.shards, counting_table())
         for shard in self.shards:
             stack.callback(shard.close)
@@ -164,8 +164,9 @@ def test_one_of_three_servers_is_cut_off_again_and_again(tmp_path: Path) -> None
 def test_the_deadline_says_which_servers_did_it_and_how_to_go_on(tmp_path: Path) -> None:
     ids = torch.arange(30)
     with ExitStack() as stack:
-        fleet = Fleet(stack, tmp_path, deadline_s=3.0)
+        fleet = Fleet(stack, tmp_path)
         fleet.tables.apply_gradients(ids, -torch.ones(30, 1))
+        fleet.shards[1].connection.patience = Patience(4.0, 1.0)
         fleet.proxy.order("cut", "out")
         fleet.proxy.refuses = True
         with pytest.raises(DeadlineError) as raised:
@@ -188,6 +189,7 @@ def test_the_deadline_says_which_servers_did_it_and_how_to_go_on(tmp_path: Path)
             fleet.tables.lookup(ids)
         assert "did their part" not in str(raised.value)
         fleet.proxy.refuses = False
+        fleet.shards[1].connection.patience = Patience()
         fleet.tables.apply_gradients(ids, -torch.ones(30, 1))
         found = fleet.tables.lookup(ids).rows.view(10, 3)
         assert found[:, [0, 2]].tolist() == [[4.0, 4.0]] * 10
@@ -205,8 +207,9 @@ def test_a_server_that_comes_back_with_other_keys_is_no_refusal(
     with server(keys=own, **rows) as started:
         address = started.address
         proxy = TcpProxy(address)
-        shard = RemoteShard(proxy.address, counting_table(), keys=own, retry_s=0.2, deadline_s=4.0)
+        shard = RemoteShard(proxy.address, counting_table(), keys=own, retry_s=0.2)
         shard.start_apply_gradients(KEYS, -torch.ones(1)).wait()
+        shard.connection.patience = Patience(6.0, 0.2)
         started.terminate()
         with server(keys=others, listen=address, **rows):
             for _ in range(2):
