@@ -4,6 +4,7 @@
 #include <array>
 #include <stdexcept>
 
+#include "rules_adam.h"
 #include "rules_common.h"
 #include "rules_rare.h"
 
@@ -19,9 +20,12 @@ constexpr void (*prepare_of())(RuleSettings&) {
 template <class Body>
 struct OverRows {
   static HR_INLINE void run(const StepsArgs& a) {
+    Corrections corrections;
+    if constexpr (requires { Body::corrections_at; })
+      if (a.step != kNoStep) corrections = Body::corrections_at(*a.settings, a.step + 1);
     for (u64 i = 0; i < a.n; ++i)
       Body::run({a.rows[i] + a.first_column, a.rows[i] + a.state_from, a.grads[i], a.dim, a.rate,
-                 a.step, a.settings});
+                 a.step, a.settings, corrections});
   }
 };
 
@@ -56,6 +60,8 @@ const auto& all_rules() {
       common<AdamRule<true>>(),
       common<TorchAdamRule<false>>(),
       common<TorchAdamRule<true>>(),
+      common<DenseAdamRule<false>>(),
+      common<DenseAdamRule<true>>(),
       common<Ftrl>(),
       common<RmsProp>(),
       common<TorchRmsPropRule<false>>(),

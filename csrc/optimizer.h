@@ -10,12 +10,22 @@
 
 namespace hedgerow {
 
-// Settings of a rule, ready for the inner loop. `bias` holds Adam's bias corrections by step count;
+// Settings of a rule, ready for the inner loop. `bias` holds Adam's bias corrections by step count,
+// `drift` how far a row of dense Adam moves after its last gradient, by the step of that gradient;
 // equal betas share one table.
 struct RuleSettings {
   std::vector<double> exact;
   std::vector<float> value;
   std::shared_ptr<const std::vector<float>> bias;
+  std::shared_ptr<const std::vector<double>> drift;
+};
+
+// The step of an update that was given none.
+inline constexpr i64 kNoStep = -1;
+
+// Adam's bias corrections: factors of the rate and of the root of the second moment.
+struct Corrections {
+  float first = 1.0f, second = 1.0f;
 };
 
 // One step on one row.
@@ -27,6 +37,7 @@ struct StepArgs {
   float rate;
   i64 step;
   const RuleSettings* settings;
+  Corrections corrections;  // at the step, for rules that ask for them
 };
 
 // A step on the same segment of several rows.
