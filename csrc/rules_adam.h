@@ -109,12 +109,13 @@ struct TorchAdamRule {
 // sum of the powers of `ratio` times c at the mean of their exponents.
 struct Drift {
   static constexpr int kTabulated = 1 << 12;
-  double beta1, beta2, ratio;
+  double beta1, beta2, ratio, faded;
 
   Drift(const RuleSettings& settings, bool maximum)
       : beta1(settings.exact[0]),
         beta2(settings.exact[2]),
-        ratio(maximum ? beta1 : beta1 / std::sqrt(beta2)) {}
+        ratio(maximum ? beta1 : beta1 / std::sqrt(beta2)),
+        faded(maximum ? 1.0 : std::sqrt(beta2)) {}
 
   double pace(double t) const {
     return std::sqrt(1.0 - std::pow(beta2, t)) / (1.0 - std::pow(beta1, t));
@@ -122,6 +123,15 @@ struct Drift {
   double far_out(double s) const { return ratio / (1.0 - ratio) * pace(s + 1.0 / (1.0 - ratio)); }
   double after(const RuleSettings& settings, i64 s) const {
     return s <= kTabulated ? (*settings.drift)[u64(s)] : far_out(double(s));
+  }
+
+  // Where most of the movement of the next k updates has happened.
+  double middle(double k) const { return std::min((k + 1.0) / 2.0, 1.0 / (1.0 - ratio)); }
+
+  // What epsilon is multiplied with when it stands beside the root of v as update s left it: a
+  // number that hardly differs between the next k updates, taken in their middle.
+  double of_epsilon(double s, double k) const {
+    return std::sqrt(1.0 - std::pow(beta2, s + middle(k))) / std::pow(faded, middle(k));
   }
 
   std::vector<double> table() const {
@@ -189,12 +199,12 @@ struct DenseAdamRule {
     const Drift drift(settings, kMaximum);
     const double moved = drift.after(settings, last) -
                          std::pow(drift.ratio, missed) * drift.after(settings, a.step);
-    const float rate = float(a.rate * moved);
+    const double fade = 1.0 - double(a.rate) * settings.exact[5];
+    const float rate = float(a.rate * moved * std::pow(fade, missed - drift.middle(missed)));
     const float keep1 = float(std::pow(drift.beta1, missed));
     const float keep2 = float(std::pow(drift.beta2, missed));
-    const float shrink = float(std::pow(1.0 - double(a.rate) * settings.exact[5], missed));
-    const float epsilon =
-        float(settings.exact[4] * std::sqrt(1.0 - std::pow(drift.beta2, double(last + 1))));
+    const float shrink = float(std::pow(fade, missed));
+    const float epsilon = float(settings.exact[4] * drift.of_epsilon(double(last), missed));
     float* m = a.state;
     float* v = a.state + a.dim;
     const float* square = kMaximum ? a.state + 2 * a.dim : v;

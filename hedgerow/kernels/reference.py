@@ -14,6 +14,7 @@ from torch import Tensor
 from ..core.hashing import signed64
 from ..core.shapes import Bool, Float32, Int64
 from .layout import (
+    NO_STEP,
     EMPTY,
     ERASED,
     HOME_LANES,
@@ -284,6 +285,7 @@ def apply(
     placed: Int64[Tensor, "n"] | None = None,
     *,
     stamp: bool = True,
+    at_step: int = NO_STEP,
 ) -> None:
     """One step for each id with its summed gradient; adds to `counts` as `Applied` has them."""
     told = torch.empty_like(grouped.ids) if placed is None else placed
@@ -303,7 +305,7 @@ def apply(
         if new:
             row[: table.dim] = born_rows(torch.tensor([id_]), parts)[0]
         for part, rate in zip(parts, rates, strict=True):
-            step(row, total[part.start : part.start + part.dim], part, rate, new=new)
+            step(row, total[part.start : part.start + part.dim], part, rate, new=new, at_step=at_step)
         if stamp or new:
             put_word(table, TIMES, slot, now)
 

@@ -146,9 +146,13 @@ def _dense_adam_with(maximum: bool) -> RuleFunction:
         last = int(number[0])
         missed = step - last
         if last > 0 and missed > 0:
-            moved = _f32(float(rate) * _drift(p, last, missed, maximum))
-            epsilon = _f32(p[4] * np.sqrt(1 - p[2] ** (last + 1)))
-            shrink = _f32((1 - float(rate) * p[5]) ** missed)
+            shrinks = p[0] if maximum else p[0] / np.sqrt(p[2])
+            middle = min((missed + 1) / 2, 1 / (1 - shrinks))
+            root = 1 if maximum else np.sqrt(p[2])
+            epsilon = _f32(p[4] * np.sqrt(1 - p[2] ** (last + middle)) / root**middle)
+            fade = 1 - float(rate) * p[5]
+            drift = float(rate) * _drift(p, last, missed, maximum)
+            moved, shrink = _f32(drift * fade ** (missed - middle)), _f32(fade**missed)
             w[:] = w * shrink - _ratio(moved * m, np.sqrt(square) + epsilon)
             m *= _f32(p[0] ** missed)
             v *= _f32(p[2] ** missed)
