@@ -7,14 +7,15 @@
 #include <cstring>
 #include <map>
 #include <mutex>
-#include <tuple>
+#include <utility>
 
 #include "rules_common.h"
 
 namespace hedgerow::rules {
 
-// The last setting. A rule that follows the step counts a row's own updates where none was given.
-enum class CountedBy { row = 0, step = 1, step_sparse = 2 };  // the last: SparseAdam's epsilon
+// The last setting. By `step_sparse`, epsilon stands where SparseAdam has it. A rule that follows
+// the step goes by row where none was given.
+enum class CountedBy { row = 0, step = 1, step_sparse = 2 };
 
 struct AdamCorrections {
   static constexpr int kTabulated = 1 << 14;  // counts with a tabulated correction
@@ -24,11 +25,17 @@ struct AdamCorrections {
   }
 
   // Corrections of update number `count` of the table or of a row, from 1.
-  static Corrections corrections(const RuleSettings& settings, double count) {
+  static Corrections corrections(const RuleSettings& settings, double count, bool sparse = false) {
     const double root = std::sqrt(1.0 - std::pow(settings.exact[2], count));
     const double first = 1.0 - std::pow(settings.exact[0], count);
-    if (counted_by(settings) == CountedBy::step_sparse) return {float(root / first), 1.0f};
+    if (sparse) return {float(root / first), 1.0f};
     return {float(1.0 / first), float(1.0 / root)};
+  }
+
+  // Once for many rows.
+  static Corrections at_step(const RuleSettings& settings, i64 count) {
+    const bool sparse = counted_by(settings) == CountedBy::step_sparse;
+    return corrections(settings, double(count), sparse);
   }
 
   // The same from the table or, far out, by power.
@@ -40,12 +47,11 @@ struct AdamCorrections {
 
   static void prepare(RuleSettings& settings) {
     using Table = std::vector<float>;
-    using Key = std::tuple<double, double, bool>;
+    using Key = std::pair<double, double>;
     static std::mutex mutex;
     static std::map<Key, std::weak_ptr<const Table>> tables;
     const std::lock_guard hold(mutex);
-    const bool sparse = counted_by(settings) == CountedBy::step_sparse;
-    auto& known = tables[{settings.exact[0], settings.exact[2], sparse}];
+    auto& known = tables[{settings.exact[0], settings.exact[2]}];
     settings.bias = known.lock();
     if (settings.bias) return;
     auto table = std::make_shared<Table>(2 * kTabulated);
@@ -68,7 +74,7 @@ struct TorchAdamRule {
   static void prepare(RuleSettings& settings) { AdamCorrections::prepare(settings); }
 
   static Corrections corrections_at(const RuleSettings& settings, i64 count) {
-    return AdamCorrections::tabulated(settings, float(count));
+    return AdamCorrections::at_step(settings, count);
   }
 
   static HR_INLINE void run(const StepArgs& a) {
@@ -151,7 +157,6 @@ struct DenseAdamRule {
   static constexpr auto kState = state_floats < kMaximum ? 3 : 2, 2 > ;
 
   static void prepare(RuleSettings& settings) {
-    AdamCorrections::prepare(settings);
     using Table = std::vector<double>;
     static std::mutex mutex;
     static std::map<std::pair<double, double>, std::weak_ptr<const Table>> tables;
@@ -164,7 +169,7 @@ struct DenseAdamRule {
   }
 
   static Corrections corrections_at(const RuleSettings& settings, i64 count) {
-    return AdamCorrections::tabulated(settings, float(count));
+    return AdamCorrections::at_step(settings, count);
   }
 
   static HR_INLINE void run(const StepArgs& a) {

@@ -70,9 +70,9 @@ def _adam(w: Tensor, s: Tensor, g: Tensor, rate: Tensor, p: Tensor) -> None:
     powers *= torch.stack([beta1, beta2])
 
 
-def _corrections(p: Tensor, count: Tensor) -> tuple[Tensor, Tensor]:
+def _corrections(p: Tensor, count: Tensor, *, by_row: bool) -> tuple[Tensor, Tensor]:
     first, root = 1 - p[0] ** count.double(), _root(1 - p[2] ** count.double())
-    sparse = p[7] == 2
+    sparse = (p[7] == 2) & (not by_row)
     of_rate, of_root = torch.where(sparse, root, 1.0) / first, torch.where(sparse, 1.0, 1 / root)
     return of_rate.float(), of_root.float()
 
@@ -81,8 +81,9 @@ def _torch_adam(w: Tensor, s: Tensor, g: Tensor, rate: Tensor, p: Tensor, step: 
     _, rest1, beta2, rest2, epsilon, decay, decoupled, counted = p.float()[:8]
     m, v, count = s[: len(w)], s[len(w) : -1], s[-1:]
     count += 1
-    by_row = counted == 0 or step == NO_STEP
-    first, second = _corrections(p, count if by_row else torch.tensor([step + 1]))
+    by_row = bool(counted == 0) or step == NO_STEP
+    number = count if by_row else torch.tensor([step + 1])
+    first, second = _corrections(p, number, by_row=by_row)
     x = g + (0.0 if decoupled else decay) * w
     m += (x - m) * rest1
     v.copy_(v * beta2 + rest2 * (x * x))

@@ -190,11 +190,13 @@ def _power(base: tl.tensor, count: tl.tensor) -> tl.tensor:
 
 
 @jit
-def _corrections(numbers: tl.tensor, count: tl.tensor) -> tuple[tl.tensor, tl.tensor]:
+def _corrections(
+    numbers: tl.tensor, count: tl.tensor, by_row: tl.tensor
+) -> tuple[tl.tensor, tl.tensor]:
     """Factors of the rate and of the root of the second moment at update number `count`."""
     first = 1.0 - _power(tl.load(numbers), count)
     root = tl.sqrt(1.0 - _power(tl.load(numbers + 2), count))
-    sparse = tl.load(numbers + 7) == BY_STEP_SPARSE
+    sparse = (tl.load(numbers + 7) == BY_STEP_SPARSE) & ~by_row
     of_rate = tl.where(sparse, root, 1.0) / first
     of_root = tl.where(sparse, 1.0, 1.0 / root)
     return of_rate.to(tl.float32), of_root.to(tl.float32)
@@ -216,7 +218,8 @@ def _torch_adam(
     count = _read_one(rows, 2 * DIM, 2) + 1.0
     _write_one(rows, count, 2 * DIM)
     by_row = (_number(numbers, 7) == 0) | (at_step == NO_STEP)
-    first, second = _corrections(numbers, tl.where(by_row, count.to(tl.int64), at_step + 1))
+    number = tl.where(by_row, count.to(tl.int64), at_step + 1)
+    first, second = _corrections(numbers, number, by_row)
     x = g + tl.where(decoupled, 0.0, decay) * w
     m = _read(rows, 0, DIM, COLUMNS)
     m = m + (x - m) * _number(numbers, 1)
@@ -286,7 +289,7 @@ def _dense_adam(
     w = tl.where(missed[:, None] > 0, made_up, w)
     m = m * _power(beta1, missed).to(tl.float32)[:, None]
     v = v * _power(beta2, missed).to(tl.float32)[:, None]
-    first, second = _corrections(numbers, tl.zeros_like(last) + (at_step + 1))
+    first, second = _corrections(numbers, tl.zeros_like(last) + (at_step + 1), at_step == NO_STEP)
     m = m + (g - m) * _number(numbers, 1)
     _write(rows, m, 0, DIM, COLUMNS)
     v = v * _number(numbers, 2) + _number(numbers, 3) * (g * g)

@@ -97,9 +97,11 @@ def _adam_with(maximum: bool) -> RuleFunction:
     return rule
 
 
-def _adam_corrections(p: list[float], count: float) -> tuple[np.float32, np.float32]:
+def _adam_corrections(
+    p: list[float], count: float, *, by_row: bool
+) -> tuple[np.float32, np.float32]:
     first, root = 1 - p[0] ** count, np.sqrt(1 - p[2] ** count)
-    if p[7] == _BY_STEP_SPARSE:
+    if p[7] == _BY_STEP_SPARSE and not by_row:
         return _f32(root / first), _f32(1)
     return _f32(1 / first), _f32(1 / root)
 
@@ -117,7 +119,9 @@ def _torch_adam_with(maximum: bool) -> RuleFunction:
         count = s[-1:]
         count += _f32(1)
         by_row = p[7] == _BY_ROW or step == NO_STEP
-        first, second = _adam_corrections(p, float(count[0] if by_row else step + 1))
+        first, second = _adam_corrections(
+            p, float(count[0]) if by_row else step + 1, by_row=by_row
+        )
         x = g + (_f32(0) if decoupled else weight_decay) * w
         m += (x - m) * rest1
         v[:] = v * beta2 + rest2 * (x * x)

@@ -136,10 +136,10 @@ _BY_ROW, _BY_STEP, _BY_STEP_SPARSE = 0.0, 1.0, 2.0  # the last setting of the co
 class Adam(_TorchOptimizer):
     """Adam for the rows that have a gradient, with the formula of torch's SparseAdam.
 
-    `bias_correction` says what the corrections of the two moments count. "step": the updates so
-    far, `step` + 1 of `apply_gradients`, the same number for every row (a module passes the number
-    of updates it made; where a direct call passes no `step`, each row's own updates are counted).
-    "row": the updates of each row, so the first update of a row always moves it by `lr`.
+    `bias_correction` says what the corrections of the two moments count. "step": all updates, the
+    same number for every row: `step` + 1 of `apply_gradients`. A module passes the number of the
+    updates that it has made. "row": the updates of each row, with the formula of torch's dense
+    Adam; the first update of a row then moves it by `lr`. A call without `step` counts so, too.
 
     `dense` comes as near to torch's dense Adam as a table can: when a row gets a gradient again,
     the updates that dense Adam would have made without one are made up for first, at the present

@@ -10,16 +10,18 @@ from torch import Tensor
 
 import hedgerow as hr
 from hedgerow.core.errors import CheckpointError, ConfigError, InputError
-from hedgerow.native import reference
+from hedgerow.ps.server_tables import ServerTables
+from hedgerow.ps.shard import LocalShard
+from hedgerow.routing.router import Router
 from hedgerow.tables import optimizers
 from hedgerow.tables.checkpoint.schema import TableSchema
-from hedgerow.tables.config import TableConfig
 from hedgerow.tables.device import DeviceTable
 from hedgerow.tables.host import HostTable
+from hedgerow.tables.multi.host_tables import HostTables
 from hedgerow.tables.store import TableKeys
 from hedgerow.tiers.hybrid import HybridTable
 
-from ..support import make_table, table_config
+from ..support import make_table, table_config, twin_of
 
 ROWS, DIM, STEPS = 40, 5, 250
 
@@ -100,22 +102,24 @@ def test_forms_without_a_sparse_one_follow_torchs_on_every_row(
 
 
 @pytest.mark.parametrize(
-    ("ours", "theirs"),
+    ("ours", "theirs", "near"),
     [
-        (optimizers.Adam(lr=0.01, dense=True), lambda p: torch.optim.Adam(p, lr=0.01)),
-        (
+        (optimizers.Adam(lr=0.01, dense=True), lambda p: torch.optim.Adam(p, lr=0.01), 1e-5),
+        (  # moves and decays of the same missed updates are not taken one after the other
             optimizers.AdamW(lr=0.01, weight_decay=0.1, dense=True),
             lambda p: torch.optim.AdamW(p, lr=0.01, weight_decay=0.1),
+            1e-4,
         ),
         (
             optimizers.AmsGrad(lr=0.01, dense=True),
             lambda p: torch.optim.Adam(p, lr=0.01, amsgrad=True),
+            1e-5,
         ),
     ],
     ids=["adam", "adamw", "amsgrad"],
 )
 def test_dense_rows_are_those_of_dense_adam_whenever_they_are_updated(
-    ours: optimizers.Adam, theirs: type
+    ours: optimizers.Adam, theirs: type, near: float
 ) -> None:
     start = torch.randn(ROWS, DIM, generator=torch.Generator().manual_seed(1))
     weight = torch.nn.Parameter(start.double())
@@ -131,7 +135,7 @@ def test_dense_rows_are_those_of_dense_adam_whenever_they_are_updated(
         optimizer.step()
         table.apply_gradients(ids, grads, step=step)
         got = table.lookup(ids).rows_of().double()
-        torch.testing.assert_close(got, weight.detach()[ids], rtol=1e-4, atol=1e-5)
+        torch.testing.assert_close(got, weight.detach()[ids], rtol=10 * near, atol=near)
 
 
 def test_dense_adam_closes_a_long_gap_in_one_update() -> None:
@@ -200,31 +204,43 @@ FORMS = [
 @pytest.mark.parametrize("optimizer", FORMS, ids=repr)
 def test_the_core_follows_its_twin(optimizer: optimizers.Adam) -> None:
     config, start = table_config(optimizer, dim=DIM), torch.randn(ROWS, DIM)
-    ours, twin = HostTable(config), HostTable(config)
-    twin._table = reference.Table(*_native_arguments(config))  # pyright: ignore
+    ours, twin = HostTable(config), twin_of(config)
     torch.testing.assert_close(
         _trained(ours, start, 120), _trained(twin, start, 120), rtol=1e-6, atol=1e-7
     )
-
-
-def _native_arguments(config: TableConfig) -> tuple[object, ...]:
-    from hedgerow.tables.layout import native_segment
-
-    return ([native_segment(s) for s in config.segments], False, False, config.row_seed, 1, None)
 
 
 @pytest.mark.parametrize("optimizer", [one for one in FORMS if one.kind != "AmsGrad"], ids=repr)
 def test_devices_and_tiers_follow_the_host(optimizer: optimizers.Adam) -> None:
     config = table_config(optimizer, dim=DIM)
     start = torch.randn(ROWS, DIM, generator=torch.Generator().manual_seed(1))
-    host, fast = HostTable(config), DeviceTable(config, capacity_rows=ROWS, device="cpu")
-    for table in (host, fast):
+    tables = (
+        HostTable(config),
+        DeviceTable(config, capacity_rows=2 * ROWS, device="cpu"),
+        HybridTable(HostTable(config), HostTable(config), fast_rows=7, promotions=3),
+    )
+    for table in tables:
         table.assign(torch.arange(ROWS), start)
     for step, (ids, grads) in enumerate(_stream(30)):
-        for table in (host, fast):
+        for table in tables:
             table.apply_gradients(TableKeys.of_one(ids), grads, step=step)
-    wanted, got = (table.lookup(torch.arange(ROWS)).rows_of() for table in (host, fast))
-    torch.testing.assert_close(got, wanted, rtol=1e-6, atol=1e-7)
+    wanted, device, tiers = (table.lookup(torch.arange(ROWS)).rows_of() for table in tables)
+    torch.testing.assert_close(device, wanted, rtol=1e-6, atol=1e-7)
+    assert torch.equal(tiers, wanted)
+
+
+@pytest.mark.parametrize("optimizer", [optimizers.Adam(lr=0.05), FORMS[3]], ids=repr)
+@pytest.mark.parametrize("servers", [1, 3])
+def test_servers_take_the_step_of_their_worker(optimizer: optimizers.Adam, servers: int) -> None:
+    config = table_config(optimizer, dim=DIM)
+    start = torch.randn(ROWS, DIM, generator=torch.Generator().manual_seed(1))
+    shards = [LocalShard(HostTables({"test": config})) for _ in range(servers)]
+    over = ServerTables(shards, {"test": config}, [Router("hash_roundrobin", servers)])
+    over.assign(torch.arange(ROWS), start)
+    for step, (ids, grads) in enumerate(_stream(60)):
+        over.apply_gradients(ids, grads.flatten(), step=step)
+    got = over.lookup(torch.arange(ROWS)).rows_of()
+    assert torch.equal(got, _trained(HostTable(config), start, 60))
 
 
 def test_a_model_follows_sparse_adam_and_counts_updates_of_no_row() -> None:
