@@ -18,34 +18,33 @@ constexpr void (*prepare_of())(RuleSettings&) {
 }
 
 template <class Body>
+constexpr Corrections (*corrections_of())(const RuleSettings&, i64) {
+  if constexpr (requires { Body::corrections; }) return &Body::corrections;
+  return nullptr;
+}
+
+template <class Body>
 struct OverRows {
   static HR_INLINE void run(const StepsArgs& a) {
-    Corrections corrections;
-    if constexpr (requires { Body::corrections_at; })
-      if (a.step != kNoStep) corrections = Body::corrections_at(*a.settings, a.step + 1);
     for (u64 i = 0; i < a.n; ++i)
       Body::run({a.rows[i] + a.first_column, a.rows[i] + a.state_from, a.grads[i], a.dim, a.rate,
-                 a.step, a.settings, corrections});
+                 a.step, a.settings, a.corrections});
   }
 };
 
 template <class Body>
 Rule common() {
   using Each = Variants<OverRows<Body>, const StepsArgs&>;
-  return {Body::kName,
-          Body::kSettings,
-          Body::kState,
-          {&Each::baseline, &Each::avx2, &Each::avx512},
-          prepare_of<Body>()};
+  return {Body::kName,        Body::kSettings,
+          Body::kState,       {&Each::baseline, &Each::avx2, &Each::avx512},
+          prepare_of<Body>(), corrections_of<Body>()};
 }
 
 template <class Body>
 Rule rare() {
-  return {Body::kName,
-          Body::kSettings,
-          Body::kState,
-          {&OverRows<Body>::run, &OverRows<Body>::run, &OverRows<Body>::run},
-          prepare_of<Body>()};
+  return {Body::kName,        Body::kSettings,
+          Body::kState,       {&OverRows<Body>::run, &OverRows<Body>::run, &OverRows<Body>::run},
+          prepare_of<Body>(), corrections_of<Body>()};
 }
 
 const auto& all_rules() {

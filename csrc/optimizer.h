@@ -37,7 +37,7 @@ struct StepArgs {
   float rate;
   i64 step;
   const RuleSettings* settings;
-  Corrections corrections;  // at the step, for rules that ask for them
+  Corrections corrections;  // at the step, by the rule's `corrections`
 };
 
 // A step on the same segment of several rows.
@@ -51,6 +51,7 @@ struct StepsArgs {
   float rate;
   i64 step;
   const RuleSettings* settings;
+  Corrections corrections;
 };
 
 using StepFunction = void (*)(const StepsArgs&);
@@ -61,6 +62,7 @@ struct Rule {
   int (*state_floats)(int dim);    // floats of state behind a segment of `dim`
   StepFunction step[kIsas];        // one compilation per instruction set
   void (*prepare)(RuleSettings&);  // fills derived settings; may be null
+  Corrections (*corrections)(const RuleSettings&, i64 step);  // once for an update; may be null
 };
 
 const Rule& rule_named(const std::string& name);  // throws std::invalid_argument

@@ -32,10 +32,10 @@ struct AdamCorrections {
     return {float(1.0 / first), float(1.0 / root)};
   }
 
-  // Once for many rows.
-  static Corrections at_step(const RuleSettings& settings, i64 count) {
+  static Corrections at_step(const RuleSettings& settings, i64 step) {
+    if (step == kNoStep) return {};
     const bool sparse = counted_by(settings) == CountedBy::step_sparse;
-    return corrections(settings, double(count), sparse);
+    return corrections(settings, double(step + 1), sparse);
   }
 
   // The same from the table or, far out, by power.
@@ -73,8 +73,8 @@ struct TorchAdamRule {
 
   static void prepare(RuleSettings& settings) { AdamCorrections::prepare(settings); }
 
-  static Corrections corrections_at(const RuleSettings& settings, i64 count) {
-    return AdamCorrections::at_step(settings, count);
+  static Corrections corrections(const RuleSettings& settings, i64 step) {
+    return AdamCorrections::at_step(settings, step);
   }
 
   static HR_INLINE void run(const StepArgs& a) {
@@ -91,8 +91,7 @@ struct TorchAdamRule {
     const float* __restrict g = a.g;
     *count += 1.0f;
     const bool by_row = a.step == kNoStep || s[7] == float(CountedBy::row);
-    const Corrections c =
-        by_row ? AdamCorrections::tabulated(*a.settings, *count) : a.corrections;
+    const Corrections c = by_row ? AdamCorrections::tabulated(*a.settings, *count) : a.corrections;
     const float rate = a.rate * c.first, second = c.second;
     for (int i = 0; i < a.dim; ++i) {
       const float x = g[i] + decay * w[i];
@@ -164,12 +163,11 @@ struct DenseAdamRule {
     auto& known = tables[{settings.exact[0], settings.exact[2]}];
     settings.drift = known.lock();
     if (!settings.drift)
-      known = settings.drift =
-          std::make_shared<const Table>(Drift(settings, kMaximum).table());
+      known = settings.drift = std::make_shared<const Table>(Drift(settings, kMaximum).table());
   }
 
-  static Corrections corrections_at(const RuleSettings& settings, i64 count) {
-    return AdamCorrections::at_step(settings, count);
+  static Corrections corrections(const RuleSettings& settings, i64 step) {
+    return AdamCorrections::at_step(settings, step);
   }
 
   static HR_INLINE void run(const StepArgs& a) {
@@ -202,8 +200,8 @@ struct DenseAdamRule {
     const RuleSettings& settings = *a.settings;
     const double missed = double(a.step - last);
     const Drift drift(settings, kMaximum);
-    const double moved = drift.after(settings, last) -
-                         std::pow(drift.ratio, missed) * drift.after(settings, a.step);
+    const double moved =
+        drift.after(settings, last) - std::pow(drift.ratio, missed) * drift.after(settings, a.step);
     const double fade = 1.0 - double(a.rate) * settings.exact[5];
     const float rate = float(a.rate * moved * std::pow(fade, missed - drift.middle(missed)));
     const float keep1 = float(std::pow(drift.beta1, missed));
