@@ -105,8 +105,7 @@ def _step_at(
     placed: tl.tensor | None,
     buckets: tl.tensor,
     now: tl.tensor,
-    rate: tl.tensor,
-    at_step: tl.tensor,
+    pace: tl.tuple,
     numbers: tl.tensor,
     PASS: tl.constexpr,
     RULE: tl.constexpr,
@@ -139,6 +138,7 @@ def _step_at(
         if placed is not None:
             tl.store(placed + i, tl.where(born, slot + BORN, slot), mask=i < n)
     there = slot >= 0
+    rate, at_step = pace
     w = rows_at(values + START, tl.where(born, -1, slot), DIM, STRIDE, COLUMNS)
     if PASS != KNOWN:  # noqa: SIM102 (what is known when it is compiled decides first)
         if tl.max(born.to(tl.int32), axis=0) > 0:
@@ -147,7 +147,10 @@ def _step_at(
             w = tl.where(born[:, None], first, w)
     total = tl.where(there[:, None], total, 0.0)  # what is left out may not be finite
     rows = (values, slot * STRIDE + STATE, there, born, numbers)
-    column, w = tl.arange(0, COLUMNS)[None, :], stepped(rows, w, total, rate, at_step, RULE, DIM, COLUMNS)
+    column, w = (
+        tl.arange(0, COLUMNS)[None, :],
+        stepped(rows, w, total, rate, at_step, RULE, DIM, COLUMNS),
+    )
     place = values + slot[:, None] * STRIDE + START + column
     tl.store(place, w, mask=there[:, None] & (column < DIM))
 
@@ -191,6 +194,7 @@ def _apply(
 ) -> None:
     batch = (ids, order, grads, piece_sums, piece_counts)
     table, draw, live = (index, counts, slots, left), (seed, a, scale), live_count(used, n)
+    pace = (rate, at_step)
     block = tl.program_id(0).to(tl.int64) * ROWS
     if PASS == NEW:
         many = tl.load(left)
@@ -198,7 +202,7 @@ def _apply(
             j = block + tl.arange(0, ROWS)
             i = tl.load(left + 1 + j, mask=j < many, other=n)
             _step_at(
-                *(i, n, live, batch, table, draw, values, placed, buckets, now, rate, at_step, numbers),
+                *(i, n, live, batch, table, draw, values, placed, buckets, now, pace, numbers),
                 *(PASS, RULE, KIND, START, DIM, STATE, WIDTH, STRIDE, STAMP, LINES),
                 *(ROWS, COLUMNS, ALL_COLUMNS),
             )
@@ -206,7 +210,7 @@ def _apply(
     else:
         i = block + tl.arange(0, ROWS)
         _step_at(
-            *(i, n, live, batch, table, draw, values, placed, buckets, now, rate, at_step, numbers),
+            *(i, n, live, batch, table, draw, values, placed, buckets, now, pace, numbers),
             *(PASS, RULE, KIND, START, DIM, STATE, WIDTH, STRIDE, STAMP, LINES),
             *(ROWS, COLUMNS, ALL_COLUMNS),
         )

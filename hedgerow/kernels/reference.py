@@ -14,7 +14,6 @@ from torch import Tensor
 from ..core.hashing import signed64
 from ..core.shapes import Bool, Float32, Int64
 from .layout import (
-    NO_STEP,
     EMPTY,
     ERASED,
     HOME_LANES,
@@ -24,6 +23,7 @@ from .layout import (
     MIX_2,
     MIX_START,
     NEWBORN,
+    NO_STEP,
     PIECE,
     TAKEN,
     TIMES,
@@ -305,7 +305,9 @@ def apply(
         if new:
             row[: table.dim] = born_rows(torch.tensor([id_]), parts)[0]
         for part, rate in zip(parts, rates, strict=True):
-            step(row, total[part.start : part.start + part.dim], part, rate, new=new, at_step=at_step)
+            step(
+                row, total[part.start : part.start + part.dim], part, rate, new=new, at_step=at_step
+            )
         if stamp or new:
             put_word(table, TIMES, slot, now)
 

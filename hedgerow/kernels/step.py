@@ -322,7 +322,15 @@ def update(
         _step[(min(blocks(n, tile["ROWS"])[0], programs),)](
             *(ids, batch.slots, batch.order, batch.starts, batch.counts, grads, sums, placed),
             *(table.index, table.values, counts, part.numbers, splits, part.draws),
-            *(firsts, now, rate, at_step, signed64(part.first.seed), part.first.a, part.first.scale),
+            *(
+                firsts,
+                now,
+                rate,
+                at_step,
+                signed64(part.first.seed),
+                part.first.a,
+                part.first.scale,
+            ),
             RULE=part.rule,
             KIND=part.first.kind,
             **several(table.tables),

@@ -119,9 +119,7 @@ def _torch_adam_with(maximum: bool) -> RuleFunction:
         count = s[-1:]
         count += _f32(1)
         by_row = p[7] == _BY_ROW or step == NO_STEP
-        first, second = _adam_corrections(
-            p, float(count[0]) if by_row else step + 1, by_row=by_row
-        )
+        first, second = _adam_corrections(p, float(count[0]) if by_row else step + 1, by_row=by_row)
         x = g + (_f32(0) if decoupled else weight_decay) * w
         m += (x - m) * rest1
         v[:] = v * beta2 + rest2 * (x * x)

@@ -95,8 +95,8 @@ class RowUpdates:
 
     `held` counts the blocks that hold updates back: then gradients add up until the last is left.
     `step` counts updates; schedules and bias corrections follow it. An update in which no id has a
-    gradient counts if autograd gave one, of no rows, as with torch's sparse optimizers. After an update, rows leave as the rules of the
-    tables say.
+    gradient counts if autograd gave one, of no rows, as with torch's sparse optimizers. After an
+    update, rows leave as the rules of the tables say.
 
     Over ranks (`spread`) gradients first go to the owners of their rows. That is a collective of
     all ranks: `gradients` and `apply` take part also where nothing waits, and the first gradient of

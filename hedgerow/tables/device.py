@@ -65,7 +65,7 @@ class DeviceTable(DeviceMoves):
     taken as 1 instead of refused, and the window of an admission filter moves on between calls.
 
     A table that cannot live on a device is refused by name: rows stored in less than fp32
-    (compressors, rounding), update rules other than the eleven, more than 1024 columns.
+    (compressors, rounding), update rules other than the twelve, more than 1024 columns.
 
     With `TRITON_INTERPRET=1` set before the first import, `device="cpu"` runs the same kernels in
     Python, for tests.

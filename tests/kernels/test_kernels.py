@@ -422,7 +422,9 @@ def test_dense_adam_makes_up_for_missed_updates_as_one_by_one(
             at = part.state + 2 * part.dim
             assert a[at : at + 2].tolist() == b[at : at + 2].tolist() == [at_step + 2, 0]
             a[at : at + 2] = b[at : at + 2] = 0
-        torch.testing.assert_close(a.view(torch.float32), b.view(torch.float32), rtol=1e-4, atol=1e-4)
+        torch.testing.assert_close(
+            a.view(torch.float32), b.view(torch.float32), rtol=1e-4, atol=1e-4
+        )
 
 
 @pytest.mark.parametrize("stamp", [True, False])

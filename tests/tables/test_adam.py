@@ -27,7 +27,7 @@ ROWS, DIM, STEPS = 40, 5, 250
 
 
 def _stream(steps: int = STEPS) -> list[tuple[Tensor, Tensor]]:
-    """Ids and gradients of each step; few ids often, most of them seldom, some steps without any."""
+    """Ids and gradients of each step: few ids often, most seldom; some steps have none."""
     random = torch.Generator().manual_seed(7)
     found = []
     for step in range(steps):
