@@ -108,7 +108,7 @@ def test_forms_without_a_sparse_one_follow_torchs_on_every_row(
         (  # moves and decays of the same missed updates are not taken one after the other
             optimizers.AdamW(lr=0.01, weight_decay=0.1, dense=True),
             lambda p: torch.optim.AdamW(p, lr=0.01, weight_decay=0.1),
-            1e-4,
+            1e-3,
         ),
         (
             optimizers.AmsGrad(lr=0.01, dense=True),
