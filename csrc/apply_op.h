@@ -16,10 +16,16 @@ struct ApplyOp {
     Isa isa = active_isa();
     Block room;  // a block, since it is aligned to lines: sums are written and read at once
     std::vector<float> viewed;
+    std::vector<Corrections> corrections;  // of each segment's rule
     const float* sums[kBatch];
     explicit Worker(const ApplyOp& op)
         : room(kBatch * u64(WriteOps::layout(op.table).dim) * sizeof(float), PageSize::small),
-          viewed(room.bytes() / sizeof(float)) {}
+          viewed(room.bytes() / sizeof(float)) {
+      for (const Segment& segment : WriteOps::layout(op.table).segments) {
+        const auto of_rule = segment.rule->corrections;
+        corrections.push_back(of_rule ? of_rule(segment.settings, op.update.step) : Corrections{});
+      }
+    }
   };
   static constexpr bool kInserts = true;
   static constexpr bool kIsUse = true;
@@ -120,7 +126,8 @@ struct ApplyOp {
                                            .dim = segment.dim,
                                            .rate = update.rates[s],
                                            .step = update.step,
-                                           .settings = &segment.settings});
+                                           .settings = &segment.settings,
+                                           .corrections = worker.corrections[s]});
       if (!segment.round_to_half) continue;
       for (u64 i = 0; i < steps.n; ++i)
         round_row_to_half(WriteOps::seed(table), steps.key[i], update.step, number,

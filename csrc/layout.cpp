@@ -17,7 +17,7 @@ Segment place(const SegmentSpec& spec, const RowLayout& row) {
                   .encoded_from = row.row_bytes,
                   .init = spec.init,
                   .rule = nullptr,
-                  .settings = {spec.settings, {}, {}},
+                  .settings = {spec.settings, {}, {}, {}},
                   .initial_state = spec.initial_state,
                   .codec = spec.codec,
                   .round_to_half = spec.round_to_half};

@@ -4,6 +4,7 @@
 #include <array>
 #include <stdexcept>
 
+#include "rules_adam.h"
 #include "rules_common.h"
 #include "rules_rare.h"
 
@@ -17,31 +18,33 @@ constexpr void (*prepare_of())(RuleSettings&) {
 }
 
 template <class Body>
+constexpr Corrections (*corrections_of())(const RuleSettings&, i64) {
+  if constexpr (requires { Body::corrections; }) return &Body::corrections;
+  return nullptr;
+}
+
+template <class Body>
 struct OverRows {
   static HR_INLINE void run(const StepsArgs& a) {
     for (u64 i = 0; i < a.n; ++i)
       Body::run({a.rows[i] + a.first_column, a.rows[i] + a.state_from, a.grads[i], a.dim, a.rate,
-                 a.step, a.settings});
+                 a.step, a.settings, a.corrections});
   }
 };
 
 template <class Body>
 Rule common() {
   using Each = Variants<OverRows<Body>, const StepsArgs&>;
-  return {Body::kName,
-          Body::kSettings,
-          Body::kState,
-          {&Each::baseline, &Each::avx2, &Each::avx512},
-          prepare_of<Body>()};
+  return {Body::kName,        Body::kSettings,
+          Body::kState,       {&Each::baseline, &Each::avx2, &Each::avx512},
+          prepare_of<Body>(), corrections_of<Body>()};
 }
 
 template <class Body>
 Rule rare() {
-  return {Body::kName,
-          Body::kSettings,
-          Body::kState,
-          {&OverRows<Body>::run, &OverRows<Body>::run, &OverRows<Body>::run},
-          prepare_of<Body>()};
+  return {Body::kName,        Body::kSettings,
+          Body::kState,       {&OverRows<Body>::run, &OverRows<Body>::run, &OverRows<Body>::run},
+          prepare_of<Body>(), corrections_of<Body>()};
 }
 
 const auto& all_rules() {
@@ -56,6 +59,8 @@ const auto& all_rules() {
       common<AdamRule<true>>(),
       common<TorchAdamRule<false>>(),
       common<TorchAdamRule<true>>(),
+      common<DenseAdamRule<false>>(),
+      common<DenseAdamRule<true>>(),
       common<Ftrl>(),
       common<RmsProp>(),
       common<TorchRmsPropRule<false>>(),

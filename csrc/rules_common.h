@@ -7,9 +7,6 @@
 
 #include <algorithm>
 #include <cmath>
-#include <map>
-#include <mutex>
-#include <utility>
 
 #include "optimizer.h"
 
@@ -161,72 +158,6 @@ struct AdamRule {
     }
     powers[0] *= beta1;
     powers[1] *= beta2;
-  }
-};
-
-// beta1, 1-beta1, beta2, 1-beta2, epsilon, decay, decoupled; state: m, v, [vmax,] step count
-template <bool kMaximum>
-struct TorchAdamRule {
-  static constexpr const char* kName = kMaximum ? "torch_amsgrad" : "torch_adam";
-  static constexpr int kSettings = 7;
-  static constexpr auto kState = state_floats < kMaximum ? 3 : 2, 1 > ;
-  static constexpr int kTabulated = 1 << 14;  // step counts with a tabulated correction
-
-  static HR_INLINE void run(const StepArgs& a) {
-    const float* s = a.settings->value.data();
-    const float rest1 = s[1], beta2 = s[2], rest2 = s[3], epsilon = s[4];
-    const bool decoupled = s[6] != 0.0f;
-    const float shrink = decoupled ? 1.0f - a.rate * s[5] : 1.0f;
-    const float decay = decoupled ? 0.0f : s[5];
-    float* __restrict w = a.w;
-    float* __restrict m = a.state;
-    float* __restrict v = a.state + a.dim;
-    float* __restrict vmax = a.state + 2 * a.dim;  // only touched when kMaximum
-    float* count = a.state + (kMaximum ? 3 : 2) * a.dim;
-    const float* __restrict g = a.g;
-    *count += 1.0f;
-    float first, second;
-    corrections(*a.settings, *count, first, second);
-    const float rate = a.rate * first;
-    for (int i = 0; i < a.dim; ++i) {
-      const float x = g[i] + decay * w[i];
-      m[i] += (x - m[i]) * rest1;
-      v[i] = v[i] * beta2 + rest2 * (x * x);
-      float square = v[i];
-      if (kMaximum) square = vmax[i] = std::max(vmax[i], v[i]);
-      w[i] = w[i] * shrink - ratio(rate * m[i], std::sqrt(square) * second + epsilon);
-    }
-  }
-
-  // 1 / (1 - beta1^t) and 1 / sqrt(1 - beta2^t), from the table or, far out, by power.
-  static HR_INLINE void corrections(const RuleSettings& settings, float count, float& first,
-                                    float& second) {
-    if (count >= 1.0f && count <= float(kTabulated)) {
-      const float* pair = settings.bias->data() + 2 * (int(count) - 1);
-      first = pair[0];
-      second = pair[1];
-    } else {
-      correct(settings, count, first, second);
-    }
-  }
-
-  static void correct(const RuleSettings& settings, double count, float& first, float& second) {
-    first = float(1.0 / (1.0 - std::pow(settings.exact[0], count)));
-    second = float(1.0 / std::sqrt(1.0 - std::pow(settings.exact[2], count)));
-  }
-
-  static void prepare(RuleSettings& settings) {
-    using Table = std::vector<float>;
-    static std::mutex mutex;
-    static std::map<std::pair<double, double>, std::weak_ptr<const Table>> tables;
-    const std::lock_guard hold(mutex);
-    auto& known = tables[{settings.exact[0], settings.exact[2]}];
-    settings.bias = known.lock();
-    if (settings.bias) return;
-    auto table = std::make_shared<Table>(2 * kTabulated);
-    for (int t = 1; t <= kTabulated; ++t)
-      correct(settings, t, (*table)[2 * (t - 1)], (*table)[2 * (t - 1) + 1]);
-    known = settings.bias = table;
   }
 };
 

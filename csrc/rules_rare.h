@@ -131,10 +131,11 @@ struct BatchSoftmax {  // state: the last step as int64, in two floats' room; th
   static constexpr int kSettings = 0;
   static constexpr auto kState = state_floats<0, 2>;
   static void run(const StepArgs& a) {
+    const i64 now = a.step == kNoStep ? 0 : a.step;
     i64 last;
     std::memcpy(&last, a.state, sizeof(last));
-    a.w[0] = (1.0f - a.rate) * a.w[0] + a.rate * float(a.step - last);
-    std::memcpy(a.state, &a.step, sizeof(a.step));
+    a.w[0] = (1.0f - a.rate) * a.w[0] + a.rate * float(now - last);
+    std::memcpy(a.state, &now, sizeof(now));
   }
 };
 

@@ -39,6 +39,12 @@ class Record:
         return {"kind": self.kind, **fields}
 
     @classmethod
+    def of_older_record(cls, settings: Mapping[str, Any]) -> Mapping[str, Any]:
+        """The settings of a record, completed where an older version wrote it and meant another
+        value than a new setting's default."""
+        return settings
+
+    @classmethod
     def members(cls: type[R]) -> dict[str, type[R]]:
         """The classes of this family by kind."""
         found = {cls.kind: cls} if "kind" in vars(cls) and cls.kind else {}
@@ -62,7 +68,8 @@ class Record:
         for name in values:
             if name != "kind" and name not in known:
                 unknown(f"setting of {member.kind}", name, known)
-        settings = {name: _value(v) for name, v in values.items() if name != "kind"}
+        given = {name: _value(v) for name, v in values.items() if name != "kind"}
+        settings = member.of_older_record(given)
         missing = [f.name for f in fields if _is_required(f) and f.name not in settings]
         if missing:
             raise ConfigError(f"{member.kind} lacks {', '.join(missing)}; given: {dict(values)!r}.")

@@ -21,7 +21,7 @@ from .find import live_count, probe
 from .find_or_insert import claim
 from .finite import all_finite
 from .first_values import start_rows
-from .layout import Arrays, Grouped, Part
+from .layout import NO_STEP, Arrays, Grouped, Part
 from .lookup import rows_at
 from .placement import TIMES, mix_at, word
 from .rules import stepped
@@ -105,7 +105,7 @@ def _step_at(
     placed: tl.tensor | None,
     buckets: tl.tensor,
     now: tl.tensor,
-    rate: tl.tensor,
+    pace: tl.tuple,
     numbers: tl.tensor,
     PASS: tl.constexpr,
     RULE: tl.constexpr,
@@ -138,6 +138,7 @@ def _step_at(
         if placed is not None:
             tl.store(placed + i, tl.where(born, slot + BORN, slot), mask=i < n)
     there = slot >= 0
+    rate, at_step = pace
     w = rows_at(values + START, tl.where(born, -1, slot), DIM, STRIDE, COLUMNS)
     if PASS != KNOWN:  # noqa: SIM102 (what is known when it is compiled decides first)
         if tl.max(born.to(tl.int32), axis=0) > 0:
@@ -146,12 +147,15 @@ def _step_at(
             w = tl.where(born[:, None], first, w)
     total = tl.where(there[:, None], total, 0.0)  # what is left out may not be finite
     rows = (values, slot * STRIDE + STATE, there, born, numbers)
-    column, w = tl.arange(0, COLUMNS)[None, :], stepped(rows, w, total, rate, RULE, DIM, COLUMNS)
+    column, w = (
+        tl.arange(0, COLUMNS)[None, :],
+        stepped(rows, w, total, rate, at_step, RULE, DIM, COLUMNS),
+    )
     place = values + slot[:, None] * STRIDE + START + column
     tl.store(place, w, mask=there[:, None] & (column < DIM))
 
 
-@jit(do_not_specialize=["n", "buckets", "seed", "now"])
+@jit(do_not_specialize=["n", "buckets", "seed", "now", "at_step"])
 def _apply(
     ids: tl.tensor,
     order: tl.tensor | None,
@@ -170,6 +174,7 @@ def _apply(
     buckets: tl.tensor,
     now: tl.tensor,
     rate: tl.tensor,
+    at_step: tl.tensor,
     seed: tl.tensor,
     a: tl.tensor,
     scale: tl.tensor,
@@ -189,6 +194,7 @@ def _apply(
 ) -> None:
     batch = (ids, order, grads, piece_sums, piece_counts)
     table, draw, live = (index, counts, slots, left), (seed, a, scale), live_count(used, n)
+    pace = (rate, at_step)
     block = tl.program_id(0).to(tl.int64) * ROWS
     if PASS == NEW:
         many = tl.load(left)
@@ -196,7 +202,7 @@ def _apply(
             j = block + tl.arange(0, ROWS)
             i = tl.load(left + 1 + j, mask=j < many, other=n)
             _step_at(
-                *(i, n, live, batch, table, draw, values, placed, buckets, now, rate, numbers),
+                *(i, n, live, batch, table, draw, values, placed, buckets, now, pace, numbers),
                 *(PASS, RULE, KIND, START, DIM, STATE, WIDTH, STRIDE, STAMP, LINES),
                 *(ROWS, COLUMNS, ALL_COLUMNS),
             )
@@ -204,7 +210,7 @@ def _apply(
     else:
         i = block + tl.arange(0, ROWS)
         _step_at(
-            *(i, n, live, batch, table, draw, values, placed, buckets, now, rate, numbers),
+            *(i, n, live, batch, table, draw, values, placed, buckets, now, pace, numbers),
             *(PASS, RULE, KIND, START, DIM, STATE, WIDTH, STRIDE, STAMP, LINES),
             *(ROWS, COLUMNS, ALL_COLUMNS),
         )
@@ -223,6 +229,7 @@ def apply(
     placed: Int64[Tensor, "n"] | None = None,
     *,
     stamp: bool = True,
+    at_step: int = NO_STEP,
 ) -> None:
     """One step for each id with its summed gradient; adds to `counts` as `Applied` has them.
 
@@ -249,7 +256,7 @@ def apply(
         _apply[grid](
             *(grouped.ids, grouped.order, slots, used, grads, *pieces, placed, left),
             *(table.index, table.values, counts, part.numbers),
-            *(n, table.buckets, now, rate, signed64(part.first.seed)),
+            *(n, table.buckets, now, rate, at_step, signed64(part.first.seed)),
             *(part.first.a, part.first.scale),
             PASS=which.value,
             RULE=part.rule,

@@ -14,14 +14,14 @@ from torch import Tensor
 from ..core.hashing import signed64
 from ..core.shapes import Bool, Float32, Int64
 from .first_values import start_rows
-from .layout import Arrays, Grouped, Part
+from .layout import NO_STEP, Arrays, Grouped, Part
 from .lookup import rows_at
 from .placement import TIMES, word
 from .rules import stepped
 from .toolchain import blocks, columns_of, jit, tl, writer_tile
 
 
-@jit(do_not_specialize=["n", "seed", "now"])
+@jit(do_not_specialize=["n", "seed", "now", "at_step"])
 def _apply_each(
     ids: tl.tensor,
     order: tl.tensor,
@@ -35,6 +35,7 @@ def _apply_each(
     n: tl.tensor,
     now: tl.tensor,
     rate: tl.tensor,
+    at_step: tl.tensor,
     seed: tl.tensor,
     a: tl.tensor,
     scale: tl.tensor,
@@ -68,7 +69,7 @@ def _apply_each(
         here = takes[:, None] & (column < DIM)
         g = tl.load(grads + source[:, None] * WIDTH + START + column, mask=here, other=0.0)
         rows = (values, slot * STRIDE + STATE, takes, new, numbers)
-        moved = stepped(rows, w, g, rate, RULE, DIM, COLUMNS)
+        moved = stepped(rows, w, g, rate, at_step, RULE, DIM, COLUMNS)
         w = tl.where(takes[:, None], moved, w)
         new = new & ~takes
         at += 1
@@ -88,6 +89,7 @@ def apply_each(
     parts: Sequence[Part],
     rates: Sequence[float],
     now: int,
+    at_step: int = NO_STEP,
 ) -> None:
     """A step for every grouped occurrence that is `taking`.
 
@@ -99,7 +101,7 @@ def apply_each(
         tile = writer_tile(part.dim)
         _apply_each[blocks(n, tile["ROWS"])](
             *(grouped.ids, grouped.order, taking, grads, slots, born),
-            *(table.index, table.values, part.numbers, n, now, rate),
+            *(table.index, table.values, part.numbers, n, now, rate, at_step),
             *(signed64(part.first.seed), part.first.a, part.first.scale),
             RULE=part.rule,
             KIND=part.first.kind,

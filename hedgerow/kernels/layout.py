@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from itertools import accumulate
@@ -40,6 +41,8 @@ EPOCH = 2**16 - 1  # of them for the epoch of a score that counts uses
 INSERTED, RECLAIMED, ASSIGNED, EVICTED, BUSY, NOT_ASKED = 0, 1, 2, 3, 5, 7
 # The numbers of an update rule, see `rules`: room for settings, then for the starts of states.
 SETTINGS, STARTS = 8, 4
+NO_STEP = -1  # the step of an update that was given none, as csrc/optimizer.h
+TABULATED_DRIFTS = 2**12  # as csrc/rules_adam.h
 # The finalizer of splitmix64: other constants and shifts than the router's mixer, whose bits would
 # leave buckets of an owner's table unreachable.
 MIX_START = 0x9E3779B97F4A7C15
@@ -272,18 +275,42 @@ class Part:
     state: int  # the first column of its states
     first: FirstValues
     rule: str
-    numbers: Float64[Tensor, "12"]  # on the device: settings of the rule, starts of its states
+    # On the device: settings of the rule, starts of its states, and for dense Adam its drifts.
+    numbers: Float64[Tensor, "12+"]
     draws: Int64[Tensor, "K 3"] | None = None  # of several tables: see `draws_of`; None = `first`
 
     @staticmethod
     def numbers_of(
-        settings: Sequence[float], starts: Sequence[float], device: torch.device
-    ) -> Float64[Tensor, "12"]:
-        """Settings and starts of the states as a kernel reads them."""
-        filled = torch.zeros(SETTINGS + STARTS, dtype=torch.float64)
+        settings: Sequence[float],
+        starts: Sequence[float],
+        device: torch.device,
+        drifts: Sequence[float] = (),
+    ) -> Float64[Tensor, "12+"]:
+        """Settings, starts of the states and drifts as a kernel reads them."""
+        filled = torch.zeros(SETTINGS + STARTS + len(drifts), dtype=torch.float64)
         filled[: len(settings)] = torch.tensor(settings, dtype=torch.float64)
         filled[SETTINGS : SETTINGS + len(starts)] = torch.tensor(starts, dtype=torch.float64)
+        filled[SETTINGS + STARTS :] = torch.tensor(drifts, dtype=torch.float64)
         return filled.to(device)
+
+
+def drifts(beta1: float, beta2: float) -> list[float]:
+    """How far a row of dense Adam moves after each of its first updates without another gradient.
+
+    In units of rate * first moment / root of the second, see csrc/rules_adam.h.
+
+    >>> len(drifts(0.9, 0.999)), round(drifts(0.9, 0.999)[4096], 2)
+    (4097, 8.97)
+    """
+
+    def pace(t: float) -> float:
+        return math.sqrt(1.0 - beta2**t) / (1.0 - beta1**t)
+
+    ratio = beta1 / math.sqrt(beta2)
+    found = [ratio / (1.0 - ratio) * pace(TABULATED_DRIFTS + 1.0 / (1.0 - ratio))]
+    for s in range(TABULATED_DRIFTS - 1, -1, -1):
+        found.append(ratio * (pace(s + 1) + found[-1]))
+    return found[::-1]
 
 
 def draws_of(firsts: Sequence[FirstValues], device: torch.device) -> Int64[Tensor, "K 3"]:

@@ -20,6 +20,7 @@ from .layout import (
     KEYS,
     LANES,
     NEWBORN,
+    NO_STEP,
     PIECE,
     TAKEN,
     TIMES,
@@ -292,6 +293,7 @@ def apply(
     placed: Int64[Tensor, "n"] | None = None,
     *,
     stamp: bool = True,
+    at_step: int = NO_STEP,
 ) -> None:
     """One step for each id with its summed gradient; adds to `counts` as `Applied` has them."""
     told = torch.empty_like(grouped.ids) if placed is None else placed
@@ -311,7 +313,9 @@ def apply(
         if new:
             row[: table.dim] = born_rows(torch.tensor([id_]), parts)[0]
         for part, rate in zip(parts, rates, strict=True):
-            step(row, total[part.start : part.start + part.dim], part, rate, new=new)
+            step(
+                row, total[part.start : part.start + part.dim], part, rate, new=new, at_step=at_step
+            )
         if stamp or new:
             put_word(table, TIMES, slot, now)
 

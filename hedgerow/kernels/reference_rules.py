@@ -8,12 +8,13 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from .layout import SETTINGS, Part
+from .layout import NO_STEP, SETTINGS, Part
 
 LEAST_RATE = torch.finfo(torch.float32).tiny
 
-Rule = Callable[[Tensor, Tensor, Tensor, Tensor, Tensor], None]
-"""Changes a row and its states in place: (row, states, gradient, rate, settings as float64)."""
+Rule = Callable[..., None]
+"""Changes a row and its states in place: (row, states, gradient, rate, settings as float64), and
+for the rules in `FOLLOW_STEP` the step."""
 
 
 def _root(x: Tensor) -> Tensor:
@@ -69,17 +70,49 @@ def _adam(w: Tensor, s: Tensor, g: Tensor, rate: Tensor, p: Tensor) -> None:
     powers *= torch.stack([beta1, beta2])
 
 
-def _torch_adam(w: Tensor, s: Tensor, g: Tensor, rate: Tensor, p: Tensor) -> None:
-    _, rest1, beta2, rest2, epsilon, decay, decoupled = p.float()[:7]
+def _corrections(p: Tensor, count: Tensor, *, by_row: bool) -> tuple[Tensor, Tensor]:
+    first, root = 1 - p[0] ** count.double(), _root(1 - p[2] ** count.double())
+    sparse = (p[7] == 2) & (not by_row)
+    of_rate, of_root = torch.where(sparse, root, 1.0) / first, torch.where(sparse, 1.0, 1 / root)
+    return of_rate.float(), of_root.float()
+
+
+def _torch_adam(w: Tensor, s: Tensor, g: Tensor, rate: Tensor, p: Tensor, step: int) -> None:
+    _, rest1, beta2, rest2, epsilon, decay, decoupled, counted = p.float()[:8]
     m, v, count = s[: len(w)], s[len(w) : -1], s[-1:]
     count += 1
-    first = (1 / (1 - p[0] ** count.double())).float()
-    second = (1 / _root(1 - p[2] ** count.double())).float()
+    by_row = bool(counted == 0) or step == NO_STEP
+    number = count if by_row else torch.tensor([step + 1])
+    first, second = _corrections(p, number, by_row=by_row)
     x = g + (0.0 if decoupled else decay) * w
     m += (x - m) * rest1
     v.copy_(v * beta2 + rest2 * (x * x))
     shrink = 1 - rate * decay if decoupled else 1.0
     w.copy_(w * shrink - _ratio((rate * first) * m, _root(v) * second + epsilon))
+
+
+def _dense_adam(w: Tensor, s: Tensor, g: Tensor, rate: Tensor, p: Tensor, step: int) -> None:
+    """The updates without a gradient one after the other, in float64."""
+    beta1, beta2, epsilon, decay = (float(p[k]) for k in (0, 2, 4, 5))
+    m, v, count = s[: len(w)], s[len(w) : -2], torch.zeros(1)
+    number = s[-2:].numpy().view(np.int64)
+    last = int(number[0])
+    pace, shrink = float(rate), 1 - float(rate) * decay
+    if 0 < last < step:
+        wide, first, root = w.double(), m.double(), v.double().sqrt()
+        for t in range(last + 1, step + 1):
+            first, root = first * beta1, root * beta2**0.5
+            under = root / (1 - beta2**t) ** 0.5 + epsilon
+            wide = wide * shrink - pace / (1 - beta1**t) * torch.where(under == 0, 0, first / under)
+        w.copy_(wide)
+        m *= beta1 ** (step - last)
+        v *= beta2 ** (step - last)
+    number[0] = max(last, step + 1)
+    moments = torch.cat([m, v, count])
+    p = p[:8].clone()
+    p[6] = 1.0  # its decay is apart from the gradient
+    _torch_adam(w, moments, g, rate, p, step)
+    s[:-2] = moments[:-1]
 
 
 def _ftrl(w: Tensor, s: Tensor, g: Tensor, rate: Tensor, p: Tensor) -> None:
@@ -122,6 +155,7 @@ RULES: dict[str, tuple[Rule, int, int]] = {
     "row_adagrad": (_row_adagrad, 0, 1),
     "adam": (_adam, 2, 2),
     "torch_adam": (_torch_adam, 2, 1),
+    "dense_adam": (_dense_adam, 2, 2),
     "ftrl": (_ftrl, 2, 0),
     "rmsprop": (_rmsprop, 1, 0),
     "torch_rmsprop": (_torch_rmsprop, 1, 0),
@@ -129,7 +163,12 @@ RULES: dict[str, tuple[Rule, int, int]] = {
 }
 
 
-def step(row: Tensor, grad: Tensor, part: Part, rate: float, *, new: bool) -> None:
+FOLLOW_STEP = {"torch_adam", "dense_adam"}
+
+
+def step(
+    row: Tensor, grad: Tensor, part: Part, rate: float, *, new: bool, at_step: int = NO_STEP
+) -> None:
     """One step on a part of a whole row, in place; the states of a new one start."""
     rule, by_value, by_row = RULES[part.rule]
     states = row[part.state : part.state + by_value * part.dim + by_row]
@@ -139,4 +178,5 @@ def step(row: Tensor, grad: Tensor, part: Part, rate: float, *, new: bool) -> No
         states[: by_value * part.dim] = starts[:by_value].repeat_interleave(part.dim)
         states[by_value * part.dim :] = starts[by_value : by_value + by_row]
     w = row[part.start : part.start + part.dim]
-    rule(w, states, grad, torch.tensor(rate), numbers)
+    more = (at_step,) if part.rule in FOLLOW_STEP else ()
+    rule(w, states, grad, torch.tensor(rate), numbers, *more)

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from ..core.shapes import Float32, Int32, Int64
 from . import reference
-from .layout import PIECE, SHORT, Arrays, Part, group
+from .layout import NO_STEP, PIECE, SHORT, Arrays, Part, group
 from .runs import Runs
 from .seat import Marks
 
@@ -92,9 +92,12 @@ def step(
     slots: Int64[Tensor, "n"] | None = None,
     used: Int64[Tensor, "K"] | None = None,
     splits: Int64[Tensor, "K+1"] | None = None,
+    at_step: int = NO_STEP,
 ) -> None:
     """One step for each id with its summed gradient, as `apply` over sorted ids does it."""
-    reference.apply(table, group(ids), grads, counts, parts, rates, now, slots, used)
+    reference.apply(
+        *(table, group(ids), grads, counts, parts, rates, now, slots, used), at_step=at_step
+    )
 
 
 def update(
@@ -107,6 +110,7 @@ def update(
     rates: Sequence[float],
     now: int,
     splits: Int64[Tensor, "K+1"] | None = None,
+    at_step: int = NO_STEP,
 ) -> None:
     """`step` for ids whose occurrences are in runs, all of rows that are set."""
     live = torch.zeros(len(ids), dtype=torch.bool)
@@ -114,4 +118,6 @@ def update(
     known = torch.full((len(ids),), -1)
     known[batch.order] = batch.slots.long()
     at = live.nonzero()[:, 0]
-    reference.apply(table, group(ids[at]), grads[at], counts, parts, rates, now, known[at])
+    reference.apply(
+        *(table, group(ids[at]), grads[at], counts, parts, rates, now, known[at]), at_step=at_step
+    )

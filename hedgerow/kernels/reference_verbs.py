@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from ..core.shapes import Bool, Float32, Int64
-from .layout import TIMES, Arrays, Grouped, Part
+from .layout import NO_STEP, TIMES, Arrays, Grouped, Part
 from .reference import born_rows, find_or_insert, groups_of, insert_one, put_word
 from .reference_rules import step
 
@@ -69,6 +69,7 @@ def apply_each(
     parts: Sequence[Part],
     rates: Sequence[float],
     now: int,
+    at_step: int = NO_STEP,
 ) -> None:
     """A step for every grouped occurrence that is `taking`."""
     order = grouped.order if grouped.order is not None else torch.arange(len(grouped.ids))
@@ -81,6 +82,6 @@ def apply_each(
         for i in same.nonzero()[:, 0].tolist():
             for part, rate in zip(parts, rates, strict=True):
                 grad = grads[int(order[i]), part.start : part.start + part.dim]
-                step(row, grad, part, rate, new=new)
+                step(row, grad, part, rate, new=new, at_step=at_step)
             new = False
         put_word(table, TIMES, slot, now)

@@ -4,7 +4,8 @@ A rule takes the rows `w` of a segment, their summed gradients `g` and the rate,
 the states that stand behind the rows, and gives the new rows. Its `rows` are the table's values,
 where the states of each row begin in them, which rows of the block exist, which of these are new
 (their states start from what the rule says), and the numbers of the rule. Those lie on the device
-as float64: eight settings in the order of the rule, then where each state starts from.
+as float64: eight settings in the order of the rule, then where each state starts from, then for
+dense Adam the table of `layout.drifts`. `at_step` is the step of the update, `NO_STEP` without one.
 """
 
 from __future__ import annotations
@@ -15,10 +16,14 @@ from .toolchain import jit, tl
 RULES = frozenset(
     {
         *("sgd", "momentum", "torch_momentum", "adagrad", "row_adagrad", "adam", "torch_adam"),
-        *("ftrl", "rmsprop", "torch_rmsprop", "torch_rmsprop_momentum"),
+        *("dense_adam", "ftrl", "rmsprop", "torch_rmsprop", "torch_rmsprop_momentum"),
     }
 )
 START = tl.constexpr(layout.SETTINGS)
+NO_STEP = tl.constexpr(layout.NO_STEP)
+BY_STEP_SPARSE = tl.constexpr(2.0)  # the last setting of torch's Adam, see csrc/rules_adam.h
+DRIFTS = tl.constexpr(layout.SETTINGS + layout.STARTS)
+TABULATED = tl.constexpr(layout.TABULATED_DRIFTS)
 LEAST_RATE = tl.constexpr(1.1754943508222875e-38)  # the smallest normal float32
 
 
@@ -185,21 +190,36 @@ def _power(base: tl.tensor, count: tl.tensor) -> tl.tensor:
 
 
 @jit
+def _corrections(
+    numbers: tl.tensor, count: tl.tensor, by_row: tl.tensor
+) -> tuple[tl.tensor, tl.tensor]:
+    """Factors of the rate and of the root of the second moment at update number `count`."""
+    first = 1.0 - _power(tl.load(numbers), count)
+    root = tl.sqrt(1.0 - _power(tl.load(numbers + 2), count))
+    sparse = (tl.load(numbers + 7) == BY_STEP_SPARSE) & ~by_row
+    of_rate = tl.where(sparse, root, 1.0) / first
+    of_root = tl.where(sparse, 1.0, 1.0 / root)
+    return of_rate.to(tl.float32), of_root.to(tl.float32)
+
+
+@jit
 def _torch_adam(
     rows: tl.tuple,
     w: tl.tensor,
     g: tl.tensor,
     rate: tl.tensor,
+    at_step: tl.tensor,
     DIM: tl.constexpr,
     COLUMNS: tl.constexpr,
 ) -> tl.tensor:
-    """torch's Adam, and AdamW if setting 6 is on; a row counts its own steps."""
+    """torch's Adam, and AdamW if setting 6 is on; a row counts its own steps, too."""
     _, _, _, _, numbers = rows
     decay, decoupled = _number(numbers, 5), _number(numbers, 6) != 0
     count = _read_one(rows, 2 * DIM, 2) + 1.0
     _write_one(rows, count, 2 * DIM)
-    first = (1.0 / (1.0 - _power(tl.load(numbers), count))).to(tl.float32)
-    second = (1.0 / tl.sqrt(1.0 - _power(tl.load(numbers + 2), count))).to(tl.float32)
+    by_row = (_number(numbers, 7) == 0) | (at_step == NO_STEP)
+    number = tl.where(by_row, count.to(tl.int64), at_step + 1)
+    first, second = _corrections(numbers, number, by_row)
     x = g + tl.where(decoupled, 0.0, decay) * w
     m = _read(rows, 0, DIM, COLUMNS)
     m = m + (x - m) * _number(numbers, 1)
@@ -210,6 +230,72 @@ def _torch_adam(
     shrink = tl.where(decoupled, 1.0 - rate * decay, 1.0)
     move = _ratio((rate * first)[:, None] * m, _root(v) * second[:, None] + _number(numbers, 4))
     return w * shrink - move
+
+
+@jit
+def _drift(numbers: tl.tensor, number: tl.tensor, ratio: tl.tensor) -> tl.tensor:
+    """What all updates of dense Adam after this one move a row by, see csrc/rules_adam.h."""
+    known = tl.load(numbers + DRIFTS + tl.minimum(number, TABULATED))
+    at = number.to(tl.float64) + 1.0 / (1.0 - ratio)
+    first = 1.0 - tl.exp(at * tl.log(tl.load(numbers)))
+    root = tl.sqrt(1.0 - tl.exp(at * tl.log(tl.load(numbers + 2))))
+    return tl.where(number <= TABULATED, known, ratio / (1.0 - ratio) * root / first)
+
+
+@jit
+def _read_last(rows: tl.tuple, PLACE: tl.constexpr) -> tl.tensor:
+    """An int64 that a row has once: two floats' room, the lower half first; 0 for new rows."""
+    low = _read_one(rows, PLACE, 2).to(tl.int32, bitcast=True)
+    high = _read_one(rows, PLACE + 1, 2).to(tl.int32, bitcast=True)
+    return (high.to(tl.int64) << 32) | (low.to(tl.int64) & 0xFFFFFFFF)
+
+
+@jit
+def _write_last(rows: tl.tuple, number: tl.tensor, PLACE: tl.constexpr) -> None:
+    low, high = number.to(tl.int32), (number >> 32).to(tl.int32)
+    _write_one(rows, low.to(tl.float32, bitcast=True), PLACE)
+    _write_one(rows, high.to(tl.float32, bitcast=True), PLACE + 1)
+
+
+@jit
+def _dense_adam(
+    rows: tl.tuple,
+    w: tl.tensor,
+    g: tl.tensor,
+    rate: tl.tensor,
+    at_step: tl.tensor,
+    DIM: tl.constexpr,
+    COLUMNS: tl.constexpr,
+) -> tl.tensor:
+    """torch's Adam or AdamW on all rows: first what updates without a gradient would have done."""
+    _, _, _, _, numbers = rows
+    beta1, beta2 = tl.load(numbers), tl.load(numbers + 2)
+    epsilon = _number(numbers, 4)
+    last = _read_last(rows, 2 * DIM)
+    _write_last(rows, tl.maximum(last, at_step + 1), 2 * DIM)
+    missed = tl.where(last > 0, tl.maximum(at_step - last, 0), 0)
+    ratio = beta1 / tl.sqrt(beta2)
+    left = _power(ratio, missed) * _drift(numbers, last + missed, ratio)
+    drift = tl.where(missed > 0, _drift(numbers, last, ratio) - left, 0.0)
+    pace = (tl.zeros_like(drift).to(tl.float32) + rate).to(tl.float64)
+    fade = 1.0 - pace * tl.load(numbers + 5)
+    faded = _power(fade, missed).to(tl.float32)[:, None]
+    middle = tl.minimum((missed + 1) / 2.0, 1.0 / (1.0 - ratio)).to(tl.float64)
+    moved = (pace * drift * tl.exp((missed - middle) * tl.log(fade))).to(tl.float32)[:, None]
+    beside = tl.sqrt(1.0 - tl.exp((last + middle) * tl.log(beta2)))
+    early = tl.load(numbers + 4) * beside / tl.exp(middle * 0.5 * tl.log(beta2))
+    m, v = _read(rows, 0, DIM, COLUMNS), _read(rows, 1, DIM, COLUMNS)
+    made_up = w * faded - _ratio(moved * m, _root(v) + early.to(tl.float32)[:, None])
+    w = tl.where(missed[:, None] > 0, made_up, w)
+    m = m * _power(beta1, missed).to(tl.float32)[:, None]
+    v = v * _power(beta2, missed).to(tl.float32)[:, None]
+    first, second = _corrections(numbers, tl.zeros_like(last) + (at_step + 1), at_step == NO_STEP)
+    m = m + (g - m) * _number(numbers, 1)
+    _write(rows, m, 0, DIM, COLUMNS)
+    v = v * _number(numbers, 2) + _number(numbers, 3) * (g * g)
+    _write(rows, v, 1, DIM, COLUMNS)
+    move = _ratio((rate * first)[:, None] * m, _root(v) * second[:, None] + epsilon)
+    return w * (1.0 - rate * _number(numbers, 5)) - move
 
 
 @jit
@@ -287,6 +373,7 @@ def stepped(
     w: tl.tensor,
     g: tl.tensor,
     rate: tl.tensor,
+    at_step: tl.tensor,
     RULE: tl.constexpr,
     DIM: tl.constexpr,
     COLUMNS: tl.constexpr,
@@ -305,7 +392,9 @@ def stepped(
     elif RULE == "adam":
         return _adam(rows, w, g, rate, DIM, COLUMNS)
     elif RULE == "torch_adam":
-        return _torch_adam(rows, w, g, rate, DIM, COLUMNS)
+        return _torch_adam(rows, w, g, rate, at_step, DIM, COLUMNS)
+    elif RULE == "dense_adam":
+        return _dense_adam(rows, w, g, rate, at_step, DIM, COLUMNS)
     elif RULE == "ftrl":
         return _ftrl(rows, w, g, rate, DIM, COLUMNS)
     elif RULE == "rmsprop":

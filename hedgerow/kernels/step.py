@@ -19,7 +19,7 @@ from .counting import count_up
 from .find import table_of
 from .finite import all_finite
 from .first_values import draw_of, start_rows
-from .layout import Arrays, Part
+from .layout import NO_STEP, Arrays, Part
 from .long_runs import SHORT, sum_long_runs
 from .lookup import rows_at
 from .placement import EMPTY, ERASED, TIMES, word
@@ -217,7 +217,7 @@ def _first_rows(
         return start_rows(key, seeds, lows, scales, KIND, START, ROWS, COLUMNS)
 
 
-@jit(do_not_specialize=["firsts", "seed", "now"])
+@jit(do_not_specialize=["firsts", "seed", "now", "at_step"])
 def _step(
     ids: tl.tensor,
     slots: tl.tensor,
@@ -236,6 +236,7 @@ def _step(
     firsts: tl.tensor,
     now: tl.tensor,
     rate: tl.tensor,
+    at_step: tl.tensor,
     seed: tl.tensor,
     a: tl.tensor,
     scale: tl.tensor,
@@ -269,7 +270,7 @@ def _step(
             first = _first_rows(draw, source, born, KIND, K, ROOM, START, ROWS, COLUMNS)
             w = tl.where(born[:, None], first, w)
         rows = (values, slot * STRIDE + STATE, there, born, numbers)
-        w = stepped(rows, w, total, rate, RULE, DIM, COLUMNS)
+        w = stepped(rows, w, total, rate, at_step, RULE, DIM, COLUMNS)
         column = tl.arange(0, COLUMNS)[None, :]
         at = slot[:, None] * STRIDE + START + column
         tl.store(values + at, w, mask=there[:, None] & (column < DIM))
@@ -287,6 +288,7 @@ def step(
     slots: Int64[Tensor, "n"] | None = None,
     used: Int64[Tensor, "K"] | None = None,
     splits: Int64[Tensor, "K+1"] | None = None,
+    at_step: int = NO_STEP,
 ) -> None:
     """One step for each id with its summed gradient; adds to `counts` as `Applied` has them.
 
@@ -296,7 +298,7 @@ def step(
     """
     if len(ids):
         batch = runs(table, seat(table, ids, slots, used, splits), ids, counts, splits)
-        update(table, ids, batch, grads, counts, parts, rates, now, splits)
+        update(table, ids, batch, grads, counts, parts, rates, now, splits, at_step)
 
 
 def update(
@@ -309,6 +311,7 @@ def update(
     rates: Sequence[float],
     now: int,
     splits: Int64[Tensor, "K+1"] | None = None,
+    at_step: int = NO_STEP,
 ) -> None:
     """`step` for ids whose occurrences are in runs; rows whose time is `NEWBORN` start anew."""
     n = ids.shape[0]
@@ -319,7 +322,15 @@ def update(
         _step[(min(blocks(n, tile["ROWS"])[0], programs),)](
             *(ids, batch.slots, batch.order, batch.starts, batch.counts, grads, sums, placed),
             *(table.index, table.values, counts, part.numbers, splits, part.draws),
-            *(firsts, now, rate, signed64(part.first.seed), part.first.a, part.first.scale),
+            *(
+                firsts,
+                now,
+                rate,
+                at_step,
+                signed64(part.first.seed),
+                part.first.a,
+                part.first.scale,
+            ),
             RULE=part.rule,
             KIND=part.first.kind,
             **several(table.tables),

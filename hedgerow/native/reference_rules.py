@@ -1,7 +1,7 @@
 """Plain numpy twins of the update rules: the formulas, in float32 and in the core's order.
 
-Each takes a row segment `w`, its state floats `s`, a gradient `g`, the rate, the step and the
-settings `p`, and changes `w` and `s` in place.
+Each takes a row segment `w`, its state floats `s`, a gradient `g`, the rate, the step (`NO_STEP` if
+there is none) and the settings `p`, and changes `w` and `s` in place.
 """
 
 from __future__ import annotations
@@ -16,6 +16,8 @@ Floats = NDArray[np.float32]
 _AnyFloats = NDArray[np.floating[Any]]  # what numpy's types make of float32 arithmetic
 RuleFunction = Callable[[Floats, Floats, Floats, np.float32, int, list[float]], None]
 _f32 = np.float32
+NO_STEP = -1
+_BY_ROW, _BY_STEP_SPARSE = 0, 2
 _LEAST_RATE = np.finfo(np.float32).smallest_normal
 
 
@@ -95,24 +97,71 @@ def _adam_with(maximum: bool) -> RuleFunction:
     return rule
 
 
+def _adam_corrections(
+    p: list[float], count: float, *, by_row: bool
+) -> tuple[np.float32, np.float32]:
+    first, root = 1 - p[0] ** count, np.sqrt(1 - p[2] ** count)
+    if p[7] == _BY_STEP_SPARSE and not by_row:
+        return _f32(root / first), _f32(1)
+    return _f32(1 / first), _f32(1 / root)
+
+
+def _moments(d: int, s: Floats, maximum: bool) -> tuple[Floats, Floats, Floats]:
+    """First, second, and the one that stands under the fraction."""
+    return s[:d], s[d : 2 * d], s[2 * d : 3 * d] if maximum else s[d : 2 * d]
+
+
 def _torch_adam_with(maximum: bool) -> RuleFunction:
     def rule(w: Floats, s: Floats, g: Floats, rate: np.float32, step: int, p: list[float]) -> None:
         _, rest1, beta2, rest2, epsilon, weight_decay = (_f32(v) for v in p[:6])
         decoupled = p[6] != 0
-        d = len(w)
-        m, v, count = s[:d], s[d : 2 * d], s[-1:]
+        m, v, square = _moments(len(w), s, maximum)
+        count = s[-1:]
         count += _f32(1)
-        first = _f32(1 / (1 - p[0] ** float(count[0])))
-        second = _f32(1 / np.sqrt(1 - p[2] ** float(count[0])))
+        by_row = p[7] == _BY_ROW or step == NO_STEP
+        first, second = _adam_corrections(p, float(count[0]) if by_row else step + 1, by_row=by_row)
         x = g + (_f32(0) if decoupled else weight_decay) * w
         m += (x - m) * rest1
         v[:] = v * beta2 + rest2 * (x * x)
-        square = v
-        if maximum:
-            square = s[2 * d : 3 * d]
-            square[:] = np.maximum(square, v)
+        square[:] = np.maximum(square, v)
         shrink = _f32(1) - rate * weight_decay if decoupled else _f32(1)
         w[:] = w * shrink - _ratio((rate * first) * m, np.sqrt(square) * second + epsilon)
+
+    return rule
+
+
+def _drift(p: list[float], last: int, missed: int, maximum: bool) -> float:
+    """What updates `last` + 1 to `last` + `missed` of dense Adam move a row without gradients by,
+    in units of rate * m / root of v: the sum itself."""
+    number = last + np.arange(1, missed + 1, dtype=np.float64)
+    shrinks = p[0] if maximum else p[0] / np.sqrt(p[2])
+    paces = np.sqrt(1 - p[2] ** number) / (1 - p[0] ** number)
+    return float((shrinks ** (number - last) * paces).sum())
+
+
+def _dense_adam_with(maximum: bool) -> RuleFunction:
+    plain = _torch_adam_with(maximum)
+
+    def rule(w: Floats, s: Floats, g: Floats, rate: np.float32, step: int, p: list[float]) -> None:
+        m, v, square = _moments(len(w), s, maximum)
+        number = s[-2:].view(np.int64)
+        last = int(number[0])
+        missed = step - last
+        if last > 0 and missed > 0:
+            shrinks = p[0] if maximum else p[0] / np.sqrt(p[2])
+            middle = min((missed + 1) / 2, 1 / (1 - shrinks))
+            root = 1 if maximum else np.sqrt(p[2])
+            epsilon = _f32(p[4] * np.sqrt(1 - p[2] ** (last + middle)) / root**middle)
+            fade = 1 - float(rate) * p[5]
+            drift = float(rate) * _drift(p, last, missed, maximum)
+            moved, shrink = _f32(drift * fade ** (missed - middle)), _f32(fade**missed)
+            w[:] = w * shrink - _ratio(moved * m, np.sqrt(square) + epsilon)
+            m *= _f32(p[0] ** missed)
+            v *= _f32(p[2] ** missed)
+        number[0] = max(last, step + 1)
+        moments = np.append(s[:-2], _f32(0))
+        plain(w, moments, g, rate, step, p)
+        s[:-2] = moments[:-1]
 
     return rule
 
@@ -222,9 +271,9 @@ def _moving_average(
 def _batch_softmax(
     w: Floats, s: Floats, g: Floats, rate: np.float32, step: int, p: list[float]
 ) -> None:
-    last = s.view(np.int64)
-    w[0] = (_f32(1) - rate) * w[0] + rate * _f32(step - int(last[0]))
-    last[0] = step
+    last, now = s.view(np.int64), 0 if step == NO_STEP else step
+    w[0] = (_f32(1) - rate) * w[0] + rate * _f32(now - int(last[0]))
+    last[0] = now
 
 
 RULES: dict[str, RuleFunction] = {
@@ -237,6 +286,8 @@ RULES: dict[str, RuleFunction] = {
     "amsgrad": _adam_with(maximum=True),
     "torch_adam": _torch_adam_with(maximum=False),
     "torch_amsgrad": _torch_adam_with(maximum=True),
+    "dense_adam": _dense_adam_with(maximum=False),
+    "dense_amsgrad": _dense_adam_with(maximum=True),
     "ftrl": _ftrl,
     "rmsprop": _rmsprop_with(mean=True),
     "torch_rmsprop": _torch_rmsprop_with(buffered=False),

@@ -94,8 +94,9 @@ class RowUpdates:
     """Collects row gradients and applies them once, when a backward ends. Single-owner.
 
     `held` counts the blocks that hold updates back: then gradients add up until the last is left.
-    `step` counts updates; schedules follow it. After an update, rows leave as the rules of the
-    tables say.
+    `step` counts updates; schedules and bias corrections follow it. An update in which no id has a
+    gradient counts if autograd gave one, of no rows, as with torch's sparse optimizers. After an
+    update, rows leave as the rules of the tables say.
 
     Over ranks (`spread`) gradients first go to the owners of their rows. That is a collective of
     all ranks: `gradients` and `apply` take part also where nothing waits, and the first gradient of
@@ -113,7 +114,7 @@ class RowUpdates:
         self._evict = Evictions(store.tables)
         self._waiting: list[_Collected] = []
         self._merged: list[RowGradients] | None = None
-        self._some = False  # of what is merged: whether any rank gave a gradient
+        self._some = False  # of what is merged: whether any rank gave a gradient, of rows or none
         self._running: WeakValueDictionary[int, _Backward] = WeakValueDictionary()
         self._memory = Recycler()
 
@@ -228,14 +229,18 @@ class RowUpdates:
         """
         if self._over is None:
             found = [self._of_table(k, dim) for k, dim in enumerate(self._store.dims)]
-            some = any(len(one.ids) for one in found)
+            some = self._given()
         else:
             found, some = self._from_ranks(self._over, refuse)
         if self._merged is not None:
             pairs = zip(self._merged, found, strict=True)
             found = [merged.with_later(one) for merged, one in pairs]
-            some = some or self._some or any(len(one.ids) for one in found)
+            some = some or self._some
         return found, some
+
+    def _given(self) -> bool:
+        """Whether autograd gave a gradient here since the last update."""
+        return any(grad is not None for one in self._waiting for grad in one.grads)
 
     def _of_table(self, table: int, dim: int) -> RowGradients:
         """All that waits for one table, in the order of lookups and features."""
@@ -269,7 +274,7 @@ class RowUpdates:
             RowGradients(brought.keys.ids_of(k), grads.view(-1, dims[k]), counts)
             for k, (grads, counts) in enumerate(zip(*parts, strict=True))
         ]
-        return found, brought.everywhere > 0
+        return found, brought.given
 
     def _brought(self, over: AllToAllTables) -> Brought:
         """Of what waits, and of nothing else."""
@@ -277,11 +282,12 @@ class RowUpdates:
         whole = self._waiting[0] if len(self._waiting) == 1 else None
         if whole is not None and all(grad is not None for grad in whole.grads):
             grads = [grad for grad in whole.grads if grad is not None]
-            return over.bring_gradients(whole.at, self._flat(grads), finite=finite)
+            return over.bring_gradients(whole.at, self._flat(grads), finite=finite, given=True)
         mine = [self._of_table(k, dim) for k, dim in enumerate(self._store.dims)]
         splits = tuple(accumulate((len(one.ids) for one in mine), initial=0))
         keys = TableKeys(_joined([one.ids for one in mine]), splits)
-        return over.bring_gradients(keys, self._flat([one.grads for one in mine]), finite=finite)
+        flat, given = self._flat([one.grads for one in mine]), self._given()
+        return over.bring_gradients(keys, flat, finite=finite, given=given)
 
 
 def without_rows(found: Lookup) -> Lookup:

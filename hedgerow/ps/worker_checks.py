@@ -48,7 +48,9 @@ def rates_now(
         if start == stop:
             found += [0.0] * len(sources)
             continue
-        needed = any(callable(source) for source in sources)
+        needed = any(callable(source) for source in sources) or any(
+            s.optimizer and s.optimizer.follows_step for s in table.segments
+        )
         at = arguments.needed_step(step, needed, table.name, "learns")
         found += [rate_at(source, at) for source in sources]
     return found

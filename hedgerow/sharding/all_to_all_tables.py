@@ -71,6 +71,7 @@ class Brought:
     counts: Int64[Tensor, "n"]  # occurrences
     everywhere: int  # gradients that all ranks brought, whoever owns their rows
     not_finite: tuple[int, ...]  # ranks that sent a NaN or an infinity; the same on all of them
+    given: bool  # whether any rank has a gradient, be it of no row
 
 
 class PendingLookup:
@@ -291,12 +292,14 @@ class AllToAllTables:
         *,
         counts: Int64[Tensor, "n"] | None = None,
         finite: bool = True,
+        given: bool = False,
     ) -> Brought:
         """Brings gradients to their owners, who decide what to do with the total of each row.
 
         Some ranks may pass keys and others a lookup: where all pass the same one, no id travels.
         All learn who sends what is not finite, as it travels: an owner who refuses it would be the
-        only one to stop. `finite` off counts this rank among them whatever it sends.
+        only one to stop. `finite` off counts this rank among them whatever it sends. `given` says
+        that this rank has a gradient, be it of no row.
         """
         keys = self._keys(at.keys if isinstance(at, Lookup) else at)
         flat = self._flat("grads", grads, keys)
@@ -306,18 +309,20 @@ class AllToAllTables:
         packed = known.packed if known else pack(keys, self.dims, self.routers, dedup=self._dedup)
         summed, occurrences = packed.sum_gradients(flat), packed.occurrences(counts)
         bad = not (finite and self.updates.arrives_finite(summed))
-        word = torch.tensor([known.number if known else 0, len(keys.ids), int(bad)])
-        words = self.updates.counts(word.repeat(self.updates.ranks)).view(-1, 3)
+        number, n = known.number if known else 0, len(keys.ids)
+        word = torch.tensor([number, n, int(bad), int(given or n > 0)])
+        words = self.updates.counts(word.repeat(self.updates.ranks)).view(-1, 4)
         everywhere, not_finite = int(words[:, 1].sum()), tuple(words[:, 2].nonzero()[:, 0].tolist())
+        some = bool(words[:, 3].any())
         if everywhere == 0:  # on all ranks, so that nobody waits for anything
             nothing = TableKeys(keys.ids[:0], (0,) * len(keys.splits))
-            return Brought(nothing, flat[:0], keys.ids[:0], 0, not_finite)
+            return Brought(nothing, flat[:0], keys.ids[:0], 0, not_finite, some)
         if known is None or not bool((words[:, 0] == known.number).all()):
             known = self._sent_off(self.updates, packed)
         merging = replace(self._merging, across_ranks=True)
         push = Push.start(self.updates, known.at, self.dims, summed, occurrences, merging)
         ((mine, arrived, its_counts),) = push.arrived()
-        return Brought(mine, arrived, its_counts, everywhere, not_finite)
+        return Brought(mine, arrived, its_counts, everywhere, not_finite, some)
 
     def assign(
         self, keys: TableKeys | Int64[Tensor, "n"], rows: Float32[Tensor, "floats"], *, ts: int = 0

@@ -63,6 +63,9 @@ def occurrences(counts: Tensor | None, n: int, device: torch.device = checks.CPU
         )
 
 
+NO_STEP = -1  # to the core and to kernels: the update was given none
+
+
 def needed_step(step: int | None, needed: bool, table: str, why: str) -> int:
     """The step, 0 where none was given and nobody needs one."""
     if step is None and needed:

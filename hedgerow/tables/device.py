@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from threading import Lock
-from typing import get_args
+from typing import Any, get_args
 
 import torch
 from torch import Tensor
@@ -43,13 +43,14 @@ class _Step:
     rates: list[float]
     number: int
     counts: Int64[Tensor, "n"] | None
+    at_step: int  # the number, or NO_STEP
 
 
 class DeviceTable(DeviceMoves):
     """Rows for any 64-bit id in `capacity_rows` slots; one thread and one stream at a time.
 
     `lookup` and `apply_gradients` never wait for the device, so they take part in CUDA graphs (a
-    captured step keeps its rate and `ts`). What they count stays there until asked for.
+    captured step keeps its rate, `step` and `ts`). What they count stays there until asked for.
 
     From about 0.85 of the slots taken, some ids find no room. `full` says what then happens: they
     are refused and counted ("refuse"), or a `TableFullError` tells of them too ("raise": to know,
@@ -65,7 +66,7 @@ class DeviceTable(DeviceMoves):
     taken as 1 instead of refused, and the window of an admission filter moves on between calls.
 
     A table that cannot live on a device is refused by name: rows stored in less than fp32
-    (compressors, rounding), update rules other than the eleven, more than 1024 columns.
+    (compressors, rounding), update rules other than the twelve, more than 1024 columns.
 
     With `TRITON_INTERPRET=1` set before the first import, `device="cpu"` runs the same kernels in
     Python, for tests.
@@ -87,6 +88,7 @@ class DeviceTable(DeviceMoves):
         self.layout = RowLayout(config)
         own = [s.optimizer.rate() if s.optimizer else 0.0 for s in config.segments]
         self._rates = check_rates(own if rates is None else rates, len(own))
+        self._follows_step = any(s.optimizer and s.optimizer.follows_step for s in config.segments)
         self._clock: Clock = clock or SystemClock()
         self._events = Counters()
         self._restoring = Lock()
@@ -239,13 +241,15 @@ class DeviceTable(DeviceMoves):
         found, number = self._rates_at(rates, step)
         if self.config.admit is not None and self.config.admit.needs_step:
             arguments.needed_step(step, True, self.config.name, "admits ids")
-        return _Step(keys, grads, found, number, counts)
+        at_step = arguments.NO_STEP if step is None else number
+        return _Step(keys, grads, found, number, counts, at_step)
 
     def _rates_at(self, rates: Sequence[Rate] | None, step: int | None) -> tuple[list[float], int]:
         """The rates of an update, given or the table's own, and its step."""
         sources = self._rates if rates is None else check_rates(rates, len(self._parts))
         scheduled = any(callable(source) for source in sources)
-        number = arguments.needed_step(step, scheduled, self.config.name, "learns")
+        needed = scheduled or self._follows_step
+        number = arguments.needed_step(step, needed, self.config.name, "learns")
         return [rate_at(source, number) for source in sources], number
 
     def _step(self, call: _Step, slots: Tensor | None, now: int, done: Int64[Tensor, "3"]) -> None:
@@ -266,6 +270,7 @@ class DeviceTable(DeviceMoves):
             used=used,
             placed=placed,
             stamp=self._timed,
+            at_step=call.at_step,
         )
         self._note(grouped, placed, learned=True)
 
@@ -274,7 +279,7 @@ class DeviceTable(DeviceMoves):
     ) -> None:
         """Keys that differ need no sort."""
         keys = call.keys
-        where = {"slots": slots, "used": keys.used}
+        where: dict[str, Any] = {"slots": slots, "used": keys.used, "at_step": call.at_step}
         if keys.distinct:
             apply.apply(
                 *(self._table, Grouped(keys.ids, None), call.grads, done, self._parts),
@@ -307,7 +312,7 @@ class DeviceTable(DeviceMoves):
         done[1] += (wanted & (slots < 0)).sum()
         apply_each.apply_each(
             *(self._table, grouped, taken, call.grads, slots, born, self._parts),
-            *(call.rates, now),
+            *(call.rates, now, call.at_step),
         )
         self._note(grouped, slots, learned=True)
 

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import torch
 
 from ..core.errors import ConfigError
-from ..kernels.layout import FirstValues, Part
+from ..kernels.layout import FirstValues, Part, drifts
 from ..kernels.rules import RULES
 from .compressors import Bf16, Fp16, Fp32
 from .config import Segment, TableConfig
@@ -52,7 +52,8 @@ def parts_of(config: TableConfig, layout: RowLayout, device: torch.device) -> It
                 segment.init.native_kind, *segment.init.parameters(), config.row_seed
             )
         rule = _rule_of(segment)
-        numbers = Part.numbers_of(rule.settings, [s.initial for s in rule.states], device)
+        table = drifts(rule.settings[0], rule.settings[2]) if rule.name == "dense_adam" else ()
+        numbers = Part.numbers_of(rule.settings, [s.initial for s in rule.states], device, table)
         yield Part(start, segment.dim, state, first, rule.name, numbers)
         start += segment.dim
         state += sum(p.stop - p.start for p in layout.places if p.segment == i)

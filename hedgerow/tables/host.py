@@ -77,7 +77,9 @@ class HostTable(HostEvictions, HostMoves, HostReads, HostWatch):
         own = [s.optimizer.rate() if s.optimizer else 0.0 for s in config.segments]
         self._rates = check_rates(own if rates is None else rates, len(config.segments))
         self._updates_need_step = any(
-            s.stochastic_rounding_float16 or (s.compressor and s.compressor.depends_on_step)
+            s.stochastic_rounding_float16
+            or (s.compressor and s.compressor.depends_on_step)
+            or (s.optimizer and s.optimizer.follows_step)
             for s in config.segments
         )
         self._clock: Clock = clock or SystemClock()
@@ -173,7 +175,9 @@ class HostTable(HostEvictions, HostMoves, HostReads, HostWatch):
     ) -> Applied:
         """One optimizer step per distinct id, with its summed gradient; absent ids are born first.
 
-        `step` drives schedules, one_bit segments and rounding; tables with one of them need it.
+        `step` counts the updates before this one. It drives schedules, one_bit segments, rounding
+        and dense Adam; tables with one of them need it. Bias corrections of the Adam family follow
+        it where it is given.
         `counts` says how often each id occurred where the caller has removed duplicates; admission
         rules read it. With `per_occurrence` every occurrence is a step of its own, in order.
         """
@@ -355,7 +359,8 @@ class HostTable(HostEvictions, HostMoves, HostReads, HostWatch):
         at_step = self._step(step, needed, "learns")
         if self.config.admit is not None and self.config.admit.needs_step:
             self._step(step, True, "admits ids")
-        return ids, grads, [rate_at(source, at_step) for source in sources], at_step
+        now = [rate_at(source, at_step) for source in sources]
+        return ids, grads, now, arguments.NO_STEP if step is None else at_step
 
     def _rows(self, name: str, rows: Tensor, n: int, *, reject: bool = True) -> Tensor:
         rows = arguments.rows_of_batch(name, rows, n, self.layout.dim)

@@ -44,6 +44,11 @@ class Optimizer(Record):
         """Its own rate, used when a call gives none."""
         raise NotImplementedError
 
+    @property
+    def follows_step(self) -> bool:
+        """Whether an update cannot do without its step, whatever its rate."""
+        return False
+
     def check_dim(self, dim: int) -> None:
         """Raises if it cannot serve a segment of `dim`."""
 

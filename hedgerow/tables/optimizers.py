@@ -1,11 +1,14 @@
 """The optimizers users write: torch's formulas and defaults where torch has them.
 
-Bias corrections of the Adam family count a row's own updates, not the job's.
+Bias corrections of the Adam family follow the step of the update, as torch's SparseAdam does, or
+count the updates of each row.
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any, Literal, get_args
 
 from ..core import checks
 from ..core.errors import ConfigError
@@ -125,18 +128,36 @@ class RowAdagrad(_TorchOptimizer):
         return Rule("row_adagrad", (self.weight_decay, self.eps), states)
 
 
+BiasCorrection = Literal["step", "row"]
+_BY_ROW, _BY_STEP, _BY_STEP_SPARSE = 0.0, 1.0, 2.0  # the last setting of the core's Adam rules
+
+
 @dataclass(frozen=True)
 class Adam(_TorchOptimizer):
-    """Adam with a bias correction per row.
+    """Adam for the rows that have a gradient, with the formula of torch's SparseAdam.
+
+    `bias_correction` says what the corrections of the two moments count. "step": all updates, the
+    same number for every row: `step` + 1 of `apply_gradients`. A module passes the number of the
+    updates that it has made. "row": the updates of each row, with the formula of torch's dense
+    Adam; the first update of a row then moves it by `lr`. A call without `step` counts so, too.
+
+    `dense` comes as near to torch's dense Adam as a table can: when a row gets a gradient again,
+    the updates that dense Adam would have made without one are made up for first, at the present
+    rate. Until then the row reads as its last update left it. It needs `step`, and
+    `betas[0]**2 < betas[1]`.
 
     >>> Adam(betas=(0.8, 0.9)).rule().settings[:2]
     (0.8, 0.19999999999999996)
+    >>> [state.name for state in Adam(dense=True).rule().states]
+    ['exp_avg', 'exp_avg_sq', 'last_step']
     """
 
     kind = "Adam"
     betas: tuple[float, float] = (0.9, 0.999)
     eps: float = 1e-8
     weight_decay: float = 0.0
+    bias_correction: BiasCorrection = "step"
+    dense: bool = False
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -149,13 +170,52 @@ class Adam(_TorchOptimizer):
             checks.setting(owner, f"betas[{i}]", beta, least=0, below=1)
         self._check("eps")
         self._check("weight_decay")
+        checks.choice(owner, "bias_correction", self.bias_correction, get_args(BiasCorrection))
+        checks.switch(owner, "dense", self.dense)
+        if self.dense:
+            self._check_dense(owner)
+
+    def _check_dense(self, owner: str) -> None:
+        if self.bias_correction != "step":
+            raise ConfigError(
+                f"{owner}.dense is True with bias_correction {self.bias_correction!r}; dense Adam "
+                f"counts steps: use bias_correction='step'."
+            )
+        if self.weight_decay and not self._decoupled:
+            raise ConfigError(
+                f"{owner}.dense is True with weight_decay {self.weight_decay}; a decay that is "
+                f"added to the gradient cannot be made up for. Use AdamW or weight_decay=0."
+            )
+        if self.betas[0] ** 2 >= self.betas[1]:
+            raise ConfigError(
+                f"{owner}.dense is True with betas {self.betas}; it needs betas[0]**2 < betas[1], "
+                f"or rows without a gradient would move ever faster."
+            )
+
+    @classmethod
+    def of_older_record(cls, settings: Mapping[str, Any]) -> Mapping[str, Any]:
+        """A record of version 0.1 has all other settings and means "row"."""
+        complete = {"lr", "betas", "eps", "weight_decay"} <= set(settings)
+        if complete and not {"bias_correction", "dense"} & set(settings):
+            return {**settings, "bias_correction": "row"}
+        return settings
+
+    @property
+    def follows_step(self) -> bool:
+        """Whether an update cannot do without its step."""
+        return self.dense
+
+    @property
+    def _decoupled(self) -> bool:
+        return False
 
     def rule(self) -> Rule:
         """The decay is added to the gradient."""
-        return self._rule("torch_adam", ("exp_avg", "exp_avg_sq"), decoupled=False)
+        return self._rule("adam", ("exp_avg", "exp_avg_sq"), by_step=_BY_STEP_SPARSE)
 
-    def _rule(self, name: str, states: tuple[str, ...], *, decoupled: bool) -> Rule:
+    def _rule(self, name: str, states: tuple[str, ...], *, by_step: float = _BY_STEP) -> Rule:
         beta1, beta2 = self.betas
+        counted = _BY_STEP if self.dense else by_step
         settings = (
             beta1,
             1 - beta1,
@@ -163,15 +223,21 @@ class Adam(_TorchOptimizer):
             1 - beta2,
             self.eps,
             self.weight_decay,
-            float(decoupled),
+            float(self._decoupled),
+            counted if self.bias_correction == "step" else _BY_ROW,
         )
-        moments = (State(s, least=0 if "sq" in s else None) for s in states)
-        return Rule(name, settings, (*moments, State("step", per="row", least=0)))
+        moments = tuple(State(s, least=0 if "sq" in s else None) for s in states)
+        if self.dense:
+            last = State("last_step", per="row", dtype="int64", least=0)
+            return Rule(f"dense_{name}", settings, (*moments, last))
+        return Rule(f"torch_{name}", settings, (*moments, State("step", per="row", least=0)))
 
 
 @dataclass(frozen=True)
 class AmsGrad(Adam):
     """Adam with the largest second moment so far in the denominator.
+
+    torch has no sparse form of it: rows with a gradient follow torch's `Adam(amsgrad=True)`.
 
     >>> [state.name for state in AmsGrad().rule().states]
     ['exp_avg', 'exp_avg_sq', 'max_exp_avg_sq', 'step']
@@ -181,13 +247,14 @@ class AmsGrad(Adam):
 
     def rule(self) -> Rule:
         """As Adam, with one state more."""
-        states = ("exp_avg", "exp_avg_sq", "max_exp_avg_sq")
-        return self._rule("torch_amsgrad", states, decoupled=False)
+        return self._rule("amsgrad", ("exp_avg", "exp_avg_sq", "max_exp_avg_sq"))
 
 
 @dataclass(frozen=True)
 class AdamW(Adam):
     """Adam with the decay apart from the gradient.
+
+    torch has no sparse form of it: rows with a gradient follow torch's `AdamW`.
 
     >>> AdamW().weight_decay
     0.01
@@ -196,9 +263,13 @@ class AdamW(Adam):
     kind = "AdamW"
     weight_decay: float = 1e-2
 
+    @property
+    def _decoupled(self) -> bool:
+        return True
+
     def rule(self) -> Rule:
         """The row shrinks by lr * weight_decay before the step."""
-        return self._rule("torch_adam", ("exp_avg", "exp_avg_sq"), decoupled=True)
+        return self._rule("adam", ("exp_avg", "exp_avg_sq"))
 
 
 @dataclass(frozen=True)

@@ -223,7 +223,7 @@ class Together:
                 now = self._fetches.tick()
                 numbered = self._fetches.mark(keys, found.slots, now, changed=True)
             self._group.begin(sizes, times)
-            made = self._group.step_known(keys, numbered, grads, rates, max(times))
+            made = self._group.step_known(keys, numbered, grads, rates, max(times), step)
             for table, time in zip(self._tables, times, strict=True):
                 if time:
                     table.slow.saw(time)

@@ -83,7 +83,8 @@ def _sampled(names: Iterable[str], always: set[str]) -> list[object]:
 
 
 @pytest.mark.parametrize(
-    "rule", _sampled(sorted(set(RULES) - {"row_adagrad"}), {"ftrl", "torch_adam"})
+    "rule",
+    _sampled(sorted(set(RULES) - {"row_adagrad", "dense_adam"}), {"ftrl", "torch_adam"}),
 )
 def test_every_occurrence_is_a_step(device: torch.device, rule: str) -> None:
     dim, n = 5, 30

@@ -85,7 +85,8 @@ def test_a_row_follows_torchs_own_optimizer(
 
 
 def test_bias_corrections_count_a_rows_own_updates() -> None:
-    table = make_table(optimizers.Adam(lr=0.1), init=initializers.Zeros(), dim=1)
+    by_row = optimizers.Adam(lr=0.1, bias_correction="row")
+    table = make_table(by_row, init=initializers.Zeros(), dim=1)
     one = torch.ones(1, 1)
     for _ in range(10):
         table.apply_gradients(torch.tensor([1]), one)

@@ -79,15 +79,21 @@ def _differing(
 ) -> list[int]:
     differing: list[int] = []
     for i, (old, new) in enumerate(zip(saved.segments, live.segments, strict=True)):
-        if (old.optimizer, old.states) == (new.optimizer, new.states):
+        field, before, now, fix = "optimizer", old.optimizer, new.optimizer, ""
+        if before == now:
+            field, before, now = "states", _names(old.states), _names(new.states)
+        if before == now:
+            field, before, now = "bias_correction", old.bias_correction, new.bias_correction
+            fix = (
+                f"make the table with {old.optimizer}(bias_correction={before!r}) to go on as it "
+                f"was trained (version 0.1 had only 'row'), or "
+            )
+        if before == now:
             continue
         if on_state_mismatch == "error":
-            field, before, now = ("optimizer", old.optimizer, new.optimizer)
-            if before == now:
-                field, before, now = "states", _names(old.states), _names(new.states)
             raise CheckpointError(
                 f"table {name!r}: segments[{i}].{field}: {before} in the checkpoint, {now} in the "
-                f"table; load with on_state_mismatch='reset' to start its states afresh."
+                f"table; {fix}load with on_state_mismatch='reset' to start its states afresh."
             )
         differing.append(i)
     return differing

@@ -6,11 +6,12 @@ import json
 import re
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any, NoReturn, get_args
 
 from ...core import checks
 from ...core.errors import CheckpointError, CheckpointMissingError, ConfigError
 from ...routing.dist_types import SUPPORTED_DIST_TYPES
+from ..optimizers import BiasCorrection
 from .files import read_plain
 from .manifest import (
     FORMAT,
@@ -233,15 +234,17 @@ class _Reader:
         return self.count(at, value, most=2**64 - 1)
 
     def segment(self, at: str, value: object) -> SegmentSchema:
-        segment = self.fields(at, value, "dim optimizer states")
+        segment = self.fields(at, value, "dim optimizer states", "bias_correction")
         kind = segment["optimizer"]
         states = self.items(f"{at}.states", segment["states"], self.state)
         if len({state.name for state in states}) != len(states):
             self.fail(f"{at}.states", [s.name for s in states], "a state stands twice")
+        kind = None if kind is None else self.text(f"{at}.optimizer", kind)
+        counted = segment.get("bias_correction", SegmentSchema.default_correction(kind))
+        if counted is not None:
+            self.one_of(f"{at}.bias_correction", counted, list(get_args(BiasCorrection)))
         return SegmentSchema(
-            self.count(f"{at}.dim", segment["dim"], 1, checks.MAX_DIM),
-            None if kind is None else self.text(f"{at}.optimizer", kind),
-            states,
+            self.count(f"{at}.dim", segment["dim"], 1, checks.MAX_DIM), kind, states, counted
         )
 
     def state(self, at: str, value: object) -> StateSchema:

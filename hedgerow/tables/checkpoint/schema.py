@@ -8,6 +8,8 @@ from typing import Any
 
 from ..config import TableConfig
 from ..layout import RowLayout
+from ..optimizer_base import Optimizer
+from ..optimizers import Adam
 
 ID, TIME, ROW = "id", "ts", "row"
 
@@ -32,11 +34,36 @@ class StateSchema:
 
 @dataclass(frozen=True, slots=True)
 class SegmentSchema:
-    """One segment: its columns, the kind of its optimizer (None when serving), its states."""
+    """One segment: its columns, the kind of its optimizer (None when serving), its states.
+
+    `bias_correction` is that of the Adam family, None of others. Version 0.1 had only "row" and
+    wrote nothing.
+    """
 
     dim: int
     optimizer: str | None
     states: tuple[StateSchema, ...]
+    bias_correction: str | None = None
+
+    @staticmethod
+    def of(dim: int, optimizer: Optimizer | None, states: Sequence[StateSchema]) -> SegmentSchema:
+        """The schema of a segment that learns by `optimizer`, None when serving."""
+        kind = None if optimizer is None else optimizer.kind
+        counted = optimizer.bias_correction if isinstance(optimizer, Adam) else None
+        return SegmentSchema(dim, kind, tuple(states), counted)
+
+    @staticmethod
+    def default_correction(optimizer: str | None) -> str | None:
+        """What a file that says nothing about bias corrections means."""
+        return "row" if optimizer in Adam.members() else None
+
+    def to_dict(self) -> dict[str, Any]:
+        """Fit for JSON; what version 0.1 meant is written as it wrote it."""
+        states = [{"name": s.name, "dtype": s.dtype, "per": s.per} for s in self.states]
+        found = {"dim": self.dim, "optimizer": self.optimizer, "states": states}
+        if self.bias_correction != self.default_correction(self.optimizer):
+            found["bias_correction"] = self.bias_correction
+        return found
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,14 +87,10 @@ class TableSchema:
         for place in RowLayout(config).places:
             state = place.state
             states[place.segment].append(StateSchema(state.name, state.dtype, state.per))
-        kinds = [
-            None if config.serving or s.optimizer is None else s.optimizer.kind
-            for s in config.segments
-        ]
         return TableSchema(
             tuple(
-                SegmentSchema(segment.dim, kind, tuple(own))
-                for segment, kind, own in zip(config.segments, kinds, states, strict=True)
+                SegmentSchema.of(segment.dim, None if config.serving else segment.optimizer, own)
+                for segment, own in zip(config.segments, states, strict=True)
             )
         )
 
@@ -87,18 +110,7 @@ class TableSchema:
 
     def to_dict(self) -> dict[str, Any]:
         """Fit for JSON."""
-        return {
-            "segments": [
-                {
-                    "dim": segment.dim,
-                    "optimizer": segment.optimizer,
-                    "states": [
-                        {"name": s.name, "dtype": s.dtype, "per": s.per} for s in segment.states
-                    ],
-                }
-                for segment in self.segments
-            ]
-        }
+        return {"segments": [segment.to_dict() for segment in self.segments]}
 
 
 def state_column(segment: int, state: str) -> str:

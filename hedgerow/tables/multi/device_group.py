@@ -12,7 +12,7 @@ from torch import Tensor
 from ...core.shapes import Bool, Float32, Int32, Int64
 from ...kernels import absent, find, leave, lookup, put_rows, runs, seat, step
 from ...kernels.coming import Coming
-from ...kernels.layout import LANES, Arrays, Part, draws_of
+from ...kernels.layout import LANES, NO_STEP, Arrays, Part, draws_of
 from ..copies import numbers_on
 from ..device import DeviceTable
 from ..device_reads import MAX_IDS
@@ -149,6 +149,7 @@ class DeviceGroup:
         rates: Sequence[float],
         now: int,
         slots: Int64[Tensor, "n"] | None,
+        at_step: int | None,
     ) -> Int64[Tensor, "K 3"]:
         """One step on all tables; what each counted, which is added to what it has counted."""
         done = torch.zeros(len(self._tables), 3, dtype=torch.int64, device=keys.ids.device)
@@ -158,6 +159,7 @@ class DeviceGroup:
                 slots=slots,
                 used=keys.used,
                 splits=self._cuts(keys),
+                at_step=_known_step(at_step),
             )
             self._counted.add_(done)
         return done
@@ -182,6 +184,7 @@ class DeviceGroup:
         grads: Float32[Tensor, "n dim"],
         rates: Sequence[float],
         now: int,
+        at_step: int | None,
     ) -> Int64[Tensor, "K 3"]:
         """`step` on the rows of these slots alone: nothing is born."""
         done = torch.zeros(len(self._tables), 3, dtype=torch.int64, device=keys.ids.device)
@@ -189,7 +192,8 @@ class DeviceGroup:
         with self._tables[0]._here():
             batch = runs.runs(self._arrays, numbered, keys.ids, done, cuts)
             step.update(
-                *(self._arrays, keys.ids, batch, grads, done, self._parts, rates, now, cuts)
+                *(self._arrays, keys.ids, batch, grads, done, self._parts, rates, now, cuts),
+                at_step=_known_step(at_step),
             )
             self._counted.add_(done)
         return done
@@ -324,3 +328,7 @@ def _common_parts(tables: Sequence[DeviceTable]) -> tuple[Part, ...]:
         replace(own[0], draws=draws_of([part.first for part in own], tables[0].device))
         for own in columns
     )
+
+
+def _known_step(step: int | None) -> int:
+    return NO_STEP if step is None else step

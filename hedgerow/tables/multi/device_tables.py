@@ -194,7 +194,7 @@ class DeviceTables(SeveralTables):
         times = group.times(ts, sizes)
         group.begin(sizes, times)
         known = at.slots if isinstance(at, Lookup) and at.epoch == group.epochs() else None
-        made = group.step(keys, rows.view(-1, self.dims[0]), agreed, max(times), known)
+        made = group.step(keys, rows.view(-1, self.dims[0]), agreed, max(times), known, step)
         return Applied(made.sum(dim=0))
 
     def is_on_device(self, k: int) -> bool:
