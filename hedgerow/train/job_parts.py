@@ -9,6 +9,8 @@ from torch import nn
 
 from ..core.errors import ConfigError
 from ..data.batch import Source
+from ..data.batch_source import BatchSource
+from ..nn.collection import ranks_of
 from ..nn.distribute import distribute
 from ..nn.on_disk import keep_on_disk
 from ..nn.placing import job_device
@@ -55,7 +57,20 @@ def build(job: Job) -> Parts:
     _keep_on_disk(model, job.train)
     model = distribute(model, plan=job.train.plan)
     optimizer = _optimizer(job.dense, model)
+    _tell_of_ranks(model, train, test)
     return Parts(model, optimizer, train, test, _total_steps(job, train), best_auc(train))
+
+
+def _tell_of_ranks(model: nn.Module, train: Source, test: Source | None) -> None:
+    """Each worker of parameter servers learns from its part of every batch, and tests on all.
+
+    The trainer divides batches itself where a model is of all ranks.
+    """
+    if ranks_of(model).count == 1:
+        if isinstance(train, BatchSource):
+            train.share()
+        if isinstance(test, BatchSource):
+            test.share(0, 1)
 
 
 def _keep_on_disk(model: nn.Module, how: TrainJob) -> None:

@@ -132,7 +132,7 @@ class Trainer:
         self._began_s = time.perf_counter()
         if self._goes_on:
             self._tell_saved()
-        with StopSignal() as stop:
+        with StopSignal() as stop, self._ranks.whole_batches():
             why = self._epochs(stop)
         at = self.progress
         if not self._is_saved():
