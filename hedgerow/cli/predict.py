@@ -117,7 +117,7 @@ def _source(job: Job, files: list[str], unlabelled: bool) -> Source:
     source = data.test(job.model.fields(job.data))
     if source is None:
         raise InputError("the job has no test_files; name what to predict with --files.")
-    return source
+    return source.share(0, 1)
 
 
 def _write(model: Any, source: Source, path: Path) -> dict[str, float]:

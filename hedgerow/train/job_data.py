@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 from ..core.errors import FileMissingError
-from ..data.batch import Source
+from ..data.batch_source import BatchSource
 from ..data.click_truth import DENSE_COLUMNS
 from ..data.criteo_text import NUMBERS, STRINGS, criteo
 from ..data.movielens_100k import FEATURES, ITEM_FIELDS, movielens
@@ -57,11 +57,11 @@ class DataJob(Variant):
     def check(self, place: Place) -> None:
         """Refuses what cannot be read, before anything is opened."""
 
-    def train(self, fields: Mapping[str, str]) -> Source:
+    def train(self, fields: Mapping[str, str]) -> BatchSource:
         """The samples to learn from; `fields` says what strings of features are hashed with."""
         raise NotImplementedError
 
-    def test(self, fields: Mapping[str, str]) -> Source | None:
+    def test(self, fields: Mapping[str, str]) -> BatchSource | None:
         """The samples to test on, if there are any."""
         raise NotImplementedError
 
@@ -94,15 +94,15 @@ class MovieLensData(DataJob):
                 f"is {list(self.features)}; name at least one, and each once."
             )
 
-    def train(self, fields: Mapping[str, str]) -> Source:
+    def train(self, fields: Mapping[str, str]) -> BatchSource:
         """All but the last ratings, shuffled."""
         return self._split("train", self.seed)
 
-    def test(self, fields: Mapping[str, str]) -> Source:
+    def test(self, fields: Mapping[str, str]) -> BatchSource:
         """The last ratings."""
         return self._split("test", 0)
 
-    def _split(self, split: str, seed: int) -> Source:
+    def _split(self, split: str, seed: int) -> BatchSource:
         features, cache = self.features, self.cache
         return movielens(self.batch_size, split, features=features, seed=seed, cache=cache)
 
@@ -315,7 +315,7 @@ def check_names(
             place.refuse_name(f"unknown {what} {name!r}", name, known)
 
 
-def batches_of(source: Source, batch_size: int) -> int | None:
+def batches_of(source: BatchSource, batch_size: int) -> int | None:
     """Batches of an epoch, where that is known without reading them."""
     if isinstance(source, SyntheticClicks):
         return len(source)
@@ -323,7 +323,7 @@ def batches_of(source: Source, batch_size: int) -> int | None:
     return None if rows is None else -(-rows // batch_size)
 
 
-def best_auc(source: Source) -> float | None:
+def best_auc(source: BatchSource) -> float | None:
     """What nobody can beat in the mean, where the truth is known."""
     return source.best(_BEST_SAMPLES).auc if isinstance(source, SyntheticClicks) else None
 

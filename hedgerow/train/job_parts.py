@@ -8,7 +8,6 @@ import torch
 from torch import nn
 
 from ..core.errors import ConfigError
-from ..data.batch import Source
 from ..data.batch_source import BatchSource
 from ..nn.collection import ranks_of
 from ..nn.distribute import distribute
@@ -31,8 +30,8 @@ class Parts:
 
     model: nn.Module
     optimizer: torch.optim.Optimizer
-    train: Source
-    test: Source | None
+    train: BatchSource
+    test: BatchSource | None
     total_steps: int | None
     best_auc: float | None
 
@@ -61,15 +60,14 @@ def build(job: Job) -> Parts:
     return Parts(model, optimizer, train, test, _total_steps(job, train), best_auc(train))
 
 
-def _tell_of_ranks(model: nn.Module, train: Source, test: Source | None) -> None:
+def _tell_of_ranks(model: nn.Module, train: BatchSource, test: BatchSource | None) -> None:
     """Each worker of parameter servers learns from its part of every batch, and tests on all.
 
     The trainer divides batches itself where a model is of all ranks.
     """
     if ranks_of(model).count == 1:
-        if isinstance(train, BatchSource):
-            train.share()
-        if isinstance(test, BatchSource):
+        train.share()
+        if test is not None:
             test.share(0, 1)
 
 
@@ -101,7 +99,7 @@ def _optimizer(dense: DenseJob, model: nn.Module) -> torch.optim.Optimizer:
     return kind(model.parameters(), lr=dense.lr, weight_decay=dense.weight_decay)
 
 
-def _total_steps(job: Job, train: Source) -> int | None:
+def _total_steps(job: Job, train: BatchSource) -> int | None:
     batches, limit = batches_of(train, job.data.batch_size), job.train.steps
     if batches is None:
         return limit

@@ -1,0 +1,55 @@
+"""Reads a source as its arguments say and prints what came, or the error, as one JSON line."""
+
+from __future__ import annotations
+
+import json
+import sys
+
+import torch
+import torch.distributed as dist
+
+import hedgerow as hr
+from hedgerow.launch.process_group import process_group
+from hedgerow.train.evaluate import evaluate
+from hedgerow.train.loop import Trainer
+
+
+def _read(how: str) -> list[object]:
+    source = hr.data.clicks(batch_size=9, steps=3)
+    if how == "trainer":  # of a model that is not distributed: each rank would learn everything
+        model = hr.models.DeepFM([hr.Table("user", 2), hr.Table("item", 2)], dense=4)
+        Trainer(model, torch.optim.SGD(model.parameters(), lr=0.1), source).run()
+    if how == "told-trainer":
+        model = hr.distribute(
+            hr.models.DeepFM([hr.Table("user", 2), hr.Table("item", 2)], dense=4)
+        )
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        outcome = Trainer(model, optimizer, source).run()
+        samples = evaluate(model, hr.data.clicks(batch_size=9, steps=3))["samples"]
+        return [outcome.samples, samples]
+    if how == "twice":
+        model = hr.distribute(
+            hr.models.DeepFM([hr.Table("user", 2), hr.Table("item", 2)], dense=4)
+        )
+        Trainer(model, torch.optim.SGD(model.parameters(), lr=0.1), source.share()).run()
+    if how == "share":
+        source.share()
+    if how == "whole":
+        source.share(0, 1)
+    return [batch.dense[:, 0].tolist() for batch in source]
+
+
+def main() -> None:
+    how, joined = sys.argv[1], sys.argv[2] == "joined"
+    try:
+        if joined:
+            with process_group():
+                found = {"read": _read(how), "count": dist.get_world_size()}
+        else:
+            found = {"read": _read(how)}
+    except hr.HedgerowError as error:
+        found = {"error": f"{type(error).__name__}: {error}"}
+    sys.stdout.write(json.dumps(found) + "\n")
+
+
+main()
