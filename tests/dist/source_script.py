@@ -1,15 +1,17 @@
-"""Reads a source as its arguments say and prints what came, or the error, as one JSON line."""
+"""Reads sources as its arguments say and writes what came, or the errors, into a folder."""
 
 from __future__ import annotations
 
 import json
 import sys
+from contextlib import nullcontext
+from pathlib import Path
 
 import torch
-import torch.distributed as dist
 
 import hedgerow as hr
 from hedgerow.launch.process_group import process_group
+from hedgerow.launch.rank_info import rank_info
 from hedgerow.train.evaluate import evaluate
 from hedgerow.train.loop import Trainer
 
@@ -39,17 +41,18 @@ def _read(how: str) -> list[object]:
     return [batch.dense[:, 0].tolist() for batch in source]
 
 
-def main() -> None:
-    how, joined = sys.argv[1], sys.argv[2] == "joined"
+def _found(how: str) -> dict[str, object]:
     try:
-        if joined:
-            with process_group():
-                found = {"read": _read(how), "count": dist.get_world_size()}
-        else:
-            found = {"read": _read(how)}
+        return {"read": _read(how)}
     except hr.HedgerowError as error:
-        found = {"error": f"{type(error).__name__}: {error}"}
-    sys.stdout.write(json.dumps(found) + "\n")
+        return {"error": f"{type(error).__name__}: {error}"}
+
+
+def main() -> None:
+    folder, names, joined = Path(sys.argv[1]), sys.argv[2].split(","), sys.argv[3] == "joined"
+    with process_group() if joined else nullcontext():
+        found = {how: _found(how) for how in names}
+    (folder / f"{rank_info().rank}.json").write_text(json.dumps(found))
 
 
 main()

@@ -22,43 +22,61 @@ TORCHRUN = (sys.executable, "-m", "torch.distributed.run", "--standalone", "--np
 pytestmark = pytest.mark.xdist_group("launchers")
 
 
-def _told(how: str, joined: str) -> list[dict[str, Any]]:
-    done = finish([*TORCHRUN, SCRIPT, how, joined])
-    assert done.returncode == 0, done.stderr
-    found = [json.loads(line) for line in re.findall(r"\{.*?\}(?=\s|$|\{)", done.stdout)]
-    assert len(found) == 2, done.stdout
+ALONE, JOINED = ("plain", "share"), ("trainer", "whole", "told-trainer", "twice")
+
+
+@pytest.fixture(scope="module")
+def told(tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[dict[str, Any]]]:
+    """What two ranks found, by what they did: without torch's process group, and with it."""
+    found: dict[str, list[dict[str, Any]]] = {}
+    for names, joined in ((ALONE, "alone"), (JOINED, "joined")):
+        folder = tmp_path_factory.mktemp(joined)
+        done = finish([*TORCHRUN, SCRIPT, folder, ",".join(names), joined])
+        assert done.returncode == 0, done.stderr
+        ranks = [json.loads((folder / f"{rank}.json").read_text()) for rank in range(2)]
+        found |= {name: [rank[name] for rank in ranks] for name in names}
     return found
 
 
-@pytest.mark.parametrize(("how", "joined"), [("plain", "alone"), ("trainer", "joined")])
-def test_a_source_that_was_not_told_of_ranks_refuses(how: str, joined: str) -> None:
+@pytest.mark.parametrize("how", ["plain", "trainer"])
+def test_a_source_that_was_not_told_of_ranks_refuses(
+    how: str, told: dict[str, list[dict[str, Any]]]
+) -> None:
     """Before torch's process group is there, and after."""
-    errors = sorted(one["error"] for one in _told(how, joined))
-    for rank, error in enumerate(errors):
-        assert error.startswith("StateError: this source is read on rank "), error
-        assert f"rank {rank} of 2 and was not told of ranks" in error
+    for rank, one in enumerate(told[how]):
+        error = one["error"]
+        assert error.startswith(f"StateError: this source is read on rank {rank} of 2"), error
+        assert "was not told of ranks" in error
         assert "source.share()" in error
         assert "source.share(0, 1)" in error
 
 
-def test_a_source_that_was_told_gives_each_rank_its_part() -> None:
-    parts = sorted((one["read"] for one in _told("share", "alone")), key=lambda read: len(read[0]))
+def test_a_source_that_was_told_gives_each_rank_its_part(
+    told: dict[str, list[dict[str, Any]]],
+) -> None:
+    parts = [one["read"] for one in told["share"]]
     whole = [b.dense[:, 0].tolist() for b in hr.data.clicks(batch_size=9, steps=3)]
     assert [[*first, *second] for first, second in zip(*parts, strict=True)] == whole
     assert [[len(batch) for batch in part] for part in parts] == [[4, 4, 4], [5, 5, 5]]
 
 
-def test_whole_batches_on_every_rank_are_given_when_asked_for() -> None:
+def test_whole_batches_on_every_rank_are_given_when_asked_for(
+    told: dict[str, list[dict[str, Any]]],
+) -> None:
     whole = [b.dense[:, 0].tolist() for b in hr.data.clicks(batch_size=9, steps=3)]
-    assert [one["read"] for one in _told("whole", "joined")] == [whole, whole]
+    assert [one["read"] for one in told["whole"]] == [whole, whole]
 
 
-def test_a_trainer_and_an_evaluation_divide_whole_batches_themselves() -> None:
-    assert [one["read"] for one in _told("told-trainer", "joined")] == [[27, 27.0]] * 2
+def test_a_trainer_and_an_evaluation_divide_whole_batches_themselves(
+    told: dict[str, list[dict[str, Any]]],
+) -> None:
+    assert [one["read"] for one in told["told-trainer"]] == [[27, 27.0]] * 2
 
 
-def test_a_trainer_refuses_a_source_that_is_divided_already() -> None:
-    for one in _told("twice", "joined"):
+def test_a_trainer_refuses_a_source_that_is_divided_already(
+    told: dict[str, list[dict[str, Any]]],
+) -> None:
+    for one in told["twice"]:
         assert "divides whole batches itself; call share(0, 1)" in one["error"]
 
 
