@@ -204,20 +204,29 @@ class FileData(DataJob):
         return self._opened(self.test_files, 0, fields) if self.test_files else None
 
     def _opened(
-        self, files: Sequence[str], window_rows: int, fields: Mapping[str, str]
+        self,
+        files: Sequence[str],
+        window_rows: int,
+        fields: Mapping[str, str],
+        keys: tuple[str, ...] = (),
     ) -> TableStream:
         raise NotImplementedError
 
 
 @dataclass(frozen=True, kw_only=True)
 class ColumnData(FileData):
-    """Files whose columns have names; `fields` says what strings are hashed with."""
+    """Files whose columns have names; `fields` says what strings are hashed with.
+
+    `fill` takes the place of nulls in dense columns and weights, `keys` go with predictions.
+    """
 
     features: tuple[str, ...]
     label: str | None
     dense: tuple[str, ...] = ()
     weight: str | None = None
     fields: Mapping[str, str] = field(default_factory=dict)
+    fill: Mapping[str, float] = field(default_factory=dict)
+    keys: tuple[str, ...] = ()
 
     def feature_names(self) -> tuple[str, ...]:
         """As listed."""
@@ -231,22 +240,38 @@ class ColumnData(FileData):
         """Features of one field share its rows."""
         return self.fields
 
+    def test_with_keys(
+        self, fields: Mapping[str, str], keys: Sequence[str] = ()
+    ) -> TableStream | None:
+        """The test with columns that say which sample each is: `keys`, or else the job's."""
+        if not self.test_files:
+            return None
+        return self._opened(self.test_files, 0, fields, tuple(keys) or self.keys)
+
     def unlabelled(self) -> FileData:
         """Neither label nor weight."""
-        return replace(self, label=None, weight=None)
+        fill = {name: value for name, value in self.fill.items() if name != self.weight}
+        return replace(self, label=None, weight=None, fill=fill)
 
     def check(self, place: Place) -> None:
         """Features exist and every column has one use."""
         if not self.features:
             place.key("features").refuse("is empty; name at least one column.")
         check_names("feature", self.fields, self.features, place.key("fields"))
+        filled = [*self.dense, *([] if self.weight is None else [self.weight])]
+        check_names("dense column or weight", self.fill, filled, place.key("fill"))
         columns = [*self.features, *self.dense, *filter(None, (self.label, self.weight))]
         for name in columns:
             if columns.count(name) > 1:
                 place.refuse(f"column {name!r} is named twice; each column has one use.")
 
-    def _columns(self, window_rows: int, fields: Mapping[str, str]) -> dict[str, Any]:
+    def _columns(
+        self, window_rows: int, fields: Mapping[str, str], keys: tuple[str, ...] = ()
+    ) -> dict[str, Any]:
         return {
+            "fill": self.fill,
+            "label_bounds": (0.0, 1.0),
+            "keys": keys,
             "window_rows": window_rows,
             "seed": self.seed,
             "features": self.features,
@@ -269,9 +294,13 @@ class ParquetData(ColumnData):
     word: ClassVar[str] = "parquet"
 
     def _opened(
-        self, files: Sequence[str], window_rows: int, fields: Mapping[str, str]
+        self,
+        files: Sequence[str],
+        window_rows: int,
+        fields: Mapping[str, str],
+        keys: tuple[str, ...] = (),
     ) -> TableStream:
-        return parquet(_listed(files), self.batch_size, **self._columns(window_rows, fields))
+        return parquet(_listed(files), self.batch_size, **self._columns(window_rows, fields, keys))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -281,9 +310,13 @@ class TfrecordData(ColumnData):
     word: ClassVar[str] = "tfrecord"
 
     def _opened(
-        self, files: Sequence[str], window_rows: int, fields: Mapping[str, str]
+        self,
+        files: Sequence[str],
+        window_rows: int,
+        fields: Mapping[str, str],
+        keys: tuple[str, ...] = (),
     ) -> TableStream:
-        return tfrecord(_listed(files), self.batch_size, **self._columns(window_rows, fields))
+        return tfrecord(_listed(files), self.batch_size, **self._columns(window_rows, fields, keys))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -301,7 +334,11 @@ class CriteoData(FileData):
         return len(NUMBERS)
 
     def _opened(
-        self, files: Sequence[str], window_rows: int, fields: Mapping[str, str]
+        self,
+        files: Sequence[str],
+        window_rows: int,
+        fields: Mapping[str, str],
+        keys: tuple[str, ...] = (),  # text has no columns but those that are learned from
     ) -> TableStream:
         return criteo(_listed(files), self.batch_size, window_rows=window_rows, seed=self.seed)
 

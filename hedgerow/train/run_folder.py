@@ -16,7 +16,7 @@ from .job_parts import build_model
 # A run that goes on may last longer and speak more often; what it computes stays the same.
 _MAY_CHANGE = {
     *("train.epochs", "train.steps", "train.log_every", "train.eval_every", "train.early_stop"),
-    *("checkpoint.every_steps", "checkpoint.keep"),
+    *("checkpoint.every_steps", "checkpoint.keep", "data.keys"),
 }
 
 
