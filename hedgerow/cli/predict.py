@@ -56,6 +56,10 @@ def predict(
         list[str] | None,
         typer.Option(help="A column to copy beside each prediction; repeatable. The job's `keys`."),
     ] = None,
+    row_numbers: Annotated[
+        bool,
+        typer.Option("--row-numbers", help="A column `row`: 0 is the first row of the first file."),
+    ] = False,
     as_json: AsJson = False,
     server: Server = None,
     model: ModelName = "entry",
@@ -67,9 +71,9 @@ def predict(
 ) -> None:
     """Predict the test data of a run, or other files; show metrics where there are labels.
 
-    The file has the column `row`, which counts the samples of all files in their order from 0,
-    then the columns of `--key`, then `prediction`, a probability, and `label` where the data has
-    one. With `--server` a served model is asked instead, and its answer printed as JSON.
+    The file has a column `prediction`, a probability, and `label` where the data has one. Rows are
+    in the order of the files; `--key` and `--row-numbers` add columns that say which row each is.
+    With `--server` a served model is asked instead, and its answer printed as JSON.
     """
     if server is not None:
         if run is not None:
@@ -88,8 +92,8 @@ def predict(
         return
     if run is None:
         raise InputError("name the folder of a run, or a server with --server HOST:PORT.")
-    source = Asked(tuple(map(str, files or ())), unlabelled, tuple(key or ()))
-    _predict_run(run, source, best, out, as_json)
+    asked = Asked(tuple(map(str, files or ())), unlabelled, tuple(key or ()), row_numbers)
+    _predict_run(run, asked, best, out, as_json)
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,6 +103,7 @@ class Asked:
     files: tuple[str, ...]
     unlabelled: bool
     keys: tuple[str, ...]
+    row_numbers: bool
 
 
 def _predict_run(run: Path, asked: Asked, best: bool, out: Path | None, as_json: bool) -> None:
@@ -108,7 +113,7 @@ def _predict_run(run: Path, asked: Asked, best: bool, out: Path | None, as_json:
     loaded = load_run(run, best=best)
     source = _source(loaded.job, asked)
     path = out or run / "predictions.parquet"
-    metrics = _write(loaded.model, source, path)
+    metrics = _write(loaded.model, source, path, row_numbers=asked.row_numbers)
     samples = int(metrics.pop("samples"))
     report = {"step": loaded.step, "samples": samples, "metrics": metrics, "path": str(path)}
     if as_json:
@@ -136,7 +141,7 @@ def _source(job: Job, asked: Asked) -> BatchSource:
     elif asked.keys:
         raise InputError(
             f"--key is {asked.keys[0]!r}, and the run's data, {data.word}, has no such columns; "
-            f"go by the column row."
+            f"use --row-numbers."
         )
     else:
         source = data.test(fields)
@@ -154,13 +159,15 @@ def _check_keys(keys: Sequence[str]) -> None:
             )
 
 
-def _write(model: Any, source: BatchSource, path: Path) -> dict[str, float]:
+def _write(
+    model: Any, source: BatchSource, path: Path, *, row_numbers: bool
+) -> dict[str, float]:
     """Predicts batch by batch; the metrics, or only the number of samples without labels."""
     from ..train.evaluate import predictions
     from ..train.metrics import Metrics
 
     metrics, samples, labelled = Metrics(), 0, True
-    with _rows_of(path) as write:
+    with _rows_of(path, row_numbers=row_numbers) as write:
         for logits, batch in predictions(model, source):
             labelled = not bool(batch.labels.isnan().any())  # all or none, by the source
             if labelled:
@@ -171,7 +178,7 @@ def _write(model: Any, source: BatchSource, path: Path) -> dict[str, float]:
 
 
 @contextmanager
-def _rows_of(path: Path) -> Iterator[Any]:
+def _rows_of(path: Path, *, row_numbers: bool) -> Iterator[Any]:
     """A function that appends rows to a Parquet file, which is there whole or not at all."""
     import pyarrow as pa
     import pyarrow.parquet as pq
@@ -182,7 +189,9 @@ def _rows_of(path: Path) -> Iterator[Any]:
 
     def write(prediction: Tensor, batch: Batch, labelled: bool) -> None:
         nonlocal writer, rows
-        columns: dict[str, Any] = {"row": pa.array(range(rows, rows + batch.samples), pa.int64())}
+        columns: dict[str, Any] = {}
+        if row_numbers:
+            columns["row"] = pa.array(range(rows, rows + batch.samples), pa.int64())
         rows += batch.samples
         if batch.keys is not None:
             columns |= {name: batch.keys.column(name) for name in batch.keys.column_names}

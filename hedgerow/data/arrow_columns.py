@@ -210,7 +210,7 @@ def _plain_numbers(name: str, column: Any, columns: Columns, file: str, first_ro
     bounds = columns.label_bounds
     if name == columns.label and bounds is not None:
         wrong |= (values < bounds[0]) | (values > bounds[1])
-        rule = f"a label must lie in {bounds[0]:g}..{bounds[1]:g}"
+        rule = f"it must lie in {bounds[0]:g}..{bounds[1]:g}, as labels must"
     if name == columns.weight:
         wrong |= values < 0
         rule = "a weight must be finite and not negative"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -77,7 +77,8 @@ class Trainer:
     with the same bits as one that was not: rows, weights, states and metrics.
 
     Of a distributed model (`hr.distribute`) every rank makes one with the same source, and takes
-    its share of every batch; sinks are written to on rank 0, and all ranks end together.
+    its share of every batch; sinks are written to on rank 0, and all ranks end together. `on_step`
+    is called with the number of steps and samples so far, after every step of every rank.
 
     >>> import hedgerow as hr
     >>> model = hr.models.DeepFM([hr.Table("user", 4), hr.Table("item", 4)], dense=4)
@@ -98,12 +99,14 @@ class Trainer:
         schedule: Schedule | None = None,
         checkpoints: Checkpoints | None = None,
         sinks: Sequence[Sink] = (),
+        on_step: Callable[[int, int], None] | None = None,
     ) -> None:
         self.model, self.optimizer, self.train, self.test = model, optimizer, train, test
         self.schedule = schedule or Schedule()
         self.schedule.check_test(test is not None)
         self.checkpoints = checkpoints
         self.sinks = list(sinks)
+        self.on_step = on_step
         self.progress = Progress()
         self._ranks = RunRanks(model)
         self._device = device_of(model)
@@ -137,7 +140,9 @@ class Trainer:
         at = self.progress
         if not self._is_saved():
             self._save()
-        self._write("end", {"why": why, **self._measured()})
+        found = self._measured()
+        # Right after a line of the log there is nothing that it has not told.
+        self._write("end", {"why": why, **(found if found["samples"] else {})})
         return Outcome(why, at.step, at.epoch, at.samples, self._tested, self._saved)
 
     def _epochs(self, stop: StopSignal) -> str:
@@ -155,6 +160,8 @@ class Trainer:
         every, at = self.schedule.eval_every, self.progress
         for batch in self.train:
             self._step(batch)
+            if self.on_step is not None:
+                self.on_step(at.step, at.samples)
             if at.step % self.schedule.log_every == 0:
                 self._log()
             if every is not None and at.step % every == 0:
