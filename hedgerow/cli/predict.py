@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from ..core.errors import InputError
+from ..core.local_path import local_path
 from ..core.units import format_count
 from .options import AsJson
 from .predict_server import (
@@ -112,7 +113,7 @@ def _predict_run(run: Path, asked: Asked, best: bool, out: Path | None, as_json:
 
     loaded = load_run(run, best=best)
     source = _source(loaded.job, asked)
-    path = out or run / "predictions.parquet"
+    path = local_path(out or run / "predictions.parquet")
     metrics = _write(loaded.model, source, path, row_numbers=asked.row_numbers)
     samples = int(metrics.pop("samples"))
     report = {"step": loaded.step, "samples": samples, "metrics": metrics, "path": str(path)}
@@ -159,9 +160,7 @@ def _check_keys(keys: Sequence[str]) -> None:
             )
 
 
-def _write(
-    model: Any, source: BatchSource, path: Path, *, row_numbers: bool
-) -> dict[str, float]:
+def _write(model: Any, source: BatchSource, path: Path, *, row_numbers: bool) -> dict[str, float]:
     """Predicts batch by batch; the metrics, or only the number of samples without labels."""
     from ..train.evaluate import predictions
     from ..train.metrics import Metrics

@@ -223,9 +223,7 @@ def _trained(
     if ranks.rank == 0:
         trainer.sinks += [
             JsonLines(run.log, at.events if goes_on else None),
-            WithSpeed(
-                TensorBoard(run.tensorboard, at.step if goes_on else None), resumed=goes_on
-            ),
+            WithSpeed(TensorBoard(run.tensorboard, at.step if goes_on else None), resumed=goes_on),
             console,
         ]
         trainer.on_step = console.at

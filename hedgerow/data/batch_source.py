@@ -94,9 +94,7 @@ class BatchSource(IterableDataset[Batch]):
             batch = make()
             if part.count > 1:
                 n = batch.samples
-                batch = batch.part(
-                    n * part.rank // part.count, n * (part.rank + 1) // part.count
-                )
+                batch = batch.part(n * part.rank // part.count, n * (part.rank + 1) // part.count)
             yield batch
 
     def _rank_here(self) -> JobRank:

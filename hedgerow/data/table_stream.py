@@ -12,6 +12,7 @@ import numpy as np
 
 from ..core import checks
 from ..core.errors import FileMissingError, InputError
+from ..core.local_path import local_path
 from .arrow_columns import Columns, batch_of, plain_columns
 from .batch import Batch, check_state
 from .batch_source import BatchSource
@@ -218,7 +219,7 @@ def listed(files: str | Path | Sequence[str | Path]) -> list[Path]:
     given = [files] if isinstance(files, str | Path) else list(files)
     if not given:
         raise InputError("the list of files is empty; give at least one file.")
-    paths = [Path(file) for file in given]
+    paths = [local_path(file) for file in given]
     for path in paths:
         if not path.is_file():
             raise FileMissingError(f"{path} is no file; check the path.")

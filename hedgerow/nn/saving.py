@@ -13,6 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from ..core.errors import CheckpointError, CheckpointMissingError
+from ..core.local_path import local_path
 from ..sharding.agreement import Ranks
 from ..tables.checkpoint.load_job import Loaded, LoadJob
 from ..tables.checkpoint.manifest import Manifest
@@ -68,7 +69,7 @@ def save(
     ...     hr.load(model, folder + "/step-7").step
     7
     """
-    folder, ranks = Path(path), ranks_of(model)
+    folder, ranks = local_path(path), ranks_of(model)
     was_there = folder.exists()
     dense = folder / f"{_DENSE}-{secrets.token_hex(6)}"
 
@@ -131,10 +132,10 @@ def load(
     reader. The dense part is torch's own format, which holds pickles: load only what you trust.
     """
     ranks, servers = ranks_of(model), servers_of(model)
-    job = _Load(model, Path(path), _every(optimizer, extras), ranks, reroute=reroute)
+    job = _Load(model, local_path(path), _every(optimizer, extras), ranks, reroute=reroute)
     if servers is not None:
         job.read_rest()
-        loaded = load_on_servers(model, Path(path), servers, reroute=reroute)
+        loaded = load_on_servers(model, local_path(path), servers, reroute=reroute)
         job.others_take()
         job.weights_take()
         return loaded

@@ -5,10 +5,10 @@ from __future__ import annotations
 import secrets
 from collections.abc import Mapping, Sequence
 from os import PathLike
-from pathlib import Path
 from typing import Any
 
 from ..core.errors import HedgerowError, InputError
+from ..core.local_path import local_path
 from ..tables.checkpoint.routers import Routers, TableRouters
 from .frames import Verb
 from .remote_shard import RemoteShard
@@ -90,7 +90,7 @@ class _Orders:
         self._verb, self._shards, self._deadline_s = verb, shards, deadline_s
         self._order = {
             "number": secrets.token_hex(8),
-            "path": str(Path(path).absolute()),
+            "path": str(local_path(path).absolute()),
             "routers": {name: rule.to_dict() for name, rule in rules.by_name.items()},
         }
 

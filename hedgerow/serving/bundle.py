@@ -11,6 +11,7 @@ from torch import Tensor
 
 from ..core import registry
 from ..core.errors import ConfigError, DtypeError, FileDamagedError, NotSupportedError
+from ..core.local_path import local_path
 from ..nn.read_op import ReadableRows
 from ..routing.router import Router
 from ..tables.config import TableConfig
@@ -33,7 +34,7 @@ def load_bundle(folder: Path, name: str, *, ask: Ask | None = None) -> Model:
     Every byte is checked first: a bundle that is cut off, changed or of another form is refused.
     `ask` brings rows from the servers of a model that was exported with `servers`.
     """
-    folder = Path(folder)
+    folder = local_path(folder)
     manifest = read_manifest(folder)
     _check_version(folder, manifest)
     check_files(folder, manifest)

@@ -12,6 +12,7 @@ from torch import nn
 from ..core import checks
 from ..core.clock import Clock, SystemClock
 from ..core.errors import DtypeError, StateError
+from ..core.local_path import local_path
 from ..nn.collection import collections_of, undressed
 from .arguments import Arguments
 from .manifest import MANIFEST, PROGRAM, ROWS, Manifest, file_entry, plain_outputs, read_manifest
@@ -57,7 +58,7 @@ def export(
     """
     if not isinstance(model, nn.Module):
         raise DtypeError(f"export of a {type(model).__name__}; pass an nn.Module.")
-    base, servers = Path(path), checks.count("servers", servers)
+    base, servers = local_path(path), checks.count("servers", servers)
     names = [*(f"ps_{i}" for i in range(servers)), check_sub_graph(name)]
     if version is None:
         version = next_version(base, names, clock or SystemClock())

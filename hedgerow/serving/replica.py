@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from contextlib import ExitStack
 from os import PathLike
-from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
 from ..core.errors import StateError
+from ..core.local_path import local_path
 from ..sync.roster import Announcer
 from .process import ServePlan, find_models, open_servers
 from .sync_service import SyncService
@@ -46,7 +46,7 @@ class Replica:
         name: str | None = None,
         policy: str = "latest",
     ) -> None:
-        models = find_models(Path(path), name, policy)
+        models = find_models(local_path(path), name, policy)
         self._follow = (follow,) if isinstance(follow, str) else tuple(follow)
         self._plan = ServePlan(models=models, grpc=grpc, http=http, grace_s=2.0)
         self._stack = ExitStack()

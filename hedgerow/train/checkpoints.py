@@ -12,6 +12,7 @@ from torch import nn
 
 from ..core import checks
 from ..core.errors import CheckpointError, CheckpointMissingError
+from ..core.local_path import local_path
 from ..nn.collection import ranks_of
 from ..nn.saving import Stateful, load, save
 from ..tables.checkpoint.manifest_reader import read_manifest
@@ -39,7 +40,7 @@ class Checkpoints:
     def __init__(
         self, folder: str | PathLike[str], *, every_steps: int | None = None, keep: int = 2
     ) -> None:
-        self.folder = Path(folder)
+        self.folder = local_path(folder)
         if every_steps is not None:
             checks.count("every_steps", every_steps, least=1)
         self._every_steps, self._keep = every_steps, checks.count("keep", keep, least=1)

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 from ..core.errors import FileMissingError
+from ..core.local_path import local_path
 from ..data.batch_source import BatchSource
 from ..data.click_truth import DENSE_COLUMNS
 from ..data.criteo_text import NUMBERS, STRINGS, criteo
@@ -84,7 +85,7 @@ class MovieLensData(DataJob):
 
     def located(self, folder: Path) -> DataJob:
         """With a cache that has a full path."""
-        return self if self.cache is None else replace(self, cache=str(folder / self.cache))
+        return self if self.cache is None else replace(self, cache=_full(folder, self.cache))
 
     def check(self, place: Place) -> None:
         """Only fields; the rating would tell the label."""
@@ -186,9 +187,9 @@ class FileData(DataJob):
 
     def located(self, folder: Path) -> FileData:
         """With full paths."""
-        files = tuple(str(folder / file) for file in self.files)
+        files = tuple(_full(folder, file) for file in self.files)
         return replace(
-            self, files=files, test_files=tuple(str(folder / f) for f in self.test_files)
+            self, files=files, test_files=tuple(_full(folder, f) for f in self.test_files)
         )
 
     def unlabelled(self) -> FileData:
@@ -341,6 +342,10 @@ class CriteoData(FileData):
         keys: tuple[str, ...] = (),  # text has no columns but those that are learned from
     ) -> TableStream:
         return criteo(_listed(files), self.batch_size, window_rows=window_rows, seed=self.seed)
+
+
+def _full(folder: Path, file: str) -> str:
+    return str(folder / local_path(file))
 
 
 def check_names(

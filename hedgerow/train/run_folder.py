@@ -8,6 +8,7 @@ from pathlib import Path
 from torch import nn
 
 from ..core.errors import CheckpointExistsError, CheckpointMissingError, ConfigError
+from ..core.local_path import local_path
 from ..nn.saving import load
 from .checkpoints import Checkpoints
 from .job import Job, read_job
@@ -29,6 +30,9 @@ class RunFolder:
     """
 
     path: Path
+
+    def __post_init__(self) -> None:
+        local_path(self.path)  # refuses a URL
 
     @property
     def job(self) -> Path:

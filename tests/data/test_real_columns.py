@@ -102,7 +102,9 @@ def test_a_timestamp_is_no_label(tmp_path: Path) -> None:
 
 def test_a_label_out_of_bounds_names_file_and_row(tmp_path: Path) -> None:
     file = _write(tmp_path / "a.parquet", stars=[1.0, 0.0, 5.0])
-    with pytest.raises(InputError, match=r"a\.parquet: column 'stars' is 5\.0 in row 2; it must lie in 0\.\.1"):
+    with pytest.raises(
+        InputError, match=r"a\.parquet: column 'stars' is 5\.0 in row 2; it must lie in 0\.\.1"
+    ):
         _dense(file, batch_size=1, label="stars", label_bounds=(0, 1))
     source = hr.data.parquet(file, 8, features=["user"], label="stars")
     assert [batch.labels.tolist() for batch in source] == [[1.0, 0.0, 5.0]]  # your own loop's

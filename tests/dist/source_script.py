@@ -22,17 +22,13 @@ def _read(how: str) -> list[object]:
         model = hr.models.DeepFM([hr.Table("user", 2), hr.Table("item", 2)], dense=4)
         Trainer(model, torch.optim.SGD(model.parameters(), lr=0.1), source).run()
     if how == "told-trainer":
-        model = hr.distribute(
-            hr.models.DeepFM([hr.Table("user", 2), hr.Table("item", 2)], dense=4)
-        )
+        model = hr.distribute(hr.models.DeepFM([hr.Table("user", 2), hr.Table("item", 2)], dense=4))
         optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
         outcome = Trainer(model, optimizer, source).run()
         samples = evaluate(model, hr.data.clicks(batch_size=9, steps=3))["samples"]
         return [outcome.samples, samples]
     if how == "twice":
-        model = hr.distribute(
-            hr.models.DeepFM([hr.Table("user", 2), hr.Table("item", 2)], dense=4)
-        )
+        model = hr.distribute(hr.models.DeepFM([hr.Table("user", 2), hr.Table("item", 2)], dense=4))
         Trainer(model, torch.optim.SGD(model.parameters(), lr=0.1), source.share()).run()
     if how == "share":
         source.share()
