@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -86,7 +87,7 @@ def train(
         job = _job(config, options, out, resume=resume)
         with job_ranks() as ranks:
             name = config.stem if config else f"{job.data.word}-{job.model.word}"
-            run, parts = _begun(job, out, name, ranks, console, resume=resume)
+            job, run, parts = _begun(job, out, name, ranks, console, resume=resume)
             trainer, outcome = _trained(job, parts, run, ranks, console, resume=resume)
             console.close()
             finish(job, parts, run, trainer, outcome, ranks, compare=compare, as_json=as_json)
@@ -112,8 +113,11 @@ def _job(config: Path | None, options: Mapping[str, Any], out: Path | None, *, r
         if out is None:
             raise InputError("--resume needs --out, the folder of the run to go on with.")
         run = RunFolder(out)
-        run.read()
-        return read_job(config or run.job, options)
+        threads = run.read().train.threads
+        job = read_job(config or run.job, options)
+        if job.train.threads is None:  # the run has chosen them when it began
+            job = replace(job, train=replace(job.train, threads=threads))
+        return job
     if config is None and "--data" not in options:
         raise InputError(
             "nothing to train on; give a CONFIG.toml, or --data (movielens-100k, clicks, "
@@ -139,8 +143,8 @@ def _console() -> Iterator[Console]:
 
 def _begun(
     job: Job, out: Path | None, name: str, ranks: Ranks, console: Console, *, resume: bool
-) -> tuple[RunFolder, Parts]:
-    """The folder of the run, chosen by the first rank, and what the job is built of."""
+) -> tuple[Job, RunFolder, Parts]:
+    """The job with its threads, the folder that the first rank chose, what the job is built of."""
     from ..train.run_folder import RunFolder, free_folder
 
     first = ranks.rank == 0
@@ -155,7 +159,9 @@ def _begun(
     what = f"{job.model.word} on {job.data.word}, into {run.path}"
     if first:
         console.begin(f"{what}: opening data, building the model")
-    parts = _built(job)
+    parts = _built(job, measure_threads=not resume)
+    if not resume:  # who goes on takes as many: sums of floats may depend on it
+        job = replace(job, train=replace(job.train, threads=parts.threads))
     begin = run.go_on if resume else run.begin
     ranks.together("the start of the run", lambda: begin(job) if first else None)
     if first:
@@ -163,7 +169,7 @@ def _begun(
         console.say(_banner(job, parts, ranks.count))
         console.total_steps = parts.total_steps
         console.begin("the first step")
-    return run, parts
+    return job, run, parts
 
 
 def _banner(job: Job, parts: Parts, ranks: int) -> str:
@@ -184,12 +190,12 @@ def _banner(job: Job, parts: Parts, ranks: int) -> str:
     return "; ".join(said)
 
 
-def _built(job: Job) -> Parts:
+def _built(job: Job, *, measure_threads: bool) -> Parts:
     from ..train.job_parts import build
 
     try:
         with shown_log():
-            return build(job)
+            return build(job, measure_threads=measure_threads)
     except FileMissingError as error:
         if job.data.is_files:
             raise

@@ -16,6 +16,8 @@ from ..nn.placing import job_device
 from .job import DenseJob, Job, TrainJob
 from .job_data import batches_of, best_auc
 from .loop import Schedule
+from .run_ranks import RunRanks
+from .thread_choice import threads_for
 
 _OPTIMIZERS = {
     "adam": torch.optim.Adam,
@@ -34,10 +36,14 @@ class Parts:
     test: BatchSource | None
     total_steps: int | None
     best_auc: float | None
+    threads: int  # of torch
 
 
-def build(job: Job) -> Parts:
+def build(job: Job, *, measure_threads: bool = False) -> Parts:
     """Opens the data and makes the model, over all ranks of the job; equal jobs start equal.
+
+    With `measure_threads`, a job on the CPU that does not say its `threads` takes those that are
+    fast; all ranks take those of the first.
 
     >>> from hedgerow.train.job import job_of
     >>> job = job_of({"data": {"source": "clicks", "steps": 40}, "train": {"epochs": 2}})
@@ -53,11 +59,17 @@ def build(job: Job) -> Parts:
     model = build_model(job)
     if job.train.device == "cuda" and job.train.plan is None:
         model.to(job_device())
+    threads = torch.get_num_threads()
+    if measure_threads and job.train.threads is None and job.train.device == "cpu":
+        threads = threads_for(job, model)
     _keep_on_disk(model, job.train)
     model = distribute(model, plan=job.train.plan)
     optimizer = _optimizer(job.dense, model)
     _tell_of_ranks(model, train, test)
-    return Parts(model, optimizer, train, test, _total_steps(job, train), best_auc(train))
+    threads = int(RunRanks(model).first(threads))
+    torch.set_num_threads(threads)
+    steps, best = _total_steps(job, train), best_auc(train)
+    return Parts(model, optimizer, train, test, steps, best, threads)
 
 
 def _tell_of_ranks(model: nn.Module, train: BatchSource, test: BatchSource | None) -> None:
