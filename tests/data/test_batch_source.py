@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from itertools import chain
 from pathlib import Path
 
 import pyarrow as pa
@@ -76,7 +77,7 @@ def test_workers_that_stay_go_on_to_the_order_of_the_next_epoch(file: Path) -> N
     for _ in range(3):
         ids = _ids(loader)
         assert ids == _ids(plain)
-        assert sorted(sum(ids, [])) == list(range(ROWS))
+        assert sorted(chain.from_iterable(ids)) == list(range(ROWS))
 
 
 def test_a_rank_and_its_workers_together_read_each_sample_once(file: Path) -> None:
@@ -84,7 +85,9 @@ def test_a_rank_and_its_workers_together_read_each_sample_once(file: Path) -> No
     for rank in range(3):
         source = _parquet(file).share(rank, 3, workers=2)
         found.append(_ids(DataLoader(source, batch_size=None, num_workers=2)))
-    assert [sum(parts, []) for parts in zip(*found, strict=True)] == _ids(_parquet(file))
+    assert [list(chain.from_iterable(parts)) for parts in zip(*found, strict=True)] == _ids(
+        _parquet(file)
+    )
 
 
 class _Position(BatchSource):

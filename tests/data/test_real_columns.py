@@ -127,7 +127,7 @@ def test_keys_go_with_their_samples_through_every_order(tmp_path: Path) -> None:
     assert users != sorted(users)
     with pytest.raises(ConfigError, match=r"Columns\.keys is 'request'; give a list"):
         hr.data.parquet(file, 7, features=["user"], keys="request")
-    with pytest.raises(UnknownNameError, match="unknown column of .*'requst'"):
+    with pytest.raises(UnknownNameError, match=r"unknown column of .*'requst'"):
         hr.data.parquet(file, 7, features=["user"], keys=["requst"])
 
 
