@@ -4,7 +4,7 @@
     torchrun --standalone --nproc_per_node=2 examples/movielens.py --train
 
 `--dist_type roundrobin` spreads ids by another rule. Without --train it builds the model and says
-what it is. Every process takes its part of every batch (`share`), so that the job learns the same on
+what it is. Every process takes its part of every batch (`share`), so the job learns the same on
 any number of processes.
 """
 

@@ -83,16 +83,32 @@ def train(
     if print_plan:
         show_plan(_job(config, options, out, resume=resume), as_json=as_json)
         return
+    name = config.stem if config else ""
     with _console() as console:
         job = _job(config, options, out, resume=resume)
-        with job_ranks() as ranks:
-            name = config.stem if config else f"{job.data.word}-{job.model.word}"
-            job, run, parts = _begun(job, out, name, ranks, console, resume=resume)
-            trainer, outcome = _trained(job, parts, run, ranks, console, resume=resume)
-            console.close()
-            finish(job, parts, run, trainer, outcome, ranks, compare=compare, as_json=as_json)
+        outcome = _run(job, out, name, console, resume=resume, compare=compare, as_json=as_json)
     if outcome.why == "interrupted":
         raise typer.Exit(1)
+
+
+def _run(
+    job: Job,
+    out: Path | None,
+    name: str,
+    console: Console,
+    *,
+    resume: bool,
+    compare: bool,
+    as_json: bool,
+) -> Outcome:
+    """The job on this rank, and what it tells in the end; `name` is that of its file, if any."""
+    with job_ranks() as ranks:
+        named = name or f"{job.data.word}-{job.model.word}"
+        job, run, parts = _begun(job, out, named, ranks, console, resume=resume)
+        trainer, outcome = _trained(job, parts, run, ranks, console, resume=resume)
+        console.close()
+        finish(job, parts, run, trainer, outcome, ranks, compare=compare, as_json=as_json)
+    return outcome
 
 
 def _located(plan: str | None) -> str | None:
