@@ -4,8 +4,8 @@
     torchrun --standalone --nproc_per_node=2 examples/movielens.py --train
 
 `--dist_type roundrobin` spreads ids by another rule. Without --train it builds the model and says
-what it is. Every process reads the same batches and takes its share of each, so that the job learns
-the same on any number of them.
+what it is. Every process takes its part of every batch (`share`), so the job learns the same on
+any number of processes.
 """
 
 from __future__ import annotations
@@ -34,29 +34,16 @@ def build(dist_type: str) -> nn.Module:
     return hr.models.DeepFM(tables, optimizer=hr.Adagrad(lr=0.05), seed=1)
 
 
-def share(batch: hr.data.Batch, info: RankInfo, *, equal: bool) -> tuple[hr.IdBatch, torch.Tensor]:
-    """This process's samples of a batch; `equal` leaves out what does not divide evenly."""
-    samples = batch.samples - (batch.samples % info.world_size if equal else 0)
-    start, stop = (samples * rank // info.world_size for rank in (info.rank, info.rank + 1))
-    columns = {}
-    for name in batch.ids.names:
-        column = batch.ids.feature(name)
-        splits = column.row_splits[start : stop + 1]
-        values = column.values[int(splits[0]) : int(splits[-1])]
-        columns[name] = hr.Ragged(values, splits - splits[0])
-    return hr.IdBatch.from_dict(columns), batch.labels[start:stop]
-
-
 def train(model: nn.Module, info: RankInfo, given: argparse.Namespace) -> float:
     """Some epochs; the mean loss of the last steps, of all processes."""
     optimizer = torch.optim.Adam(model.parameters(), lr=1e-3)
     stream = hr.data.movielens(given.batch_size, "train", seed=1, cache=given.cache)
+    stream.share()
     losses: list[float] = []
     for _ in range(given.epochs):
         for batch in stream:
-            ids, labels = share(batch, info, equal=True)
-            logits = model(torch.zeros(len(labels), 0), ids)
-            loss = nn.functional.binary_cross_entropy_with_logits(logits, labels)
+            logits = model(batch.dense, batch.ids)
+            loss = nn.functional.binary_cross_entropy_with_logits(logits, batch.labels)
             optimizer.zero_grad()
             loss.backward()  # rows change here, on the processes that own them
             optimizer.step()
@@ -71,9 +58,8 @@ def evaluate(model: nn.Module, info: RankInfo, given: argparse.Namespace) -> dic
     metrics = Metrics()
     model.eval()
     with torch.no_grad():
-        for batch in hr.data.movielens(4096, "test", cache=given.cache):
-            ids, labels = share(batch, info, equal=False)
-            metrics.update(model(torch.zeros(len(labels), 0), ids), labels)
+        for batch in hr.data.movielens(4096, "test", cache=given.cache).share():
+            metrics.update(model(batch.dense, batch.ids), batch.labels)
     states: list[dict[str, torch.Tensor]] = [{}] * info.world_size
     dist.all_gather_object(states, metrics.state_dict())
     for rank, state in enumerate(states):

@@ -9,6 +9,9 @@ from __future__ import annotations
 from importlib import import_module
 from typing import TYPE_CHECKING
 
+from .core.job_rank import JobRank as _JobRank
+from .core.job_rank import launcher as _launcher
+
 if TYPE_CHECKING:
     from . import data as data
     from . import models as models
@@ -120,6 +123,17 @@ _PLACES = {name: place for place, names in _NAMES.items() for name in names}
 
 
 __all__ = [*_PLACES, *_DOORS]  # pyright: ignore[reportUnsupportedDunderAll]
+
+
+def _launched_rank() -> _JobRank:
+    """What the launcher's variables say; the file that reads them loads when this is asked."""
+    from .launch.rank_info import rank_info
+
+    info = rank_info()
+    return _JobRank(info.rank, info.world_size)
+
+
+_launcher.rank = _launched_rank
 
 
 def __getattr__(name: str) -> object:

@@ -39,7 +39,8 @@ MAY_IMPORT = {
     "monolith": _BELOW_MONOLITH,
     "bench": _BELOW_MONOLITH + " monolith cli",
     "cli": _BELOW_MONOLITH + " monolith bench",
-    "": "core tables nn data models planner sync serving",  # hedgerow/__init__.py, the door
+    # hedgerow/__init__.py, the door; launch, to tell core which process this is
+    "": "core tables nn data models planner sync serving launch",
     "__main__": "cli",  # `python -m hedgerow`
     "bench.peers": "",  # run by other environments, which do not have the rest
 }

@@ -33,6 +33,7 @@ from . import (
     zk,
 )
 from .import_monolith import import_monolith
+from .log_lines import LogLevel, log_lines
 
 _JOB_FAILED, _BAD_ARGUMENTS = 1, 2
 
@@ -78,14 +79,17 @@ def _show_version(wanted: bool) -> None:
 
 @app.callback()
 def _program(
+    context: typer.Context,
     version: Annotated[
         bool,
         typer.Option(
             "--version", callback=_show_version, is_eager=True, help="Show the version and exit."
         ),
     ] = False,
+    log_level: LogLevel = None,
 ) -> None:
     """Embedding tables without a vocabulary, for PyTorch."""
+    context.with_resource(log_lines(log_level))
 
 
 def main() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -21,6 +22,9 @@ if TYPE_CHECKING:
     from ..tables.checkpoint.chain import Chain
     from ..tables.checkpoint.find_row import FoundRow
     from ..tables.checkpoint.statistics import TableStatistics
+
+
+_MOST_METADATA = 300  # characters
 
 
 def inspect(
@@ -153,11 +157,25 @@ def _show(report: dict[str, Any]) -> None:
     if "row" in report:
         _show_row(console, report["row"])
         return
-    if report["metadata"]:
-        console.print(f"metadata {escape(json.dumps(report['metadata']))}", soft_wrap=True)
+    for line in _metadata(report["metadata"]):
+        console.print(escape(line), soft_wrap=True)
     if report["blobs"]:
         console.print(f"blobs {escape(', '.join(report['blobs']))}", soft_wrap=True)
     console.print(_tables(report))
+
+
+def _metadata(given: dict[str, Any]) -> Iterator[str]:
+    """What the user has saved beside the rows, and what `hr.save` has, in lines one can read."""
+    own, more = given, []
+    if "updates" in given:  # of a model: what is needed to load it stands beside the user's
+        own = given.get("user", {})
+        more = ["dense weights", *given.get("extras", {})]
+    if own:
+        text = json.dumps(own)
+        rest = "" if len(text) <= _MOST_METADATA else " ... (--json shows all)"
+        yield f"metadata {text[:_MOST_METADATA]}{rest}"
+    if more:
+        yield f"beside the rows: {', '.join(more)}"
 
 
 def _tables(report: dict[str, Any]) -> Table:

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import os
 import sys
+import threading
+import time
+from collections import deque
 
 from rich.console import Console as Terminal
 from rich.live import Live
@@ -12,13 +15,18 @@ from rich.text import Text
 from ..train.events import Event
 from .event_line import event_line, rate, short_time
 
+_TICK_S = 0.25  # between two drawings of the line
+_RECENT_S = 10.0  # what the speed of the line is measured over
+_BAR_WIDTH, _LEAST_WIDTH = 20, 90  # a bar where the terminal has room for it and the figures
+
 
 class Console:
-    """A sink that shows events on stderr, or on the `terminal` given. Single-owner.
+    """A sink that shows events on stderr, or on the `terminal` given. Owns a lock and a thread.
 
     On a terminal training shows as one line that changes, and everything else as lines above it;
-    elsewhere each event is a line. With `total_steps` it says how much is done and how long the
-    rest will take. A reader that goes away ends the show, never the job.
+    elsewhere each event is a line. From `begin` on, the line is drawn anew four times a second,
+    whether the job has taken a step or not. With `total_steps` it says how much is done and how
+    long the rest will take. A reader that goes away ends the show, never the job.
 
     >>> import io
     >>> out = io.StringIO()
@@ -34,45 +42,109 @@ class Console:
     def __init__(self, total_steps: int | None = None, *, terminal: Terminal | None = None) -> None:
         self._terminal = terminal or Terminal(stderr=True)
         self._terminal.on_broken_pipe = _raise_broken_pipe  # rich would end the process
-        self._total = total_steps
+        self.total_steps = total_steps
         self._first: Event | None = None  # of training: what the time left is judged from
         self._before: Event | None = None
+        self._trained: Event = {}  # the last of training
         self._live: Live | None = None
         self._gone = False
         self._changes = self._terminal.is_terminal and not self._terminal.is_dumb_terminal
+        self._lock = threading.RLock()
+        self._closed = threading.Event()
+        self._ticker: threading.Thread | None = None
+        self._phase, self._began_s = "", time.monotonic()
+        self._at: tuple[int, int] | None = None  # steps and samples
+        self._recent: deque[Event] = deque()
+
+    def begin(self, phase: str) -> None:
+        """Shows what is done before the first step; from now on the line changes by itself."""
+        self._phase = phase
+        if self._changes and self._ticker is None:
+            self._draw()
+            self._ticker = threading.Thread(target=self._tick, name="console", daemon=True)
+            self._ticker.start()
+
+    def say(self, line: str) -> None:
+        """Shows a line above the one that changes."""
+        with self._lock:
+            self._try_to_show(line, passing=False)
+
+    def on_start(self, model: object, optimizer: object, step: int) -> None:
+        """Nothing: `begin` has drawn the line."""
+
+    def after_step(self, step: int, samples: int) -> None:
+        """How far the job is; cheap enough for every step."""
+        self._at = (step, samples)
 
     def write(self, event: Event) -> None:
         """Shows one event."""
-        line = event_line(event, self._before, self._left(event))
-        self._before = _latest(event, self._before)
-        if self._first is None and event["kind"] == "train":
-            self._first = event
-        if self._gone:
-            return
-        try:
-            self._show(line, passing=event["kind"] == "train")
-        except OSError:  # a closed pipe, a terminal that hung up
-            self._give_up()
+        with self._lock:
+            line = event_line(event, self._before, self._left(event, self._first))
+            self._before = _latest(event, self._before)
+            if event["kind"] == "train":
+                self._first, self._trained = self._first or event, event
+            if event["kind"] == "end":  # nothing changes after it
+                self._stop()
+            self._try_to_show(line, passing=event["kind"] == "train")
 
     def close(self) -> None:
-        """Leaves the last line standing and gives the terminal back."""
+        """Gives the terminal back; the line that changes goes, for it says what is no longer so."""
+        with self._lock:
+            self._stop()
+
+    def _stop(self) -> None:
+        self._closed.set()
         live, self._live = self._live, None
         if live is None or self._gone:
             return
         try:
+            live.transient = True
             live.stop()
         except OSError:
             self._give_up()
 
-    def _left(self, event: Event) -> str:
-        if not self._total or event["kind"] != "train":
+    def _tick(self) -> None:
+        while not self._closed.wait(_TICK_S):
+            self._draw()
+
+    def _draw(self) -> None:
+        with self._lock:
+            if not self._closed.is_set():
+                self._try_to_show(self._now(), passing=True)
+
+    def _now(self) -> str:
+        """The line of this moment."""
+        now_s = time.monotonic()
+        if self._at is None:
+            return f"{self._phase}  {short_time(now_s - self._began_s)}"
+        step, samples = self._at
+        now: Event = {"kind": "train", "step": step, "samples": samples, "seconds": now_s}
+        while self._recent and now_s - float(self._recent[0]["seconds"]) > _RECENT_S:
+            if len(self._recent) == 1:
+                break
+            self._recent.popleft()
+        before = self._recent[0] if self._recent else None
+        if not self._recent or self._recent[-1]["step"] != step:
+            self._recent.append(now)
+        return event_line({**self._trained, **now}, before, self._left(now, before))
+
+    def _try_to_show(self, line: str, *, passing: bool) -> None:
+        if self._gone:
+            return
+        try:
+            self._show(line, passing=passing)
+        except OSError:  # a closed pipe, a terminal that hung up
+            self._give_up()
+
+    def _left(self, event: Event, since: Event | None) -> str:
+        if not self.total_steps or event["kind"] != "train":
             return ""
-        step = int(event["step"])
-        done = f"{min(100, 100 * step // self._total)} %"
-        speed = rate("step", event, self._first)
-        if not speed or speed < 0 or step >= self._total:
+        step, total = int(event["step"]), self.total_steps
+        done = f"{min(100, 100 * step // total)} %"
+        speed = rate("step", event, since)
+        if not speed or speed < 0 or step >= total:
             return done
-        return f"{done}, {short_time((self._total - step) / speed)} left"
+        return f"{done}, {short_time((total - step) / speed)} left"
 
     def _show(self, line: str, *, passing: bool) -> None:
         if not self._changes:
@@ -101,11 +173,19 @@ class Console:
             )
             live.start()
             self._live = live  # one that could not start cannot be stopped either
-        self._live.update(_text(line), refresh=True)
+        self._live.update(_text(self._bar() + line), refresh=True)
+
+    def _bar(self) -> str:
+        if not self.total_steps or self._at is None or self._terminal.width < _LEAST_WIDTH:
+            return ""
+        done = min(_BAR_WIDTH, _BAR_WIDTH * self._at[0] // self.total_steps)
+        full, empty = "━─" if self._terminal.encoding.startswith("utf") else "#-"
+        return f"{full * done}{empty * (_BAR_WIDTH - done)}  "
 
     def _give_up(self) -> None:
         """No more output; what Python still holds for the closed pipe must not fail at its exit."""
         self._gone = self._terminal.quiet = True
+        self._closed.set()
         live, self._live = self._live, None
         if live is not None:
             live.stop()

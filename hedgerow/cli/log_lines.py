@@ -1,29 +1,72 @@
-"""What the library logs, as lines on stderr, while a verb wants them seen."""
+"""What the library logs, as lines on stderr with their time and level."""
 
 from __future__ import annotations
 
 import logging
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import Annotated
 
 import typer
 
+from ..core import checks
+
+LEVELS = ("debug", "info", "warning", "error")
+LogLevel = Annotated[
+    str | None,
+    typer.Option(
+        "--log-level",
+        metavar="|".join(LEVELS),
+        help="The least serious log lines to show on stderr; before the verb. Default: warning, "
+        "and info while a job or plan is set up.",
+    ),
+]
+_LINE = "%(asctime)s.%(msecs)03d %(levelname)s %(message)s"
+
 
 class _Lines(logging.Handler):
+    def __init__(self) -> None:
+        super().__init__()
+        self.setFormatter(logging.Formatter(_LINE, "%Y-%m-%d %H:%M:%S"))
+
     def emit(self, record: logging.LogRecord) -> None:
         """One line a record."""
-        typer.echo(record.getMessage(), err=True)
+        typer.echo(self.format(record), err=True)
 
 
 @contextmanager
-def shown_log() -> Iterator[None]:
-    """Shows what is logged from INFO on; afterwards all is as it was."""
-    logger, handler = logging.getLogger("hedgerow"), _Lines(logging.INFO)
-    level = logger.level
+def log_lines(level: str | None) -> Iterator[None]:
+    """Shows what is logged from a level on; afterwards all is as it was.
+
+    >>> with log_lines("verbose"):
+    ...     pass
+    Traceback (most recent call last):
+    hedgerow.core.errors.ConfigError: hedgerow.--log-level is 'verbose'; it must be one of debug, \
+info, warning, error.
+    """
+    if level is not None:
+        checks.choice("hedgerow", "--log-level", level, LEVELS)
+    logger, handler = logging.getLogger("hedgerow"), _Lines()
+    before = logger.level
     logger.addHandler(handler)
-    logger.setLevel(logging.INFO)
+    if level is not None:
+        logger.setLevel(level.upper())
     try:
         yield
     finally:
         logger.removeHandler(handler)
-        logger.setLevel(level)
+        logger.setLevel(before)
+
+
+@contextmanager
+def shown_log() -> Iterator[None]:
+    """Within it lines from INFO on are shown, unless `--log-level` says from where on."""
+    logger = logging.getLogger("hedgerow")
+    if logger.level != logging.NOTSET:
+        yield
+        return
+    logger.setLevel(logging.INFO)
+    try:
+        yield
+    finally:
+        logger.setLevel(logging.NOTSET)

@@ -67,7 +67,7 @@ def specs_of_job(job: Job, rows: Mapping[str, int], progress: Progress) -> list[
 
 def _sample(job: Job, seen: list[_Seen], progress: Progress) -> bool:
     """Reads the job's training data; whether that was all of it."""
-    source = job.data.train(job.model.fields(job.data))
+    source = job.data.train(job.model.fields(job.data)).share(0, 1)
     for step, batch in enumerate(source, start=1):
         if all(one.sampler.full for one in seen):
             return False

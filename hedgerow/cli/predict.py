@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from ..core.errors import InputError
+from ..core.local_path import local_path
 from ..core.units import format_count
 from .options import AsJson
 from .predict_server import (
@@ -29,8 +30,11 @@ from .predict_server import (
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from ..data.batch import Source
+    from ..data.batch import Batch
+    from ..data.batch_source import BatchSource
     from ..train.job import Job
+
+_OWN = ("row", "prediction", "label")  # columns of every file of predictions
 
 
 def predict(
@@ -49,6 +53,14 @@ def predict(
         Path | None,
         typer.Option(help="The file to write; predictions.parquet in the run's folder."),
     ] = None,
+    key: Annotated[
+        list[str] | None,
+        typer.Option(help="A column to copy beside each prediction; repeatable. The job's `keys`."),
+    ] = None,
+    row_numbers: Annotated[
+        bool,
+        typer.Option("--row-numbers", help="A column `row`: 0 is the first row of the first file."),
+    ] = False,
     as_json: AsJson = False,
     server: Server = None,
     model: ModelName = "entry",
@@ -60,8 +72,9 @@ def predict(
 ) -> None:
     """Predict the test data of a run, or other files; show metrics where there are labels.
 
-    The file has a column `prediction`, a probability, and `label` where the data has one. With
-    `--server` a served model is asked instead, and its answer printed as JSON.
+    The file has a column `prediction`, a probability, and `label` where the data has one. Rows are
+    in the order of the files; `--key` and `--row-numbers` add columns that say which row each is.
+    With `--server` a served model is asked instead, and its answer printed as JSON.
     """
     if server is not None:
         if run is not None:
@@ -80,19 +93,28 @@ def predict(
         return
     if run is None:
         raise InputError("name the folder of a run, or a server with --server HOST:PORT.")
-    _predict_run(run, files or [], unlabelled, best, out, as_json)
+    asked = Asked(tuple(map(str, files or ())), unlabelled, tuple(key or ()), row_numbers)
+    _predict_run(run, asked, best, out, as_json)
 
 
-def _predict_run(
-    run: Path, files: list[Path], unlabelled: bool, best: bool, out: Path | None, as_json: bool
-) -> None:
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """What to predict: files, the test of the job if there are none, and which columns go along."""
+
+    files: tuple[str, ...]
+    unlabelled: bool
+    keys: tuple[str, ...]
+    row_numbers: bool
+
+
+def _predict_run(run: Path, asked: Asked, best: bool, out: Path | None, as_json: bool) -> None:
     from ..train.run_folder import load_run
     from .train_report import finite
 
     loaded = load_run(run, best=best)
-    source = _source(loaded.job, [str(file) for file in files], unlabelled)
-    path = out or run / "predictions.parquet"
-    metrics = _write(loaded.model, source, path)
+    source = _source(loaded.job, asked)
+    path = local_path(out or run / "predictions.parquet")
+    metrics = _write(loaded.model, source, path, row_numbers=asked.row_numbers)
     samples = int(metrics.pop("samples"))
     report = {"step": loaded.step, "samples": samples, "metrics": metrics, "path": str(path)}
     if as_json:
@@ -103,54 +125,78 @@ def _predict_run(
     typer.echo(f"wrote {path}")
 
 
-def _source(job: Job, files: list[str], unlabelled: bool) -> Source:
-    from ..train.job_data import FileData
+def _source(job: Job, asked: Asked) -> BatchSource:
+    from ..train.job_data import ColumnData, FileData
 
-    data = job.data
+    data, fields = job.data, job.model.fields(job.data)
     if isinstance(data, FileData):
-        if unlabelled:
+        if asked.unlabelled:
             data = data.unlabelled()
-        if files:
-            data = replace(data, test_files=tuple(files))
-    elif files or unlabelled:
+        if asked.files:
+            data = replace(data, test_files=asked.files)
+    elif asked.files or asked.unlabelled:
         raise InputError(f"--files and --unlabelled do not fit the run: its data is {data.word}.")
-    source = data.test(job.model.fields(job.data))
+    if isinstance(data, ColumnData):
+        _check_keys(asked.keys or data.keys)
+        source = data.test_with_keys(fields, asked.keys)
+    elif asked.keys:
+        raise InputError(
+            f"--key is {asked.keys[0]!r}, and the run's data, {data.word}, has no such columns; "
+            f"use --row-numbers."
+        )
+    else:
+        source = data.test(fields)
     if source is None:
         raise InputError("the job has no test_files; name what to predict with --files.")
-    return source
+    return source.share(0, 1)
 
 
-def _write(model: Any, source: Source, path: Path) -> dict[str, float]:
+def _check_keys(keys: Sequence[str]) -> None:
+    for name in keys:
+        if name in _OWN or keys.count(name) > 1:
+            raise InputError(
+                f"the key {name!r} would be two columns of the file of predictions; name each "
+                f"column once, and none of {', '.join(_OWN)}."
+            )
+
+
+def _write(model: Any, source: BatchSource, path: Path, *, row_numbers: bool) -> dict[str, float]:
     """Predicts batch by batch; the metrics, or only the number of samples without labels."""
     from ..train.evaluate import predictions
     from ..train.metrics import Metrics
 
     metrics, samples, labelled = Metrics(), 0, True
-    with _rows_of(path) as write:
+    with _rows_of(path, row_numbers=row_numbers) as write:
         for logits, batch in predictions(model, source):
             labelled = not bool(batch.labels.isnan().any())  # all or none, by the source
             if labelled:
                 metrics.update(logits, batch.labels, batch.weights)
             samples += batch.samples
-            write(logits.sigmoid(), batch.labels if labelled else None)
+            write(logits.sigmoid(), batch, labelled)
     return {**(metrics.result() if labelled else {}), "samples": float(samples)}
 
 
 @contextmanager
-def _rows_of(path: Path) -> Iterator[Any]:
+def _rows_of(path: Path, *, row_numbers: bool) -> Iterator[Any]:
     """A function that appends rows to a Parquet file, which is there whole or not at all."""
     import pyarrow as pa
     import pyarrow.parquet as pq
 
     path.parent.mkdir(parents=True, exist_ok=True)
     part = path.with_name(f"{path.name}.part")
-    writer: Any = None
+    writer, rows = None, 0
 
-    def write(prediction: Tensor, label: Tensor | None) -> None:
-        nonlocal writer
-        columns = {"prediction": prediction.numpy()}
-        if label is not None:
-            columns["label"] = label.numpy()
+    def write(prediction: Tensor, batch: Batch, labelled: bool) -> None:
+        nonlocal writer, rows
+        columns: dict[str, Any] = {}
+        if row_numbers:
+            columns["row"] = pa.array(range(rows, rows + batch.samples), pa.int64())
+        rows += batch.samples
+        if batch.keys is not None:
+            columns |= {name: batch.keys.column(name) for name in batch.keys.column_names}
+        columns["prediction"] = prediction.numpy()
+        if labelled:
+            columns["label"] = batch.labels.numpy()
         table = pa.table(columns)
         if writer is None:
             writer = pq.ParquetWriter(part, table.schema)

@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from ..core.errors import ConfigError, FileMissingError, HedgerowError, InputError, JobFailedError
+from ..core.units import format_count
 from .job_ranks import job_ranks
 from .log_lines import shown_log
 from .options import AsJson
 from .show_plan import show_plan
+from .train_report import finish
 
 if TYPE_CHECKING:
     from ..sharding.agreement import Ranks
@@ -20,6 +24,7 @@ if TYPE_CHECKING:
     from ..train.job_parts import Parts
     from ..train.loop import Outcome, Trainer
     from ..train.run_folder import RunFolder
+    from .live import Console
 
 _RUNS = Path("runs")
 
@@ -75,13 +80,13 @@ def train(
     sizes = {"dim": dim, "epochs": epochs, "batch_size": batch_size, "lr": lr, "steps": steps}
     choices = {"seed": seed, "plan": _located(plan), "device": device}
     options = _given(data=data, model=model, **choices, **sizes)
-    job = _job(config, options, out, resume=resume)
     if print_plan:
-        show_plan(job, as_json=as_json)
+        show_plan(_job(config, options, out, resume=resume), as_json=as_json)
         return
-    with job_ranks() as ranks:
-        name = config.stem if config else f"{job.data.word}-{job.model.word}"
-        outcome = _run(job, out, name, ranks, resume=resume, compare=compare, as_json=as_json)
+    name = config.stem if config else ""
+    with _console() as console:
+        job = _job(config, options, out, resume=resume)
+        outcome = _run(job, out, name, console, resume=resume, compare=compare, as_json=as_json)
     if outcome.why == "interrupted":
         raise typer.Exit(1)
 
@@ -94,6 +99,26 @@ def _check_compare(*, compare: bool) -> None:
             "--compare trains a second model, and the servers of this job hold the rows of one; "
             "leave --compare out, or run the job without servers."
         )
+
+
+def _run(
+    job: Job,
+    out: Path | None,
+    name: str,
+    console: Console,
+    *,
+    resume: bool,
+    compare: bool,
+    as_json: bool,
+) -> Outcome:
+    """The job on this rank, and what it tells in the end; `name` is that of its file, if any."""
+    with job_ranks() as ranks:
+        named = name or f"{job.data.word}-{job.model.word}"
+        job, run, parts = _begun(job, out, named, ranks, console, resume=resume)
+        trainer, outcome = _trained(job, parts, run, ranks, console, resume=resume)
+        console.close()
+        finish(job, parts, run, trainer, outcome, ranks, compare=compare, as_json=as_json)
+    return outcome
 
 
 def _located(plan: str | None) -> str | None:
@@ -114,8 +139,11 @@ def _job(config: Path | None, options: Mapping[str, Any], out: Path | None, *, r
         if out is None:
             raise InputError("--resume needs --out, the folder of the run to go on with.")
         run = RunFolder(out)
-        run.read()
-        return read_job(config or run.job, options)
+        threads = run.read().train.threads
+        job = read_job(config or run.job, options)
+        if job.train.threads is None:  # the run has chosen them when it began
+            job = replace(job, train=replace(job.train, threads=threads))
+        return job
     if config is None and "--data" not in options:
         raise InputError(
             "nothing to train on; give a CONFIG.toml, or --data (movielens-100k, clicks, "
@@ -124,19 +152,26 @@ def _job(config: Path | None, options: Mapping[str, Any], out: Path | None, *, r
     return read_job(config, options) if config else job_of({}, "the command line", options)
 
 
-def _run(
-    job: Job,
-    out: Path | None,
-    name: str,
-    ranks: Ranks,
-    *,
-    resume: bool,
-    compare: bool,
-    as_json: bool,
-) -> Outcome:
-    """The job on this rank; the first one chooses the folder, and writes what is no row."""
+@contextmanager
+def _console() -> Iterator[Console]:
+    """What the first rank shows from the start to the end, whatever ends it."""
+    from ..launch.rank_info import rank_info
+    from .live import Console
+
+    console = Console()
+    try:
+        if rank_info().rank == 0:
+            console.begin("starting")
+        yield console
+    finally:
+        console.close()
+
+
+def _begun(
+    job: Job, out: Path | None, name: str, ranks: Ranks, console: Console, *, resume: bool
+) -> tuple[Job, RunFolder, Parts]:
+    """The job with its threads, the folder that the first rank chose, what the job is built of."""
     from ..train.run_folder import RunFolder, free_folder
-    from .train_report import finish
 
     _check_compare(compare=compare)
     first = ranks.rank == 0
@@ -148,20 +183,46 @@ def _run(
             lambda: free_folder(_RUNS, name) if first else RunFolder(_RUNS),
         )[0]
     )
-    parts = _built(job)
+    what = f"{job.model.word} on {job.data.word}, into {run.path}"
+    if first:
+        console.begin(f"{what}: opening data, building the model")
+    parts = _built(job, measure_threads=not resume)
+    if not resume:  # who goes on takes as many: sums of floats may depend on it
+        job = replace(job, train=replace(job.train, threads=parts.threads))
     begin = run.go_on if resume else run.begin
     ranks.together("the start of the run", lambda: begin(job) if first else None)
-    trainer, outcome = _trained(job, parts, run, ranks, resume=resume)
-    finish(job, parts, run, trainer, outcome, ranks, compare=compare, as_json=as_json)
-    return outcome
+    if first:
+        console.say(what)
+        console.say(_banner(job, parts, ranks.count))
+        console.total_steps = parts.total_steps
+        console.begin("the first step")
+    return job, run, parts
 
 
-def _built(job: Job) -> Parts:
+def _banner(job: Job, parts: Parts, ranks: int) -> str:
+    """What is trained, how long, on what."""
+    import torch
+
+    from ..nn.collection import collections_of
+
+    tables = sum(len(one.tables) for one in collections_of(parts.model))
+    weights = format_count(sum(p.numel() for p in parts.model.parameters()))
+    steps = "steps" if parts.total_steps is None else f"{format_count(parts.total_steps)} steps"
+    said = [
+        f"{tables} tables and {weights} dense weights",
+        f"{steps} of {format_count(job.data.batch_size)} samples",
+        f"{job.train.device}, {torch.get_num_threads()} threads",
+        *([f"{ranks} ranks"] if ranks > 1 else []),
+    ]
+    return "; ".join(said)
+
+
+def _built(job: Job, *, measure_threads: bool) -> Parts:
     from ..train.job_parts import build
 
     try:
         with shown_log():
-            return build(job)
+            return build(job, measure_threads=measure_threads)
     except FileMissingError as error:
         if job.data.is_files:
             raise
@@ -172,13 +233,12 @@ def _built(job: Job) -> Parts:
 
 
 def _trained(
-    job: Job, parts: Parts, run: RunFolder, ranks: Ranks, *, resume: bool
+    job: Job, parts: Parts, run: RunFolder, ranks: Ranks, console: Console, *, resume: bool
 ) -> tuple[Trainer, Outcome]:
     from ..train.checkpoints import Checkpoints
     from ..train.job_parts import schedule
     from ..train.loop import Trainer
-    from ..train.sinks import JsonLines, TensorBoard
-    from .live import Console
+    from ..train.sinks import JsonLines, TensorBoard, WithSpeed
 
     keep = Checkpoints(
         run.checkpoints, every_steps=job.checkpoint.every_steps, keep=job.checkpoint.keep
@@ -196,9 +256,10 @@ def _trained(
     if ranks.rank == 0:
         trainer.sinks += [
             JsonLines(run.log, at.events if goes_on else None),
-            TensorBoard(run.tensorboard, at.step if goes_on else None),
-            Console(parts.total_steps),
+            WithSpeed(TensorBoard(run.tensorboard, at.step if goes_on else None), resumed=goes_on),
+            console,
         ]
+        trainer.hooks.append(console)
     try:
         return trainer, trainer.run()
     except HedgerowError as error:  # the configuration was right: what fails now is the job

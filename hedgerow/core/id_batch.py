@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from numbers import Integral
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from . import checks
-from .errors import InputError
+from .errors import DtypeError, InputError
 from .ids import Ragged, check_splits
 from .keyed_jagged import KeyedJagged
 from .outside_graphs import outside_graphs
@@ -70,8 +71,14 @@ class IdBatch:
         features: Mapping[str, Iterable[Sequence[int]]],
         weights: Mapping[str, Iterable[Sequence[float]]] | None = None,
     ) -> IdBatch:
-        """From one list of id lists a feature, and lists of weights of the same form."""
-        columns = {name: Ragged.from_lists(rows) for name, rows in features.items()}
+        """From one list of id lists a feature, and lists of weights of the same form.
+
+        >>> IdBatch.from_lists({"city": [["Zürich"]]})
+        Traceback (most recent call last):
+        hedgerow.core.errors.DtypeError: feature 'city' of sample 0 has 'Zürich', a str; ids are \
+whole numbers of 64 bits: make one of a string with hr.id64('Zürich', field='city').
+        """
+        columns = {name: _ragged_of_lists(name, rows) for name, rows in features.items()}
         if weights is None:
             return IdBatch.from_dict(columns)
         flat = {
@@ -356,6 +363,64 @@ def _fill(selection: Selection, whole: IdBatch) -> None:
     own = _selected(whole, selection.names)
     for name in ("values", "offsets", "weights", "cut"):
         object.__setattr__(selection, name, getattr(own, name))
+
+
+def check_batch(batch: object, reader: str) -> None:
+    """`batch` is an `IdBatch`; `reader` is what was called with it.
+
+    >>> check_batch(torch.tensor([7]), "EmbeddingBags")
+    Traceback (most recent call last):
+    hedgerow.core.errors.DtypeError: EmbeddingBags was called with a Tensor; it takes an IdBatch, \
+which names the feature of every id: hr.IdBatch.from_dict({'user': ids}) for one id per sample, \
+hr.IdBatch.from_lists({'user': [[7, 8], []]}) for any number.
+    """
+    if not isinstance(batch, IdBatch):
+        raise DtypeError(
+            f"{reader} was called with a {type(batch).__name__}; it takes an IdBatch, which names "
+            f"the feature of every id: hr.IdBatch.from_dict({{'user': ids}}) for one id per "
+            f"sample, hr.IdBatch.from_lists({{'user': [[7, 8], []]}}) for any number."
+        )
+
+
+def _ragged_of_lists(name: str, rows: Iterable[Sequence[int]]) -> Ragged:
+    given = list(rows)
+    try:
+        lists = [[] if isinstance(row, str | bytes) else list(row) for row in given]
+        flat = torch.tensor([value for row in lists for value in row])
+        fits = not flat.numel() or not (flat.is_floating_point() or flat.is_complex())
+        if fits and not any(isinstance(row, str | bytes) for row in given):
+            lengths = torch.tensor([0, *map(len, lists)])
+            return Ragged.trusted(flat.to(torch.int64), lengths.cumsum(0))
+    except (TypeError, ValueError, RuntimeError, OverflowError):
+        _refuse_lists(name, given)
+        raise
+    return _refuse_lists(name, given)
+
+
+def _refuse_lists(name: str, rows: Sequence[Any]) -> Any:
+    """Raises for the first sample that has something else than a list of ids."""
+    for sample, row in enumerate(rows):
+        if not isinstance(row, Iterable):
+            raise DtypeError(
+                f"feature {name!r} of sample {sample} is {row!r}; it must be a list of ids, "
+                f"such as [{row!r}]."
+            )
+        for value in [row] if isinstance(row, str | bytes) else row:
+            what = f"feature {name!r} of sample {sample} has {value!r}"
+            if isinstance(value, str | bytes | tuple):
+                raise DtypeError(
+                    f"{what}, a {type(value).__name__}; ids are whole numbers of 64 bits: make one "
+                    f"of a string with hr.id64({value!r}, field={name!r})."
+                )
+            if isinstance(value, Integral) and not -(2**63) <= value < 2**63:
+                raise InputError(
+                    f"{what}; an id lies in -2**63..2**63-1. Subtract 2**64 from an unsigned one."
+                )
+            if not isinstance(value, Integral | Tensor):
+                raise DtypeError(
+                    f"{what}, a {type(value).__name__}; ids are whole numbers. An absent id is an "
+                    f"empty list."
+                )
 
 
 def _as_ragged(name: str, column: Ragged | Tensor) -> Ragged:

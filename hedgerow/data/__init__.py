@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from .batch import Batch as Batch
 from .batch import Source as Source
+from .batch_source import BatchSource as BatchSource
 from .criteo_text import criteo as criteo
 from .movielens_100k import movielens as movielens
 from .parquet_files import parquet as parquet
@@ -19,6 +20,7 @@ from .tfrecord_files import tfrecord as tfrecord
 
 __all__ = [
     "Batch",
+    "BatchSource",
     "ClickFeature",
     "Source",
     "SyntheticClicks",

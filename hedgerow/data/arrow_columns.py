@@ -48,7 +48,10 @@ class Columns:
     """Which columns are read, and as what.
 
     Strings become `id64(value, field=column)`. Features that share a table need one field:
-    `fields={"history": "item"}` hashes the strings of `history` as those of `item`.
+    `fields={"history": "item"}` hashes the strings of `history` as those of `item`. `fill` has the
+    values that take the place of nulls and NaN in dense columns and weights. Labels outside
+    `label_bounds` are refused. `keys` are columns of any type that are not learned from; batches
+    carry them as `keys`.
 
     >>> Columns(features=["user", "item"], label="clicked").names()
     ('user', 'item', 'clicked')
@@ -59,9 +62,12 @@ class Columns:
     label: str | None = None
     weight: str | None = None
     fields: Mapping[str, str] = field(default_factory=dict)
+    fill: Mapping[str, float] = field(default_factory=dict)
+    label_bounds: tuple[float, float] | None = None
+    keys: Sequence[str] = ()
 
     def __post_init__(self) -> None:
-        for name in ("features", "dense"):
+        for name in ("features", "dense", "keys"):
             if isinstance(getattr(self, name), str):
                 raise ConfigError(
                     f"Columns.{name} is {getattr(self, name)!r}; give a list of column names."
@@ -74,6 +80,11 @@ class Columns:
         for name in self.fields:
             if name not in self.features:
                 checks.unknown("feature in fields", name, self.features)
+        for name, value in self.fill.items():
+            if name not in (*self.dense, self.weight):
+                known = [*self.dense, *([] if self.weight is None else [self.weight])]
+                checks.unknown("dense column or weight in fill", name, known)
+            checks.setting("Columns", f"fill[{name!r}]", value)
 
     def names(self) -> tuple[str, ...]:
         """All of them."""
@@ -84,6 +95,10 @@ class Columns:
         """Those that hold one number a sample."""
         return self.names()[len(self.features) :]
 
+    def read(self) -> list[str]:
+        """The columns of a file that are needed, keys included, each once."""
+        return list(dict.fromkeys((*self.names(), *self.keys)))
+
     def field_of(self, feature: str) -> str:
         """What its strings are hashed with."""
         return self.fields.get(feature, feature)
@@ -91,17 +106,21 @@ class Columns:
 
 def check_schema(schema: Any, columns: Columns, file: str) -> None:
     """The file has all columns, of types that can be read."""
-    for name in columns.names():
+    from pyarrow.types import is_null
+
+    for name in columns.read():
         if name not in schema.names:
             checks.unknown(f"column of {file}", name, schema.names)
     for name in columns.features:
         _check_feature(name, schema.field(name).type, file)
     for name in columns.numbers():
         kind = schema.field(name).type
-        if not _is_number(kind):
+        is_filled = name in columns.fill and is_null(kind)  # a column without a single value
+        if not (_is_number(kind) or is_filled or (name in columns.dense and _is_time(kind))):
             raise DtypeError(
                 f"{file}: column {name!r} holds {kind}; dense columns, labels and weights hold "
-                f"one number a sample. Convert it, or read it as a feature."
+                f"one number a sample, dense columns also timestamps and dates. Convert it, or "
+                f"read it as a feature."
             )
 
 
@@ -110,6 +129,30 @@ def _is_number(kind: Any) -> bool:
 
     types = pa.types
     return types.is_integer(kind) or types.is_floating(kind) or types.is_boolean(kind)
+
+
+def _is_time(kind: Any) -> bool:
+    import pyarrow as pa
+
+    return pa.types.is_timestamp(kind) or pa.types.is_date(kind)
+
+
+_PER_SECOND = {"s": 1, "ms": 10**3, "us": 10**6, "ns": 10**9}
+
+
+def _seconds(column: Any) -> Any:
+    """Timestamps and dates as whole seconds since 1970 in UTC, rounded down; nulls stay."""
+    import pyarrow as pa
+    import pyarrow.compute as pc
+
+    kind = column.type
+    if pa.types.is_date(kind):
+        column = column.cast(pa.timestamp("s"))
+        kind = column.type
+    ticks, per_second = column.cast(pa.int64()), pa.scalar(_PER_SECOND[kind.unit], pa.int64())
+    whole = pc.divide(ticks, per_second)  # rounds to zero
+    below = pc.less(ticks, pc.multiply(whole, per_second))
+    return pc.subtract(whole, below.cast(pa.int64()))
 
 
 def _check_feature(name: str, kind: Any, file: str) -> None:
@@ -121,11 +164,12 @@ def _check_feature(name: str, kind: Any, file: str) -> None:
         inner = kind.value_type
     if types.is_dictionary(inner) and not is_ragged:
         inner = inner.value_type
-    if not (types.is_integer(inner) or is_text(inner) or types.is_null(inner)):
-        raise DtypeError(
-            f"{file}: column {name!r} holds {kind}; a feature holds whole numbers or strings, one "
-            f"or a list a sample. Convert it, or read it as a dense column."
-        )
+    if types.is_integer(inner) or is_text(inner) or types.is_null(inner) or _is_time(kind):
+        return
+    raise DtypeError(
+        f"{file}: column {name!r} holds {kind}; a feature holds whole numbers or strings, one or a "
+        f"list a sample, or one timestamp or date. Convert it, or read it as a dense column."
+    )
 
 
 def plain_columns(table: Any, columns: Columns, file: str, first_row: int) -> Any:
@@ -143,23 +187,46 @@ def plain_columns(table: Any, columns: Columns, file: str, first_row: int) -> An
         ids = ragged_of_column(columns.field_of(name), column, hash_text)
         plain[name] = pa.LargeListArray.from_arrays(ids.row_splits.numpy(), ids.values.numpy())
     for name in columns.numbers():
-        numbers = table.column(name).cast(pa.float32(), safe=False)
-        values = numbers.to_numpy()  # a null is NaN here
-        wrong = ~np.isfinite(values)
-        if name == columns.weight:
-            wrong |= values < 0
-        if wrong.any():
-            _refuse_number(name, table.column(name), file, first_row, int(wrong.argmax()))
-        plain[name] = numbers
+        plain[name] = _plain_numbers(name, table.column(name), columns, file, first_row)
+    for name in columns.keys:
+        plain[key_column(name)] = table.column(name)
     return pa.table(plain)
 
 
-def _refuse_number(name: str, column: Any, file: str, first_row: int, at: int) -> None:
-    value = column[at].as_py()
-    raise NotFiniteError(
-        f"{file}: column {name!r} is {value!r} in row {first_row + at}; labels and dense values "
-        f"must be finite, weights also not negative. Drop such rows, or fill them in."
-    )
+def key_column(name: str) -> str:
+    """What a key is called beside the columns that are learned from: it may be one of them, too."""
+    return f"key:{name}"
+
+
+def _plain_numbers(name: str, column: Any, columns: Columns, file: str, first_row: int) -> Any:
+    """One number a row as float32, with nulls filled in; what is not allowed is refused."""
+    import pyarrow as pa
+
+    numbers = _seconds(column) if _is_time(column.type) else column
+    values = numbers.cast(pa.float32(), safe=False).to_numpy()  # a null is NaN here
+    if name in columns.fill:
+        values = np.where(np.isnan(values), np.float32(columns.fill[name]), values)
+    wrong, rule = ~np.isfinite(values), "it must be a finite number"
+    bounds = columns.label_bounds
+    if name == columns.label and bounds is not None:
+        wrong |= (values < bounds[0]) | (values > bounds[1])
+        rule = f"it must lie in {bounds[0]:g}..{bounds[1]:g}, as labels must"
+    if name == columns.weight:
+        wrong |= values < 0
+        rule = "a weight must be finite and not negative"
+    if wrong.any():
+        at = int(wrong.argmax())
+        value, place = column[at].as_py(), f"{file}: column {name!r} is"
+        fix = "Correct the row, or leave it out."
+        if (value is None or value != value) and name != columns.label:
+            fix = (
+                f"Give the value that takes the place of nulls and NaN: fill={{{name!r}: 0.0}}, in "
+                f"a job `fill = {{{name} = 0.0}}` in [data]; or leave the row out."
+            )
+        is_label = name == columns.label and np.isfinite(values[at])
+        error = InputError if is_label else NotFiniteError
+        raise error(f"{place} {value!r} in row {first_row + at}; {rule}. {fix}")
+    return pa.array(values)
 
 
 def _decoded(name: str, column: Any, file: str, first_row: int) -> Any:
@@ -168,6 +235,8 @@ def _decoded(name: str, column: Any, file: str, first_row: int) -> Any:
     kind = column.type
     if pa.types.is_dictionary(kind):
         return column.cast(kind.value_type)
+    if _is_time(kind):
+        return _seconds(column)
     if pa.types.is_null(kind):  # what writers make of a column without a single value
         return column.cast(pa.int64())
     is_fixed = pa.types.is_fixed_size_list(kind)
@@ -199,4 +268,8 @@ def batch_of(table: Any, columns: Columns) -> Batch:
     labels = numbers[columns.label] if columns.label is not None else unlabelled
     weights = numbers[columns.weight].contiguous() if columns.weight is not None else None
     dense = _stacked(table, columns.dense)
-    return Batch(dense, ids, labels.contiguous(), weights)
+    keys = None
+    if columns.keys:
+        keys = table.select([key_column(name) for name in columns.keys])
+        keys = keys.rename_columns(list(columns.keys))
+    return Batch(dense, ids, labels.contiguous(), weights, keys)

@@ -19,7 +19,8 @@ from ..core.shapes import Float32
 class Batch:
     """Some samples: numbers, ids, labels, and weights where the data has them.
 
-    It unpacks as `dense, ids, labels`. Labels are NaN where the data has none.
+    It unpacks as `dense, ids, labels`. Labels are NaN where the data has none. `keys` is an Arrow
+    table of the columns that say which sample each is, where the source was asked for some.
 
     >>> import torch
     >>> from hedgerow import IdBatch
@@ -33,6 +34,7 @@ class Batch:
     ids: IdBatch
     labels: Float32[Tensor, "samples"]
     weights: Float32[Tensor, "samples"] | None = None
+    keys: Any | None = None
 
     def __post_init__(self) -> None:
         checks.tensor("labels", self.labels, torch.float32, (None,), device=None)
@@ -57,7 +59,8 @@ class Batch:
         """The samples from `start` to before `stop`: what one of several processes takes."""
         ids = self.ids.part(start, stop) if self.ids.names else self.ids
         weights = None if self.weights is None else self.weights[start:stop]
-        return Batch(self.dense[start:stop], ids, self.labels[start:stop], weights)
+        keys = None if self.keys is None else self.keys.slice(start, stop - start)
+        return Batch(self.dense[start:stop], ids, self.labels[start:stop], weights, keys)
 
     def to(self, device: torch.device | str, *, non_blocking: bool = False) -> Batch:
         """The same batch on another device."""
@@ -67,13 +70,18 @@ class Batch:
             self.ids.to(device, non_blocking=non_blocking),
             self.labels.to(device, non_blocking=non_blocking),
             None if weights is None else weights.to(device, non_blocking=non_blocking),
+            self.keys,
         )
 
     def pin_memory(self) -> Batch:
         """The same batch in memory that a GPU reads directly."""
         weights = None if self.weights is None else self.weights.pin_memory()
         return Batch(
-            self.dense.pin_memory(), self.ids.pin_memory(), self.labels.pin_memory(), weights
+            self.dense.pin_memory(),
+            self.ids.pin_memory(),
+            self.labels.pin_memory(),
+            weights,
+            self.keys,
         )
 
 

@@ -11,6 +11,7 @@ import zipfile
 from pathlib import Path
 
 from ..core.errors import FileDamagedError, FileMissingError
+from ..core.local_path import local_path
 
 TERMS = (
     "MovieLens-100K, by GroupLens at the University of Minnesota: for research, not to be "
@@ -54,7 +55,7 @@ def movielens_is_here(cache: str | Path | None = None) -> bool:
 
 
 def _folder(cache: str | Path | None) -> Path:
-    return (Path(cache) if cache is not None else cache_folder()) / "ml-100k"
+    return (local_path(cache) if cache is not None else cache_folder()) / "ml-100k"
 
 
 def cache_folder() -> Path:

@@ -58,7 +58,7 @@ class _ParquetPart:
                 for part in file.iter_batches(
                     _READ_ROWS,
                     row_groups=list(range(group, file.num_row_groups)),
-                    columns=list(self.columns.names()),
+                    columns=self.columns.read(),
                 ):
                     used = part.slice(min(skip, part.num_rows))
                     skip -= part.num_rows - used.num_rows
@@ -78,13 +78,20 @@ def parquet(
     label: str | None = None,
     weight: str | None = None,
     fields: Mapping[str, str] | None = None,
+    fill: Mapping[str, float] | None = None,
+    label_bounds: tuple[float, float] | None = None,
+    keys: Sequence[str] = (),
     window_rows: int = 0,
     seed: int = 0,
 ) -> TableStream:
     """Batches of Parquet files; columns are read as they are needed.
 
     A feature holds whole numbers or strings, one or a list a sample; a null is an empty cell.
-    Strings are hashed with the column's name, or with `fields[column]`. `window_rows` shuffles.
+    Strings are hashed with the column's name, or with `fields[column]`. Timestamps and dates are
+    seconds since 1970 in UTC, in a dense column as float32, which is exact to 128 seconds today.
+    `fill[column]` takes the place of nulls and NaN of a dense column or the weights; without it
+    they are an error. Labels outside `label_bounds` are an error, and `keys` are columns of any
+    type that batches carry as `batch.keys`. `window_rows` shuffles.
 
     >>> import tempfile, pyarrow as pa, pyarrow.parquet as pq
     >>> path = tempfile.mkdtemp() + "/clicks.parquet"
@@ -100,6 +107,9 @@ def parquet(
         label=label,
         weight=weight,
         fields=dict(fields or {}),
+        fill=dict(fill or {}),
+        label_bounds=label_bounds,
+        keys=keys if isinstance(keys, str) else tuple(keys),
     )
     parts = [_ParquetPart(path, columns) for path in listed(files)]
     parts[0].check()  # a misspelt column is told here, not at the first batch

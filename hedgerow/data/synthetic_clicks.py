@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -15,6 +16,7 @@ from ..core.hashing import id64, mix64
 from ..core.id_batch import IdBatch
 from ..core.ids import Ragged
 from .batch import Batch, check_state
+from .batch_source import BatchSource
 from .click_truth import DENSE_COLUMNS, Best, ClickTruth
 from .duplication import Popularity, fitted_popularities, power_law
 
@@ -48,7 +50,7 @@ class ClickFeature:
         return (self.least + self.most) / 2
 
 
-class SyntheticClicks:
+class SyntheticClicks(BatchSource):
     """Batches of synthetic clicks; each is a pure function of (seed, its number). Not thread-safe.
 
     Iteration goes on where the last one stopped, and begins anew after the last batch: the same
@@ -87,10 +89,10 @@ class SyntheticClicks:
     def __len__(self) -> int:
         return self._steps
 
-    def __iter__(self) -> Iterator[Batch]:
+    def _numbered(self) -> Iterator[tuple[int, Callable[[], Batch]]]:
         while self._step < self._steps:
             self._step += 1
-            yield self.batch(self._step - 1)
+            yield self._step - 1, partial(self.batch, self._step - 1)
         self._step = 0
 
     def batch(self, step: int) -> Batch:
@@ -123,6 +125,7 @@ class SyntheticClicks:
 
     def state_dict(self) -> dict[str, Any]:
         """The position, as plain values; for `load_state_dict` of a source of the same settings."""
+        self._check_position()
         return {"step": self._step, **self._settings()}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:

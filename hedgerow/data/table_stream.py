@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -11,8 +12,10 @@ import numpy as np
 
 from ..core import checks
 from ..core.errors import FileMissingError, InputError
+from ..core.local_path import local_path
 from .arrow_columns import Columns, batch_of, plain_columns
 from .batch import Batch, check_state
+from .batch_source import BatchSource
 
 
 class Part(Protocol):
@@ -83,7 +86,7 @@ class _Rows:
         return None
 
 
-class TableStream:
+class TableStream(BatchSource):
     """Batches of the rows of all parts. Not thread-safe.
 
     With `window_rows`, the parts come in a new order every epoch, and the rows are shuffled among
@@ -112,6 +115,7 @@ class TableStream:
         self._window_rows = checks.count("window_rows", window_rows)
         self._seed = checks.count("seed", seed)
         self._at = _Position()
+        self._number = 0  # of the next batch, since the epoch began or a position was loaded
 
     @property
     def columns(self) -> Columns:
@@ -127,6 +131,7 @@ class TableStream:
 
     def state_dict(self) -> dict[str, Any]:
         """The position, as plain values; for `load_state_dict` of a source of the same settings."""
+        self._check_position()
         return {**asdict(self._at), **self._settings()}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -138,6 +143,7 @@ class TableStream:
                 f"the position is in file {state['file']} of {len(self._parts)}; it is damaged."
             )
         self._at = _Position(**{name: int(state[name]) for name in names})
+        self._number = 0
 
     def _settings(self) -> dict[str, Any]:
         names = [Path(part.name).name for part in self._parts]
@@ -163,7 +169,7 @@ class TableStream:
             yield start, window
             number += 1
 
-    def __iter__(self) -> Iterator[Batch]:
+    def _numbered(self) -> Iterator[tuple[int, Callable[[], Batch]]]:
         import pyarrow as pa
 
         at, gone, end, pending = self._at, self._at.gone, 0, None
@@ -177,15 +183,19 @@ class TableStream:
                 if pending.num_rows < self._batch_size:
                     break
                 self._at = _Position(at.epoch, at.window, at.file, at.row, gone)
-                yield batch_of(pending, self._columns)
+                yield self._next(pending)
                 pending = None
             end, gone = gone, 0
             if pending is not None and not pending.num_rows:
                 pending = None
         if pending is not None:
             self._at = _Position(at.epoch, at.window, at.file, at.row, end)
-            yield batch_of(pending, self._columns)
-        self._at = _Position(at.epoch + 1)
+            yield self._next(pending)
+        self._at, self._number = _Position(at.epoch + 1), 0
+
+    def _next(self, rows: Any) -> tuple[int, Callable[[], Batch]]:
+        self._number += 1
+        return self._number - 1, partial(batch_of, rows, self._columns)
 
 
 @dataclass(frozen=True, slots=True)
@@ -209,7 +219,7 @@ def listed(files: str | Path | Sequence[str | Path]) -> list[Path]:
     given = [files] if isinstance(files, str | Path) else list(files)
     if not given:
         raise InputError("the list of files is empty; give at least one file.")
-    paths = [Path(file) for file in given]
+    paths = [local_path(file) for file in given]
     for path in paths:
         if not path.is_file():
             raise FileMissingError(f"{path} is no file; check the path.")

@@ -79,7 +79,25 @@ class _TfrecordPart:
             columns[name] = self._lists(name, rows, first_row)
         for name in self.columns.numbers():
             columns[name] = self._numbers(name, examples, first_row)
+        for name in self.columns.keys:
+            if name not in columns:
+                columns[name] = self._keys(name, examples, first_row)
         return pa.table(columns)
+
+    def _keys(self, name: str, examples: list[dict[str, Values]], first_row: int) -> Any:
+        import pyarrow as pa
+
+        found = []
+        for row, example in enumerate(examples):
+            values = example.get(name, [])
+            if len(values) != 1:
+                raise InputError(
+                    f"{self.path}, record {first_row + row}: feature {name!r} has {len(values)} "
+                    f"values; a key has one in every record."
+                )
+            (value,) = values.tolist() if isinstance(values, np.ndarray) else values
+            found.append(value)
+        return pa.array(found)
 
     def _lists(self, name: str, rows: list[Values], first_row: int) -> Any:
         import pyarrow as pa
@@ -106,11 +124,15 @@ class _TfrecordPart:
         found = np.empty(len(examples), np.float32)
         for row, example in enumerate(examples):
             values = example.get(name)
+            if (values is None or not len(values)) and name in self.columns.fill:
+                found[row] = self.columns.fill[name]
+                continue
             if values is None:
                 raise InputError(
                     f"{self.path}, record {first_row + row}: no feature {name!r}; the record has "
                     f"{', '.join(sorted(example)) or 'none'}. Labels, weights and dense columns "
-                    f"are needed in every record."
+                    f"are needed in every record, unless fill={{{name!r}: ...}} says what takes "
+                    f"the place of weights and dense columns."
                 )
             if len(values) != 1 or isinstance(values[0], bytes):
                 what = "bytes" if len(values) == 1 else f"{len(values)} values"
@@ -131,13 +153,18 @@ def tfrecord(
     label: str | None = None,
     weight: str | None = None,
     fields: Mapping[str, str] | None = None,
+    fill: Mapping[str, float] | None = None,
+    label_bounds: tuple[float, float] | None = None,
+    keys: Sequence[str] = (),
     window_rows: int = 0,
     seed: int = 0,
 ) -> TableStream:
     """Batches of TFRecord files (also .gz) of tf.Example; TensorFlow is not needed.
 
     A feature is an int64 or bytes list of any length, absent where it is empty; bytes are hashed
-    with the feature's name, or with `fields[feature]`. The others hold one number a record.
+    with the feature's name, or with `fields[feature]`. The others hold one number a record; where
+    a record has none of a dense column or weight, `fill[feature]` takes its place. Labels outside
+    `label_bounds` are an error, and batches carry `keys`, one value a record, as `batch.keys`.
 
     >>> import tempfile, pathlib
     >>> from hedgerow.data.example_message import encode_example
@@ -154,6 +181,9 @@ def tfrecord(
         label=label,
         weight=weight,
         fields=dict(fields or {}),
+        fill=dict(fill or {}),
+        label_bounds=label_bounds,
+        keys=keys if isinstance(keys, str) else tuple(keys),
     )
     parts = [_TfrecordPart(path, columns) for path in listed(files)]
     return TableStream(parts, columns, batch_size, window_rows=window_rows, seed=seed)

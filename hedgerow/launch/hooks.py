@@ -43,7 +43,7 @@ class BroadcastHook:
         for tensor, end in zip(tensors, ends, strict=True):
             tensor.copy_(bucket[end - tensor.numel() : end].view_as(tensor))
 
-    def after_step(self, step: int) -> None:
+    def after_step(self, step: int, samples: int = 0) -> None:
         """Nothing more."""
 
 
@@ -57,7 +57,7 @@ class TelemetryHook:
         """Counts from here."""
         self.last_step = step
 
-    def after_step(self, step: int) -> None:
+    def after_step(self, step: int, samples: int = 0) -> None:
         """All all-to-all operations and up to three others of the dense part."""
         if step <= self.last_step + self.interval:
             return

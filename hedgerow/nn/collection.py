@@ -15,7 +15,7 @@ from ..core import checks
 from ..core.checks import unknown
 from ..core.clock import Clock, SystemClock
 from ..core.errors import ConfigError, InputError, NotSupportedError, StateError
-from ..core.id_batch import IdBatch
+from ..core.id_batch import IdBatch, check_batch
 from ..ps.server_tables import ServerTables
 from ..sharding.agreement import Ranks
 from ..sharding.all_to_all_tables import AllToAllTables
@@ -133,6 +133,7 @@ class Collection(nn.Module):
 
     def reading(self, batch: IdBatch, wanted: Sequence[str]) -> Reading:
         """The ids of these features as keys of the tables."""
+        check_batch(batch, type(self).__name__)
         chosen = [feature for feature in self.features if feature.name in wanted]
         return Reading.of(batch, chosen, len(self.store.names))
 

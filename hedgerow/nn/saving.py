@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from ..core.errors import CheckpointError, HedgerowError
+from ..core.local_path import local_path
 from ..sharding.agreement import Ranks
 from ..tables.checkpoint.load_job import Loaded, LoadJob
 from ..tables.checkpoint.manifest import DENSE, Manifest
@@ -65,7 +66,7 @@ def save(
     ...     hr.load(model, folder + "/step-7").step
     7
     """
-    folder, ranks, servers = Path(path), ranks_of(model), servers_of(model)
+    folder, ranks, servers = local_path(path), ranks_of(model), servers_of(model)
 
     def rest() -> Rest:
         return _rest(model, _every(optimizer, extras), metadata)
@@ -101,10 +102,10 @@ def load(
     """
     ranks, servers = ranks_of(model), servers_of(model)
     every = _every(optimizer, extras)
-    job = _Load(model, Path(path), every, ranks, reroute=reroute, trusted=trusted)
+    job = _Load(model, local_path(path), every, ranks, reroute=reroute, trusted=trusted)
     if servers is not None:
         job.read_rest()
-        loaded = load_on_servers(model, Path(path), servers, reroute=reroute)
+        loaded = load_on_servers(model, local_path(path), servers, reroute=reroute)
         job.others_take()
         job.weights_take()
         return loaded

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ..core import checks
+from ..core.local_path import local_path
 from .placed import Placed
 from .plan_inputs import PlanInputs
 from .problem.topology import Budget, Reserve, Topology
@@ -111,14 +112,14 @@ class Plan:
         """Writes the plan as JSON, whole or not at all."""
         from .plan_file import write_plan
 
-        write_plan(self, Path(path))
+        write_plan(self, local_path(path))
 
     @staticmethod
     def load(path: str | Path) -> Plan:
         """The plan of a file; a damaged one, or one of a newer version, is refused."""
         from .plan_file import read_plan
 
-        return read_plan(Path(path))
+        return read_plan(local_path(path))
 
     def to_dict(self) -> dict[str, Any]:
         """As the file has it."""
@@ -142,13 +143,13 @@ class Plan:
         """Writes the report as one HTML file that needs no network and no scripts."""
         from .report_html import write_html
 
-        write_html(self, Path(path))
+        write_html(self, local_path(path))
 
     def png(self, path: str | Path) -> None:
         """Draws where tables live, what they cost, and what other memory would change."""
         from .report_png import draw_plan
 
-        draw_plan(self, Path(path))
+        draw_plan(self, local_path(path))
 
     def check(self, tables: Sequence[TableSpec], *, accept_drift: bool = False) -> PlanCheck:
         """Refuses tables other than the plan's, and names what differs.

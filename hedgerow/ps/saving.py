@@ -8,10 +8,10 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict
 from os import PathLike
-from pathlib import Path
 from typing import Any
 
 from ..core.errors import HedgerowError, InputError
+from ..core.local_path import local_path
 from ..tables.checkpoint.routers import Routers, TableRouters
 from ..tables.checkpoint.writer import Dense, Written, disk_error, remove_remains, write_dense
 from .frames import Verb
@@ -113,7 +113,7 @@ class _Orders:
         self._verb, self._shards, self._deadline_s = verb, shards, deadline_s
         self._order = {
             "number": secrets.token_hex(8),
-            "path": str(Path(path).absolute()),
+            "path": str(local_path(path).absolute()),
             "routers": {name: rule.to_dict() for name, rule in rules.by_name.items()},
         }
 

@@ -15,6 +15,7 @@ from torch import Tensor
 
 from ..core import registry
 from ..core.errors import FileDamagedError, HedgerowError, NotSupportedError
+from ..core.local_path import local_path
 from ..nn.read_op import ReadableRows
 from ..routing.router import Router
 from ..tables.config import TableConfig
@@ -98,7 +99,7 @@ def load_bundle(
     exported with `servers`. `key` is a file with a key that must have signed it. `trusted` allows
     bundles of release 0.1, which can run code: only from makers whom you trust.
     """
-    return load_trusted(Path(folder), name, BundleTrust.of(key=key, old=trusted), ask=ask)
+    return load_trusted(local_path(folder), name, BundleTrust.of(key=key, old=trusted), ask=ask)
 
 
 def load_trusted(folder: Path, name: str, trust: BundleTrust, *, ask: Ask | None = None) -> Model:

@@ -13,6 +13,7 @@ from torch import nn
 from ..core import checks
 from ..core.clock import Clock, SystemClock
 from ..core.errors import DtypeError, StateError
+from ..core.local_path import local_path
 from ..nn.collection import collections_of, undressed
 from .arguments import Arguments
 from .bundle_files import entries_below
@@ -67,7 +68,7 @@ def export(
     """
     if not isinstance(model, nn.Module):
         raise DtypeError(f"export of a {type(model).__name__}; pass an nn.Module.")
-    base, servers = Path(path), checks.count("servers", servers)
+    base, servers = local_path(path), checks.count("servers", servers)
     names = [*(f"ps_{i}" for i in range(servers)), check_sub_graph(name)]
     if version is None:
         version = next_version(base, names, clock or SystemClock())

@@ -6,11 +6,11 @@ from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import replace
 from os import PathLike
-from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
 from ..core.errors import StateError
+from ..core.local_path import local_path
 from ..sync.roster import Announcer
 from .process import Access, ServePlan, find_models, open_servers
 from .sync_service import SyncService
@@ -52,7 +52,7 @@ class Replica:
         tls: Tls | None = None,
         access: Access | None = None,
     ) -> None:
-        models = find_models(Path(path), name, policy)
+        models = find_models(local_path(path), name, policy)
         self._follow = (follow,) if isinstance(follow, str) else tuple(follow)
         self._plan = ServePlan(
             models=models,

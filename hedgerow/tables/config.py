@@ -18,6 +18,7 @@ from .slot_key import check_slot_key
 
 # Reading a config from a file must know every kind, imported by the user or not.
 FAMILIES = (optimizers, original, original_admission)
+_EXAMPLES = {"init": "Uniform(0.05)", "optimizer": "Adagrad(lr=0.05)", "compressor": "Fp16()"}
 
 
 @dataclass(frozen=True)
@@ -46,9 +47,11 @@ class Segment(Record):
         ):
             value = getattr(self, name)
             if value is not None and not isinstance(value, family):
+                # Monolith's optimizers have the names of ours, so each name is told once.
+                names = sorted({member.__name__ for member in family.members().values()})
                 raise ConfigError(
-                    f"Segment.{name} is {value!r}; it must be one of "
-                    f"{', '.join(sorted(m.__name__ for m in family.members().values()))}."
+                    f"Segment.{name} is {value!r}; it must be one of {', '.join(names)}, as in "
+                    f"{name}=hr.{_EXAMPLES[name]}."
                 )
         checks.switch("Segment", "stochastic_rounding_float16", self.stochastic_rounding_float16)
         if self.optimizer is not None:

@@ -5,11 +5,11 @@ from __future__ import annotations
 import os
 import tempfile
 from dataclasses import dataclass
-from pathlib import Path
 
 from .. import native
 from ..core import checks
 from ..core.errors import ConfigError, DtypeError, FileMissingError
+from ..core.local_path import local_path
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,7 +38,7 @@ class RowFile:
 
     def open(self) -> native.RowFile:
         """A new file, for one table."""
-        folder = Path(self.folder)
+        folder = local_path(self.folder)
         if not folder.is_dir():
             raise FileMissingError(
                 f"rows_in names the folder {folder}, which is none; make it, or name another."

@@ -13,6 +13,7 @@ from torch import nn
 
 from ..core import checks
 from ..core.errors import CheckpointError, CheckpointMissingError
+from ..core.local_path import local_path
 from ..nn.collection import collections_of, servers_of, undressed
 from ..nn.distribute import workers_of
 from ..nn.saving import Stateful, load, save
@@ -41,7 +42,7 @@ class Checkpoints:
     def __init__(
         self, folder: str | PathLike[str], *, every_steps: int | None = None, keep: int = 2
     ) -> None:
-        self.folder = Path(folder)
+        self.folder = local_path(folder)
         if every_steps is not None:
             checks.count("every_steps", every_steps, least=1)
         self._every_steps, self._keep = every_steps, checks.count("keep", keep, least=1)

@@ -48,6 +48,7 @@ def evaluate(model: nn.Module, source: Iterable[Batch]) -> dict[str, float]:
     256.0
     """
     metrics, ranks = Metrics(), RunRanks(model)
-    for logits, batch in predictions(model, map(ranks.share, source)):
-        metrics.update(logits, batch.labels, batch.weights)
+    with ranks.whole_batches():
+        for logits, batch in predictions(model, map(ranks.share, source)):
+            metrics.update(logits, batch.labels, batch.weights)
     return ranks.metrics(metrics).result()

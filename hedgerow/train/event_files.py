@@ -8,6 +8,7 @@ from typing import BinaryIO
 import numpy as np
 
 from ..core.clock import Clock, SystemClock
+from ..core.local_path import local_path
 from ..core.protobuf import bytes_field, double_field, floats_field, varint_field
 from ..data.record_frames import frame
 from .events import PLACE, Event
@@ -39,7 +40,7 @@ class TensorBoard:
         self, folder: str | Path, from_step: int | None = None, *, clock: Clock | None = None
     ) -> None:
         self._clock = clock or SystemClock()
-        self._file = _new_file(Path(folder), self._clock.now_s())
+        self._file = _new_file(local_path(folder), self._clock.now_s())
         self._append(0, bytes_field(_FILE_VERSION, b"brain.Event:2"))
         first_step = 0 if from_step is None else from_step + 1
         self._append(first_step, bytes_field(_SESSION_LOG, varint_field(_STATUS, _START)))

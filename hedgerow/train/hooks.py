@@ -13,7 +13,7 @@ class RunHook(Protocol):
     >>> class Counts:
     ...     steps = 0
     ...     def on_start(self, model, optimizer, step): self.steps = step
-    ...     def after_step(self, step): self.steps = step
+    ...     def after_step(self, step, samples): self.steps = step
     >>> import torch, hedgerow as hr
     >>> from hedgerow.train.loop import Trainer
     >>> model, counts = hr.models.DeepFM([hr.Table("user", 4)], dense=4), Counts()
@@ -28,6 +28,6 @@ class RunHook(Protocol):
         """Before the first step of `Trainer.run`; `step` steps were taken before."""
         ...
 
-    def after_step(self, step: int) -> None:
-        """After each step; `step` counts from 1 over the whole training."""
+    def after_step(self, step: int, samples: int) -> None:
+        """After each step; `step` and `samples` count over the whole training."""
         ...

@@ -9,6 +9,8 @@ from os import PathLike
 from pathlib import Path
 from typing import Any, Literal
 
+from ..core.errors import InputError
+from ..core.local_path import local_path
 from .config_text import Origin, read_text
 from .config_values import Count, Place, Rate, Size, plain, read_section
 from .job_data import DataJob
@@ -46,8 +48,11 @@ class TrainJob:
 
     def located(self, folder: Path) -> TrainJob:
         """Itself, with paths that do not depend on where the program runs."""
-        plan = self.plan if self.plan in (None, "auto") else str(folder / self.plan)
-        rows_in = None if self.rows_in is None else str(folder / self.rows_in)
+        plan, rows_in = self.plan, self.rows_in
+        if plan is not None and plan != "auto":
+            plan = str(folder / local_path(plan))
+        if rows_in is not None:
+            rows_in = str(folder / local_path(rows_in))
         return replace(self, plan=plan, rows_in=rows_in)
 
 
@@ -91,7 +96,7 @@ def read_job(path: str | PathLike[str], options: Mapping[str, Any] | None = None
     `options` are values of a command line that replace the file's: `{"--dim": 8}`. Paths in the
     file are relative to its folder.
     """
-    file = Path(path)
+    file = local_path(path)
     values, origin = read_text(file)
     return _job(values, origin, options or {}, file.absolute().parent)
 
@@ -136,10 +141,21 @@ def _job(values: Mapping[str, Any], origin: Origin, options: Mapping[str, Any], 
     if isinstance(model, Mapping):  # a rate or a width alone leaves the rest as it is by default
         merged = {**merged, "model": _with_defaults(model)}
     job: Job = read_section(Job, merged, place)
-    job = replace(job, data=job.data.located(root), train=job.train.located(root))
+    job = replace(
+        job,
+        data=_located(job.data, root, place.key("data")),
+        train=_located(job.train, root, place.key("train")),
+    )
     job.data.check(place.key("data"))
     job.model.check(job.data, place.key("model"))
     return job
+
+
+def _located(section: Any, root: Path, place: Place) -> Any:
+    try:
+        return section.located(root)
+    except InputError as error:  # a URL in place of a path
+        return place.refuse(str(error))
 
 
 def _with(values: Any, path: tuple[str, ...], value: object) -> Any:

@@ -9,7 +9,8 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 from ..core.errors import FileMissingError
-from ..data.batch import Source
+from ..core.local_path import local_path
+from ..data.batch_source import BatchSource
 from ..data.click_truth import DENSE_COLUMNS
 from ..data.criteo_text import NUMBERS, STRINGS, criteo
 from ..data.movielens_100k import FEATURES, ITEM_FIELDS, movielens
@@ -61,11 +62,11 @@ class DataJob(Variant):
         """Of every feature that may hold strings, what these are hashed with: `hr.id64`."""
         return {}
 
-    def train(self, fields: Mapping[str, str]) -> Source:
+    def train(self, fields: Mapping[str, str]) -> BatchSource:
         """The samples to learn from; `fields` says what strings of features are hashed with."""
         raise NotImplementedError
 
-    def test(self, fields: Mapping[str, str]) -> Source | None:
+    def test(self, fields: Mapping[str, str]) -> BatchSource | None:
         """The samples to test on, if there are any."""
         raise NotImplementedError
 
@@ -92,7 +93,7 @@ class MovieLensData(DataJob):
 
     def located(self, folder: Path) -> DataJob:
         """With a cache that has a full path."""
-        return self if self.cache is None else replace(self, cache=str(folder / self.cache))
+        return self if self.cache is None else replace(self, cache=_full(folder, self.cache))
 
     def check(self, place: Place) -> None:
         """Only fields; the rating would tell the label."""
@@ -102,15 +103,15 @@ class MovieLensData(DataJob):
                 f"is {list(self.features)}; name at least one, and each once."
             )
 
-    def train(self, fields: Mapping[str, str]) -> Source:
+    def train(self, fields: Mapping[str, str]) -> BatchSource:
         """All but the last ratings, shuffled."""
         return self._split("train", self.seed)
 
-    def test(self, fields: Mapping[str, str]) -> Source:
+    def test(self, fields: Mapping[str, str]) -> BatchSource:
         """The last ratings."""
         return self._split("test", 0)
 
-    def _split(self, split: str, seed: int) -> Source:
+    def _split(self, split: str, seed: int) -> BatchSource:
         features, cache = self.features, self.cache
         return movielens(self.batch_size, split, features=features, seed=seed, cache=cache)
 
@@ -194,9 +195,9 @@ class FileData(DataJob):
 
     def located(self, folder: Path) -> FileData:
         """With full paths."""
-        files = tuple(str(folder / file) for file in self.files)
+        files = tuple(_full(folder, file) for file in self.files)
         return replace(
-            self, files=files, test_files=tuple(str(folder / f) for f in self.test_files)
+            self, files=files, test_files=tuple(_full(folder, f) for f in self.test_files)
         )
 
     def unlabelled(self) -> FileData:
@@ -212,20 +213,29 @@ class FileData(DataJob):
         return self._opened(self.test_files, 0, fields) if self.test_files else None
 
     def _opened(
-        self, files: Sequence[str], window_rows: int, fields: Mapping[str, str]
+        self,
+        files: Sequence[str],
+        window_rows: int,
+        fields: Mapping[str, str],
+        keys: tuple[str, ...] = (),
     ) -> TableStream:
         raise NotImplementedError
 
 
 @dataclass(frozen=True, kw_only=True)
 class ColumnData(FileData):
-    """Files whose columns have names; `fields` says what strings are hashed with."""
+    """Files whose columns have names; `fields` says what strings are hashed with.
+
+    `fill` takes the place of nulls in dense columns and weights, `keys` go with predictions.
+    """
 
     features: tuple[str, ...]
     label: str | None
     dense: tuple[str, ...] = ()
     weight: str | None = None
     fields: Mapping[str, str] = field(default_factory=dict)
+    fill: Mapping[str, float] = field(default_factory=dict)
+    keys: tuple[str, ...] = ()
 
     def feature_names(self) -> tuple[str, ...]:
         """As listed."""
@@ -244,22 +254,38 @@ class ColumnData(FileData):
         given = self._all_fields(fields)
         return {name: given.get(name, name) for name in self.features}
 
+    def test_with_keys(
+        self, fields: Mapping[str, str], keys: Sequence[str] = ()
+    ) -> TableStream | None:
+        """The test with columns that say which sample each is: `keys`, or else the job's."""
+        if not self.test_files:
+            return None
+        return self._opened(self.test_files, 0, fields, tuple(keys) or self.keys)
+
     def unlabelled(self) -> FileData:
         """Neither label nor weight."""
-        return replace(self, label=None, weight=None)
+        fill = {name: value for name, value in self.fill.items() if name != self.weight}
+        return replace(self, label=None, weight=None, fill=fill)
 
     def check(self, place: Place) -> None:
         """Features exist and every column has one use."""
         if not self.features:
             place.key("features").refuse("is empty; name at least one column.")
         check_names("feature", self.fields, self.features, place.key("fields"))
+        filled = [*self.dense, *([] if self.weight is None else [self.weight])]
+        check_names("dense column or weight", self.fill, filled, place.key("fill"))
         columns = [*self.features, *self.dense, *filter(None, (self.label, self.weight))]
         for name in columns:
             if columns.count(name) > 1:
                 place.refuse(f"column {name!r} is named twice; each column has one use.")
 
-    def _columns(self, window_rows: int, fields: Mapping[str, str]) -> dict[str, Any]:
+    def _columns(
+        self, window_rows: int, fields: Mapping[str, str], keys: tuple[str, ...] = ()
+    ) -> dict[str, Any]:
         return {
+            "fill": self.fill,
+            "label_bounds": (0.0, 1.0),
+            "keys": keys,
             "window_rows": window_rows,
             "seed": self.seed,
             "features": self.features,
@@ -285,9 +311,13 @@ class ParquetData(ColumnData):
     word: ClassVar[str] = "parquet"
 
     def _opened(
-        self, files: Sequence[str], window_rows: int, fields: Mapping[str, str]
+        self,
+        files: Sequence[str],
+        window_rows: int,
+        fields: Mapping[str, str],
+        keys: tuple[str, ...] = (),
     ) -> TableStream:
-        return parquet(_listed(files), self.batch_size, **self._columns(window_rows, fields))
+        return parquet(_listed(files), self.batch_size, **self._columns(window_rows, fields, keys))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -297,9 +327,13 @@ class TfrecordData(ColumnData):
     word: ClassVar[str] = "tfrecord"
 
     def _opened(
-        self, files: Sequence[str], window_rows: int, fields: Mapping[str, str]
+        self,
+        files: Sequence[str],
+        window_rows: int,
+        fields: Mapping[str, str],
+        keys: tuple[str, ...] = (),
     ) -> TableStream:
-        return tfrecord(_listed(files), self.batch_size, **self._columns(window_rows, fields))
+        return tfrecord(_listed(files), self.batch_size, **self._columns(window_rows, fields, keys))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -321,9 +355,17 @@ class CriteoData(FileData):
         return len(NUMBERS)
 
     def _opened(
-        self, files: Sequence[str], window_rows: int, fields: Mapping[str, str]
+        self,
+        files: Sequence[str],
+        window_rows: int,
+        fields: Mapping[str, str],
+        keys: tuple[str, ...] = (),  # text has no columns but those that are learned from
     ) -> TableStream:
         return criteo(_listed(files), self.batch_size, window_rows=window_rows, seed=self.seed)
+
+
+def _full(folder: Path, file: str) -> str:
+    return str(folder / local_path(file))
 
 
 def check_names(
@@ -335,7 +377,7 @@ def check_names(
             place.refuse_name(f"unknown {what} {name!r}", name, known)
 
 
-def batches_of(source: Source, batch_size: int) -> int | None:
+def batches_of(source: BatchSource, batch_size: int) -> int | None:
     """Batches of an epoch, where that is known without reading them."""
     if isinstance(source, SyntheticClicks):
         return len(source)
@@ -343,7 +385,7 @@ def batches_of(source: Source, batch_size: int) -> int | None:
     return None if rows is None else -(-rows // batch_size)
 
 
-def best_auc(source: Source) -> float | None:
+def best_auc(source: BatchSource) -> float | None:
     """What nobody can beat in the mean, where the truth is known."""
     return source.best(_BEST_SAMPLES).auc if isinstance(source, SyntheticClicks) else None
 

@@ -8,13 +8,16 @@ import torch
 from torch import nn
 
 from ..core.errors import ConfigError
-from ..data.batch import Source
+from ..data.batch_source import BatchSource
+from ..nn.collection import ranks_of
 from ..nn.distribute import distribute
 from ..nn.on_disk import keep_on_disk
 from ..nn.placing import job_device
 from .job import DenseJob, Job, TrainJob
 from .job_data import batches_of, best_auc
 from .loop import Schedule
+from .run_ranks import RunRanks
+from .thread_choice import threads_for
 
 _OPTIMIZERS = {
     "adam": torch.optim.Adam,
@@ -29,14 +32,18 @@ class Parts:
 
     model: nn.Module
     optimizer: torch.optim.Optimizer
-    train: Source
-    test: Source | None
+    train: BatchSource
+    test: BatchSource | None
     total_steps: int | None
     best_auc: float | None
+    threads: int  # of torch
 
 
-def build(job: Job) -> Parts:
+def build(job: Job, *, measure_threads: bool = False) -> Parts:
     """Opens the data and makes the model, over all ranks of the job; equal jobs start equal.
+
+    With `measure_threads`, a job on the CPU that does not say its `threads` takes those that are
+    fast; all ranks take those of the first.
 
     >>> from hedgerow.train.job import job_of
     >>> job = job_of({"data": {"source": "clicks", "steps": 40}, "train": {"epochs": 2}})
@@ -52,10 +59,28 @@ def build(job: Job) -> Parts:
     model = build_model(job)
     if job.train.device == "cuda" and job.train.plan is None:
         model.to(job_device())
+    threads = torch.get_num_threads()
+    if measure_threads and job.train.threads is None and job.train.device == "cpu":
+        threads = threads_for(job, model)
     _keep_on_disk(model, job.train)
     model = distribute(model, plan=job.train.plan)
     optimizer = _optimizer(job.dense, model)
-    return Parts(model, optimizer, train, test, _total_steps(job, train), best_auc(train))
+    _tell_of_ranks(model, train, test)
+    threads = int(RunRanks(model).first(threads))
+    torch.set_num_threads(threads)
+    steps, best = _total_steps(job, train), best_auc(train)
+    return Parts(model, optimizer, train, test, steps, best, threads)
+
+
+def _tell_of_ranks(model: nn.Module, train: BatchSource, test: BatchSource | None) -> None:
+    """Each worker of parameter servers learns from its part of every batch, and tests on all.
+
+    The trainer divides batches itself where a model is of all ranks.
+    """
+    if ranks_of(model).count == 1:
+        train.share()
+        if test is not None:
+            test.share(0, 1)
 
 
 def _keep_on_disk(model: nn.Module, how: TrainJob) -> None:
@@ -86,7 +111,7 @@ def _optimizer(dense: DenseJob, model: nn.Module) -> torch.optim.Optimizer:
     return kind(model.parameters(), lr=dense.lr, weight_decay=dense.weight_decay)
 
 
-def _total_steps(job: Job, train: Source) -> int | None:
+def _total_steps(job: Job, train: BatchSource) -> int | None:
     batches, limit = batches_of(train, job.data.batch_size), job.train.steps
     if batches is None:
         return limit

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import BinaryIO
 
 from ..core.errors import FileDamagedError
+from ..core.local_path import local_path
 from .events import Event
 
 
@@ -32,7 +33,7 @@ class JsonLines:
     """
 
     def __init__(self, path: str | Path, kept: int | None = None) -> None:
-        path = Path(path)
+        path = local_path(path)
         path.parent.mkdir(parents=True, exist_ok=True)
         if kept is None or not path.exists():
             self._file: BinaryIO = path.open("wb")

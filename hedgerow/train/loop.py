@@ -137,12 +137,14 @@ class Trainer:
             self._tell_saved()
         for hook in self.hooks:
             hook.on_start(self.model, self.optimizer, self.progress.step)
-        with StopSignal() as stop:
+        with StopSignal() as stop, self._ranks.whole_batches():
             why = self._epochs(stop)
         at = self.progress
         if not self._is_saved():
             self._save()
-        self._write("end", {"why": why, **self._measured()})
+        found = self._measured()
+        # Right after a line of the log there is nothing that it has not told.
+        self._write("end", {"why": why, **(found if found["samples"] else {})})
         return Outcome(why, at.step, at.epoch, at.samples, self._tested, self._saved)
 
     def _epochs(self, stop: StopSignal) -> str:
@@ -193,7 +195,7 @@ class Trainer:
         self.progress.step += 1
         self.progress.samples += batch.samples
         for hook in self.hooks:
-            hook.after_step(self.progress.step)
+            hook.after_step(self.progress.step, self.progress.samples)
 
     def _log(self) -> None:
         self._write("train", self._measured())

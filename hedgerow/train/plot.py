@@ -7,6 +7,7 @@ from pathlib import Path
 
 from ..core.errors import InputError
 from ..core.figure import Axes, new_figure, save_figure
+from ..core.local_path import local_path
 from .events import Event
 
 _TRAIN, _EVAL, _FIRST, _OTHERS = "#9bb7d4", "#1f4e79", "#1f4e79", "#b8c4cf"
@@ -41,7 +42,7 @@ def learning_curves(
         auc.axhline(value, color=colour, linestyle="--", linewidth=1, label=f"{name} {value:.4f}")
     for axes in (loss, auc):
         _legend(axes)
-    save_figure(figure, Path(path))
+    save_figure(figure, local_path(path))
 
 
 def bars(
@@ -75,7 +76,7 @@ def bars(
         _bars(axes, members, start)
         axes.set_title(group, loc="left", fontsize=10, parse_math=False)
         axes.set_xlabel(unit, parse_math=False)
-    save_figure(figure, Path(path))
+    save_figure(figure, local_path(path))
 
 
 def _curves(axes: Axes, events: Sequence[Event], name: str, unit: str) -> None:

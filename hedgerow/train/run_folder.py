@@ -8,6 +8,7 @@ from pathlib import Path
 from torch import nn
 
 from ..core.errors import CheckpointExistsError, CheckpointMissingError, ConfigError
+from ..core.local_path import local_path
 from ..nn.saving import load
 from .checkpoints import Checkpoints
 from .job import Job, read_job
@@ -16,7 +17,7 @@ from .job_parts import build_model
 # A run that goes on may last longer and speak more often; what it computes stays the same.
 _MAY_CHANGE = {
     *("train.epochs", "train.steps", "train.log_every", "train.eval_every", "train.early_stop"),
-    *("checkpoint.every_steps", "checkpoint.keep"),
+    *("checkpoint.every_steps", "checkpoint.keep", "data.keys"),
 }
 
 
@@ -29,6 +30,9 @@ class RunFolder:
     """
 
     path: Path
+
+    def __post_init__(self) -> None:
+        local_path(self.path)  # refuses a URL
 
     @property
     def job(self) -> Path:

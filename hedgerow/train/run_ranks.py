@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import torch
@@ -10,6 +11,7 @@ from torch.nn import functional
 
 from ..core.shapes import Float32
 from ..data.batch import Batch
+from ..data.batch_source import whole_batches
 from ..nn.distribute import workers_of
 from .metrics import Metrics
 
@@ -39,6 +41,13 @@ class RunRanks:
     def count(self) -> int:
         """How many there are."""
         return self._ranks.count
+
+    def whole_batches(self) -> AbstractContextManager[None]:
+        """Within it sources yield whole batches, which `share` divides; alone, as they were told.
+
+        A source that was not told of ranks still raises where the model is not of all ranks.
+        """
+        return whole_batches() if self.count > 1 else nullcontext()
 
     def share(self, batch: Batch) -> Batch:
         """This rank's samples of a batch: as many as the others', or one more or less."""

@@ -126,3 +126,21 @@ def test_reshard_keeps_rank_0_empty(tmp_path: Path) -> None:
     first = hr.HostTable(config())
     new = Router("roundrobin", 8, rank0_empty=True)
     assert hr.load_tables(tmp_path / "b", [first], router=new).rows == {"item": 0}
+
+
+def test_inspect_of_a_model_with_its_optimizer_is_a_few_readable_lines(tmp_path: Path) -> None:
+    model = hr.models.DeepFM([hr.Table("user", 4), hr.Table("item", 4)], dense=4)
+    optimizer = torch.optim.Adam(model.parameters())
+    batch = hr.data.clicks(batch_size=16, steps=1).batch(0)
+    model(batch.dense, batch.ids.select(["user", "item"])).sum().backward()
+    optimizer.step()
+    note = {"test_loss": 0.5, "history": list(range(1000))}
+    hr.save(model, tmp_path / "a", optimizer=optimizer, metadata=note)
+    shown = _run("inspect", tmp_path / "a")
+    assert len(shown) < 1000
+    assert 'metadata {"test_loss": 0.5, "history": [0, 1, 2,' in shown
+    assert "... (--json shows all)" in shown
+    assert "beside the rows: dense weights, optimizer" in shown
+    assert re.search(r"item +\d+ +5 +Adagrad", shown)
+    told = json.loads(_run("inspect", tmp_path / "a", "--json"))
+    assert told["metadata"]["user"] == note

@@ -28,6 +28,7 @@ from hedgerow.core.errors import (
     InputError,
 )
 from hedgerow.train.checkpoints import Checkpoints
+from hedgerow.train.sinks import read_events
 
 JOB = """\
 [data]
@@ -129,6 +130,74 @@ def test_predictions_are_those_of_the_trained_model(job: Path, tmp_path: Path) -
     assert table.column("label").to_pylist() == labels.to_pylist()
     assert all(0 < p < 1 for p in table.column("prediction").to_pylist())
     assert not list(tmp_path.glob("**/*.part"))
+
+
+def test_predictions_say_which_row_they_are_of(job: Path, tmp_path: Path) -> None:
+    """By columns of the job or of the command line, and by number; a feature may be a key."""
+    requests = [f"r{i}" for i in range(100)]
+    _write(tmp_path / "test.parquet", 100, 2, request=requests)
+    job.write_text(JOB.replace('label = "click"', 'label = "click"\nkeys = ["request"]'))
+    _run("train", job, "--out", tmp_path / "run")
+    _run("predict", tmp_path / "run", "--row-numbers")
+    table = pq.read_table(tmp_path / "run" / "predictions.parquet")
+    assert table.column_names == ["row", "request", "prediction", "label"]
+    assert table.column("row").to_pylist() == list(range(100))
+    assert table.column("request").to_pylist() == requests
+    out = tmp_path / "other.parquet"
+    _run("predict", tmp_path / "run", "--key", "user", "--key", "seen", "--out", out)
+    given, other = pq.read_table(tmp_path / "test.parquet"), pq.read_table(out)
+    assert other.column_names == ["user", "seen", "prediction", "label"]
+    for name in ("user", "seen"):
+        assert other.column(name).to_pylist() == given.column(name).to_pylist()
+    assert other.column("prediction").equals(table.column("prediction"))
+    with pytest.raises(HedgerowError, match=r"unknown column of .*'requst'"):
+        _run("predict", tmp_path / "run", "--key", "requst")
+    with pytest.raises(InputError, match="the key 'label' would be two columns"):
+        _run("predict", tmp_path / "run", "--key", "label")
+
+
+def test_synthetic_samples_have_no_key_columns(clicks: Path, tmp_path: Path) -> None:
+    _run("train", clicks, "--out", tmp_path / "run")
+    with pytest.raises(InputError, match="--key is 'user', and the run's data, clicks"):
+        _run("predict", tmp_path / "run", "--key", "user")
+
+
+def test_a_job_reads_nulls_with_fill_and_names_them_without(job: Path, tmp_path: Path) -> None:
+    hours = [None if i % 7 == 0 else float(i % 24) for i in range(640)]
+    _write(tmp_path / "train.parquet", 640, 1, hour=hours)
+    with pytest.raises(HedgerowError, match=r"train\.parquet: column 'hour' is None in row 0") as e:
+        _run("train", job, "--out", tmp_path / "bad", status=1)
+    assert "`fill = {hour = 0.0}` in [data]" in str(e.value)
+    job.write_text(JOB.replace("[model]\n", "[data.fill]\nhour = 12\n\n[model]\n", 1))
+    assert "done after 20 steps" in _run("train", job, "--out", tmp_path / "good")
+
+
+def test_a_wrong_label_ends_the_job_with_its_file_and_row(job: Path, tmp_path: Path) -> None:
+    labels = [float(i % 2) for i in range(640)]
+    labels[123] = 5.0
+    _write(tmp_path / "train.parquet", 640, 1, click=labels)
+    with pytest.raises(HedgerowError, match=r"train\.parquet: column 'click' is 5\.0 in row 123"):
+        _run("train", job, "--out", tmp_path / "run", status=1)
+
+
+def test_the_last_line_after_a_line_of_the_log_repeats_no_metrics(
+    job: Path, tmp_path: Path
+) -> None:
+    """It said `loss nan auc nan`: nothing was seen since."""
+    _run("train", job, "--out", tmp_path / "run", "--steps", 10)
+    *_, end = read_events(tmp_path / "run" / "log.jsonl")
+    assert (end["kind"], end["step"], end["why"]) == ("end", 10, "step limit")
+    assert not {"loss", "auc", "ne", "calibration"} & set(end)
+    _run("train", job, "--out", tmp_path / "other", "--steps", 12)
+    *_, end = read_events(tmp_path / "other" / "log.jsonl")
+    assert end["loss"] > 0  # two steps were not told yet
+
+
+def test_tensorboard_has_the_speed(job: Path, tmp_path: Path) -> None:
+    _run("train", job, "--out", tmp_path / "run")
+    (file,) = (tmp_path / "run" / "tensorboard").iterdir()
+    assert file.read_bytes().count(b"train/samples_per_s") == 4  # lines of the log
+    assert b"eval/samples_per_s" not in file.read_bytes()
 
 
 def test_files_without_labels_are_predicted_alike(job: Path, tmp_path: Path) -> None:

@@ -13,6 +13,7 @@ import torch
 
 from ...core import checks
 from ...core.errors import CheckpointError, CheckpointMissingError
+from ...core.local_path import local_path
 from ...routing.router import Router
 from .files import check_file, read_plain
 from .manifest import DENSE, MANIFEST, FileEntry, Manifest, TableEntry
@@ -73,7 +74,7 @@ class Chain:
     @staticmethod
     def read(folder: Path, increments: int | None = None) -> Chain:
         """Base and increments: all that are complete, or exactly the first `increments`."""
-        base = read_manifest(folder)
+        base = read_manifest(local_path(folder))
         if base.kind != "base":
             raise CheckpointError(
                 f"{folder} holds increment {base.number}, not a base; name the folder of the base."

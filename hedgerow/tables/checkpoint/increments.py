@@ -15,6 +15,7 @@ from torch import Tensor
 
 from ...core import checks
 from ...core.errors import CheckpointError, InputError
+from ...core.local_path import local_path
 from ...core.shapes import Int64
 from ...routing.router import Router
 from ..own_rows import OwnRows
@@ -81,7 +82,7 @@ def save_increment(
     >>> done.number, done.rows, done.tables["item"].deletions
     (1, 1, 1)
     """
-    named, folder = by_name(tables), Path(path)
+    named, folder = by_name(tables), local_path(path)
     if (changed is None) == (consumer is None):
         raise InputError("pass either changed= or consumer=, and not both.")
     for name, ids in (changed or {}).items():
@@ -167,7 +168,7 @@ def compact(path: str | PathLike[str], *, report: Report | None = None) -> Manif
     ...     compact(folder).rows
     1
     """
-    folder = Path(path)
+    folder = local_path(path)
     Chain.read(folder)
     with sole_writer(folder):
         chain = Chain.read(folder)

@@ -8,13 +8,13 @@ from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
 from os import PathLike
-from pathlib import Path
 from typing import Any
 
 import torch
 
 from ...core import checks
 from ...core.errors import CheckpointError, DtypeError, InputError
+from ...core.local_path import local_path
 from ..own_rows import OwnRows
 from .chain import Chain, Part
 from .filter_blobs import Place, filters_to_restore, is_filter_blob
@@ -71,7 +71,7 @@ class LoadJob:
             raise InputError(f"on_state_mismatch is {on_state_mismatch!r}; use 'error' or 'reset'.")
         self._live = _own_tables(tables)
         names = {name: table.config.also for name, table in self._live.items()}
-        self._chain = Chain.read(Path(path), increments).as_live(names)
+        self._chain = Chain.read(local_path(path), increments).as_live(names)
         self._common = [name for name in self._live if name in self._chain.tables]
         flag = checks.flag("reroute", reroute)
         self._owner = _Owner(self._chain, self._common, router, shard, flag)

@@ -6,6 +6,7 @@ from os import PathLike
 from pathlib import Path
 
 from ...core.errors import CheckpointMissingError
+from ...core.local_path import local_path
 from .chain import Chain
 from .manifest import MANIFEST
 
@@ -24,7 +25,7 @@ def newest(folder: str | PathLike[str]) -> Path:
     'step-10'
     """
     try:
-        found = [path for path in Path(folder).iterdir() if (path / MANIFEST).is_file()]
+        found = [path for path in local_path(folder).iterdir() if (path / MANIFEST).is_file()]
     except OSError as error:
         raise CheckpointMissingError(f"cannot look into {folder}: {error.strerror}.") from error
     if not found:

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from os import PathLike
-from pathlib import Path
 
 from ...core.errors import CheckpointError, InputError
+from ...core.local_path import local_path
 from ...routing.router import Router
 from .chain import Chain
 from .files import sole_writer
@@ -40,7 +40,7 @@ def reshard(
     ...     reshard(folder + "/one", folder + "/four", 4).routing.shards
     4
     """
-    here, there = Path(source), Path(target)
+    here, there = local_path(source), local_path(target)
     if here.resolve() == there.resolve():
         raise InputError(f"source and target are both {here}; reshard into another folder.")
     chain = Chain.read(here)

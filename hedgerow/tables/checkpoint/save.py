@@ -25,6 +25,7 @@ from ...core.errors import (
     SaveCancelledError,
     SaveError,
 )
+from ...core.local_path import local_path
 from ...core.shapes import Bool, Int64
 from ...routing.router import Router
 from ..config import TableConfig
@@ -178,7 +179,7 @@ class _SaveJob:
         report: Report | None,
     ) -> None:
         named = by_name(tables)
-        self._folder = Path(path)
+        self._folder = local_path(path)
         self._routers = TableRouters.of(
             Router("hash_roundrobin", 1) if router is None else router, named
         )

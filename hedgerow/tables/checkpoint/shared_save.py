@@ -6,10 +6,10 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import replace
 from os import PathLike
-from pathlib import Path
 
 from ...core import checks
 from ...core.errors import HedgerowError, SaveError
+from ...core.local_path import local_path
 from .files import sole_writer
 from .filter_blobs import Place
 from .freeze import Saveable, freeze
@@ -62,7 +62,7 @@ class SharedSave:
         overwrite: bool = False,
     ) -> None:
         self._tables = by_name(tables)
-        self._folder = Path(path)
+        self._folder = local_path(path)
         self._routers = TableRouters.of(router, self._tables)
         self._place = Place(shard, self._routers.default.shards)
         self._overwrite = checks.flag("overwrite", overwrite)
