@@ -23,13 +23,11 @@ int shift_for(u64 stride) {
 
 }  // namespace
 
-Arena::Arena(int stride, bool counts_uses, std::shared_ptr<RowFile> file)
+Arena::Arena(int stride, std::shared_ptr<RowFile> file)
     : stride_(u64(stride)),
       shift_(shift_for(stride_)),
       mask_((u32(1) << shift_) - 1),
       times_from_(stride_ << shift_),
-      counts_uses_(counts_uses),
-      uses_from_(times_from_ + (u64(8) << shift_)),
       directory_(kChunks * sizeof(u8*), PageSize::small),
       chunks_(reinterpret_cast<u8**>(directory_.data())),
       file_(std::move(file)) {
@@ -71,13 +69,13 @@ u64 Arena::chargeable(u64 bytes) const {
 }
 
 void Arena::count_in(u32 rows) {
-  const u64 bytes = held_bytes_ + rows * (stride_ + beside_bytes());
+  const u64 bytes = held_bytes_ + rows * (stride_ + kBesideBytes);
   charge_.add(chargeable(bytes) - chargeable(held_bytes_));
   held_bytes_ = bytes;
 }
 
 void Arena::count_out(u32 rows) {
-  const u64 bytes = held_bytes_ - rows * (stride_ + beside_bytes());
+  const u64 bytes = held_bytes_ - rows * (stride_ + kBesideBytes);
   charge_.subtract(chargeable(held_bytes_) - chargeable(bytes));
   held_bytes_ = bytes;
 }
@@ -117,7 +115,7 @@ void Arena::clear() {
 
 // Both in memory, or in files with one budget: what is charged for a file's rows depends on it.
 bool Arena::can_swap(const Arena& other) const {
-  if (stride_ != other.stride_ || counts_uses_ != other.counts_uses_) return false;
+  if (stride_ != other.stride_) return false;
   if (file_ == nullptr || other.file_ == nullptr) return file_ == other.file_;
   return file_->budget_bytes() == other.file_->budget_bytes();
 }

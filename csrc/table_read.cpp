@@ -237,7 +237,7 @@ void Table::copy_row(const u8* row, float* values, float* states) const {
 
 void Table::copy_entry(u32 row, float* rows, float* states, i64* time) const {
   copy_row(arena_.row(row), rows, states);
-  *time = *arena_.time(row);
+  *time = stamp_of(row);
 }
 
 void Table::entries(const i64* ids, u64 n, u8* found, float* rows, float* states,
@@ -286,8 +286,7 @@ MemoryUse Table::memory() const {
   for (int shard = 0; shard < kShards; ++shard) {
     const ReadLocks hold(shards_, u64(1) << shard);
     use.index_bytes += shards_[shard]->index.bytes();
-    use.row_bytes +=
-        shards_[shard]->index.size() * (u64(layout_.row_bytes) + arena_.beside_bytes());
+    use.row_bytes += shards_[shard]->index.size() * (u64(layout_.row_bytes) + Arena::kBesideBytes);
   }
   use.index_bytes += near_.bytes();
   const u64 taken = arena_.taken_bytes();

@@ -33,6 +33,7 @@ bool Table::clear() {
     for (auto& shard : shards_) {
       shard->index.clear();
       shard->erased.clear();
+      shard->oldest.clear();
     }
     near_.clear();
     arena_.clear();
@@ -56,6 +57,8 @@ bool Table::exchange(Table& other) {
       for (int i = 0; i < kShards; ++i) {
         std::swap(shards_[i]->index, other.shards_[i]->index);
         std::swap(shards_[i]->erased, other.shards_[i]->erased);
+        shards_[i]->oldest.forget();  // what was found with the ages of the other table
+        other.shards_[i]->oldest.forget();
       }
       near_.swap(other.near_);
       arena_.swap(other.arena_);

@@ -443,7 +443,7 @@ class Table:
         skip_zero: bool,
         seed: int,
         initial_capacity: int,
-        counts_uses: bool = False,
+        marks: str = "none",
         admission: Admission | None = None,
         rows_in: RowFile | None = None,
     ) -> None: ...
@@ -508,7 +508,8 @@ class Table:
     def evict_older(
         self, reference: int, ages_at: int, cursor: int, room: int, ids_at: int, times_at: int, /
     ) -> tuple[int, int, bool, int]: ...
-    def find_cut(self, order: str, budget: int, /) -> tuple[int, int, int]: ...
+    def find_cut(self, order: str, budget: int, top: int = 0) -> tuple[int, int, int]: ...
+    def looked_at(self) -> int: ...
     def evict_ranked(
         self,
         order: str,
@@ -519,7 +520,7 @@ class Table:
         room: int,
         ids_at: int,
         times_at: int,
-        /,
+        top: int = 0,
     ) -> tuple[int, int, bool, int]: ...
     def clear(self) -> bool: ...
     def exchange(self, other: Table, /) -> bool: ...

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from .reference_admission import Admission
-from .reference_evict import Evictions
+from .reference_evict import MARK, MARK_BITS, Evictions, weights_added
 from .reference_rules import Floats
 from .reference_values import Codec, at, first_row
 from .reference_watch import Watched
@@ -35,13 +35,8 @@ class Row:
 
     values: Floats
     state: Floats
-    time: int = 0
-    uses: int = 0
+    time: int = 0  # or the stamp, in a table with marks
     used_since: bool = False  # a search for a cut last saw it
-
-    def touch(self, time: int) -> None:
-        """Counts a use, at a time."""
-        self.time, self.uses, self.used_since = time, min(self.uses + 1, 2**15 - 1), True
 
 
 @dataclass
@@ -53,7 +48,7 @@ class Rows(Watched, Evictions):
     skip_zero: bool
     seed: int
     initial_capacity: int
-    counts_uses: bool = False
+    marks: str = "none"
     admission: Admission | None = None
     rows_in: object | None = None  # where rows lie changes nothing
     _rows: dict[int, Row] = field(default_factory=dict)
@@ -146,6 +141,16 @@ class Rows(Watched, Evictions):
                 for s, columns in self._columns()
             ]
         )
+
+    def _time_of(self, time: int) -> int:
+        return time if self.marks == "none" else time >> MARK_BITS
+
+    def _touch(self, row: Row, time: int, *, is_use: bool = True) -> None:
+        if self.marks == "uses":
+            row.used_since |= is_use
+            before = row.time & MARK
+            time = time & ~MARK | (weights_added(before, time & MARK) if is_use else before)
+        row.time = time
 
     def _new_row(self, key: int) -> Row:
         state = [] if self.serving else [x for s in self.segments for x in s.initial_state]

@@ -11,7 +11,6 @@ from ..core.errors import ConfigError
 from ..kernels.layout import LANES, Arrays
 from ..kernels.rehash import rehash
 from .device_reads import MAX_IDS, DeviceReads
-from .expiry import Lfu
 
 FILL = 0.8  # of the slots: up to there every id finds room
 _ROOMY = 0.6  # after growth at most so much is taken, so that the next count is far away
@@ -22,6 +21,11 @@ class DeviceGrowth(DeviceReads):
 
     full: Any
     _epoch: object
+
+    @property
+    def _scored(self) -> bool:
+        """Whether rows have a score beside their time: stamps with marks leave no room for one."""
+        return self._order is not None and (self._order.by_use or self.full == "evict")
 
     def reserve(self, rows: int) -> None:
         """Makes room for so many rows. Those that are there move with states, times and uses.
@@ -61,7 +65,8 @@ class DeviceGrowth(DeviceReads):
             )
         return Arrays.make(
             *(buckets, self.config.dim, self.device, self.layout.state_floats),
-            scored=isinstance(self.config.evict, Lfu),
+            scored=self._scored,
+            marked=self._order is not None,
         )
 
     def _move_to(self, buckets: int) -> None:

@@ -10,20 +10,21 @@ import torch
 from torch import Tensor
 
 from ..core.counters import Counters
-from ..core.shapes import Bool, Int64
+from ..core.shapes import Bool, Float64, Int64
 from ..kernels import find, lookup
-from ..kernels.layout import LANES, TIMES, Arrays
+from ..kernels.layout import LANES, MARK, SCORES, TIMES, Arrays
 from . import arguments
 from .config import TableConfig
-from .host_reads import MemoryUse, slice_rows
+from .host_reads import MemoryUse, slice_rows, uses_of
 from .layout import RowLayout
+from .stamps import Stamps
 from .store import Entries, TableKeys
 
 _STAY = nullcontext()
 MAX_IDS = 2**31 - 1  # of one call, and slots of a table: kernels count in 32 bits
 
 
-class DeviceReads:
+class DeviceReads(Stamps):
     """The reading part of `DeviceTable`; size, scan and stats wait for the device."""
 
     config: TableConfig
@@ -77,6 +78,10 @@ class DeviceReads:
         """The largest `ts` that a write gave."""
         return self._max_ts
 
+    def uses(self, keys: TableKeys | Int64[Tensor, "n"]) -> Float64[Tensor, "n"]:
+        """How often each key was used, under an `Lfu` rule; as `HostTable.uses`."""
+        return uses_of(self._order, self.entries(keys), self.config.name)
+
     def memory(self) -> MemoryUse:
         """Bytes by purpose; slots without a row are slack."""
         held, live = self._table.nbytes, self.size() * 4 * self._table.stride
@@ -128,11 +133,18 @@ class DeviceReads:
             rows = lookup.gather(table, slots)
         found = slots >= 0
         at = slots.clamp(min=0)
-        times = torch.where(found, table.read(TIMES, at), 0)
+        times = torch.where(found, self._stamps_at(table, at), 0)
         dim = self.config.dim
         states = table.values[at, dim : dim + self.layout.state_floats]
         states = torch.where(found[:, None], states, 0.0)
-        return Entries(ids, found, rows, self.layout.named(states), times)
+        return Entries(ids, found, rows, self.layout.named(states), *self._shown(times))
+
+    def _stamps_at(self, table: Arrays, slots: Int64[Tensor, "n"]) -> Int64[Tensor, "n"]:
+        """The stamps of rows; the weight of their uses stands beside their times."""
+        stamps = table.read(TIMES, slots)
+        if self._order is None or not self._order.by_use:
+            return stamps
+        return (stamps & ~MARK) | (table.read(SCORES, slots) & MARK)
 
     def _keys(self, keys: TableKeys | Tensor) -> TableKeys:
         return arguments.keys_of_one_table(keys, MAX_IDS, self.device, room=True)

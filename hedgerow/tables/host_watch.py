@@ -82,4 +82,7 @@ class HostWatch:
         if at_start is not None and not callable(at_start):
             raise InputError(f"at_start is {at_start!r}; it must be a function without arguments.")
         checks.flag("paused", paused)
-        return Snapshot(self._table, self.config.name, self.layout, aside_bytes, at_start, paused)
+        return Snapshot(
+            *(self._table, self.config.name, self.layout, aside_bytes, at_start, paused),
+            order=self._order,
+        )

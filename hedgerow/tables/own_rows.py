@@ -13,6 +13,7 @@ from torch import Tensor
 from ..core.shapes import Int64
 from .config import TableConfig
 from .filters import FilterMeta, FilterState
+from .leave_order import LeaveOrder
 from .store import Applied, Entries
 from .touched import Touched, TouchedSettings
 
@@ -91,6 +92,11 @@ class OwnRows(Protocol):
     @property
     def filter(self) -> Any:
         """What counts ids for its admission rule: a `Counting`, or None."""
+        ...
+
+    @property
+    def order(self) -> LeaveOrder | None:
+        """What tells the order in which rows leave; None without a rule of room."""
         ...
 
     def entries(self, keys: Int64[Tensor, "n"]) -> Entries:

@@ -175,13 +175,14 @@ class _Reader:
         entry = self.fields(at, value, "schema rows deletions config", rule)
         if not isinstance(entry["config"], dict | None):
             self.fail(f"{at}.config", entry["config"], "it must be an object or null")
-        schema = self.fields(f"{at}.schema", entry["schema"], "segments")
+        schema = self.fields(f"{at}.schema", entry["schema"], "segments", "order")
         segments = self.items(f"{at}.schema.segments", schema["segments"], self.segment)
+        order = self.text(f"{at}.schema.order", schema["order"]) if "order" in schema else None
         dim = sum(segment.dim for segment in segments)
         if not 1 <= dim <= checks.MAX_DIM:
             self.fail(f"{at}.schema", dim, f"the dims must add up to 1..{checks.MAX_DIM}")
         return TableEntry(
-            TableSchema(segments),
+            TableSchema(segments, order),
             self.count(f"{at}.rows", entry["rows"]),
             self.count(f"{at}.deletions", entry["deletions"]),
             entry["config"],

@@ -8,8 +8,9 @@ from typing import Any
 
 from ..config import TableConfig
 from ..layout import RowLayout
+from .order_blobs import order_rule
 
-ID, TIME, ROW = "id", "ts", "row"
+ID, TIME, ROW, ORDER = "id", "ts", "row", "order"
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,6 +44,8 @@ class SegmentSchema:
 class TableSchema:
     """The shape of a table's rows in files. Rates, seeds and initializers are not part of it.
 
+    `order` is the rule that a column of marks belongs to, as `order_rule` names it.
+
     >>> from hedgerow.tables.config import Segment
     >>> from hedgerow.tables.initializers import Zeros
     >>> from hedgerow.tables.optimizers import Adagrad
@@ -52,6 +55,7 @@ class TableSchema:
     """
 
     segments: tuple[SegmentSchema, ...]
+    order: str | None = None
 
     @staticmethod
     def of(config: TableConfig) -> TableSchema:
@@ -68,7 +72,8 @@ class TableSchema:
             tuple(
                 SegmentSchema(segment.dim, kind, tuple(own))
                 for segment, kind, own in zip(config.segments, kinds, states, strict=True)
-            )
+            ),
+            None if config.serving else order_rule(config),
         )
 
     @property
@@ -83,6 +88,8 @@ class TableSchema:
             for state in segment.states:
                 width = segment.dim if state.per == "value" else None
                 named.append(Column(state_column(i, state.name), state.dtype, width))
+        if self.order is not None:
+            named.append(Column(ORDER, "int64"))
         return tuple(named)
 
     def to_dict(self) -> dict[str, Any]:
@@ -97,7 +104,8 @@ class TableSchema:
                     ],
                 }
                 for segment in self.segments
-            ]
+            ],
+            **({} if self.order is None else {"order": self.order}),
         }
 
 
