@@ -6,6 +6,8 @@
 #include <string>
 #include <utility>
 
+#include "huge_heap.h"
+
 namespace hedgerow {
 namespace {
 
@@ -14,6 +16,10 @@ constexpr int kMinShift = 6;                // 64 rows, however wide
 constexpr u64 kChunkBytes = u64(16) << 20;  // wide rows: fewer to a chunk
 constexpr u64 kChunks = u64(1) << 17;       // 2^32 rows of 32,768; 1 MiB, touched as it fills
 constexpr u64 kMaxRows = u64(0xffffffff);   // the last number means "no row"
+
+constexpr u64 kSmallPage = 4096;
+
+u64 pages(u64 bytes, u64 page) { return (bytes + page - 1) / page * page; }
 
 int shift_for(u64 stride) {
   int shift = kMaxShift;
@@ -100,6 +106,23 @@ u32 Arena::end() const {
 u64 Arena::taken_bytes() const {
   const std::lock_guard hold(mutex_);
   return held_bytes_;
+}
+
+u64 Arena::heap_bytes() const {
+  const std::lock_guard hold(mutex_);
+  return blocks_.size() < 2 ? 0 : (blocks_.size() - 1) * chunk_bytes();
+}
+
+// Rows and stamps of the last chunk are filled from their starts, page by page.
+u64 Arena::ragged_bytes() const {
+  const std::lock_guard hold(mutex_);
+  const u64 directory = pages(chunk_count_ * sizeof(u8*), kSmallPage);
+  const u64 rows = taken_ & mask_;
+  if (file_ != nullptr || rows == 0) return directory;
+  const u64 page = (taken_ >> shift_) == 0 ? kSmallPage : kHugePage;
+  const u64 touched = pages(rows * stride_, page) + pages(rows * kBesideBytes, page);
+  const u64 used = rows * (stride_ + kBesideBytes);
+  return directory + std::max(std::min(touched, chunk_bytes()), used) - used;
 }
 
 void Arena::clear() {

@@ -55,6 +55,8 @@ class Arena {
   u32 end() const;                        // above every row number handed out
   static constexpr u64 kBesideBytes = 8;  // of a row: its stamp
   u64 taken_bytes() const;                // rows handed out, with what lies beside them
+  u64 heap_bytes() const;                 // of the chunks that lie among huge pages
+  u64 ragged_bytes() const;               // of pages in memory, where no row was handed out yet
 
   // At the start of a call: throws UnusableRows.
   void check() const {

@@ -72,7 +72,7 @@ void bind_reads(nb::class_<Table>& table) {
           "memory",
           [](const Table& t) {
             const MemoryUse use = t.memory();
-            return std::tuple(use.index_bytes, use.row_bytes, use.slack_bytes);
+            return std::tuple(use.index_bytes, use.row_bytes, use.slack_bytes, use.other_bytes);
           },
           unlocked)
       .def(

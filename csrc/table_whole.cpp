@@ -38,6 +38,7 @@ bool Table::clear() {
     near_.clear();
     arena_.clear();
   });
+  Plan::of_this_thread().let_go();  // of calls on the many rows that there were
   return true;
 }
 

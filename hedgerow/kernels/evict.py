@@ -263,7 +263,8 @@ def insert_and_evict(
 
     The ids must differ. With `rows`, which may be wide enough for states, they are written, and the
     rows that leave are handed out first. `call` is a number in 1..2**15-1 other than those of the
-    last calls: rows that carry it stay. `top` is the largest score in mode "use". Slots of several tables are their own, as those of `find`.
+    last calls: rows that carry it stay. `top` is the largest weight that a row may have, in mode
+    "use". Slots of several tables are their own, as those of `find`.
     """
     n = len(ids)
     width = 0 if rows is None else rows.shape[1]

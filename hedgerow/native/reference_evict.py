@@ -64,7 +64,13 @@ class Evictions:
 
     marks: str
     marks: str
+    marks: str
+    marks: str
+    marks: str
+    marks: str
+    marks: str
     _rows: dict[int, Any]
+    _looked_at: int
 
     def _remove(self, key: int) -> bool:
         raise NotImplementedError
@@ -126,6 +132,7 @@ class Evictions:
     ) -> tuple[int, int, bool, int]:
         """Removes the doomed among `room` rows from the cursor on."""
         seen = list(self._rows)[cursor : cursor + room]
+        self._looked_at += len(seen)
         gone = [(key, self._rows[key].time) for key in seen if doomed(key, self._rows[key])]
         for i, (key, time) in enumerate(gone):
             at(ids_at, room, np.int64)[i] = key

@@ -53,6 +53,7 @@ class Rows(Watched, Evictions):
     rows_in: object | None = None  # where rows lie changes nothing
     _rows: dict[int, Row] = field(default_factory=dict)
     _newest: int = 0
+    _looked_at: int = 0
     _counted: list[int] = field(default_factory=lambda: [0, 0, 0, 0])
 
     def __post_init__(self) -> None:
@@ -83,6 +84,10 @@ class Rows(Watched, Evictions):
     def newest_time(self) -> int:
         """The largest time a write gave."""
         return self._newest
+
+    def looked_at(self) -> int:
+        """How often evictions looked at a row."""
+        return self._looked_at
 
     def counted(self) -> tuple[int, int, int, int]:
         """Inserted, refused, dropped, erased, over the life of the table."""

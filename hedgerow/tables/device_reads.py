@@ -15,6 +15,7 @@ from ..kernels import find, lookup
 from ..kernels.layout import LANES, MARK, SCORES, TIMES, Arrays
 from . import arguments
 from .config import TableConfig
+from .device_filter import DeviceFilter
 from .host_reads import MemoryUse, slice_rows, uses_of
 from .layout import RowLayout
 from .stamps import Stamps
@@ -34,6 +35,7 @@ class DeviceReads(Stamps):
     _totals: Int64[Tensor, "5"]  # inserted, refused, dropped, erased, evicted for others
     _events: Counters
     _max_ts: int
+    _filter: DeviceFilter | None
     _known: int  # rows when they were last counted
     _since: int  # ids that were written since then
 
@@ -85,7 +87,8 @@ class DeviceReads(Stamps):
     def memory(self) -> MemoryUse:
         """Bytes by purpose; slots without a row are slack."""
         held, live = self._table.nbytes, self.size() * 4 * self._table.stride
-        return MemoryUse(held[0], live, held[1] - live)
+        others = self._feed_bytes() + (0 if self._filter is None else self._filter.memory_bytes())
+        return MemoryUse(held[0], live, held[1] - live, others)
 
     def stats(self) -> dict[str, float]:
         """Rows, bytes, load and everything counted since the table was made."""
@@ -98,6 +101,7 @@ class DeviceReads(Stamps):
             "index_bytes": use.index_bytes,
             "row_bytes": use.row_bytes,
             "slack_bytes": use.slack_bytes,
+            "other_bytes": use.other_bytes,
             "output_bytes": 0,
             "load_factor": rows / self.capacity_rows,
             "longest_search": 2,
@@ -112,6 +116,10 @@ class DeviceReads(Stamps):
         return self
 
     # ---- inside
+
+    def _feed_bytes(self) -> int:
+        """What the consumers of touched keys hold."""
+        raise NotImplementedError
 
     def _here(self) -> AbstractContextManager[object]:
         """Kernels start on the current device, which may be another one."""

@@ -73,6 +73,9 @@ class DeviceWatch(DeviceGrowth):
         self._snapshots.append(ref(opened))
         return opened
 
+    def _feed_bytes(self) -> int:
+        return sum(consumer.nbytes for consumer in self._consumers.values())
+
     # ---- what writes tell
 
     def _before_change(self) -> None:

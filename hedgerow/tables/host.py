@@ -303,6 +303,7 @@ class HostTable(HostEvictions, HostMoves, HostReads, HostWatch):
                 f"clear of table {self.config.name!r} while a snapshot of it is open; nothing was "
                 f"removed. Close the snapshot first."
             )
+        self._outputs.clear()
 
     def close(self) -> None:
         """Removes all rows and gives the shared name back."""

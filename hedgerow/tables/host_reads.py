@@ -18,6 +18,7 @@ from ..core.recycle import Recycler
 from ..core.shapes import Bool, Float32, Float64, Int64
 from . import arguments
 from .config import TableConfig
+from .filters import SlidingFilter
 from .layout import RowLayout
 from .leave_order import LeaveOrder
 from .stamps import Stamps
@@ -34,11 +35,12 @@ class MemoryUse:
     index_bytes: int
     row_bytes: int  # live rows and their stamps
     slack_bytes: int  # rows kept for new ids, and padding
+    other_bytes: int = 0  # parts of pages, changed keys, snapshots, filters, kept outputs
 
     @property
     def total_bytes(self) -> int:
         """All of it."""
-        return self.index_bytes + self.row_bytes + self.slack_bytes
+        return self.index_bytes + self.row_bytes + self.slack_bytes + self.other_bytes
 
 
 class HostReads(Stamps):
@@ -50,6 +52,7 @@ class HostReads(Stamps):
     _outputs: Recycler
     _events: Counters
     _file: native.RowFile | None  # of the rows; None: in memory
+    _filter: SlidingFilter | None
 
     def lookup(
         self,
@@ -175,8 +178,10 @@ class HostReads(Stamps):
         return uses_of(self._order, self.entries(keys), self.config.name)
 
     def memory(self) -> MemoryUse:
-        """Bytes by purpose."""
-        return MemoryUse(*self._table.memory())
+        """Bytes by purpose. An admission filter counts in each of the tables that share it."""
+        index, row, slack, other = self._table.memory()
+        filter_bytes = 0 if self._filter is None else self._filter.memory_bytes()
+        return MemoryUse(index, row, slack, other + filter_bytes + self._outputs.kept_bytes())
 
     def measured_bytes(self) -> int:
         """Bytes of rows that are in memory as the system says; of rows in a file. Looks at all."""
@@ -199,7 +204,8 @@ class HostReads(Stamps):
             "index_bytes": use.index_bytes,
             "row_bytes": use.row_bytes,
             "slack_bytes": use.slack_bytes,
-            "output_bytes": self._outputs.kept_bytes(),
+            "other_bytes": use.other_bytes - (outputs := self._outputs.kept_bytes()),
+            "output_bytes": outputs,
             "load_factor": load_factor,
             "longest_search": longest_search,
             **dict(zip(("inserted", "refused", "dropped", "erased"), counted, strict=True)),

@@ -33,7 +33,7 @@ if TYPE_CHECKING:  # they need Triton
     from .device_places import DevicePlaces
 
 _MAX_IDS = 2**31 - 1
-_BYTES = ("index_bytes", "row_bytes", "slack_bytes", "output_bytes")
+_BYTES = ("index_bytes", "row_bytes", "slack_bytes", "other_bytes", "output_bytes")
 _COUNTS = ("inserted", "refused", "dropped", "erased", "evicted", "clamped_ts")
 
 
@@ -178,6 +178,7 @@ class TwoTiers:
             fast.index_bytes + slow.index_bytes + self._known_bytes(),
             fast.row_bytes + slow.row_bytes,
             fast.slack_bytes + slow.slack_bytes,
+            fast.other_bytes + slow.other_bytes,
         )
 
     def stats(self) -> dict[str, float]:

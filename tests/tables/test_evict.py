@@ -167,12 +167,14 @@ def test_neither_reading_nor_restoring_nor_reinitializing_is_a_use() -> None:
 
 
 def test_counts_of_uses_stop_at_their_largest() -> None:
-    table, one = _table(hr.Lfu(1), dim=1), torch.ones(1, 1)
+    table, one = _table(hr.Lfu(1, half_life="1d"), dim=1), torch.ones(1, 1)
     ids, row, core = torch.tensor([1]), one.clone(), table._table
+    assert table.order is not None
     for _ in range(2**15 + 10):  # past the argument checks: they are most of the time
-        core.assign(ids.data_ptr(), 1, row.data_ptr(), 0)
+        core.assign(ids.data_ptr(), 1, row.data_ptr(), table.order.stamp(0))
     for _ in range(20):
         table.assign(torch.tensor([2]), one)
+    assert table.uses(torch.tensor([1, 2])).tolist() == [2**15, 20]
     assert _told(table.evict(capture=True)) == [2]
 
 
