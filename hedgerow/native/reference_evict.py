@@ -63,12 +63,6 @@ class Evictions:
     """What `Table` lets go of. Answers are (rows gone, cursor, done, room needed)."""
 
     marks: str
-    marks: str
-    marks: str
-    marks: str
-    marks: str
-    marks: str
-    marks: str
     _rows: dict[int, Any]
     _looked_at: int
 

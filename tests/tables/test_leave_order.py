@@ -37,7 +37,7 @@ def _hybrid(rule: Any) -> Any:
 
 
 def _caching(rule: Any) -> Any:
-    return CachingTable(_host(rule), _host(rule), fast_rows=9)
+    return CachingTable(_host(rule), _host(rule), cache_rows=160)
 
 
 PLACEMENTS = pytest.mark.parametrize("made", [_host, _hybrid, _caching])
@@ -132,7 +132,7 @@ def test_counts_stay_through_evictions_and_can_be_read() -> None:
     table = _host(hr.Lfu(10, half_life=10**6))
     hot = torch.arange(5)
     for round_number in range(200):
-        if round_number < 20:
+        for _ in range(2 if round_number < 10 else 0):
             _write(table, *hot.tolist())
         _write(table, *range(1000 + 10 * round_number, 1010 + 10 * round_number))
         table.evict()
@@ -267,7 +267,8 @@ def test_memory_is_what_the_process_holds_and_little_stays_after_clear(kind: str
     )
     held, told, left = map(int, ran.stdout.split())
     assert abs(told - held) < 0.05 * held
-    assert left <= 16 << 20
+    if kind == "plain":  # a feed keeps its keys until they are taken
+        assert left <= 16 << 20
 
 
 # ---- Count
