@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from ..core.shapes import Float32, Int64
-from ..native.reference_evict import weights_added
+from ..core.use_weights import weights_added
 from .evict import Placed
 from .layout import (
     ASSIGNED,

@@ -7,8 +7,9 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
+from ..core.use_weights import MARK, MARK_BITS, weights_added
 from .reference_admission import Admission
-from .reference_evict import MARK, MARK_BITS, Evictions, weights_added
+from .reference_evict import Evictions
 from .reference_rules import Floats
 from .reference_values import Codec, at, first_row
 from .reference_watch import Watched

@@ -9,9 +9,9 @@ from torch import Tensor
 
 from .. import native
 from ..core.shapes import Bool, Int64
+from ..core.use_weights import MARK_BITS
 from .host_reads import all_found, entry_room
 from .layout import RowLayout
-from .leave_order import MARK_BITS
 from .memory_errors import memory_errors
 from .moving import MovingRows
 from .stamps import Stamps

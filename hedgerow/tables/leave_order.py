@@ -26,14 +26,10 @@ from torch import Tensor
 
 from ..core.forklock import ForkLock
 from ..core.shapes import Float64, Int64
+from ..core.use_weights import AHEAD, FRACTION_BITS, MARK, MARK_BITS, ONE
 from .expiry import Eviction, Lfu, Lru
 
-MARK_BITS = 31
-MARK = 2**MARK_BITS - 1
 LAST_S = 2**32 - 1  # that a stamp with a mark holds
-FRACTION_BITS = 14
-ONE = 2**FRACTION_BITS
-AHEAD = 32 * ONE  # so far a weight may lie above that of one use now: 2^32 uses
 
 
 def weight_at(half_lives: float) -> int:

@@ -216,9 +216,8 @@ class Together:
                             rest, grads, rates, step, times, counts, found.brought
                         )
 
-                # What found no lane though it was brought has a row, and is treated as if it were
-                # on the device: nothing refuses it. So the device, which is still busy with those
-                # that came, is asked for it last, and has its own step by then.
+                # What was brought and found no lane is treated as on the device: nothing refuses it.
+                # So the device, busy with those that came, is asked for it after its own step.
                 if not found.brought:
                     step_rest()
                 if self._fetches is None:

@@ -8,9 +8,10 @@ from collections.abc import Iterable, Mapping
 from dataclasses import asdict
 
 from ...core.errors import CheckpointError
+from ...core.use_weights import MARK
 from ..config import TableConfig
 from ..expiry import Lfu, Lru
-from ..leave_order import MARK, Ordered, OrderState
+from ..leave_order import Ordered, OrderState
 from .filter_blobs import Place
 
 _PREFIX = "hedgerow order "
