@@ -216,7 +216,7 @@ class Together:
                             rest, grads, rates, step, times, counts, found.brought
                         )
 
-                # What was brought and found no lane is treated as on the device: nothing refuses it.
+                # What was brought and found no lane counts as on the device: nothing refuses it.
                 # So the device, busy with those that came, is asked for it after its own step.
                 if not found.brought:
                     step_rest()

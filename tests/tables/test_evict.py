@@ -174,7 +174,9 @@ def test_counts_of_uses_stop_at_their_largest() -> None:
         core.assign(ids.data_ptr(), 1, row.data_ptr(), table.order.stamp(0))
     for _ in range(20):
         table.assign(torch.tensor([2]), one)
-    assert table.uses(torch.tensor([1, 2])).tolist() == [2**15, 20]
+    most, few = table.uses(torch.tensor([1, 2])).tolist()
+    assert 2**14 <= most <= 2**16
+    assert few == 20
     assert _told(table.evict(capture=True)) == [2]
 
 
