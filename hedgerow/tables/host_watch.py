@@ -10,6 +10,7 @@ from ..core.errors import InputError, NameTakenError
 from ..core.forklock import ForkLock
 from .config import TableConfig
 from .layout import RowLayout
+from .leave_order import LeaveOrder
 from .snapshot import ASIDE_BYTES, Snapshot
 from .touched import DEFAULT_CAPACITY, Overflow, TouchedKeys, TouchedSettings
 
@@ -20,6 +21,7 @@ class HostWatch:
     config: TableConfig
     layout: RowLayout
     _table: native.Table
+    _order: LeaveOrder | None
 
     def _start_watch(self) -> None:
         self._consumers: dict[str, TouchedKeys] = {}

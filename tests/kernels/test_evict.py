@@ -157,7 +157,7 @@ def test_a_use_weighs_twice_as_much_as_one_a_half_life_before(device: torch.devi
     assert table.read(SCORES, slots[:1]).tolist() == [3 * ONE + ONE * 3 // 4]  # 1.75 * 2^2
     now = 4 * ONE  # the weight of a use after three half-lives
     pins.touch(table, slots[1:], ones[1:] * now, "use")
-    settings = {"mode": "use", "top": now + AHEAD}
-    new = evict.insert_and_evict(table, ids[:1] + 99, ones[:1] * now, call=2, **settings)
+    top = now + AHEAD
+    new = evict.insert_and_evict(table, ids[:1] + 99, ones[:1] * now, call=2, mode="use", top=top)
     assert (new.codes.tolist(), new.victims.tolist()) == ([EVICTED], [0])
     assert int((table.line(KEYS) == 99).sum()) == 1
