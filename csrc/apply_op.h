@@ -28,11 +28,11 @@ struct ApplyOp {
     }
   };
   static constexpr bool kInserts = true;
-  static constexpr bool kIsUse = true;
   static constexpr bool kLearns = true;
   const Table& table;
   Update update;
 
+  i64 earliest() const { return update.time; }
   const float* grad(u32 i) const { return update.grads + u64(i) * WriteOps::layout(table).dim; }
   bool usable(u32 i) const { return all_finite(grad(i), u64(WriteOps::layout(table).dim)); }
   void fetch(Occurrences at) const {
@@ -69,7 +69,7 @@ struct ApplyOp {
     Steps steps;
     for (u64 i = 0; i < batch.groups.size(); ++i) {
       if (batch.row[i] == nullptr) continue;
-      WriteOps::time(table, batch.groups[i]) = update.time;
+      WriteOps::stamp(table, batch, i, update.time, true);
       float* row = reinterpret_cast<float*>(batch.row[i]);
       if (!update.per_occurrence) {
         steps.add(batch.groups[i].key, row, worker.sums[i]);

@@ -6,6 +6,8 @@
 #include <string>
 #include <utility>
 
+#include "huge_heap.h"
+
 namespace hedgerow {
 namespace {
 
@@ -15,6 +17,10 @@ constexpr u64 kChunkBytes = u64(16) << 20;  // wide rows: fewer to a chunk
 constexpr u64 kChunks = u64(1) << 17;       // 2^32 rows of 32,768; 1 MiB, touched as it fills
 constexpr u64 kMaxRows = u64(0xffffffff);   // the last number means "no row"
 
+constexpr u64 kSmallPage = 4096;
+
+u64 pages(u64 bytes, u64 page) { return (bytes + page - 1) / page * page; }
+
 int shift_for(u64 stride) {
   int shift = kMaxShift;
   while (shift > kMinShift && (stride << shift) > kChunkBytes) --shift;
@@ -23,13 +29,11 @@ int shift_for(u64 stride) {
 
 }  // namespace
 
-Arena::Arena(int stride, bool counts_uses, std::shared_ptr<RowFile> file)
+Arena::Arena(int stride, std::shared_ptr<RowFile> file)
     : stride_(u64(stride)),
       shift_(shift_for(stride_)),
       mask_((u32(1) << shift_) - 1),
       times_from_(stride_ << shift_),
-      counts_uses_(counts_uses),
-      uses_from_(times_from_ + (u64(8) << shift_)),
       directory_(kChunks * sizeof(u8*), PageSize::small),
       chunks_(reinterpret_cast<u8**>(directory_.data())),
       file_(std::move(file)) {
@@ -71,13 +75,13 @@ u64 Arena::chargeable(u64 bytes) const {
 }
 
 void Arena::count_in(u32 rows) {
-  const u64 bytes = held_bytes_ + rows * (stride_ + beside_bytes());
+  const u64 bytes = held_bytes_ + rows * (stride_ + kBesideBytes);
   charge_.add(chargeable(bytes) - chargeable(held_bytes_));
   held_bytes_ = bytes;
 }
 
 void Arena::count_out(u32 rows) {
-  const u64 bytes = held_bytes_ - rows * (stride_ + beside_bytes());
+  const u64 bytes = held_bytes_ - rows * (stride_ + kBesideBytes);
   charge_.subtract(chargeable(held_bytes_) - chargeable(bytes));
   held_bytes_ = bytes;
 }
@@ -104,6 +108,23 @@ u64 Arena::taken_bytes() const {
   return held_bytes_;
 }
 
+u64 Arena::heap_bytes() const {
+  const std::lock_guard hold(mutex_);
+  return blocks_.size() < 2 ? 0 : (blocks_.size() - 1) * chunk_bytes();
+}
+
+// Rows and stamps of the last chunk are filled from their starts, page by page.
+u64 Arena::ragged_bytes() const {
+  const std::lock_guard hold(mutex_);
+  const u64 directory = pages(chunk_count_ * sizeof(u8*), kSmallPage);
+  const u64 rows = taken_ & mask_;
+  if (file_ != nullptr || rows == 0) return directory;
+  const u64 page = (taken_ >> shift_) == 0 ? kSmallPage : kHugePage;
+  const u64 touched = pages(rows * stride_, page) + pages(rows * kBesideBytes, page);
+  const u64 used = rows * (stride_ + kBesideBytes);
+  return directory + std::max(std::min(touched, chunk_bytes()), used) - used;
+}
+
 void Arena::clear() {
   const std::lock_guard hold(mutex_);
   blocks_.clear();
@@ -117,7 +138,7 @@ void Arena::clear() {
 
 // Both in memory, or in files with one budget: what is charged for a file's rows depends on it.
 bool Arena::can_swap(const Arena& other) const {
-  if (stride_ != other.stride_ || counts_uses_ != other.counts_uses_) return false;
+  if (stride_ != other.stride_) return false;
   if (file_ == nullptr || other.file_ == nullptr) return file_ == other.file_;
   return file_->budget_bytes() == other.file_->budget_bytes();
 }

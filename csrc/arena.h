@@ -1,5 +1,5 @@
-// Rows of one table, in chunks that never move, with a time stamp beside each row, and a count
-// of uses where it is wanted. Chunks lie in memory or in a file.
+// Rows of one table, in chunks that never move, with a stamp beside each row (`evict.h` says what
+// it holds). Chunks lie in memory or in a file.
 #pragma once
 
 #include <memory>
@@ -14,9 +14,8 @@ namespace hedgerow {
 
 class Arena {
  public:
-  // `counts_uses`: every row also has a count of its uses; other tables pay nothing for it.
   // `file`: where the chunks lie; null: in memory.
-  Arena(int stride, bool counts_uses, std::shared_ptr<RowFile> file = nullptr);
+  explicit Arena(int stride, std::shared_ptr<RowFile> file = nullptr);
 
   // `rows` consecutive row numbers that nobody has. Thread-safe. Throws OutOfMemory, or
   // std::length_error when row numbers run out.
@@ -53,14 +52,11 @@ class Arena {
     return reinterpret_cast<i64*>(view().bytes(number, times_from_ + u64(number & mask_) * 8, 8));
   }
 
-  bool counts_uses() const { return counts_uses_; }
-  HR_INLINE u16* uses(u32 number) const {
-    return reinterpret_cast<u16*>(view().bytes(number, uses_from_ + u64(number & mask_) * 2, 2));
-  }
-
-  u32 end() const;                                            // above every row number handed out
-  u64 beside_bytes() const { return counts_uses_ ? 10 : 8; }  // of a row: time stamp, uses
-  u64 taken_bytes() const;  // rows handed out, with what lies beside them
+  u32 end() const;                        // above every row number handed out
+  static constexpr u64 kBesideBytes = 8;  // of a row: its stamp
+  u64 taken_bytes() const;                // rows handed out, with what lies beside them
+  u64 heap_bytes() const;                 // of the chunks that lie among huge pages
+  u64 ragged_bytes() const;               // of pages in memory, where no row was handed out yet
 
   // At the start of a call: throws UnusableRows.
   void check() const {
@@ -75,7 +71,7 @@ class Arena {
 
  private:
   void add_chunk();
-  u64 chunk_bytes() const { return times_from_ + (beside_bytes() << shift_); }
+  u64 chunk_bytes() const { return times_from_ + (kBesideBytes << shift_); }
   u64 chargeable(u64 bytes) const;
   void count_in(u32 rows);  // throws OutOfMemory; nothing is counted then
   void count_out(u32 rows);
@@ -84,8 +80,6 @@ class Arena {
   int shift_;  // rows of a chunk: 1 << shift_
   u32 mask_;
   u64 times_from_;  // byte of a chunk at which its time stamps start
-  bool counts_uses_;
-  u64 uses_from_;  // byte of a chunk at which its counts of uses start
   Block directory_;
   u8** chunks_;  // in `directory_`: fixed in place, so readers need no lock while it fills
   const std::shared_ptr<RowFile> file_;  // two that swap exchange what is in their files

@@ -56,12 +56,12 @@ struct Winners {
 struct AssignOp {
   using Worker = Winners;
   static constexpr bool kInserts = true;
-  static constexpr bool kIsUse = true;
   static constexpr bool kLearns = false;
   const Table& table;
   GivenRows given;
   i64 at_time;
 
+  i64 earliest() const { return at_time; }
   void fetch(Occurrences all) const { given.fetch(all.back()); }
   void prepare(Worker& winners, const Plan& plan, Batch& batch, Applied& applied) const {
     winners.choose(given, plan, batch, applied);
@@ -71,7 +71,7 @@ struct AssignOp {
     for (u64 i = 0; i < batch.groups.size(); ++i) {
       if (batch.row[i] == nullptr) continue;
       WriteOps::set(table, given.at(winners.occurrence[i]), batch.row[i]);
-      WriteOps::time(table, batch.groups[i]) = at_time;
+      WriteOps::stamp(table, batch, i, at_time, true);
     }
   }
 };
@@ -84,12 +84,12 @@ struct AssignAddOp {
     explicit Worker(const AssignAddOp& op) : sums(kBatch * u64(WriteOps::layout(op.table).dim)) {}
   };
   static constexpr bool kInserts = true;
-  static constexpr bool kIsUse = true;
   static constexpr bool kLearns = false;
   const Table& table;
   GivenRows given;
   i64 at_time;
 
+  i64 earliest() const { return at_time; }
   void fetch(Occurrences all) const { given.fetch(all[0]); }
   float* sum_of(Worker& worker, u64 i) const {
     return worker.sums.data() + i * u64(WriteOps::layout(table).dim);
@@ -124,7 +124,7 @@ struct AssignAddOp {
     for (u64 i = 0; i < batch.groups.size(); ++i) {
       if (batch.row[i] == nullptr) continue;
       WriteOps::set(table, sum_of(worker, i), batch.row[i]);
-      WriteOps::time(table, batch.groups[i]) = at_time;
+      WriteOps::stamp(table, batch, i, at_time, true);
     }
   }
 };
@@ -132,12 +132,14 @@ struct AssignAddOp {
 struct RestoreOp {
   using Worker = Winners;
   static constexpr bool kInserts = true;
-  static constexpr bool kIsUse = false;
   static constexpr bool kLearns = false;
   const Table& table;
   GivenRows given;
   const float* states;
   const i64* times;
+  i64 least_time;
+
+  i64 earliest() const { return least_time; }
 
   void fetch(Occurrences all) const { given.fetch(all.back()); }
   void prepare(Worker& winners, const Plan& plan, Batch& batch, Applied& applied) const {
@@ -153,7 +155,7 @@ struct RestoreOp {
       if (!layout.serving)
         std::memcpy(batch.row[i] + sizeof(float) * layout.dim, states + from * layout.state_floats,
                     sizeof(float) * layout.state_floats);
-      WriteOps::time(table, batch.groups[i]) = times[from];
+      WriteOps::set_stamp(table, batch.groups[i], times[from]);
     }
   }
 };
@@ -173,12 +175,12 @@ struct MoveInOp : RestoreOp {
 struct ReinitializeOp {
   using Worker = NoScratch;
   static constexpr bool kInserts = true;
-  static constexpr bool kIsUse = false;
   static constexpr bool kLearns = true;
   const Table& table;
   i64 at_time;
   i8* status;
 
+  i64 earliest() const { return at_time; }
   void fetch(Occurrences) const {}
   void prepare(Worker&, const Plan&, Batch& batch, Applied&) const {
     std::fill_n(batch.verdict, kBatch, Verdict::write);
@@ -190,7 +192,7 @@ struct ReinitializeOp {
       const Group& group = batch.groups[i];
       WriteOps::start_values(table, group.key, reinterpret_cast<float*>(batch.row[i]));
       WriteOps::start_state(table, batch.row[i]);
-      WriteOps::time(table, group) = at_time;
+      WriteOps::stamp(table, batch, i, at_time, false);
       const Occurrences all = plan.occurrences(group);
       for (u32 at : all) status[at] = 1;
       if (batch.born[i]) status[all[0]] = 0;
@@ -201,7 +203,6 @@ struct ReinitializeOp {
 struct EraseOp {
   using Worker = NoScratch;
   static constexpr bool kInserts = false;
-  static constexpr bool kIsUse = false;
   static constexpr bool kLearns = false;
   const Table& table;
   u8* erased;

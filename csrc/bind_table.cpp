@@ -7,6 +7,7 @@
 #include <memory>
 #include <string>
 #include <tuple>
+#include <utility>
 
 #include "admission.h"
 #include "bind.h"
@@ -71,7 +72,7 @@ void bind_reads(nb::class_<Table>& table) {
           "memory",
           [](const Table& t) {
             const MemoryUse use = t.memory();
-            return std::tuple(use.index_bytes, use.row_bytes, use.slack_bytes);
+            return std::tuple(use.index_bytes, use.row_bytes, use.slack_bytes, use.other_bytes);
           },
           unlocked)
       .def(
@@ -142,6 +143,13 @@ void bind_writes(nb::class_<Table>& table) {
       .def("exchange", &Table::exchange, unlocked);
 }
 
+Marks marks_named(const std::string& name) {
+  if (name == "none") return Marks::none;
+  if (name == "turn") return Marks::turn;
+  if (name == "uses") return Marks::uses;
+  throw std::invalid_argument("marks are '" + name + "'; they must be 'none', 'turn' or 'uses'");
+}
+
 LeaveBy order_named(const std::string& name) {
   if (name == "time") return LeaveBy::time;
   if (name == "use") return LeaveBy::use;
@@ -163,19 +171,21 @@ void bind_evictions(nb::class_<Table>& table) {
           unlocked)
       .def(
           "find_cut",
-          [](Table& t, const std::string& order, u64 budget) {
-            const Cut cut = t.find_cut(order_named(order), budget);
+          [](Table& t, const std::string& order, u64 budget, u64 top) {
+            const Cut cut = t.find_cut(order_named(order), budget, top);
             return std::tuple(cut.excess, cut.score, cut.key);
           },
-          unlocked)
+          "order"_a, "budget"_a, "top"_a = 0, unlocked)
       .def(
           "evict_ranked",
           [outcome](Table& t, const std::string& order, u64 excess, u64 score, i64 key, u64 cursor,
-                    u64 room, Address ids, Address times) {
-            return outcome(t.evict_ranked(order_named(order), {excess, score, key}, cursor, room,
-                                          at<i64>(ids), at<i64>(times)));
+                    u64 room, Address ids, Address times, u64 top) {
+            return outcome(t.evict_ranked(order_named(order), {excess, score, key}, top, cursor,
+                                          room, at<i64>(ids), at<i64>(times)));
           },
-          unlocked);
+          "order"_a, "excess"_a, "score"_a, "key"_a, "cursor"_a, "room"_a, "ids_at"_a, "times_at"_a,
+          "top"_a = 0, unlocked)
+      .def("looked_at", &Table::looked_at);
 }
 
 void bind_watching(nb::class_<Table>& table) {
@@ -263,11 +273,17 @@ void bind_table(nb::module_& m) {
       .def("measured_bytes", &RowFile::measured_bytes, unlocked);
   nb::class_<Table> table(m, "Table");
   table
-      .def(nb::init<const std::vector<SegmentSpec>&, bool, bool, u64, u64, bool,
-                    std::shared_ptr<Admission>, std::shared_ptr<RowFile>, u64>(),
-           "segments"_a, "serving"_a, "skip_zero"_a, "seed"_a, "initial_capacity"_a,
-           "counts_uses"_a = false, "admission"_a.none() = nb::none(),
-           "rows_in"_a.none() = nb::none(), "slot_key"_a = 0)
+      .def(
+          "__init__",
+          [](Table* t, const std::vector<SegmentSpec>& segments, bool serving, bool skip_zero,
+             u64 seed, u64 initial_capacity, const std::string& marks,
+             std::shared_ptr<Admission> admission, std::shared_ptr<RowFile> rows_in, u64 slot_key) {
+            new (t) Table(segments, serving, skip_zero, seed, initial_capacity, marks_named(marks),
+                          std::move(admission), std::move(rows_in), slot_key);
+          },
+          "segments"_a, "serving"_a, "skip_zero"_a, "seed"_a, "initial_capacity"_a,
+          "marks"_a = "none", "admission"_a.none() = nb::none(), "rows_in"_a.none() = nb::none(),
+          "slot_key"_a = 0)
       .def("slot_key", &Table::slot_key)
       .def("place_by", &Table::place_by, unlocked)
       .def("dim", [](const Table& t) { return t.layout().dim; })

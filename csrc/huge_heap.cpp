@@ -56,6 +56,7 @@ u8* HugeHeap::take(u64 bytes) {
   const auto [from, size] = *found;
   free_.erase(found);
   if (size > bytes) free_.emplace(from + bytes, size - bytes);
+  taken_ += bytes;
   return reinterpret_cast<u8*>(from);
 }
 
@@ -77,7 +78,18 @@ void HugeHeap::give(u8* data, u64 bytes) {
   zero(whole_to, to);
   if (whole_to > whole_from && !discard(whole_from, whole_to)) zero(whole_from, whole_to);
   const std::lock_guard hold(mutex_);
+  taken_ -= bytes;
   add_free(from, bytes);
+}
+
+double HugeHeap::idle_share() {
+  const std::lock_guard hold(mutex_);
+  u64 idle = 0;
+  for (const auto& [from, bytes] : free_) {
+    const u64 whole_from = up(from), whole_to = down(from + bytes);
+    idle += whole_to > whole_from ? bytes - (whole_to - whole_from) : bytes;
+  }
+  return taken_ == 0 ? 0.0 : double(idle) / double(taken_);
 }
 
 void HugeHeap::add_free(u64 from, u64 bytes) {

@@ -24,11 +24,16 @@ class HugeHeap {
   // Whole huge pages of the range go back to the system.
   void give(u8* from, u64 bytes);
 
+  // Of memory that nobody has, what the system keeps since it shares huge pages with the rest, as a
+  // part of what is taken.
+  double idle_share();
+
  private:
   bool map_more(u64 bytes);
   void add_free(u64 from, u64 bytes);
 
   std::map<u64, u64> free_;  // address to bytes: zero-filled, neighbours joined
+  u64 taken_ = 0;            // bytes
   std::mutex mutex_;
 };
 

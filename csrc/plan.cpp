@@ -137,14 +137,18 @@ u32 Plan::rank() {
   return next;
 }
 
-void Plan::trim() {
-  runs_.keep_at_most(kKeepBytes);
-  groups_.keep_at_most(kKeepBytes);
-  order_.keep_at_most(kKeepBytes);
-  marks_.keep_at_most(kKeepBytes);
-  ranks_.keep_at_most(kKeepBytes);
-  tile_from_.keep_at_most(kKeepBytes);
-  parts_.keep_at_most(kKeepBytes);
+void Plan::let_go() { keep_at_most(0); }
+
+void Plan::trim() { keep_at_most(kKeepBytes); }
+
+void Plan::keep_at_most(u64 bytes) {
+  runs_.keep_at_most(bytes);
+  groups_.keep_at_most(bytes);
+  order_.keep_at_most(bytes);
+  marks_.keep_at_most(bytes);
+  ranks_.keep_at_most(bytes);
+  tile_from_.keep_at_most(bytes);
+  parts_.keep_at_most(bytes);
 }
 
 Plan& Plan::of_this_thread() {

@@ -118,11 +118,13 @@ class Plan {
   } fresh = {};
   bool any_absent() const { return std::any_of(absent, absent + kShards, std::identity()); }
 
-  void trim();  // lets go of the memory of an unusually large call
+  void trim();    // lets go of the memory of an unusually large call
+  void let_go();  // all of its memory
 
   static Plan& of_this_thread();
 
  private:
+  void keep_at_most(u64 bytes);
   // A run of equal ids that stand side by side in the batch.
   struct Run {
     static constexpr u32 kLongest = 31;

@@ -1,6 +1,8 @@
 // One of a table's 64 shards: its locks, its index and the rows its erased keys left.
 #pragma once
 
+#include <algorithm>
+#include <limits>
 #include <mutex>
 
 #include "arena.h"
@@ -35,6 +37,31 @@ class ErasedRows {
   u64 size_ = 0;
 };
 
+// No row of a shard is older than this: what an eviction by age need not look for. A write lowers
+// it, and a walk over all rows of the shard finds it anew. Times as `Table::evict_older` counts
+// them.
+class OldestTime {
+ public:
+  static constexpr i64 kNoRow = std::numeric_limits<i64>::max();
+
+  i64 least() const { return least_; }
+  void saw(i64 time) {
+    least_ = std::min(least_, time);
+    since_ = std::min(since_, time);
+  }
+  void forget() { least_ = since_ = 0; }  // rows may be as old as can be
+  void clear() { *this = OldestTime(); }
+
+  void begin_walk() { since_ = stayed_ = kNoRow; }
+  void stays(i64 time) { stayed_ = std::min(stayed_, time); }
+  void end_walk() { least_ = std::min(stayed_, since_); }
+
+ private:
+  i64 least_ = kNoRow;
+  i64 since_ = kNoRow;   // of what was written since a walk began
+  i64 stayed_ = kNoRow;  // of what it has left
+};
+
 // Padded to its own lines: sharing one with a neighbour makes two threads slower than one.
 //
 // Whoever changes anything holds `writing`; whoever changes what readers see also holds `lock`
@@ -48,6 +75,7 @@ struct alignas(128) Shard {
   u64 promised = 0;  // keys that running calls may still insert: the index has room for them
   Index index;
   ErasedRows erased;
+  OldestTime oldest;
 };
 
 // Both locks of a shard.

@@ -58,6 +58,7 @@ class Snapshot {
   bool inherited() const;  // opened by the process that this one was forked from
   u64 ticket() const { return ticket_; }
   SnapshotUse use() const;
+  u64 bytes() const { return marks_.bytes() + held_bytes_.load(); }
 
   // Writers wait, without any lock, while they are paused or too much lies aside; the thread that
   // opened or read it last does not: nobody else would end its wait.

@@ -22,6 +22,8 @@ constexpr u64 kShardIds = 512;    // where it has so many ids at least
 constexpr u64 kTileBytes = u64(512) << 10;
 constexpr u64 kLeastTile = 512, kMostTile = 16384;  // ids
 
+i64 least_of(const i64* times, u64 n) { return n == 0 ? 0 : *std::min_element(times, times + n); }
+
 // However a call ends, the memory of an unusually large one is let go.
 struct Trim {
   Plan& plan;
@@ -31,13 +33,14 @@ struct Trim {
 }  // namespace
 
 Table::Table(const std::vector<SegmentSpec>& segments, bool serving, bool skip_zero, u64 seed,
-             u64 initial_capacity, bool counts_uses, std::shared_ptr<Admission> admission,
+             u64 initial_capacity, Marks marks, std::shared_ptr<Admission> admission,
              std::shared_ptr<RowFile> rows_in, u64 slot_key)
     : layout_(segments, serving),
       skip_zero_(skip_zero),
       seed_(seed),
+      marks_(marks),
       admission_(std::move(admission)),
-      arena_(layout_.stride, counts_uses, std::move(rows_in)),
+      arena_(layout_.stride, std::move(rows_in)),
       slot_key_(slot_key),
       snapshot_(u64(layout_.row_bytes)) {
   const CallScope scope;
@@ -115,7 +118,7 @@ void Table::note(int number, const Batch& batch) {
     if (batch.verdict[i] != Verdict::write) continue;
     const Group& group = batch.groups[i];
     if (batch.row[i] != nullptr && snapshot_.watches(number))
-      snapshot_.keep(number, group.key, *arena_.time(group.row), group.row, batch.row[i]);
+      snapshot_.keep(number, group.key, stamp_of(group.row), group.row, batch.row[i]);
     if constexpr (!Moves<Op>) {
       for (const auto& [_, touched] : touched_)
         if (Op::kLearns || touched->all_changes()) touched->mark(number, group.key);
@@ -146,20 +149,6 @@ void Table::settle(Plan& plan, int number, Batch& batch, const Op& op, Applied& 
   }
 }
 
-// The rows of a batch are written, and the calls that wrote to each of them counted.
-template <class Op>
-void Table::change(Plan& plan, Batch& batch, const Op& op, typename Op::Worker& worker,
-                   Applied& applied) {
-  op.change(worker, plan, batch, applied);
-  if (!arena_.counts_uses()) return;
-  for (u64 i = 0; i < batch.groups.size(); ++i) {
-    if (batch.row[i] == nullptr) continue;
-    u16& uses = *arena_.uses(batch.groups[i].row);
-    if (batch.born[i]) uses = 0;
-    if (Op::kIsUse) uses = used_once_more(uses);
-  }
-}
-
 template <class Op>
 void Table::commit_batch(Plan& plan, int number, std::span<Group> groups, const Op& op,
                          typename Op::Worker& worker, Applied& applied) {
@@ -174,10 +163,10 @@ void Table::commit_batch(Plan& plan, int number, std::span<Group> groups, const 
   } catch (...) {  // no memory for a key that another call erased: rows born before it are finished
     for (u64 i = 0; i < groups.size(); ++i)
       if (!batch.born[i]) batch.row[i] = nullptr;
-    change(plan, batch, op, worker, applied);
+    op.change(worker, plan, batch, applied);
     throw;
   }
-  change(plan, batch, op, worker, applied);
+  op.change(worker, plan, batch, applied);
 }
 
 // What the next batch will touch, fetched while this one is worked on.
@@ -199,6 +188,7 @@ void Table::commit(Plan& plan, int number, std::span<Group> groups, std::span<co
     const u64 end = std::min(groups.size(), from + kWriteRows);
     const TrimAfter trim(arena_);
     const WriteLock hold(shard);
+    if constexpr (Op::kInserts) shard.oldest.saw(op.earliest());
     plan.stale[number] = plan.stale[number] || shard.version != plan.version[number];
     if (plan.stale[number])
       for (Group& group : groups.subspan(from, end - from))
@@ -316,12 +306,12 @@ Applied Table::counted() const {
 }
 
 Applied Table::assign(const i64* ids, u64 n, const float* rows, i64 time) {
-  const Asking asking{time};
+  const Asking asking{time_of(time)};
   return write(ids, n, AssignOp{*this, {*this, rows}, time}, time, &asking);
 }
 
 Applied Table::assign_add(const i64* ids, u64 n, const float* rows, i64 time) {
-  const Asking asking{time};
+  const Asking asking{time_of(time)};
   return write(ids, n, AssignAddOp{*this, {*this, rows}, time}, time, &asking);
 }
 
@@ -333,7 +323,7 @@ Applied Table::apply_gradients(const i64* ids, u64 n, const Update& update) {
 Applied Table::restore(const i64* ids, u64 n, const float* rows, const float* states,
                        const i64* times) {
   const i64 newest = n == 0 ? 0 : *std::max_element(times, times + n);
-  return write(ids, n, RestoreOp{*this, {*this, rows}, states, times}, newest);
+  return write(ids, n, RestoreOp{*this, {*this, rows}, states, times, least_of(times, n)}, newest);
 }
 
 i64 Table::reinitialize(const i64* ids, u64 n, i64 time, i8* status) {
@@ -346,7 +336,8 @@ i64 Table::erase(const i64* ids, u64 n, u8* erased) {
 
 i64 Table::move_in(const i64* ids, u64 n, const float* rows, const float* states,
                    const i64* times) {
-  return write(ids, n, MoveInOp{{*this, {*this, rows}, states, times}}, 0).inserted;
+  return write(ids, n, MoveInOp{{*this, {*this, rows}, states, times, least_of(times, n)}}, 0)
+      .inserted;
 }
 
 i64 Table::move_out(const i64* ids, u64 n, u8* gone) {

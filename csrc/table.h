@@ -61,8 +61,9 @@ struct Asking {
 
 struct MemoryUse {
   u64 index_bytes;  // the index's buckets
-  u64 row_bytes;    // live rows with their time stamps and counts of uses
+  u64 row_bytes;    // live rows with their stamps
   u64 slack_bytes;  // rows taken but not live, and padding
+  u64 other_bytes;  // parts of pages, changed keys, an open snapshot
 };
 
 struct LoadStatistics {
@@ -97,7 +98,7 @@ struct SnapshotStep {
 class Table {
  public:
   Table(const std::vector<SegmentSpec>& segments, bool serving, bool skip_zero, u64 seed,
-        u64 initial_capacity, bool counts_uses = false,
+        u64 initial_capacity, Marks marks = Marks::none,
         std::shared_ptr<Admission> admission = nullptr, std::shared_ptr<RowFile> rows_in = nullptr,
         u64 slot_key = 0);
   ~Table();
@@ -170,13 +171,18 @@ class Table {
   // Evictions look at up to `room` rows from `cursor` on (0 to begin); ids and times of the rows
   // that left are written out. As with scan, a row that lives from the first step to the last is
   // looked at exactly once. One eviction at a time.
-  // Rows whose age at `reference` has reached that of their slot in `ages` [kAgeSlots].
+  // Rows whose age at `reference` has reached that of their slot in `ages` [kAgeSlots], in a table
+  // without marks. Shards that can have none are not looked at.
   ScanStep evict_older(i64 reference, const i64* ages, u64 cursor, u64 room, i64* ids, i64* times);
-  // The last row that must leave for `budget` rows to stay. Ordering by use needs `counts_uses`.
-  Cut find_cut(LeaveBy order, u64 budget);
+  // The last row that must leave for `budget` rows to stay; no row is looked at if there are no
+  // more. `top` is the largest mark that a row may have. Ordering by use needs marks of uses.
+  Cut find_cut(LeaveBy order, u64 budget, u64 top = 0);
   // Rows that rank no higher than the cut when they are looked at, at most `cut.excess` of them. By
-  // use: rows used since find_cut stay, and the counts of all that stay are halved.
-  ScanStep evict_ranked(LeaveBy order, const Cut& cut, u64 cursor, u64 room, i64* ids, i64* times);
+  // use: rows used since find_cut stay.
+  ScanStep evict_ranked(LeaveBy order, const Cut& cut, u64 top, u64 cursor, u64 room, i64* ids,
+                        i64* times);
+  // How often evictions looked at a row, over the life of the table.
+  u64 looked_at() const { return looked_at_.load(); }
 
  private:
   friend struct WriteOps;
@@ -208,9 +214,6 @@ class Table {
   template <class Op>
   void settle(Plan& plan, int shard, Batch& batch, const Op& op, Applied& applied);
   template <class Op>
-  void change(Plan& plan, Batch& batch, const Op& op, typename Op::Worker& worker,
-              Applied& applied);
-  template <class Op>
   void note(int shard, const Batch& batch);
   void before_write();
   void drop_inherited();
@@ -232,12 +235,28 @@ class Table {
 
   template <class Body>
   bool walk_slice(Cursor& cursor, u64 limit, const Body& body);
-  template <class Doomed>
-  ScanStep evict_slices(u64 cursor, u64 room, i64* ids, i64* times, const Doomed& doomed);
+  template <class Walk>
+  ScanStep evict_slices(u64 cursor, u64 room, i64* ids, i64* times, Walk& walk);
   template <class Body>
-  void each_rank(LeaveBy order, const Body& body);
-  u128 rank_of(LeaveBy order, const KeyRow& entry) const;
+  void each_rank(u64 top, const Body& body);
+  u128 rank_of(const KeyRow& entry, u64 top) const;
   void check_order(LeaveBy order) const;
+  void know_ages(const i64* ages);
+
+  // Stamps of rows. `time_of`: the time in a stamp that a write gave.
+  i64 stamp_of(u32 row) const { return shown(*arena_.time(row)); }
+  i64 time_of(i64 stamp) const { return marks_ == Marks::none ? stamp : i64(seconds_of(stamp)); }
+  // A row was written, and that was a use of it, or it was not.
+  HR_INLINE void stamp(u32 row, i64 given, bool born, bool is_use) const {
+    i64& stamp = *arena_.time(row);
+    if (marks_ == Marks::uses) [[unlikely]] {
+      const u64 before = born ? 0 : mark_of(stamp);
+      stamp = is_use ? stamp_with(given, weights_added(before, mark_of(given))) | kUsedSince
+                     : stamp_with(given, before) | (born ? 0 : stamp & kUsedSince);
+    } else {
+      stamp = given;
+    }
+  }
 
   void read_row(const u8* row, i64 step, float* out) const;
   HR_INLINE void fetch_row(u32 row) const {  // and its time
@@ -257,6 +276,7 @@ class Table {
   RowLayout layout_;
   bool skip_zero_;
   u64 seed_;
+  Marks marks_;
   std::shared_ptr<Admission> admission_;  // null: every id
   Arena arena_;
   std::vector<std::unique_ptr<Shard>> shards_;
@@ -272,6 +292,8 @@ class Table {
   Snapshot snapshot_;
   std::atomic<i64> newest_time_{0};
   std::atomic<i64> inserted_{0}, refused_{0}, dropped_{0}, erased_{0};
+  std::atomic<u64> looked_at_{0};
+  std::vector<i64> ages_;  // that the shards' oldest times were found with; one eviction at a time
 };
 
 // Shows entries in their order while the rows of later ones are on their way: an index knows no

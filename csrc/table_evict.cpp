@@ -65,16 +65,17 @@ bool Table::walk_slice(Cursor& cursor, u64 limit, const Body& body) {
   const TrimAfter trim(arena_);
   const std::lock_guard writing(shard.writing);
   const u64 next = shard.index.scan(cursor.position, limit, found, shard_done);
-  for (const KeyRow& entry : found) {
-    fetch_line(arena_.time(entry.row));
-    if (arena_.counts_uses()) fetch_line(arena_.uses(entry.row));
-  }
-  if (!body(cursor.shard, found)) return true;
+  for (const KeyRow& entry : found) fetch_line(arena_.time(entry.row));
+  const u64 shown = found.size();
+  if (!body(cursor.shard, found, shard_done)) return true;
+  looked_at_.fetch_add(shown, std::memory_order_relaxed);
   return cursor.move_to(next, shard_done);
 }
 
-template <class Doomed>
-ScanStep Table::evict_slices(u64 cursor, u64 room, i64* ids, i64* times, const Doomed& doomed) {
+// `walk.skips(shard)`, at the start of a shard: none of its rows need be looked at.
+// `walk.takes(shard, entry)`: this one leaves. `walk.ends(shard)`: all of it was looked at.
+template <class Walk>
+ScanStep Table::evict_slices(u64 cursor, u64 room, i64* ids, i64* times, Walk& walk) {
   before_write();
   const CallScope scope;
   arena_.check();
@@ -84,87 +85,136 @@ ScanStep Table::evict_slices(u64 cursor, u64 room, i64* ids, i64* times, const D
   u64 seen = 0;
   bool fits = true;
   while (fits && seen < room && !step.done) {
+    if (at.position == 0) {
+      const std::lock_guard writing(shards_[at.shard]->writing);
+      if (walk.skips(*shards_[at.shard])) {
+        step.done = !at.move_to(0, true);
+        continue;
+      }
+    }
     const u64 left = room - seen;
-    step.done = !walk_slice(at, std::min(kSliceRows, left), [&](int number, auto& found) {
-      fits = found.size() <= left;
-      if (!fits) {  // one home bucket with more keys than there is room
-        if (seen == 0) step.needed = found.size();
-        return false;
-      }
-      seen += found.size();
-      std::erase_if(found, [&](const KeyRow& entry) { return !doomed(entry); });
-      if (found.empty()) return true;
-      const std::lock_guard alone(shards_[number]->lock);
-      for (const KeyRow& entry : found) {
-        ids[step.rows] = i64(entry.key);
-        times[step.rows++] = *arena_.time(entry.row);
-        remove(number, entry.key, entry.row);
-      }
-      return true;
-    });
+    step.done =
+        !walk_slice(at, std::min(kSliceRows, left), [&](int number, auto& found, bool last) {
+          fits = found.size() <= left;
+          if (!fits) {  // one home bucket with more keys than there is room
+            if (seen == 0) step.needed = found.size();
+            return false;
+          }
+          seen += found.size();
+          Shard& shard = *shards_[number];
+          std::erase_if(found, [&](const KeyRow& entry) { return !walk.takes(shard, entry); });
+          if (last) walk.ends(shard);
+          if (found.empty()) return true;
+          const std::lock_guard alone(shard.lock);
+          for (const KeyRow& entry : found) {
+            ids[step.rows] = i64(entry.key);
+            times[step.rows++] = stamp_of(entry.row);
+            remove(number, entry.key, entry.row);
+          }
+          return true;
+        });
   }
   if (!step.done) step.cursor = at.number();
   return step;
 }
 
-ScanStep Table::evict_older(i64 reference, const i64* ages, u64 cursor, u64 room, i64* ids,
-                            i64* times) {
-  return evict_slices(cursor, room, ids, times, [&](const KeyRow& entry) {
-    return reference - *arena_.time(entry.row) >= ages[age_slot(entry.key)];
-  });
+// The oldest times of the shards hold for the ages they were found with.
+void Table::know_ages(const i64* ages) {
+  if (std::equal(ages_.begin(), ages_.end(), ages, ages + kAgeSlots)) return;
+  ages_.assign(ages, ages + kAgeSlots);
+  for (auto& shard : shards_) {
+    const std::lock_guard writing(shard->writing);
+    shard->oldest.forget();
+  }
 }
 
-ScanStep Table::evict_ranked(LeaveBy order, const Cut& cut, u64 cursor, u64 room, i64* ids,
+// Where ids of some slots may stay longer than others, their rows count as so much younger: then
+// one time and the shortest age say of a shard when the first of its rows may expire.
+ScanStep Table::evict_older(i64 reference, const i64* ages, u64 cursor, u64 room, i64* ids,
+                            i64* times) {
+  if (marks_ != Marks::none)
+    throw std::invalid_argument("this table has marks in its stamps: its rows do not leave by age");
+  if (cursor == 0) know_ages(ages);
+  struct Walk {
+    const Table& table;
+    const i64 reference;
+    const i64* const ages;
+    const i64 shortest;
+
+    bool skips(Shard& shard) const {
+      if (shard.oldest.least() == OldestTime::kNoRow) return true;
+      if (reference - shard.oldest.least() < shortest) return true;
+      shard.oldest.begin_walk();
+      return false;
+    }
+    bool takes(Shard& shard, const KeyRow& entry) const {
+      const i64 time = *table.arena_.time(entry.row), age = ages[age_slot(entry.key)];
+      if (reference - time >= age) return true;
+      shard.oldest.stays(time + (age - shortest));
+      return false;
+    }
+    void ends(Shard& shard) const { shard.oldest.end_walk(); }
+  };
+  Walk walk{*this, reference, ages, *std::min_element(ages, ages + kAgeSlots)};
+  return evict_slices(cursor, room, ids, times, walk);
+}
+
+ScanStep Table::evict_ranked(LeaveBy order, const Cut& cut, u64 top, u64 cursor, u64 room, i64* ids,
                              i64* times) {
   check_order(order);
-  const u128 last = leave_rank(cut.score, u64(cut.key));
-  u64 left = cut.excess;
-  return evict_slices(cursor, room, ids, times, [&](const KeyRow& entry) {
-    const bool used = order == LeaveBy::use && (*arena_.uses(entry.row) & kUsedSince) != 0;
-    if (left != 0 && !used && rank_of(order, entry) <= last) {
+  struct Walk {
+    const Table& table;
+    const u128 last;
+    const u64 top;
+    u64 left;
+
+    bool skips(Shard&) const { return left == 0; }
+    bool takes(Shard&, const KeyRow& entry) {
+      if (left == 0) return false;
+      if (table.marks_ == Marks::uses && (*table.arena_.time(entry.row) & kUsedSince) != 0)
+        return false;
+      if (table.rank_of(entry, top) > last) return false;
       --left;
       return true;
     }
-    if (order == LeaveBy::use) {
-      u16& uses = *arena_.uses(entry.row);
-      uses = u16(counted_uses(uses) / 2 | (uses & kUsedSince));
-    }
-    return false;
-  });
+    void ends(Shard&) const {}
+  };
+  Walk walk{*this, leave_rank(cut.score, u64(cut.key)), top, cut.excess};
+  return evict_slices(cursor, room, ids, times, walk);
 }
 
 void Table::check_order(LeaveBy order) const {
-  if (order == LeaveBy::use && !arena_.counts_uses())
-    throw std::invalid_argument("this table does not count uses: make it with counts_uses");
+  if (order == LeaveBy::use && marks_ != Marks::uses)
+    throw std::invalid_argument("this table does not count uses: make it with marks of uses");
 }
 
-u128 Table::rank_of(LeaveBy order, const KeyRow& entry) const {
-  const u16 uses = order == LeaveBy::use ? *arena_.uses(entry.row) : 0;
-  return leave_rank(leave_score(order, *arena_.time(entry.row), uses), entry.key);
+u128 Table::rank_of(const KeyRow& entry, u64 top) const {
+  return leave_rank(leave_score(marks_, stamp_of(entry.row), top), entry.key);
 }
 
 template <class Body>
-void Table::each_rank(LeaveBy order, const Body& body) {
+void Table::each_rank(u64 top, const Body& body) {
   const std::shared_lock uncleared(clearing_);
   Cursor cursor(0);
-  while (walk_slice(cursor, kSliceRows, [&](int, const auto& found) {
-    for (const KeyRow& entry : found) body(entry, rank_of(order, entry));
+  while (walk_slice(cursor, kSliceRows, [&](int, const auto& found, bool) {
+    for (const KeyRow& entry : found) body(entry, rank_of(entry, top));
     return true;
   })) {
   }
 }
 
 // Counts rows in ever finer bins of rank until a bin ends exactly at the last row that must leave:
-// a few walks over the time stamps, and no memory that grows with the table. Rows that change
-// meanwhile move the cut a little; evict_ranked never takes more than the excess.
-Cut Table::find_cut(LeaveBy order, u64 budget) {
+// a few walks over the stamps, and no memory that grows with the table. Rows that change meanwhile
+// move the cut a little; evict_ranked never takes more than the excess.
+Cut Table::find_cut(LeaveBy order, u64 budget, u64 top) {
   check_order(order);
   const CallScope scope;
   arena_.check();
+  if (size() <= budget) return {0, 0, 0};
   u64 rows = 0;
   u128 lowest = ~u128(0), highest = 0;
-  each_rank(order, [&](const KeyRow& entry, u128 rank) {
-    if (order == LeaveBy::use) *arena_.uses(entry.row) &= kMostUses;
+  each_rank(top, [&](const KeyRow& entry, u128 rank) {
+    if (marks_ == Marks::uses) *arena_.time(entry.row) &= ~kUsedSince;
     ++rows;
     lowest = std::min(lowest, rank);
     highest = std::max(highest, rank);
@@ -173,7 +223,7 @@ Cut Table::find_cut(LeaveBy order, u64 budget) {
   const u64 excess = rows - budget;
   while (lowest < highest) {
     Bins bins(lowest, highest);
-    each_rank(order, [&](const KeyRow&, u128 rank) { bins.add(rank); });
+    each_rank(top, [&](const KeyRow&, u128 rank) { bins.add(rank); });
     u64 bin = 0, leaving = bins.below + bins.count[0];
     while (leaving < excess && bins.last(bin) < highest) leaving += bins.count[++bin];
     highest = bins.last(bin);

@@ -2,6 +2,8 @@
 #include <algorithm>
 #include <bit>
 #include <cstring>
+#include <mutex>
+#include <shared_mutex>
 #include <utility>
 #include <vector>
 
@@ -245,7 +247,7 @@ void Table::copy_row(const u8* row, float* values, float* states) const {
 
 void Table::copy_entry(u32 row, float* rows, float* states, i64* time) const {
   copy_row(arena_.row(row), rows, states);
-  *time = *arena_.time(row);
+  *time = stamp_of(row);
 }
 
 void Table::entries(const i64* ids, u64 n, u8* found, float* rows, float* states,
@@ -290,13 +292,17 @@ u64 Table::size() const {
 
 MemoryUse Table::memory() const {
   const CallScope scope;
-  MemoryUse use{0, 0, 0};
+  const std::shared_lock uncleared(clearing_);
+  MemoryUse use{0, 0, 0, arena_.ragged_bytes()};
   for (int shard = 0; shard < kShards; ++shard) {
+    const std::lock_guard writing(shards_[shard]->writing);
     const ReadLocks hold(shards_, u64(1) << shard);
     use.index_bytes += shards_[shard]->index.bytes();
-    use.row_bytes +=
-        shards_[shard]->index.size() * (u64(layout_.row_bytes) + arena_.beside_bytes());
+    use.row_bytes += shards_[shard]->index.size() * (u64(layout_.row_bytes) + Arena::kBesideBytes);
+    for (const auto& [_, touched] : touched_) use.other_bytes += touched->bytes(shard);
   }
+  const double heap_bytes = double(arena_.heap_bytes() + use.index_bytes);
+  use.other_bytes += u64(HugeHeap::process().idle_share() * heap_bytes) + snapshot_.bytes();
   use.index_bytes += near_.bytes();
   const u64 taken = arena_.taken_bytes();
   use.slack_bytes = taken > use.row_bytes ? taken - use.row_bytes : 0;

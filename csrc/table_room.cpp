@@ -125,8 +125,7 @@ void Table::insert(Plan& plan, int number, Group& group) {
 
 void Table::remove(int number, u64 key, u32 row, bool told) {
   Shard& shard = *shards_[number];
-  if (snapshot_.watches(number))
-    snapshot_.keep(number, key, *arena_.time(row), row, arena_.row(row));
+  if (snapshot_.watches(number)) snapshot_.keep(number, key, stamp_of(row), row, arena_.row(row));
   for (const auto& [_, touched] : touched_)
     if (told && touched->all_changes()) touched->mark(number, key);
   shard.index.erase(key, shard.index.position(key));

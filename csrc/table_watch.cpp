@@ -163,7 +163,7 @@ bool Table::read_live(u64 room, SnapshotStep& step, const auto& emit) {
   }
   each_fetched(found, [&](const KeyRow& entry) {
     if (!snapshot_.needs(entry.row)) return;
-    emit(entry.key, *arena_.time(entry.row), arena_.row(entry.row));
+    emit(entry.key, stamp_of(entry.row), arena_.row(entry.row));
     snapshot_.settle(entry.row);
   });
   snapshot_.position = next;

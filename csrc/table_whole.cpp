@@ -51,10 +51,12 @@ bool Table::clear() {
     for (auto& shard : shards_) {
       shard->index.clear();
       shard->erased.clear();
+      shard->oldest.clear();
     }
     near_.clear();
     arena_.clear();
   });
+  Plan::of_this_thread().let_go();  // of calls on the many rows that there were
   return true;
 }
 
@@ -74,6 +76,8 @@ bool Table::exchange(Table& other) {
       for (int i = 0; i < kShards; ++i) {
         std::swap(shards_[i]->index, other.shards_[i]->index);
         std::swap(shards_[i]->erased, other.shards_[i]->erased);
+        shards_[i]->oldest.forget();  // what was found with the ages of the other table
+        other.shards_[i]->oldest.forget();
       }
       near_.swap(other.near_);
       arena_.swap(other.arena_);

@@ -50,6 +50,12 @@ void KeySet::copy_to(i64* out) const {
   }
 }
 
+u64 Touched::bytes(int shard) {
+  if (!forget_) return stripes_[shard].keys.bytes();
+  const std::lock_guard hold(forgetting_);
+  return stripes_[shard].keys.bytes();
+}
+
 // A key is in its shard's set, or the shard says that it skipped one, and both change under the
 // shard's lock alone: so no take misses a change, however `full_` is seen by other shards.
 void Touched::skip(Stripe& stripe) {

@@ -19,6 +19,7 @@ class KeySet {
   // False: it was there. Throws std::bad_alloc; nothing has changed then.
   bool insert(u64 key, const SlotHash& hash);
   u64 size() const { return size_; }
+  u64 bytes() const { return slots_.capacity() * sizeof(u64); }
   void copy_to(i64* out) const;
   void clear() { *this = KeySet(); }
 
@@ -52,7 +53,8 @@ class Touched {
   u64 size() const { return full_ ? 0 : size_.load(std::memory_order_relaxed); }
   u64 overflows() const { return overflows_.load(std::memory_order_relaxed); }
 
-  // The caller holds the shard's `writing` for these two. What is taken is taken off.
+  // The caller holds the shard's `writing` for these. What is taken is taken off.
+  u64 bytes(int shard);
   void mark(int shard, u64 key) noexcept;
   void take(u64 room, i64* ids, TouchedStep& step);
 

@@ -5,8 +5,9 @@
 // born (`born`) and changes the rows (`change`). It is shared by all threads of a call; what a
 // thread needs for itself is in its Worker. `kInserts`: it may bring new keys. `kLearns`: what it
 // writes counts as touched for every consumer of touched keys, not only for those of all changes.
-// `kIsUse`: it counts as a use of the row. `kMoves`, where it is declared: the rows go to or come
-// from another store of the same table, so nobody is told and nothing is counted.
+// `earliest`, of those that insert: the smallest stamp that it gives. `kMoves`, where it is
+// declared: the rows go to or come from another store of the same table, so nobody is told and
+// nothing is counted.
 #pragma once
 
 #include <cstring>
@@ -34,7 +35,14 @@ struct Batch {
 struct WriteOps {
   static const RowLayout& layout(const Table& table) { return table.layout_; }
   static u64 seed(const Table& table) { return table.seed_; }
-  static i64& time(const Table& table, const Group& group) { return *table.arena_.time(group.row); }
+  // Row `i` of a batch was written with this stamp; `is_use`: it counts as a use of the row.
+  static void stamp(const Table& table, const Batch& batch, u64 i, i64 given, bool is_use) {
+    table.stamp(batch.groups[i].row, given, batch.born[i], is_use);
+  }
+  // As it is, whatever it holds.
+  static void set_stamp(const Table& table, const Group& group, i64 stamp) {
+    *table.arena_.time(group.row) = stamp;
+  }
   static bool skips(const Table& table, const float* values) {
     if (!table.skip_zero_) return false;
     float squares = 0;

@@ -54,6 +54,10 @@ class Recycler:
         weakref.finalize(loan, _give_back, self._free, block).atexit = False
         return torch.from_numpy(np.ctypeslib.as_array(loan)), used
 
+    def clear(self) -> None:
+        """Gives back what waits."""
+        self._free.clear()
+
     def kept_bytes(self) -> int:
         """Bytes that wait for the next result."""
         return sum(4 * len(block.memory) for block in tuple(self._free))

@@ -52,7 +52,7 @@ def _candidates_of(
     bucket: tl.tensor,
     asked: tl.tensor,
     call: tl.tensor,
-    epoch: tl.tensor,
+    top: tl.tensor,
     BEHIND: tl.constexpr,
     MODE: tl.constexpr,
     LINES: tl.constexpr,
@@ -66,7 +66,7 @@ def _candidates_of(
     if pins is not None:
         held = tl.load(pins + bucket[:, None] * LANES + lanes, mask=asked[:, None], other=0)
         free = free & (held == 0)
-    rank = worth(words, epoch, MODE) * (2 * LANES) + BEHIND * LANES + lanes
+    rank = worth(words, top, MODE) * (2 * LANES) + BEHIND * LANES + lanes
     best = tl.min(tl.where(free, rank, NOBODY), axis=1)
     return best, tl.max(tl.where(rank == best[:, None], words, -1), axis=1)
 
@@ -79,7 +79,7 @@ def _take(
     first: tl.tensor,
     second: tl.tensor,
     call: tl.tensor,
-    epoch: tl.tensor,
+    top: tl.tensor,
     MODE: tl.constexpr,
     LINES: tl.constexpr,
 ) -> tuple[tl.tensor, tl.tensor, tl.tensor, tl.tensor]:
@@ -88,8 +88,8 @@ def _take(
     Gives the slot taken, or -1; the id that had it; its word of scores; and who found nobody.
     """
     index, pins = table
-    one, word_one = _candidates_of(table, first, todo, call, epoch, 0, MODE, LINES)
-    two, word_two = _candidates_of(table, second, todo, call, epoch, 1, MODE, LINES)
+    one, word_one = _candidates_of(table, first, todo, call, top, 0, MODE, LINES)
+    two, word_two = _candidates_of(table, second, todo, call, top, 1, MODE, LINES)
     best, seen = tl.minimum(one, two), tl.where(one < two, word_one, word_two)
     alone = todo & (best == NOBODY)
     tries = todo & ~alone
@@ -118,7 +118,6 @@ def _assigned(
     first: tl.tensor,
     given: tl.tensor,
     call: tl.tensor,
-    epoch: tl.tensor,
     MODE: tl.constexpr,
     LINES: tl.constexpr,
 ) -> tl.tensor:
@@ -126,7 +125,7 @@ def _assigned(
     at = index + word(held, LINES - 1, LINES)
     old = tl.atomic_or(at, 0, mask=asked, sem="relaxed")
     stays = asked & (old != ((call << 48) | SCORE))
-    new = (call << 48) | scored(tl.where(old < 0, 0, old), given, epoch, MODE)
+    new = (call << 48) | scored(tl.where(old < 0, 0, old), given, MODE)
     nothing = tl.full(held.shape, -2, tl.int64)
     at = tl.where(stays, at, index + first * (LINES * LANES))
     expected, new = tl.where(stays, old, nothing), tl.where(stays, new, nothing)
@@ -142,7 +141,7 @@ def place_or_evict(
     span: tl.tuple,
     given: tl.tensor,
     call: tl.tensor,
-    epoch: tl.tensor,
+    top: tl.tensor,
     MODE: tl.constexpr,
     LINES: tl.constexpr,
 ) -> tuple[tl.tensor, tl.tensor, tl.tensor, tl.tensor]:
@@ -169,7 +168,7 @@ def place_or_evict(
             expected = tl.where(tries, vacant, stored)
             old = tl.atomic_cas(index + word(place, 0, LINES), expected, stored, sem="relaxed")
             won = tries & (old == vacant)
-            score = (call << 48) | scored(tl.zeros_like(ids), given, epoch, MODE)
+            score = (call << 48) | scored(tl.zeros_like(ids), given, MODE)
             tl.store(index + word(place, LINES - 1, LINES), score, mask=won)
             slot = tl.where(won, place, slot)
             code = tl.where(won, tl.where(was_erased, RECLAIMED, INSERTED), code)
@@ -177,16 +176,14 @@ def place_or_evict(
             todo = todo & ~won
         found = todo & (held >= 0)
         if tl.max(found.to(tl.int32), axis=0) > 0:
-            kept = _assigned(index, held, found, first, given, call, epoch, MODE, LINES)
+            kept = _assigned(index, held, found, first, given, call, MODE, LINES)
             slot, code = tl.where(kept, held, slot), tl.where(kept, ASSIGNED, code)
             todo = todo & ~kept
         full = todo & (held < 0) & (free < 0)
         if tl.max(full.to(tl.int32), axis=0) > 0:
-            took, gone, seen, alone = _take(
-                table, ids, full, first, second, call, epoch, MODE, LINES
-            )
+            took, gone, seen, alone = _take(table, ids, full, first, second, call, top, MODE, LINES)
             won = took >= 0
-            score = (call << 48) | scored(tl.zeros_like(ids), given, epoch, MODE)
+            score = (call << 48) | scored(tl.zeros_like(ids), given, MODE)
             tl.store(index + word(took, LINES - 1, LINES), score, mask=won)
             slot, code = tl.where(won, took, slot), tl.where(won, EVICTED, code)
             victim, left = tl.where(won, gone, victim), tl.where(won, seen, left)
@@ -194,7 +191,7 @@ def place_or_evict(
     return slot, code, victim, left
 
 
-@jit(do_not_specialize=["n", "buckets", "now", "call", "epoch"])
+@jit(do_not_specialize=["n", "buckets", "now", "call", "top"])
 def _insert_and_evict(
     ids: tl.tensor,
     scores: tl.tensor,
@@ -214,7 +211,7 @@ def _insert_and_evict(
     buckets: tl.tensor,
     now: tl.tensor,
     call: tl.tensor,
-    epoch: tl.tensor,
+    top: tl.tensor,
     MODE: tl.constexpr,
     K: tl.constexpr,
     ROOM: tl.constexpr,
@@ -230,7 +227,7 @@ def _insert_and_evict(
     given = tl.load(scores + i, mask=live, other=0)
     call, mix = tl.zeros_like(key) + call, mix_at(index, buckets, LINES)
     slot, code, victim, left = place_or_evict(
-        *((index, pins), key, live, (base, count, mix), given, call, epoch.to(tl.int64)),
+        *((index, pins), key, live, (base, count, mix), given, call, top.to(tl.int64)),
         *(MODE, LINES),
     )
     tl.store(codes + i, code.to(tl.int8), mask=i < n)
@@ -259,7 +256,7 @@ def insert_and_evict(
     call: int,
     now: int = 0,
     mode: str = "assign",
-    epoch: int = 0,
+    top: int = 0,
     used: Int64[Tensor, "K"] | None = None,
     splits: Int64[Tensor, "K+1"] | None = None,
 ) -> Placed:
@@ -267,7 +264,8 @@ def insert_and_evict(
 
     The ids must differ. With `rows`, which may be wide enough for states, they are written, and the
     rows that leave are handed out first. `call` is a number in 1..2**15-1 other than those of the
-    last calls: rows that carry it stay. Slots of several tables are their own, as those of `find`.
+    last calls: rows that carry it stay. `top` is the largest weight that a row may have, in mode
+    "use". Slots of several tables are their own, as those of `find`.
     """
     n = len(ids)
     width = 0 if rows is None else rows.shape[1]
@@ -283,7 +281,7 @@ def insert_and_evict(
         _insert_and_evict[blocks(n, tile["ROWS"])](
             *(ids, scores, rows, used, table.index, table.values, table.pins, table.spans, splits),
             *(out.codes, out.slots, out.victims, out.victim_scores, out.victim_rows),
-            *(n, table.buckets, now, call, epoch),
+            *(n, table.buckets, now, call, top),
             MODE=mode,
             **several(table.tables),
             WIDTH=width,

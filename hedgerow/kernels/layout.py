@@ -36,7 +36,10 @@ NEWBORN = -1  # time and score of a place without a row, or whose row is not set
 PIECE = 256
 SHORT = 32  # up to so many occurrences are added where the row is updated, more before
 SCORE = 2**48 - 1  # what a word of scores may hold, see `scores`
-EPOCH = 2**16 - 1  # of them for the epoch of a score that counts uses
+STAMP = 2**63 - 1  # what a word of times may hold, where no scores are among them
+# The weights of uses in `scores`, and the marks in stamps: see `csrc/evict.h`.
+MARK, FRACTION = 2**31 - 1, 14
+AHEAD = 32 << FRACTION
 # What became of an id that `insert_and_evict` was given.
 INSERTED, RECLAIMED, ASSIGNED, EVICTED, BUSY, NOT_ASKED = 0, 1, 2, 3, 5, 7
 # The numbers of an update rule, see `rules`: room for settings, then for the starts of states.
@@ -119,6 +122,7 @@ class Arrays:
     dim: int
     pins: Int32[Tensor, "slots"] | None = None  # how often each row is held; None = never
     spans: Int64[Tensor, "K 2"] | None = None  # of several tables: first bucket, buckets of each
+    marked: bool = False  # whether times are stamps with marks, which need more bits than scores
 
     @staticmethod
     def make(
@@ -130,6 +134,7 @@ class Arrays:
         scored: bool = False,
         pinned: bool = False,
         slot_key: int = 0,
+        marked: bool = False,
     ) -> Arrays:
         """An empty table whose rows have `states` floats behind them."""
         slots = buckets * LANES + 2
@@ -141,6 +146,7 @@ class Arrays:
             torch.zeros(slots, padded(dim + states), dtype=torch.float32, device=device),
             dim,
             torch.zeros(slots, dtype=torch.int32, device=device) if pinned else None,
+            marked=marked,
         )
         if slot_key:
             made.place_by(slot_key)
@@ -181,12 +187,15 @@ class Arrays:
     def line(self, line: int) -> Int64[Tensor, "slots"]:
         """A copy of KEYS, TIMES or SCORES of all slots; the latter say nothing without a row."""
         words = self.index[:, line].flatten()[: len(self.values)]
-        return words if line == KEYS else words & SCORE
+        return words if line == KEYS else words & self._bits(line)
+
+    def _bits(self, line: int) -> int:
+        return STAMP if self.marked and line == TIMES else SCORE
 
     def read(self, line: int, slots: Int64[Tensor, "n"]) -> Int64[Tensor, "n"]:
         """KEYS, TIMES or SCORES of these slots."""
         words = self.index[slots // LANES, line, slots % LANES]
-        return words if line == KEYS else words & SCORE
+        return words if line == KEYS else words & self._bits(line)
 
     def write(self, line: int, slots: Int64[Tensor, "n"], words: Int64[Tensor, "n"] | int) -> None:
         """Sets KEYS, TIMES or SCORES of these slots."""

@@ -18,7 +18,7 @@ NEVER = 2**31 - 1
 """When a slot without a row was used: after every use."""
 _NEVER = tl.constexpr(NEVER)
 NEWBORN = tl.constexpr(layout.NEWBORN)
-SCORE = tl.constexpr(layout.SCORE)
+STAMP = tl.constexpr(layout.STAMP)
 CROWDED = 64
 """Keys of a table for which rows are singled out at once."""
 _BUCKETS = 32  # of a program
@@ -115,7 +115,7 @@ def _choose_old(
     at = (base + bucket)[:, None] * (LINES * LANES) + lanes
     tl.store(ids + place, tl.load(index + at, mask=chosen, other=0), mask=chosen)
     time = tl.load(index + at + TIMES * LANES, mask=chosen, other=0)
-    tl.store(times + place, time & SCORE, mask=chosen)
+    tl.store(times + place, time & STAMP, mask=chosen)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -215,7 +215,7 @@ def _single_out(
         key = tl.load(index + word(mine, 0, LINES), mask=write, other=0)
         tl.store(ids + place, key, mask=write)
         time = tl.load(index + word(mine, TIMES, LINES), mask=write, other=0)
-        tl.store(times + place, time & SCORE, mask=write)
+        tl.store(times + place, time & STAMP, mask=write)
         chosen += goes.to(tl.int64)
         written += write.to(tl.int64)
         i += 1

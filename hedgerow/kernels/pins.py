@@ -41,13 +41,12 @@ def pin(
         _pin[blocks(len(slots), _ROWS)](slots, table.pins, len(slots), by, ROWS=_ROWS)
 
 
-@jit(do_not_specialize=["n", "epoch"])
+@jit(do_not_specialize=["n"])
 def _touch(
     slots: tl.tensor,
     scores: tl.tensor,
     index: tl.tensor,
     n: tl.tensor,
-    epoch: tl.tensor,
     MODE: tl.constexpr,
     LINES: tl.constexpr,
     ROWS: tl.constexpr,
@@ -58,7 +57,7 @@ def _touch(
     given = tl.load(scores + i, mask=there, other=0)
     at = index + word(slot, LINES - 1, LINES)
     old = tl.load(at, mask=there, other=0)
-    new = scored(tl.where(old < 0, 0, old), given, epoch.to(tl.int64), MODE)
+    new = scored(tl.where(old < 0, 0, old), given, MODE)
     tl.store(at, new, mask=there)
 
 
@@ -67,7 +66,6 @@ def touch(
     slots: Int64[Tensor, "n"],
     scores: Int64[Tensor, "n"],
     mode: str = "assign",
-    epoch: int = 0,
     splits: Int64[Tensor, "K+1"] | None = None,
 ) -> None:
     """Scores the rows in these slots, which must differ, for one more use; -1 is no slot.
@@ -77,7 +75,7 @@ def touch(
     slots = table.numbered(slots, splits)
     if len(slots):
         _touch[blocks(len(slots), _ROWS)](
-            *(slots, scores, table.index, len(slots), epoch),
+            *(slots, scores, table.index, len(slots)),
             MODE=mode,
             LINES=table.lines,
             ROWS=_ROWS,

@@ -6,17 +6,18 @@ import torch
 from torch import Tensor
 
 from ..core.shapes import Float32, Int64
+from ..core.use_weights import weights_added
 from .evict import Placed
 from .layout import (
     ASSIGNED,
     BUSY,
     EMPTY,
-    EPOCH,
     ERASED,
     EVICTED,
     INSERTED,
     KEYS,
     LANES,
+    MARK,
     NOT_ASKED,
     RECLAIMED,
     SCORE,
@@ -34,25 +35,24 @@ def _word(table: Arrays, slot: int) -> int:
     return int(table.index[slot // LANES, SCORES, slot % LANES])
 
 
-def _worth(word: int, epoch: int, mode: str) -> int:
+def _worth(word: int, top: int, mode: str) -> int:
     score = word & SCORE
-    if mode == "count":
-        return (score & 0xFFFFFFFF) >> min((epoch - (score >> 32)) & EPOCH, 32)
+    if mode == "use":
+        return (score - top - 1) & MARK if score else 0
     return score
 
 
-def _scored(word: int, given: int, epoch: int, mode: str) -> int:
-    if mode == "count":
-        count = _worth(max(word, 0), epoch, mode) + given
-        return min(count, 0xFFFFFFFF) | ((epoch & EPOCH) << 32)
+def _scored(word: int, given: int, mode: str) -> int:
+    if mode == "use":
+        return weights_added(word & SCORE if word > 0 else 0, given & MARK)
     return given & SCORE
 
 
-def _victim(table: Arrays, id_: int, call: int, epoch: int, mode: str) -> int:
+def _victim(table: Arrays, id_: int, call: int, top: int, mode: str) -> int:
     """The slot of the row that leaves for an id, or -1."""
     buckets = [int(b) for b in place_by(torch.tensor([id_]), table.buckets, table.mix())]
     may_leave = [
-        (_worth(_word(table, slot), epoch, mode), order, slot)
+        (_worth(_word(table, slot), top, mode), order, slot)
         for order, slot in enumerate(b * LANES + lane for b in buckets for lane in range(LANES))
         if _word(table, slot) >= 0
         and _word(table, slot) >> 48 != call
@@ -61,7 +61,7 @@ def _victim(table: Arrays, id_: int, call: int, epoch: int, mode: str) -> int:
     return min(may_leave)[2] if may_leave else -1
 
 
-def _seat(table: Arrays, id_: int, call: int, epoch: int, mode: str) -> tuple[int, int]:
+def _seat(table: Arrays, id_: int, call: int, top: int, mode: str) -> tuple[int, int]:
     """Code and slot of an id; the table is not changed."""
     slot = find_one(table, id_)
     if slot >= 0:
@@ -69,7 +69,7 @@ def _seat(table: Arrays, id_: int, call: int, epoch: int, mode: str) -> tuple[in
     for slot in places_of(table, id_):
         if key_at(table, slot) in (EMPTY, ERASED):
             return RECLAIMED if key_at(table, slot) == ERASED else INSERTED, slot
-    slot = -1 if id_ in (EMPTY, ERASED) else _victim(table, id_, call, epoch, mode)
+    slot = -1 if id_ in (EMPTY, ERASED) else _victim(table, id_, call, top, mode)
     return (BUSY if slot < 0 else EVICTED), slot
 
 
@@ -82,7 +82,7 @@ def insert_and_evict(
     call: int,
     now: int = 0,
     mode: str = "assign",
-    epoch: int = 0,
+    top: int = 0,
     used: Int64[Tensor, "K"] | None = None,
     splits: Int64[Tensor, "K+1"] | None = None,
 ) -> Placed:
@@ -97,7 +97,7 @@ def insert_and_evict(
         None if rows is None else torch.zeros_like(rows),
     )
     for i, (id_, given) in enumerate(zip(ids[:live].tolist(), scores.tolist(), strict=False)):
-        code, slot = _seat(table, id_, call, epoch, mode)
+        code, slot = _seat(table, id_, call, top, mode)
         out.codes[i], out.slots[i] = code, slot
         if code == BUSY:
             continue
@@ -112,7 +112,7 @@ def insert_and_evict(
         put_word(table, KEYS, slot, TAKEN if id_ in (EMPTY, ERASED) else id_)
         if table.lines > 2:
             put_word(table, TIMES, slot, now)
-        put_word(table, SCORES, slot, call << 48 | _scored(word, given, epoch, mode))
+        put_word(table, SCORES, slot, call << 48 | _scored(word, given, mode))
         if rows is not None:
             table.values[slot, : rows.shape[1]] = rows[i]
     return out
@@ -131,9 +131,8 @@ def touch(
     slots: Int64[Tensor, "n"],
     scores: Int64[Tensor, "n"],
     mode: str = "assign",
-    epoch: int = 0,
 ) -> None:
     """Scores the rows in these slots, which must differ, for one more use; -1 is no slot."""
     for slot, given in zip(slots.tolist(), scores.tolist(), strict=True):
         if slot >= 0:
-            put_word(table, SCORES, slot, _scored(_word(table, slot), given, epoch, mode))
+            put_word(table, SCORES, slot, _scored(_word(table, slot), given, mode))

@@ -39,6 +39,7 @@ def _tables(table: Arrays) -> list[tuple[int, Arrays]]:
                 table.index[first : first + count + 1],
                 table.values[first * LANES : (first + count) * LANES + 2],
                 table.dim,
+                marked=table.marked,
             ),
         )
         for first, count in spans

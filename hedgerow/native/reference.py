@@ -155,7 +155,7 @@ class Table(Rows):
 
     def assign(self, ids_at: int, n: int, rows_at: int, time: int) -> tuple[int, int, int]:
         """Sets rows and keeps their state."""
-        given = self._admitted(self._given(ids_at, n, rows_at), time)
+        given = self._admitted(self._given(ids_at, n, rows_at), self._time_of(time))
         winners, dropped = self._winners(given)
         inserted = erased = 0
         for key, (_, values) in winners.items():
@@ -166,13 +166,13 @@ class Table(Rows):
             inserted += key not in self._rows
             row = self._rows.setdefault(key, self._new_row(key))
             row.values = self._stored(values)
-            row.touch(time)
+            self._touch(row, time)
         self._newest = max(self._newest, time)
         return self._count(inserted, dropped, erased, n - len(given))
 
     def assign_add(self, ids_at: int, n: int, rows_at: int, time: int) -> tuple[int, int, int]:
         """Adds to rows; a sum that the row cannot hold leaves it as it is."""
-        given = self._admitted(self._given(ids_at, n, rows_at), time)
+        given = self._admitted(self._given(ids_at, n, rows_at), self._time_of(time))
         finite: dict[int, list[Floats]] = {}
         for key, values in given:
             if np.isfinite(values).all():
@@ -189,7 +189,7 @@ class Table(Rows):
                 inserted += row is None
                 row = row or self._rows.setdefault(key, self._new_row(key))
                 row.values = self._stored(total)
-                row.touch(time)
+                self._touch(row, time)
                 added += len(parts)
         self._newest = max(self._newest, time)
         return self._count(inserted, len(given) - added, 0, n - len(given))
@@ -226,7 +226,7 @@ class Table(Rows):
             if usable:
                 self._mark([key], learned=True)
                 row = self._rows.setdefault(key, self._new_row(key))
-                row.touch(time)
+                self._touch(row, time)
                 for number, grad in enumerate(usable):
                     self._step(key, row, grad, rates, step, number)
         self._newest = max(self._newest, time)
@@ -273,7 +273,8 @@ class Table(Rows):
             status[i] = key in self._rows
             new = self._new_row(key)
             row = self._rows.setdefault(key, new)
-            row.values, row.state, row.time = new.values, new.state, time
+            row.values, row.state = new.values, new.state
+            self._touch(row, time, is_use=False)
         return self._count(int((status == 0).sum()), 0)[0]
 
     def erase(self, ids_at: int, n: int, erased_at: int) -> int:

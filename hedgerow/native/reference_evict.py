@@ -8,16 +8,16 @@ from typing import Any, Protocol, TypeVar
 
 import numpy as np
 
+from ..core.use_weights import MARK, MARK_BITS
 from .reference_values import at
 
 SLOTS = 2**15
 
 
 class Row(Protocol):
-    """What an eviction reads of a row, and the count it may halve."""
+    """What an eviction reads of a row."""
 
     time: int
-    uses: int
     used_since: bool
 
 
@@ -30,44 +30,21 @@ def is_older(ages_at: int, reference: int, key: int, row: Row) -> bool:
     return reference - row.time >= int(ages[(key >> 48) & (SLOTS - 1)])
 
 
-def rank(order: str, key: int, row: Row) -> tuple[int, int]:
-    """Rows leave in this order: by time, or by uses and then time; equals by key."""
-    if order == "time":
+def rank(marks: str, top: int, key: int, row: Row) -> tuple[int, int]:
+    """Rows leave in this order: by time, then turn; or by uses, then time; equals by key."""
+    if marks == "none":
         return row.time, key
-    return (row.uses << 48) | min(row.time, 2**48 - 1), key
-
-
-def find_cut(order: str, rows: dict[int, R], budget: int) -> tuple[int, int, int]:
-    """How many rows must leave, and the rank of the last of them."""
-    for row in rows.values() if order == "use" else ():
-        row.used_since = False
-    excess = len(rows) - budget
-    if excess <= 0:
-        return 0, 0, 0
-    return excess, *sorted(rank(order, key, row) for key, row in rows.items())[excess - 1]
-
-
-def ranked(order: str, excess: int, score: int, key: int) -> Callable[[int, Row], bool]:
-    """Says which rows, shown one by one, leave; by use, halves the counts of the others."""
-    left = excess
-
-    def leaves(shown: int, row: Row) -> bool:
-        nonlocal left
-        used = order == "use" and row.used_since
-        if left and not used and rank(order, shown, row) <= (score, key):
-            left -= 1
-            return True
-        if order == "use":
-            row.uses //= 2
-        return False
-
-    return leaves
+    mark, seconds = row.time & MARK, row.time >> MARK_BITS
+    place = 0 if mark == 0 else (mark - top - 1) & MARK
+    return (place << 32 | seconds if marks == "uses" else seconds << MARK_BITS | place), key
 
 
 class Evictions:
     """What `Table` lets go of. Answers are (rows gone, cursor, done, room needed)."""
 
+    marks: str
     _rows: dict[int, Any]
+    _looked_at: int
 
     def _remove(self, key: int) -> bool:
         raise NotImplementedError
@@ -79,9 +56,16 @@ class Evictions:
         doomed = partial(is_older, ages_at, reference)
         return self._evict(doomed, cursor, room, ids_at, times_at)
 
-    def find_cut(self, order: str, budget: int) -> tuple[int, int, int]:
+    def find_cut(self, order: str, budget: int, top: int = 0) -> tuple[int, int, int]:
         """How many rows must leave, and the rank of the last of them."""
-        return find_cut(order, self._rows, budget)
+        self._check_order(order)
+        excess = len(self._rows) - budget
+        if excess <= 0:
+            return 0, 0, 0
+        for row in self._rows.values():
+            row.used_since = False
+        ranks = sorted(rank(self.marks, top, key, row) for key, row in self._rows.items())
+        return excess, *ranks[excess - 1]
 
     def evict_ranked(
         self,
@@ -93,10 +77,24 @@ class Evictions:
         room: int,
         ids_at: int,
         times_at: int,
+        top: int = 0,
     ) -> tuple[int, int, bool, int]:
         """Removes rows up to a rank, at most `excess` of them."""
-        doomed = ranked(order, excess, score, key)
-        return self._evict(doomed, cursor, room, ids_at, times_at)
+        self._check_order(order)
+        left = excess
+
+        def leaves(shown: int, row: Any) -> bool:
+            nonlocal left
+            if not left or row.used_since or rank(self.marks, top, shown, row) > (score, key):
+                return False
+            left -= 1
+            return True
+
+        return self._evict(leaves, cursor, room, ids_at, times_at)
+
+    def _check_order(self, order: str) -> None:
+        if order == "use" and self.marks != "uses":
+            raise ValueError("this table does not count uses: make it with marks of uses")
 
     def _evict(
         self,
@@ -108,6 +106,7 @@ class Evictions:
     ) -> tuple[int, int, bool, int]:
         """Removes the doomed among `room` rows from the cursor on."""
         seen = list(self._rows)[cursor : cursor + room]
+        self._looked_at += len(seen)
         gone = [(key, self._rows[key].time) for key in seen if doomed(key, self._rows[key])]
         for i, (key, time) in enumerate(gone):
             at(ids_at, room, np.int64)[i] = key

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
+from ..core.use_weights import MARK, MARK_BITS, weights_added
 from .reference_admission import Admission
 from .reference_evict import Evictions
 from .reference_rules import Floats
@@ -35,13 +36,8 @@ class Row:
 
     values: Floats
     state: Floats
-    time: int = 0
-    uses: int = 0
+    time: int = 0  # or the stamp, in a table with marks
     used_since: bool = False  # a search for a cut last saw it
-
-    def touch(self, time: int) -> None:
-        """Counts a use, at a time."""
-        self.time, self.uses, self.used_since = time, min(self.uses + 1, 2**15 - 1), True
 
 
 @dataclass
@@ -53,12 +49,13 @@ class Rows(Watched, Evictions):
     skip_zero: bool
     seed: int
     initial_capacity: int
-    counts_uses: bool = False
+    marks: str = "none"
     admission: Admission | None = None
     rows_in: object | None = None  # where rows lie changes nothing
     key: int = 0  # nor how they are found
     _rows: dict[int, Row] = field(default_factory=dict)
     _newest: int = 0
+    _looked_at: int = 0
     _counted: list[int] = field(default_factory=lambda: [0, 0, 0, 0])
 
     def __post_init__(self) -> None:
@@ -89,6 +86,10 @@ class Rows(Watched, Evictions):
     def newest_time(self) -> int:
         """The largest time a write gave."""
         return self._newest
+
+    def looked_at(self) -> int:
+        """How often evictions looked at a row."""
+        return self._looked_at
 
     def counted(self) -> tuple[int, int, int, int]:
         """Inserted, refused, dropped, erased, over the life of the table."""
@@ -160,6 +161,16 @@ class Rows(Watched, Evictions):
                 for s, columns in self._columns()
             ]
         )
+
+    def _time_of(self, time: int) -> int:
+        return time if self.marks == "none" else time >> MARK_BITS
+
+    def _touch(self, row: Row, time: int, *, is_use: bool = True) -> None:
+        if self.marks == "uses":
+            row.used_since |= is_use
+            before = row.time & MARK
+            time = time & ~MARK | (weights_added(before, time & MARK) if is_use else before)
+        row.time = time
 
     def _new_row(self, key: int) -> Row:
         state = [] if self.serving else [x for s in self.segments for x in s.initial_state]

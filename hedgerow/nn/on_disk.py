@@ -14,7 +14,6 @@ from ..core.errors import ConfigError
 from ..core.units import format_bytes, parse_bytes
 from ..launch.rank_info import rank_info
 from ..tables.config import TableConfig
-from ..tables.expiry import Lfu
 from ..tables.host import HostTable
 from ..tables.layout import RowLayout
 from ..tables.row_file import RowFile
@@ -84,8 +83,7 @@ def _made(
     """An empty table; those that are too large for memory in a file."""
     if config.name not in small:
         return HostTable(config, clock=one.clock)
-    mode = "pages" if isinstance(config.evict, Lfu) else "HYBRID"  # counts do not move with a row
-    return on_disk(config, RowFile(folder, small[config.name]), mode, clock=one.clock)
+    return on_disk(config, RowFile(folder, small[config.name]), "HYBRID", clock=one.clock)
 
 
 def on_disk(

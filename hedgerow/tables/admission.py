@@ -67,7 +67,9 @@ class Count(Admission):
     """Admits an id on its `n`-th sighting; `Count(1)` admits every id.
 
     Sightings are counted by occurrence, over about the last 300 million distinct ids. All sightings
-    of an id in one call are one question, answered by its count before the call.
+    of an id in one call are one question, answered by its count before the call: an id that comes
+    five times in its first call has five sightings, and gets its row with the next call. Where a
+    call takes occurrences one by one (`per_occurrence=True`), each is a question of its own.
 
     >>> Count(3).n
     3

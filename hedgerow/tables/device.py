@@ -29,6 +29,7 @@ from .device_growth import FILL
 from .device_moves import DeviceMoves
 from .device_room import Full
 from .layout import RowLayout
+from .leave_order import LeaveOrder, join
 from .schedules import Rate, check_rates, rate_at
 from .slot_key import check_slot_key, slot_key_of
 from .store import Applied, Lookup, Missing, TableKeys
@@ -91,6 +92,7 @@ class DeviceTable(DeviceMoves):
         self._follows_step = any(s.optimizer and s.optimizer.follows_step for s in config.segments)
         self._clock: Clock = clock or SystemClock()
         self._events = Counters()
+        self._order = LeaveOrder.of(config.evict)
         self._restoring = Lock()
         self.device = torch.empty(0, device=device).device  # with its number
         if self.device.type == "cpu" and not interpreted():
@@ -111,6 +113,9 @@ class DeviceTable(DeviceMoves):
         self._totals = torch.zeros(5, dtype=torch.int64, device=self.device)
         self._epoch = object()  # replaced whenever rows move
         self._max_ts = 0
+        self._oldest_s: int | None = None  # no row is older, as `DeviceEvictions` counts
+        self._captured_s: list[int] = []  # the least time of a CUDA graph, which writes it again
+        self._looked_at = 0  # rows, by evictions
         self._timed = False  # whether any row may have another time than 0
         self._start_watch()
 
@@ -272,7 +277,7 @@ class DeviceTable(DeviceMoves):
             stamp=self._timed,
             at_step=call.at_step,
         )
-        self._note(grouped, placed, learned=True)
+        self._note(grouped, placed, learned=True, use=now)
 
     def _plain_step(
         self, call: _Step, slots: Tensor | None, now: int, done: Int64[Tensor, "3"]
@@ -314,7 +319,7 @@ class DeviceTable(DeviceMoves):
             *(self._table, grouped, taken, call.grads, slots, born, self._parts),
             *(call.rates, now, call.at_step),
         )
-        self._note(grouped, slots, learned=True)
+        self._note(grouped, slots, learned=True, use=now)
 
     # ---- all rows at once
 
@@ -354,7 +359,8 @@ class DeviceTable(DeviceMoves):
         self._slot_key, other._slot_key = other._slot_key, self._slot_key
         self._max_ts, other._max_ts = other._max_ts, self._max_ts
         self._timed, other._timed = other._timed, self._timed
-        self._faded, other._faded = other._faded, self._faded
+        join(self._order, other._order)
+        self._oldest_s = other._oldest_s = 0
         for table in (self, other):
             table._epoch = object()
             table._known = table.capacity_rows  # counted anew before the next growth

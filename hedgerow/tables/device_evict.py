@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import torch
 from torch import Tensor
 
 from ..core import checks
 from ..core.errors import ConfigError
+from ..core.fids import slot_of
 from ..core.shapes import Int64
-from ..kernels.layout import EPOCH, LANES, SCORE, SCORES, TIMES, Grouped
+from ..kernels.layout import TIMES, Grouped
 from .device_writes import DeviceWrites
 from .expiry import Lfu, Lru, Ttl, expired
 from .host_evict import Evicted
@@ -26,43 +28,54 @@ class DeviceEvictions(DeviceWrites):
         rule = self.config.evict
         checks.flag("capture", capture)
         given = None if now_s is None else checks.count("now_s", now_s)
-        slots = self._table.taken().nonzero()[:, 0]
-        ids, ts = self._table.ids(slots), self._table.read(TIMES, slots)
         if isinstance(rule, Ttl):
-            leaving = self._older(rule, given, ids, ts)
+            ids, ts = self._older(rule, given)
         elif isinstance(rule, Lru | Lfu):
-            budget = rule.rows if rows is None else checks.count("rows", rows)
-            order = _oldest(ids, ts)
-            if isinstance(rule, Lfu):
-                order = order[self._used(slots)[order].argsort(stable=True)]
-            leaving = order[: max(0, len(ids) - budget)]
-            self._faded += len(leaving) > 0
+            ids, ts = self._beyond(rule.rows if rows is None else checks.count("rows", rows))
         else:
             raise ConfigError(
                 f"table {self.config.name!r} has no eviction rule; make its TableConfig with "
                 f"evict=Ttl(...), Lru(...) or Lfu(...)."
             )
-        ids, ts = ids[leaving], ts[leaving]
         if len(ids):
             with self._here():
                 self._erase(ids, Grouped(ids, None), None)
         self._events.add("evicted", len(ids))
         return Evicted(len(ids), ids, ts) if capture else Evicted(len(ids))
 
-    def _older(
-        self, rule: Ttl, now_s: int | None, ids: Int64[Tensor, "n"], ts: Int64[Tensor, "n"]
-    ) -> Tensor:
+    def _older(self, rule: Ttl, now_s: int | None) -> tuple[Tensor, Tensor]:
+        """Ids and times of the rows that have expired."""
         if now_s is None:
             now_s = self._max_ts if rule.reference == "newest" else self._clock.now_s()
-        return expired(ids, ts, now_s, rule)
+        if self._oldest_s is None or now_s - self._oldest_s < rule.shortest_s():
+            return self._no_rows()
+        slots, ids = self._all_rows()
+        ts = self._table.read(TIMES, slots)
+        leaving = expired(ids, ts, now_s, rule)
+        # Where ids of some slots may stay longer than others, their rows count as younger.
+        later = rule.ages_s().to(self.device)[slot_of(ids)] - rule.shortest_s()
+        staying = (ts + later)[~leaving]
+        left = [int(staying.min())] if len(staying) else []
+        self._oldest_s = min([*left, *self._captured_s], default=None)
+        return ids[leaving], ts[leaving]
 
-    def _used(self, slots: Int64[Tensor, "n"]) -> Int64[Tensor, "n"]:
-        """How often each row was used: half as much with every eviction since its last use."""
-        words = self._table.index[slots // LANES, SCORES, slots % LANES].clamp(min=0) & SCORE
-        return (words & (2**32 - 1)) >> ((self._faded - (words >> 32)) & EPOCH).clamp(max=32)
+    def _beyond(self, budget: int) -> tuple[Tensor, Tensor]:
+        """Ids and times of the rows that are too many."""
+        if self.size() <= budget:
+            return self._no_rows()
+        assert self._order is not None
+        slots, ids = self._all_rows()
+        stamps, order = self._stamps_at(self._table, slots), ids.argsort()
+        order = order[self._order.ranks(stamps[order]).argsort(stable=True)]
+        leaving = order[: max(0, len(ids) - budget)]
+        return ids[leaving], self._order.seconds(stamps[leaving])
 
+    def _all_rows(self) -> tuple[Int64[Tensor, "n"], Int64[Tensor, "n"]]:
+        """Slots and ids of all rows."""
+        slots = self._table.taken().nonzero()[:, 0]
+        self._looked_at += len(slots)
+        return slots, self._table.ids(slots)
 
-def _oldest(ids: Int64[Tensor, "n"], ts: Int64[Tensor, "n"]) -> Int64[Tensor, "n"]:
-    """Where the rows stand in the order in which they leave: by time, of equal ones by id."""
-    order = ids.argsort()
-    return order[ts[order].argsort(stable=True)]
+    def _no_rows(self) -> tuple[Tensor, Tensor]:
+        nothing = torch.empty(0, dtype=torch.int64, device=self.device)
+        return nothing, nothing

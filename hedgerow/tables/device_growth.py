@@ -11,7 +11,6 @@ from ..core.errors import ConfigError
 from ..kernels.layout import LANES, Arrays
 from ..kernels.rehash import rehash
 from .device_reads import MAX_IDS, DeviceReads
-from .expiry import Lfu
 
 FILL = 0.8  # of the slots: up to there every id finds room
 _ROOMY = 0.6  # after growth at most so much is taken, so that the next count is far away
@@ -23,6 +22,11 @@ class DeviceGrowth(DeviceReads):
     full: Any
     _epoch: object
     _slot_key: int
+
+    @property
+    def _scored(self) -> bool:
+        """Whether rows have a score beside their time: stamps with marks leave no room for one."""
+        return self._order is not None and (self._order.by_use or self.full == "evict")
 
     def reserve(self, rows: int) -> None:
         """Makes room for so many rows. Those that are there move with states, times and uses.
@@ -62,7 +66,8 @@ class DeviceGrowth(DeviceReads):
             )
         return Arrays.make(
             *(buckets, self.config.dim, self.device, self.layout.state_floats),
-            scored=isinstance(self.config.evict, Lfu),
+            scored=self._scored,
+            marked=self._order is not None,
             slot_key=self._slot_key,
         )
 

@@ -7,7 +7,7 @@ from torch import Tensor
 
 from ..core.shapes import Bool, Int64
 from ..kernels import assign, erase, find, lookup
-from ..kernels.layout import NEWBORN, SCORE, TIMES, Grouped, group
+from ..kernels.layout import LANES, NEWBORN, TIMES, Grouped, group
 from .device_evict import DeviceEvictions
 from .moving import MovingRows
 
@@ -27,21 +27,27 @@ class DeviceMoves(DeviceEvictions):
         found, at, dim = slots >= 0, slots.clamp(min=0), self.config.dim
         raw = self._table.values[at, dim : dim + self.layout.state_floats]
         raw = torch.where(found[:, None], raw, 0.0)
-        return MovingRows(ids, found, rows, raw, torch.where(found, self._table.read(TIMES, at), 0))
+        return MovingRows(
+            ids, found, rows, raw, torch.where(found, self._stamps_at(self._table, at), 0)
+        )
 
     def move_in(self, moving: MovingRows) -> Bool[Tensor, "n"]:
         """Takes rows from anywhere; which found room."""
         there, n = moving.to(self.device), len(moving)
         if not n:
             return there.found
-        _, uncounted = self._write(0, n)
+        self._begin_at(0, n)
+        uncounted = self._nothing_done()
         self._timed, self._epoch = True, object()
         with self._here():
             assign.assign(
                 *(self._table, group(there.ids), there.rows, torch.ones_like(there.found)),
                 *(self._starts, uncounted, 0, None, there.states, there.ts),
             )
-            return find.find(self._table, there.ids) >= 0
+            slots = find.find(self._table, there.ids)
+            if self._scored:
+                self._score(slots, None)
+            return slots >= 0
 
     def move_out(self, ids: Int64[Tensor, "n"]) -> None:
         """Lets rows go; the ids differ."""
@@ -56,6 +62,6 @@ class DeviceMoves(DeviceEvictions):
         ids = ids.to(self.device)
         with self._here():
             slots = find.find(self._table, ids)
-        times = self._table.read(TIMES, slots.clamp(min=0))
-        unset = (slots >= 0) & (times == NEWBORN & SCORE)
+        at = slots.clamp(min=0)
+        unset = (slots >= 0) & (self._table.index[at // LANES, TIMES, at % LANES] == NEWBORN)
         self.move_out(torch.unique(ids[unset]))

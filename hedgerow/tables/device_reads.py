@@ -10,20 +10,22 @@ import torch
 from torch import Tensor
 
 from ..core.counters import Counters
-from ..core.shapes import Bool, Int64
+from ..core.shapes import Bool, Float64, Int64
 from ..kernels import find, lookup
-from ..kernels.layout import LANES, TIMES, Arrays
+from ..kernels.layout import LANES, MARK, SCORES, TIMES, Arrays
 from . import arguments
 from .config import TableConfig
-from .host_reads import MemoryUse, slice_rows
+from .device_filter import DeviceFilter
+from .host_reads import MemoryUse, slice_rows, uses_of
 from .layout import RowLayout
+from .stamps import Stamps
 from .store import Entries, TableKeys
 
 _STAY = nullcontext()
 MAX_IDS = 2**31 - 1  # of one call, and slots of a table: kernels count in 32 bits
 
 
-class DeviceReads:
+class DeviceReads(Stamps):
     """The reading part of `DeviceTable`; size, scan and stats wait for the device."""
 
     config: TableConfig
@@ -33,6 +35,7 @@ class DeviceReads:
     _totals: Int64[Tensor, "5"]  # inserted, refused, dropped, erased, evicted for others
     _events: Counters
     _max_ts: int
+    _filter: DeviceFilter | None
     _known: int  # rows when they were last counted
     _since: int  # ids that were written since then
 
@@ -77,10 +80,15 @@ class DeviceReads:
         """The largest `ts` that a write gave."""
         return self._max_ts
 
+    def uses(self, keys: TableKeys | Int64[Tensor, "n"]) -> Float64[Tensor, "n"]:
+        """How often each key was used, under an `Lfu` rule; as `HostTable.uses`."""
+        return uses_of(self._order, self.entries(keys), self.config.name)
+
     def memory(self) -> MemoryUse:
         """Bytes by purpose; slots without a row are slack."""
         held, live = self._table.nbytes, self.size() * 4 * self._table.stride
-        return MemoryUse(held[0], live, held[1] - live)
+        others = self._feed_bytes() + (0 if self._filter is None else self._filter.memory_bytes())
+        return MemoryUse(held[0], live, held[1] - live, others)
 
     def stats(self) -> dict[str, float]:
         """Rows, bytes, load and everything counted since the table was made."""
@@ -93,6 +101,7 @@ class DeviceReads:
             "index_bytes": use.index_bytes,
             "row_bytes": use.row_bytes,
             "slack_bytes": use.slack_bytes,
+            "other_bytes": use.other_bytes,
             "output_bytes": 0,
             "load_factor": rows / self.capacity_rows,
             "longest_search": 2,
@@ -107,6 +116,10 @@ class DeviceReads:
         return self
 
     # ---- inside
+
+    def _feed_bytes(self) -> int:
+        """What the consumers of touched keys hold."""
+        raise NotImplementedError
 
     def _here(self) -> AbstractContextManager[object]:
         """Kernels start on the current device, which may be another one."""
@@ -128,11 +141,18 @@ class DeviceReads:
             rows = lookup.gather(table, slots)
         found = slots >= 0
         at = slots.clamp(min=0)
-        times = torch.where(found, table.read(TIMES, at), 0)
+        times = torch.where(found, self._stamps_at(table, at), 0)
         dim = self.config.dim
         states = table.values[at, dim : dim + self.layout.state_floats]
         states = torch.where(found[:, None], states, 0.0)
-        return Entries(ids, found, rows, self.layout.named(states), times)
+        return Entries(ids, found, rows, self.layout.named(states), *self._shown(times))
+
+    def _stamps_at(self, table: Arrays, slots: Int64[Tensor, "n"]) -> Int64[Tensor, "n"]:
+        """The stamps of rows; the weight of their uses stands beside their times."""
+        stamps = table.read(TIMES, slots)
+        if self._order is None or not self._order.by_use:
+            return stamps
+        return (stamps & ~MARK) | (table.read(SCORES, slots) & MARK)
 
     def _keys(self, keys: TableKeys | Tensor) -> TableKeys:
         return arguments.keys_of_one_table(keys, MAX_IDS, self.device, room=True)

@@ -12,7 +12,7 @@ from ..core.shapes import Bool, Float32, Int64
 from ..kernels.assign import assign
 from ..kernels.evict import insert_and_evict
 from ..kernels.first_values import first_values
-from ..kernels.layout import EVICTED, INSERTED, RECLAIMED, Grouped, Part, group
+from ..kernels.layout import EVICTED, INSERTED, MARK, RECLAIMED, Grouped, Part, group
 from .device_watch import DeviceWatch
 
 Full = Literal["refuse", "raise", "evict", "grow"]
@@ -62,14 +62,16 @@ class DeviceRoom(DeviceWatch):
         self._calls = self._calls % _CALLS + 1
         order = wanted.logical_not().argsort(stable=True)
         ids, asked = grouped.ids[order], wanted.sum().view(1)
-        mode = "count" if self._uses else "assign"
-        scores = torch.full_like(ids, 0 if self._uses else now)
+        order = self._order
+        by_use = order is not None and order.by_use
+        # A use is counted when the row is written.
+        scores = torch.full_like(ids, 0 if by_use else now if order is None else now & MARK)
         out = insert_and_evict(
             *(self._table, ids, scores),
             call=self._calls,
             now=now,
-            mode=mode,
-            epoch=self._faded,
+            mode="use" if by_use else "assign",
+            top=0 if order is None else order.top,
             used=asked,
         )
         left = out.codes == EVICTED

@@ -50,6 +50,11 @@ class DeviceTouched:
         state = "closed" if self._closed else f"{self.size()} keys"
         return f"DeviceTouched({self.name!r}, {state})"
 
+    @property
+    def nbytes(self) -> int:
+        """What it holds of the device's memory."""
+        return sum(self._keys.nbytes)
+
     def mark(self, ids: Int64[Tensor, "n"], touched: Bool[Tensor, "n"]) -> None:
         """Adds the `touched` ids; never waits."""
         if self.settings.overflow == "forget":

@@ -10,12 +10,11 @@ from torch import Tensor
 
 from ..core.errors import InputError, NameTakenError
 from ..core.shapes import Bool, Int64
-from ..kernels.layout import Grouped
+from ..kernels.layout import MARK, TIMES, Grouped
 from ..kernels.pins import touch
 from .device_growth import DeviceGrowth
 from .device_snapshot import DeviceSnapshot
 from .device_touched import DeviceTouched
-from .expiry import Lfu
 from .touched import DEFAULT_CAPACITY, Overflow, TouchedSettings
 
 _BORN = 2**40  # what `apply` adds to the slots of new rows
@@ -27,8 +26,6 @@ class DeviceWatch(DeviceGrowth):
     def _start_watch(self) -> None:
         self._consumers: dict[str, DeviceTouched] = {}
         self._snapshots: list[ref[DeviceSnapshot]] = []  # that nobody has changed a row since
-        self._uses = isinstance(self.config.evict, Lfu)
-        self._faded = 0  # how often uses were halved
 
     def touched(
         self,
@@ -76,6 +73,9 @@ class DeviceWatch(DeviceGrowth):
         self._snapshots.append(ref(opened))
         return opened
 
+    def _feed_bytes(self) -> int:
+        return sum(consumer.nbytes for consumer in self._consumers.values())
+
     # ---- what writes tell
 
     def _before_change(self) -> None:
@@ -90,7 +90,7 @@ class DeviceWatch(DeviceGrowth):
 
     def _is_watched(self, *, learned: bool) -> bool:
         """Whether anybody wants to know which rows a write changed."""
-        return self._uses or bool(self._consumers and self._wants(learned=learned))
+        return self._scored or bool(self._consumers and self._wants(learned=learned))
 
     def _placed(self, grouped: Grouped, *, learned: bool) -> Int64[Tensor, "n"] | None:
         """Room for a kernel to say which rows it wrote, if anybody wants to know."""
@@ -102,15 +102,26 @@ class DeviceWatch(DeviceGrowth):
         placed: Int64[Tensor, "n"] | None,
         *,
         learned: bool = False,
-        is_use: bool = True,
+        use: int | None = None,
     ) -> None:
-        """Rows were written where `placed` is not below 0, one for each id."""
+        """Rows were written where `placed` is not below 0, one for each id.
+
+        `use` is the stamp of the call if that was a use of them, 0 if not; None: the rows have
+        stamps of their own.
+        """
         if placed is None:
             return
         self._mark(grouped.ids, placed >= 0, learned=learned)
-        if self._uses:  # also where this was none: without a score a row could never leave
-            slots = torch.where(placed >= 0, placed % _BORN, -1)
-            touch(self._table, slots, torch.full_like(slots, is_use), "count", self._faded)
+        if self._scored:
+            self._score(torch.where(placed >= 0, placed % _BORN, -1), use)
+
+    def _score(self, slots: Int64[Tensor, "n"], use: int | None) -> None:
+        """Scores rows that were written; without a score a row could never leave."""
+        if use is not None and self._order is not None and self._order.by_use:
+            touch(self._table, slots, torch.full_like(slots, use & MARK), "use")
+        else:
+            marks = self._table.read(TIMES, slots.clamp(min=0)) & MARK
+            touch(self._table, slots, marks, "assign")
 
     def _mark(
         self, ids: Int64[Tensor, "n"], touched: Bool[Tensor, "n"], *, learned: bool = False

@@ -16,13 +16,12 @@ from ..kernels.first_values import first_values
 from ..kernels.layout import Grouped, group
 from .device_admission import DeviceAdmission, Sightings
 from .device_room import DeviceRoom
-from .stamps import Stamps
 from .store import Applied, Entries, TableKeys
 
 _LEAST_SQUARE = 2.0**-126  # of a row that skip_zero_embedding keeps
 
 
-class DeviceWrites(DeviceRoom, Stamps):
+class DeviceWrites(DeviceRoom):
     """The writing part of `DeviceTable`, without its step."""
 
     _admission: DeviceAdmission | None
@@ -42,7 +41,7 @@ class DeviceWrites(DeviceRoom, Stamps):
         usable = self._usable(rows, keys.used)
         now, done = self._write(ts, len(keys.ids))
         with self._here():
-            grouped = self._admitted(group(keys.ids), keys.used, done, now)
+            grouped = self._admitted(group(keys.ids), keys.used, done, self._second(now))
             if self.config.skip_zero_embedding:
                 grouped = self._skip_zeros(grouped, keys.used, rows, usable, done)
             self._make_way(grouped, keys.used, usable, now, done)
@@ -51,7 +50,7 @@ class DeviceWrites(DeviceRoom, Stamps):
                 *(self._table, grouped, rows, usable, self._starts, done, now, keys.used),
                 placed=placed,
             )
-            self._note(grouped, placed)
+            self._note(grouped, placed, use=now)
         return self._done(done)
 
     def assign_add(
@@ -70,7 +69,7 @@ class DeviceWrites(DeviceRoom, Stamps):
         usable = self._usable(rows, keys.used)
         now, done = self._write(ts, len(keys.ids))
         with self._here():
-            grouped = self._admitted(group(keys.ids), keys.used, done, now)
+            grouped = self._admitted(group(keys.ids), keys.used, done, self._second(now))
             self._make_way(grouped, keys.used, usable, now, done)
             begun = torch.empty_like(rows)
             lookup.lookup(self._table, grouped.ids, begun, self._parts)
@@ -79,7 +78,7 @@ class DeviceWrites(DeviceRoom, Stamps):
                 *(self._table, grouped, rows, usable, begun, self._starts),
                 *(done, now, keys.used, placed),
             )
-            self._note(grouped, placed)
+            self._note(grouped, placed, use=now)
         return self._done(done)
 
     def restore(self, entries: Entries) -> Applied:
@@ -100,7 +99,7 @@ class DeviceWrites(DeviceRoom, Stamps):
         states: Sequence[Mapping[str, Tensor]] = given.states
         if self.config.serving:
             states = [{} for _ in self.config.segments]
-        raw, ts = self.layout.join(states, n), self._times(given.ts)
+        raw, ts = self.layout.join(states, n), self._stamps(given)
         newest = int(ts.max()) if n else 0
         with self._restoring, self._here():
             ids, rows, raw, ts = (x.to(self.device) for x in (given.ids, given.rows, raw, ts))
@@ -108,7 +107,8 @@ class DeviceWrites(DeviceRoom, Stamps):
 
     def _restore(self, ids: Tensor, rows: Tensor, raw: Tensor, ts: Tensor, newest: int) -> Applied:
         usable = self._usable(rows, None)
-        _, done = self._write(newest, len(ids))
+        self._begin_at(newest, len(ids))
+        self._oldest_s, done = 0, self._nothing_done()  # times of all kinds
         grouped = group(ids)
         if self.config.skip_zero_embedding:
             grouped = self._skip_zeros(grouped, None, rows, usable, done)
@@ -117,7 +117,7 @@ class DeviceWrites(DeviceRoom, Stamps):
             *(self._table, grouped, rows, usable, self._starts, done, 0, None, raw, ts),
             placed=placed,
         )
-        self._note(grouped, placed, is_use=False)
+        self._note(grouped, placed)
         return self._done(done)
 
     def reinitialize(self, keys: TableKeys | Int64[Tensor, "n"]) -> Int8[Tensor, "n"]:
@@ -128,8 +128,7 @@ class DeviceWrites(DeviceRoom, Stamps):
         self._refuse_serving("reinitialize")
         keys = self._keys(keys)
         n = len(keys.ids)
-        _, done = self._write(0, n)
-        self._timed = True
+        now, done = self._write(self._clock.now_s(), n, uses=0)
         with self._here():
             before = find.find(self._table, keys.ids, keys.used) >= 0
             grouped = group(keys.ids)
@@ -139,9 +138,9 @@ class DeviceWrites(DeviceRoom, Stamps):
             placed = torch.empty_like(grouped.ids)
             assign.assign(
                 *(self._table, grouped, torch.cat(new, dim=1), usable, self._starts, done),
-                *(self._clock.now_s(), keys.used, states, None, placed),
+                *(now, keys.used, states, None, placed),
             )
-            self._note(grouped, placed, learned=True, is_use=False)
+            self._note(grouped, placed, learned=True, use=0)
             seen = Sightings.of(grouped, keys.used, None)
             again = torch.empty_like(before).scatter_(0, _order(grouped), seen.number > 0)
             there = find.find(self._table, keys.ids, keys.used) >= 0
@@ -161,6 +160,7 @@ class DeviceWrites(DeviceRoom, Stamps):
         self._before_change()
         self._epoch = object()
         self._table.clear()
+        self._oldest_s = None
         self._mark_all()
 
     # ---- inside
@@ -172,21 +172,26 @@ class DeviceWrites(DeviceRoom, Stamps):
         self._mark(ids, erased)
         return erased
 
-    def _write(self, ts: int, n: int) -> tuple[int, Int64[Tensor, "3"]]:
-        """The time of a call that may bring `n` ids, and room for what it counts."""
-        self._kept_out = None
-        return self._begin(ts, n), torch.zeros(3, dtype=torch.int64, device=self.device)
+    def _write(self, ts: int, n: int, *, uses: int | None = None) -> tuple[int, Int64[Tensor, "3"]]:
+        """The stamp of a call that may bring `n` ids, and room for what it counts."""
+        now = self._stamp(ts, n if uses is None else uses)
+        return self._begin_at(now, n), self._nothing_done()
 
-    def _begin(self, ts: int, n: int) -> int:
-        """What comes before every write of `n` ids; its time."""
-        return self._begin_at(self._time(ts), n)
+    def _nothing_done(self) -> Int64[Tensor, "3"]:
+        """Room for what a call counts."""
+        self._kept_out = None
+        return torch.zeros(3, dtype=torch.int64, device=self.device)
 
     def _begin_at(self, now: int, n: int) -> int:
-        """`_begin` at a time that is known to be good."""
+        """What comes before every write of `n` ids with this stamp."""
         self._before_change()
         self._make_room(n)
-        self._max_ts = max(self._max_ts, now)
+        self._max_ts = max(self._max_ts, self._second(now))
         self._timed |= now > 0
+        if n:
+            self._oldest_s = now if self._oldest_s is None else min(self._oldest_s, now)
+            if self._capturing():
+                self._captured_s = [min([now, *self._captured_s])]
         return now
 
     def _done(self, done: Int64[Tensor, "3"]) -> Applied:

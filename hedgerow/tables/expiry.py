@@ -20,6 +20,7 @@ from ..core.units import parse_seconds
 SLOTS = 2**15  # of a v2 id
 _DAY_S = 86400
 _MAX_AGE_S = 2**53  # longer than any stamp, and floats hold it exactly
+_USES_PER_ROW = 32  # of a half-life of `Lfu`
 
 
 class Eviction(Record):
@@ -88,7 +89,9 @@ class Ttl(Eviction):
 class Lru(Eviction):
     """`rows` rows may stay; those that were not updated for longest leave first.
 
-    What counts is the `ts` of the writes. Among rows of one time the smallest ids leave first.
+    What counts is the `ts` of the writes, and among rows of one time the order of the calls that
+    wrote them, however many came in a second. Of rows that one call wrote the smallest ids leave
+    first.
 
     >>> Lru(1_000_000).rows
     1000000
@@ -101,23 +104,54 @@ class Lru(Eviction):
         checks.whole("Lru", "rows", self.rows, least=1)
 
 
+@dataclass(frozen=True, slots=True)
+class HalfLife:
+    """After how long a use counts half: in uses of the table, or in seconds; the other is 0."""
+
+    uses: int = 0
+    seconds: int = 0
+
+
 @dataclass(frozen=True)
 class Lfu(Eviction):
     """`rows` rows may stay; the least often updated leave first, the oldest of them before others.
 
-    Every writing call counts once for each of its ids. The counts of the rows that stay are halved
-    whenever others had to leave, so that use of long ago fades. Such a table takes two bytes a row
-    more; counts stop at 32,767 and start anew after a restore.
+    Every writing call counts once for each of its ids. Uses fade: one of a `half_life` ago counts
+    half. A half-life is a time ("7d", "36h"), counted by the `ts` of the writes, or a number of
+    uses of the table: ids that its writing calls name, repeats included. The default is 32 uses for
+    every row that may stay. Shorter ones follow a changing stream sooner, longer ones know better
+    what is used often. `table.uses(ids)` tells the counts, which are exact up to 16,384.
 
-    >>> Lfu(1_000_000).rows
-    1000000
+    >>> Lfu(1_000_000).half_life_is().uses
+    32000000
+    >>> Lfu(1_000_000, half_life="1d").half_life_is().seconds
+    86400
     """
 
     kind = "lfu"
     rows: int
+    half_life: str | int | None = field(default=None, kw_only=True)
 
     def __post_init__(self) -> None:
         checks.whole("Lfu", "rows", self.rows, least=1)
+        self.half_life_is()
+
+    def half_life_is(self) -> HalfLife:
+        """The half-life as a number."""
+        given = self.half_life
+        if given is None:
+            return HalfLife(uses=_USES_PER_ROW * self.rows)
+        if isinstance(given, str):
+            seconds = _age_s("half_life", given, "Lfu")
+            if seconds < 1:
+                raise ConfigError(f"Lfu.half_life is {given!r}; it must be at least a second.")
+            return HalfLife(seconds=seconds)
+        if type(given) is not int or not 1 <= given <= _MAX_AGE_S:
+            raise ConfigError(
+                f"Lfu.half_life is {given!r}; give a time such as '7d', or a number of uses from "
+                f"1 to {_MAX_AGE_S}."
+            )
+        return HalfLife(uses=given)
 
 
 def expired(
@@ -136,19 +170,19 @@ def expired(
     return checks.count("reference_s", reference_s) - ts >= ages_s[slot_of(ids)]
 
 
-def _age_s(name: str, age: object) -> int:
+def _age_s(name: str, age: object, rule: str = "Ttl") -> int:
     """Ages in whole seconds: times are whole, so a fraction of one counts as one."""
     if isinstance(age, str):
         try:
             seconds = parse_seconds(age)
         except InputError as error:
-            raise ConfigError(f"Ttl.{name}: {error}") from error
+            raise ConfigError(f"{rule}.{name}: {error}") from error
     elif isinstance(age, numbers.Real) and not isinstance(age, bool):
         seconds = float(age) * _DAY_S
     else:
         raise ConfigError(
-            f"Ttl.{name} is {age!r}; give a duration such as '7d', or a number of days."
+            f"{rule}.{name} is {age!r}; give a duration such as '7d', or a number of days."
         )
     if not 0 <= seconds <= _MAX_AGE_S:
-        raise ConfigError(f"Ttl.{name} is {age!r}; it must lie in 0..{_MAX_AGE_S} seconds.")
+        raise ConfigError(f"{rule}.{name} is {age!r}; it must lie in 0..{_MAX_AGE_S} seconds.")
     return math.ceil(round(seconds, 6))  # 0.1 days are 8640 s, not a little more

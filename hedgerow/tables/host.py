@@ -24,7 +24,6 @@ from ..core.recycle import Recycler
 from ..core.shapes import Bool, Float32, Int8, Int64
 from . import arguments
 from .config import TableConfig
-from .expiry import Lfu
 from .filters import SlidingFilter
 from .followed import SyncClient, checked_client
 from .host_evict import HostEvictions
@@ -32,6 +31,7 @@ from .host_moves import HostMoves
 from .host_reads import HostReads
 from .host_watch import HostWatch
 from .layout import RowLayout, native_segment
+from .leave_order import LeaveOrder, join
 from .memory_errors import memory_errors
 from .row_file import RowFile
 from .schedules import Rate, check_rates, rate_at
@@ -87,6 +87,7 @@ class HostTable(HostEvictions, HostMoves, HostReads, HostWatch):
         self._outputs = Recycler()
         self._events = Counters()
         self._evicting = ForkLock()
+        self._order = LeaveOrder.of(config.evict)
         self._start_watch()
         self._filter = filter
         slot_key = slot_key_of(config.slot_key)
@@ -102,7 +103,7 @@ class HostTable(HostEvictions, HostMoves, HostReads, HostWatch):
                 config.skip_zero_embedding,
                 config.row_seed,
                 config.initial_capacity,
-                isinstance(config.evict, Lfu),
+                "none" if self._order is None else self._order.kind,
                 admission,
                 self._file,
                 slot_key,
@@ -203,7 +204,7 @@ class HostTable(HostEvictions, HostMoves, HostReads, HostWatch):
                 grads.data_ptr(),
                 now,
                 at_step,
-                self._time(ts),
+                self._stamp(ts, len(ids)),
                 per_occurrence,
                 0 if counts is None else counts.data_ptr(),
             )
@@ -219,7 +220,8 @@ class HostTable(HostEvictions, HostMoves, HostReads, HostWatch):
         """Sets rows and keeps optimizer state (fresh for an absent id). The last of equals wins."""
         ids, rows = self._keys_and_rows(keys, rows)
         with memory_errors():
-            done = self._table.assign(ids.data_ptr(), len(ids), rows.data_ptr(), self._time(ts))
+            stamp = self._stamp(ts, len(ids))
+            done = self._table.assign(ids.data_ptr(), len(ids), rows.data_ptr(), stamp)
         return Applied.of(*done)
 
     def assign_add(
@@ -232,7 +234,8 @@ class HostTable(HostEvictions, HostMoves, HostReads, HostWatch):
         """Adds to rows; an absent one starts from its first value (serving tables: zeros)."""
         ids, rows = self._keys_and_rows(keys, rows)
         with memory_errors():
-            done = self._table.assign_add(ids.data_ptr(), len(ids), rows.data_ptr(), self._time(ts))
+            stamp = self._stamp(ts, len(ids))
+            done = self._table.assign_add(ids.data_ptr(), len(ids), rows.data_ptr(), stamp)
         return Applied.of(*done)
 
     def restore(self, entries: Entries) -> Applied:
@@ -248,7 +251,7 @@ class HostTable(HostEvictions, HostMoves, HostReads, HostWatch):
         states: Sequence[Mapping[str, Tensor]] = entries.states
         if self.config.serving:
             states = [{} for _ in self.config.segments]
-        raw, ts = self.layout.join(states, len(ids)), self._times(entries.ts)
+        raw, ts = self.layout.join(states, len(ids)), self._stamps(entries)
         with memory_errors():
             done = self._table.restore(
                 ids.data_ptr(), len(ids), rows.data_ptr(), raw.data_ptr(), ts.data_ptr()
@@ -261,9 +264,8 @@ class HostTable(HostEvictions, HostMoves, HostReads, HostWatch):
         ids = self._keys(keys).ids
         status = torch.empty(len(ids), dtype=torch.int8)
         with memory_errors():
-            self._table.reinitialize(
-                ids.data_ptr(), len(ids), self._clock.now_s(), status.data_ptr()
-            )
+            stamp = self._stamp(self._clock.now_s(), 0)
+            self._table.reinitialize(ids.data_ptr(), len(ids), stamp, status.data_ptr())
         return status
 
     def erase(self, keys: TableKeys | Int64[Tensor, "n"]) -> Bool[Tensor, "n"]:
@@ -318,6 +320,7 @@ class HostTable(HostEvictions, HostMoves, HostReads, HostWatch):
                 f"rows of table {self.config.name!r} cannot be exchanged while a snapshot is open; "
                 f"nothing was changed. Close the snapshot first."
             )
+        join(self._order, other._order)
 
     def clear(self) -> None:
         """Removes all rows and gives their memory back."""
@@ -326,6 +329,7 @@ class HostTable(HostEvictions, HostMoves, HostReads, HostWatch):
                 f"clear of table {self.config.name!r} while a snapshot of it is open; nothing was "
                 f"removed. Close the snapshot first."
             )
+        self._outputs.clear()
 
     def close(self) -> None:
         """Removes all rows and gives the shared name back."""

@@ -64,7 +64,9 @@ class HostEvictions(Stamps):
                     f"evict=Ttl(...), Lru(...) or Lfu(...)."
                 )
         self._events.add("evicted", evicted.rows)
-        return evicted
+        if self._order is None or evicted.ts is None:
+            return evicted
+        return Evicted(evicted.rows, evicted.ids, self._order.seconds(evicted.ts))
 
     def _evict_older(self, rule: Ttl, now_s: int | None, capture: bool) -> Evicted:
         if now_s is None:
@@ -80,14 +82,17 @@ class HostEvictions(Stamps):
         return _in_slices(take, capture)
 
     def _evict_to(self, rule: Lru | Lfu, rows: int, capture: bool) -> Evicted:
-        order = "use" if isinstance(rule, Lfu) else "time"
-        left, score, key = self._table.find_cut(order, rows)
+        assert self._order is not None
+        order, top = ("use" if isinstance(rule, Lfu) else "time"), self._order.top
+        left, score, key = self._table.find_cut(order, rows, top)
         if left == 0:
             return _in_slices(lambda *_: (0, 0, True, 0), capture)
 
         def take(cursor: int, room: int, ids_at: int, times_at: int) -> tuple[int, int, bool, int]:
             nonlocal left
-            step = self._table.evict_ranked(order, left, score, key, cursor, room, ids_at, times_at)
+            step = self._table.evict_ranked(
+                order, left, score, key, cursor, room, ids_at, times_at, top
+            )
             left -= step[0]
             return step
 

@@ -9,13 +9,15 @@ from torch import Tensor
 
 from .. import native
 from ..core.shapes import Bool, Int64
+from ..core.use_weights import MARK_BITS
 from .host_reads import all_found, entry_room
 from .layout import RowLayout
 from .memory_errors import memory_errors
 from .moving import MovingRows
+from .stamps import Stamps
 
 
-class HostMoves:
+class HostMoves(Stamps):
     """The part of `HostTable` that tiers use. Of a move nobody is told, and nothing is counted."""
 
     layout: RowLayout
@@ -46,7 +48,7 @@ class HostMoves:
 
     def saw(self, ts: int) -> None:
         """A row was written at this time, in another store."""
-        self._table.assign(0, 0, 0, ts)
+        self._table.assign(0, 0, 0, ts if self._order is None else ts << MARK_BITS)
 
 
 def read_several(

@@ -13,12 +13,15 @@ from torch import Tensor
 from .. import native
 from ..core import checks
 from ..core.counters import Counters
-from ..core.errors import InputError, ServingTableError, StateError
+from ..core.errors import ConfigError, InputError, ServingTableError, StateError
 from ..core.recycle import Recycler
-from ..core.shapes import Bool, Float32, Int64
+from ..core.shapes import Bool, Float32, Float64, Int64
 from . import arguments
 from .config import TableConfig
+from .filters import SlidingFilter
 from .layout import RowLayout
+from .leave_order import LeaveOrder
+from .stamps import Stamps
 from .store import Entries, Lookup, Missing, TableKeys
 
 _MAX_IDS = 2**32 - 2  # of one call: positions inside a batch are 32-bit
@@ -30,16 +33,17 @@ class MemoryUse:
     """Bytes a table takes."""
 
     index_bytes: int
-    row_bytes: int  # live rows and their time stamps
+    row_bytes: int  # live rows and their stamps
     slack_bytes: int  # rows kept for new ids, and padding
+    other_bytes: int = 0  # parts of pages, changed keys, snapshots, filters, kept outputs
 
     @property
     def total_bytes(self) -> int:
         """All of it."""
-        return self.index_bytes + self.row_bytes + self.slack_bytes
+        return self.index_bytes + self.row_bytes + self.slack_bytes + self.other_bytes
 
 
-class HostReads:
+class HostReads(Stamps):
     """The reading half of `HostTable`."""
 
     config: TableConfig
@@ -48,6 +52,7 @@ class HostReads:
     _outputs: Recycler
     _events: Counters
     _file: native.RowFile | None  # of the rows; None: in memory
+    _filter: SlidingFilter | None
 
     def lookup(
         self,
@@ -115,7 +120,7 @@ class HostReads:
         self._table.entries(
             ids.data_ptr(), n, found.data_ptr(), rows.data_ptr(), raw.data_ptr(), ts.data_ptr()
         )
-        return Entries(ids, found, rows, self.layout.split(raw), ts)
+        return Entries(ids, found, rows, self.layout.split(raw), *self._shown(ts))
 
     def scan(self, rows: int | None = None) -> Iterator[Entries]:
         """All rows, in slices of at most `rows` (about 16 MiB if None), in no particular order.
@@ -152,7 +157,8 @@ class HostReads:
             )
             if got or done or not needed:
                 states = self.layout.split(raw[:got])
-                entries = Entries(ids[:got], all_found(got), values[:got], states, ts[:got])
+                shown = self._shown(ts[:got])
+                entries = Entries(ids[:got], all_found(got), values[:got], states, *shown)
                 return entries, cursor, done, needed or room
             room = needed
 
@@ -165,11 +171,17 @@ class HostReads:
 
     def max_ts(self) -> int:
         """The largest `ts` that a write gave."""
-        return self._table.newest_time()
+        return self._second(self._table.newest_time())
+
+    def uses(self, keys: TableKeys | Int64[Tensor, "n"]) -> Float64[Tensor, "n"]:
+        """How often each key was used, under an `Lfu` rule, in uses of now."""
+        return uses_of(self._order, self.entries(keys), self.config.name)
 
     def memory(self) -> MemoryUse:
-        """Bytes by purpose."""
-        return MemoryUse(*self._table.memory())
+        """Bytes by purpose. An admission filter counts in each of the tables that share it."""
+        index, row, slack, other = self._table.memory()
+        filter_bytes = 0 if self._filter is None else self._filter.memory_bytes()
+        return MemoryUse(index, row, slack, other + filter_bytes + self._outputs.kept_bytes())
 
     def measured_bytes(self) -> int:
         """Bytes of rows that are in memory as the system says; of rows in a file. Looks at all."""
@@ -192,7 +204,8 @@ class HostReads:
             "index_bytes": use.index_bytes,
             "row_bytes": use.row_bytes,
             "slack_bytes": use.slack_bytes,
-            "output_bytes": self._outputs.kept_bytes(),
+            "other_bytes": use.other_bytes - (outputs := self._outputs.kept_bytes()),
+            "output_bytes": outputs,
             "load_factor": load_factor,
             "longest_search": longest_search,
             **dict(zip(("inserted", "refused", "dropped", "erased"), counted, strict=True)),
@@ -212,6 +225,15 @@ class HostReads:
 
     def _step(self, step: int | None, needed: bool, why: str) -> int:
         return arguments.needed_step(step, needed, self.config.name, why)
+
+
+def uses_of(order: LeaveOrder | None, entries: Entries, name: str) -> Float64[Tensor, "n"]:
+    """How often rows were used, in uses of now."""
+    if order is None or not order.by_use or entries.order is None:
+        raise ConfigError(
+            f"table {name!r} does not count uses; make its TableConfig with evict=Lfu(...)."
+        )
+    return order.uses(entries.order)
 
 
 def _file_stats(file: native.RowFile) -> dict[str, float]:

@@ -10,6 +10,7 @@ from ..core.errors import InputError, NameTakenError
 from ..core.forklock import ForkLock
 from .config import TableConfig
 from .layout import RowLayout
+from .leave_order import LeaveOrder
 from .snapshot import ASIDE_BYTES, Snapshot
 from .touched import DEFAULT_CAPACITY, Overflow, TouchedKeys, TouchedSettings
 
@@ -20,6 +21,7 @@ class HostWatch:
     config: TableConfig
     layout: RowLayout
     _table: native.Table
+    _order: LeaveOrder | None
 
     def _start_watch(self) -> None:
         self._consumers: dict[str, TouchedKeys] = {}
@@ -82,4 +84,7 @@ class HostWatch:
         if at_start is not None and not callable(at_start):
             raise InputError(f"at_start is {at_start!r}; it must be a function without arguments.")
         checks.flag("paused", paused)
-        return Snapshot(self._table, self.config.name, self.layout, aside_bytes, at_start, paused)
+        return Snapshot(
+            *(self._table, self.config.name, self.layout, aside_bytes, at_start, paused),
+            order=self._order,
+        )

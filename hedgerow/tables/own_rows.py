@@ -13,6 +13,7 @@ from torch import Tensor
 from ..core.shapes import Int64
 from .config import TableConfig
 from .filters import FilterMeta, FilterState
+from .leave_order import LeaveOrder
 from .store import Applied, Entries
 from .touched import Touched, TouchedSettings
 
@@ -100,6 +101,11 @@ class OwnRows(Protocol):
 
     def use_slot_key(self, slot_key: int) -> None:
         """Places ids by this key from now on, while there are no rows."""
+        ...
+
+    @property
+    def order(self) -> LeaveOrder | None:
+        """What tells the order in which rows leave; None without a rule of room."""
         ...
 
     def entries(self, keys: Int64[Tensor, "n"]) -> Entries:

@@ -13,6 +13,7 @@ from .. import native
 from ..core.errors import StateError
 from .host_reads import all_found, entry_room, slice_rows
 from .layout import RowLayout
+from .leave_order import LeaveOrder, shown
 from .store import Entries
 
 ASIDE_BYTES = 256 << 20
@@ -43,8 +44,9 @@ class Snapshot:
         aside_bytes: int,
         at_start: Callable[[], object] | None,
         paused: bool,
+        order: LeaveOrder | None = None,
     ) -> None:
-        self._table, self._name, self._layout = table, name, layout
+        self._table, self._name, self._layout, self._order = table, name, layout, order
         self._process = os.getpid()
         self._closed_with: tuple[int, float] | None = None
         self._ticket, self.size, self.max_ts = table.open_snapshot(
@@ -56,6 +58,8 @@ class Snapshot:
                 f"for its end."
             )
         self._release = weakref.finalize(self, table.close_snapshot, self._ticket)
+        if order is not None:
+            self.max_ts = order.second(self.max_ts)
         if at_start is None:
             return
         try:
@@ -112,7 +116,9 @@ class Snapshot:
                 room = needed
             if got:
                 states = self._layout.split(raw[:got])
-                yield Entries(ids[:got], all_found(got), values[:got], states, ts[:got])
+                yield Entries(
+                    ids[:got], all_found(got), values[:got], states, *shown(self._order, ts[:got])
+                )
 
     def _check_usable(self) -> None:
         if self._closed_with is not None:

@@ -1,4 +1,4 @@
-"""Times of writes that can be trusted: those of the future are taken as now."""
+"""Times of writes that can be trusted, and the stamps that rows get of them."""
 
 from __future__ import annotations
 
@@ -10,15 +10,21 @@ from ..core import checks
 from ..core.clock import Clock
 from ..core.counters import Counters
 from ..core.shapes import Int64
+from .leave_order import LeaveOrder, shown
+from .store import Entries
 
 _FUTURE_S = 3600  # how far clocks of other machines may run ahead
 
 
 class Stamps:
-    """The part of a table that looks at times. One bogus stamp would expire all other rows."""
+    """The part of a table that looks at times. One bogus time would expire all other rows.
+
+    A stamp is the time, or what `LeaveOrder` makes of it where the table has one.
+    """
 
     _clock: Clock
     _events: Counters
+    _order: LeaveOrder | None
 
     def _time(self, ts: int) -> int:
         """The time of a write."""
@@ -29,11 +35,38 @@ class Stamps:
         self._events.add("clamped_ts")
         return now_s
 
-    def _times(self, ts: Int64[Tensor, "n"]) -> Int64[Tensor, "n"]:
-        """The times of restored rows."""
-        now_s, times = self._clock.now_s(), ts.numpy()
-        beyond = times > now_s + _FUTURE_S
-        if not beyond.any():
+    def _stamp(self, ts: int, uses: int) -> int:
+        """The stamp of a write of so many ids."""
+        ts = self._time(ts)
+        return ts if self._order is None else self._order.stamp(ts, uses)
+
+    @property
+    def order(self) -> LeaveOrder | None:
+        """What tells the order in which rows leave; None without a rule of room."""
+        return self._order
+
+    def share_order(self, order: LeaveOrder | None) -> None:
+        """From now on marks come from there: the order of another store of the same table."""
+        self._order = order
+
+    def _second(self, stamp: int) -> int:
+        return stamp if self._order is None else self._order.second(stamp)
+
+    def _stamps(self, entries: Entries) -> Int64[Tensor, "n"]:
+        """The stamps of restored rows."""
+        now_s, times = self._clock.now_s(), entries.ts.numpy()
+        beyond, ts = times > now_s + _FUTURE_S, entries.ts
+        if beyond.any():
+            self._events.add("clamped_ts", int(beyond.sum()))
+            ts = torch.from_numpy(np.where(beyond, now_s, times))
+        if self._order is None:
             return ts
-        self._events.add("clamped_ts", int(beyond.sum()))
-        return torch.from_numpy(np.where(beyond, now_s, times))
+        stamps = self._order.stamps(ts, entries.order)
+        self._order.saw(stamps)
+        return stamps
+
+    def _shown(
+        self, stamps: Int64[Tensor, "n"]
+    ) -> tuple[Int64[Tensor, "n"], Int64[Tensor, "n"] | None]:
+        """Times and marks of stamps, as `Entries` has them."""
+        return shown(self._order, stamps)

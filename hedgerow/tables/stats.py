@@ -5,6 +5,8 @@ from __future__ import annotations
 from ..core.errors import DtypeError
 from .own_rows import OwnRows
 
+_PARTS = ("index", "row", "slack", "other", "output")
+
 TableStats = dict[str, str | int | float]
 
 
@@ -12,7 +14,8 @@ def table_stats(table: OwnRows) -> TableStats:
     """Name, rows, bytes, load and counts of a table, ready for a log or for JSON.
 
     Bytes are those of the index, of live rows with their time stamps, of slack (room kept for new
-    ids, and padding), of outputs that nobody holds, kept for the next lookup, and of all together.
+    ids, and padding), of others (parts of pages, changed keys, snapshots, filters), of outputs that
+    nobody holds, kept for the next lookup, and of all together.
     `uncompressed_bytes` is what the rows would take as fp32 without optimizer state. `load_factor`
     is the filled part of the index, `longest_search` the most buckets a search visits. Counts are
     since the table was made.
@@ -20,5 +23,5 @@ def table_stats(table: OwnRows) -> TableStats:
     if not isinstance(table, OwnRows):
         raise DtypeError(f"stats of a {type(table).__name__}; pass a HostTable or a DeviceTable.")
     counted = table.stats()
-    parts = (int(counted[f"{part}_bytes"]) for part in ("index", "row", "slack", "output"))
+    parts = (int(counted[f"{part}_bytes"]) for part in _PARTS)
     return {"name": table.config.name, **counted, "total_bytes": sum(parts)}

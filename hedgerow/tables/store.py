@@ -131,7 +131,8 @@ class Applied:
 class Entries:
     """Whole rows: raw embedding, named optimizer states a segment, time of the last update.
 
-    Absent ids have `found` False and zeros elsewhere.
+    Absent ids have `found` False and zeros elsewhere. `order`, in tables with an `Lru` or `Lfu`
+    rule, says where rows stand among those to leave: a number that such a table takes back.
     """
 
     ids: Int64[Tensor, "n"]
@@ -139,6 +140,7 @@ class Entries:
     rows: Float32[Tensor, "n dim"]
     states: Sequence[Mapping[str, Tensor]]
     ts: Int64[Tensor, "n"]
+    order: Int64[Tensor, "n"] | None = None
 
     def __len__(self) -> int:
         return len(self.ids)
@@ -152,7 +154,8 @@ class Entries:
         """
         states = [{name: x.to(device) for name, x in one.items()} for one in self.states]
         ids, found, rows, ts = (x.to(device) for x in (self.ids, self.found, self.rows, self.ts))
-        return Entries(ids, found, rows, states, ts)
+        order = None if self.order is None else self.order.to(device)
+        return Entries(ids, found, rows, states, ts, order)
 
 
 class RowStore(Protocol):

@@ -15,7 +15,7 @@ from ..core import checks
 from ..core.errors import ConfigError
 from ..core.shapes import Bool, Float32, Int64
 from ..tables.copies import in_host
-from ..tables.expiry import Lru, Ttl
+from ..tables.expiry import Lfu, Lru, Ttl
 from ..tables.host import HostTable
 from ..tables.host_evict import Evicted
 from ..tables.store import Entries, TableKeys
@@ -115,13 +115,13 @@ class HybridTable(TierWatch):
         with self._writing, self._moves.alone(), self._mended():
             if isinstance(rule, Ttl):
                 found = self._evict_older(self._reference_s(now_s))
-            elif isinstance(rule, Lru):
+            elif isinstance(rule, Lru | Lfu):
                 budget = rule.rows if rows is None else checks.count("rows", rows, least=1)
                 found = self._evict_to(budget)
             else:
                 raise ConfigError(
                     f"table {self.config.name!r} has no eviction rule; make its TableConfig with "
-                    f"evict=Ttl(...) or Lru(...)."
+                    f"evict=Ttl(...), Lru(...) or Lfu(...)."
                 )
             at = self.places.find(found.ids.numpy()) if found.ids is not None else self._coldest[:0]
             self.places.give(at[at >= 0])
@@ -136,23 +136,30 @@ class HybridTable(TierWatch):
         return Evicted(len(ids), ids, ts)
 
     def _evict_to(self, budget: int) -> Evicted:
-        """Which rows leave is told by all of them together: their times, of equal ones the id."""
-        ids, ts, hot = (np.concatenate(column) for column in zip(*self._ages(), strict=True))
-        leaving = np.lexsort((ids, ts))[: max(0, len(ids) - budget)]
+        """Which rows leave is told by all of them together: their ranks, of equal ones the id."""
+        if self.fast.size() + self.slow.size() <= budget:
+            nothing = torch.empty(0, dtype=torch.int64)
+            return Evicted(0, nothing, nothing)
+        ids, ts, ranks, hot = (np.concatenate(c) for c in zip(*self._ranked(), strict=True))
+        leaving = np.lexsort((ids, ranks))[: max(0, len(ids) - budget)]
         ids, ts, left = ids[leaving], ts[leaving], int(hot[leaving].sum())
         for store, going in ((self.slow, len(ids) - left), (self.fast, left)):
             if going:
                 store.evict(rows=store.size() - going)
         return Evicted(len(ids), torch.from_numpy(ids), torch.from_numpy(ts))
 
-    def _ages(self) -> Iterator[tuple[Ids, Ids, np.ndarray]]:
-        """Ids and times of all rows, and which lie in the fast store."""
+    def _ranked(self) -> Iterator[tuple[Ids, Ids, Ids, np.ndarray]]:
+        """Ids, times and ranks of all rows, and which lie in the fast store."""
+        order = self.slow.order
+        assert order is not None
         nothing = np.empty(0, np.int64)
-        yield nothing, nothing, np.empty(0, np.bool_)
+        yield nothing, nothing, nothing, np.empty(0, np.bool_)
         for store in (self.slow, self.fast):
-            for part in store.scan():
+            for given in store.scan():
+                part = given.to("cpu")
+                ranks = order.ranks(order.stamps(part.ts, part.order))
                 hot = np.full(len(part), store is self.fast)
-                yield part.ids.cpu().numpy(), part.ts.cpu().numpy(), hot
+                yield part.ids.numpy(), part.ts.numpy(), ranks.numpy(), hot
 
     # ---- moves
 

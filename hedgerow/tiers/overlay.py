@@ -36,6 +36,8 @@ def put_at(entries: Entries, where: Int64[Tensor, "m"], mine: Entries) -> Entrie
         return entries
     pairs = zip(entries.states, mine.states, strict=True)
     columns = [(entries.found, mine.found), (entries.rows, mine.rows), (entries.ts, mine.ts)]
+    if entries.order is not None and mine.order is not None:
+        columns.append((entries.order, mine.order))
     columns += [(old[name], new[name]) for old, new in pairs for name in old]
     for old, new in columns:
         old[where] = new

@@ -12,6 +12,7 @@ from ..core import checks
 from ..core.errors import InputError
 from ..core.shapes import Bool, Float32, Int8, Int64
 from ..tables.host import HostTable
+from ..tables.leave_order import one_call
 from ..tables.schedules import Rate
 from ..tables.store import Applied, Entries, Lookup, TableKeys
 from .host_parts import some_of
@@ -104,7 +105,7 @@ class TierWrites(TwoTiers):
             done = self.slow.restore(_some(given, rest))
             self._changing(at[here.numpy()])
             more = self.fast.restore(_some(given, here))
-            self.slow.saw(int(self.fast.read_out(given.ids[here]).ts.max()))
+            self.slow.saw(int(self.fast.entries(given.ids[here].to(self.device)).ts.max()))
         return _total(done, more)
 
     def reinitialize(self, keys: TableKeys | Int64[Tensor, "n"]) -> Int8[Tensor, "n"]:
@@ -114,10 +115,11 @@ class TierWrites(TwoTiers):
         with self._writing:
             at, here, rest = self._split(ids)
             self._settle(ids[rest])
-            status[rest] = self.slow.reinitialize(ids[rest])
-            if len(here):
-                self._changing(at[here.numpy()])
-                status[here] = self.fast.reinitialize(ids[here].to(self.device)).cpu()
+            with one_call(self.slow.order, self.slow._clock.now_s(), 0):
+                status[rest] = self.slow.reinitialize(ids[rest])
+                if len(here):
+                    self._changing(at[here.numpy()])
+                    status[here] = self.fast.reinitialize(ids[here].to(self.device)).cpu()
         return status.to(self.device)
 
     def erase(self, keys: TableKeys | Int64[Tensor, "n"]) -> Bool[Tensor, "n"]:
@@ -167,15 +169,16 @@ class TierWrites(TwoTiers):
         if counts is not None:
             settings["counts"] = some_of(counts, rest).cpu()
         ts = self.slow._time(ts)  # a time of the future is counted once
-        write: Callable[..., Applied] = getattr(self.slow, verb)
-        done = write(behind, some_of(rows, rest).cpu(), ts=ts, **settings)
-        if not len(here):
-            return _total(done)
-        if counts is not None:
-            settings["counts"] = some_of(counts, here)
-        self._changing(at[here.numpy()])
-        write = getattr(self.fast, verb)
-        more = write(some_of(ids, here).to(self.device), some_of(rows, here), ts=ts, **settings)
+        with one_call(self.slow.order, ts, len(ids)):
+            write: Callable[..., Applied] = getattr(self.slow, verb)
+            done = write(behind, some_of(rows, rest).cpu(), ts=ts, **settings)
+            if not len(here):
+                return _total(done)
+            if counts is not None:
+                settings["counts"] = some_of(counts, here)
+            self._changing(at[here.numpy()])
+            write = getattr(self.fast, verb)
+            more = write(some_of(ids, here).to(self.device), some_of(rows, here), ts=ts, **settings)
         return _total(done, more)
 
     def _check_entries(self, given: Entries) -> None:
@@ -210,7 +213,8 @@ def _some(entries: Entries, which: Int64[Tensor, "m"]) -> Entries:
     ids, found, rows, ts = (
         x[which] for x in (entries.ids, entries.found, entries.rows, entries.ts)
     )
-    return Entries(ids, found, rows, states, ts)
+    order = None if entries.order is None else entries.order[which]
+    return Entries(ids, found, rows, states, ts, order)
 
 
 def _total(*done: Applied) -> Applied:

@@ -15,6 +15,7 @@ from ..core import checks
 from ..core.shapes import Float32, Int64
 from ..tables.copies import host_room, to_device, to_host
 from ..tables.host_reads import lookup_several
+from ..tables.leave_order import one_call
 from ..tables.multi.device_group import DeviceGroup
 from ..tables.schedules import Rate
 from ..tables.store import Applied, Missing, TableKeys
@@ -204,36 +205,39 @@ class Together:
                 table.slow._time(ts) if n else 0
                 for table, n in zip(self._tables, sizes, strict=True)
             ]
-            rest, done = None, []
+            with one_call(self._tables[0].slow.order, max(times), sum(sizes)):
+                rest, done = None, []
 
-            def step_rest() -> None:
-                nonlocal rest, done
-                if found.absent:
-                    rest = found.rest_of(keys)
-                    done = self._step_slow(rest, grads, rates, step, times, counts, found.brought)
+                def step_rest() -> None:
+                    nonlocal rest, done
+                    if found.absent:
+                        rest = found.rest_of(keys)
+                        done = self._step_slow(
+                            rest, grads, rates, step, times, counts, found.brought
+                        )
 
-            # What found no lane though it was brought has a row, and is treated as if it were on
-            # the device: nothing refuses it. So the device, which is still busy with those that
-            # came, is asked for it last, and has its own step by then.
-            if not found.brought:
-                step_rest()
-            if self._fetches is None:
-                numbered = self._group.numbered(keys, found.slots)
-            else:
-                now = self._fetches.tick()
-                numbered = self._fetches.mark(keys, found.slots, now, changed=True)
-            self._group.begin(sizes, times)
-            made = self._group.step_known(keys, numbered, grads, rates, max(times), step)
-            for table, time in zip(self._tables, times, strict=True):
-                if time:
-                    table.slow.saw(time)
-            if found.brought:
-                step_rest()
-                if rest is not None and self._fetches is not None:
-                    self._fetches.found_no_lane(rest)
-            if self._promotions is not None:
-                self._promotions.after(keys, rest)
-            counted = made.sum(dim=0)
+                # What was brought and found no lane counts as on the device: nothing refuses it.
+                # So the device, busy with those that came, is asked for it after its own step.
+                if not found.brought:
+                    step_rest()
+                if self._fetches is None:
+                    numbered = self._group.numbered(keys, found.slots)
+                else:
+                    now = self._fetches.tick()
+                    numbered = self._fetches.mark(keys, found.slots, now, changed=True)
+                stamps = self._group.stamps(times, sizes)
+                self._group.begin(sizes, stamps)
+                made = self._group.step_known(keys, numbered, grads, rates, max(stamps), step)
+                for table, time in zip(self._tables, times, strict=True):
+                    if time:
+                        table.slow.saw(time)
+                if found.brought:
+                    step_rest()
+                    if rest is not None and self._fetches is not None:
+                        self._fetches.found_no_lane(rest)
+                if self._promotions is not None:
+                    self._promotions.after(keys, rest)
+                counted = made.sum(dim=0)
         if self._fetches is not None:
             self._fetches.go_on()
         return Applied(sum((one.counts.to(self.device) for one in done), counted))

@@ -13,13 +13,14 @@ from torch import Tensor
 from ..core import checks
 from ..core.counters import Counters
 from ..core.errors import ConfigError, DtypeError
-from ..core.shapes import Bool, Float32, Int64
+from ..core.shapes import Bool, Float32, Float64, Int64
 from ..tables import arguments
 from ..tables.config import TableConfig
-from ..tables.expiry import Lfu, Ttl
+from ..tables.expiry import Ttl
 from ..tables.host import HostTable
-from ..tables.host_reads import MemoryUse
+from ..tables.host_reads import MemoryUse, uses_of
 from ..tables.layout import RowLayout
+from ..tables.leave_order import LeaveOrder
 from ..tables.store import Entries, Lookup, Missing, TableKeys
 from .host_parts import put_some, some_of
 from .overlay import replaced
@@ -32,7 +33,7 @@ if TYPE_CHECKING:  # they need Triton
     from .device_places import DevicePlaces
 
 _MAX_IDS = 2**31 - 1
-_BYTES = ("index_bytes", "row_bytes", "slack_bytes", "output_bytes")
+_BYTES = ("index_bytes", "row_bytes", "slack_bytes", "other_bytes", "output_bytes")
 _COUNTS = ("inserted", "refused", "dropped", "erased", "evicted", "clamped_ts")
 
 
@@ -54,6 +55,7 @@ class TwoTiers:
         self.layout: RowLayout = slow.layout
         room = checks.count("fast_rows", fast_rows, least=1)
         _check_room(fast, room)
+        fast.share_order(slow.order)  # marks of rows compare wherever they lie
         self.places = self._make_places(fast, room)
         self.counters = Counters()
         self._writing = WriteLock()
@@ -86,6 +88,15 @@ class TwoTiers:
     def filter(self) -> Any:
         """What counts absent ids for the admission rule; None if nothing does."""
         return self.slow.filter
+
+    @property
+    def order(self) -> LeaveOrder | None:
+        """What tells the order in which rows leave; None without a rule of room."""
+        return self.slow.order
+
+    def uses(self, keys: TableKeys | Int64[Tensor, "n"]) -> Float64[Tensor, "n"]:
+        """How often each key was used, under an `Lfu` rule; as `HostTable.uses`."""
+        return uses_of(self.order, self.entries(keys), self.config.name)
 
     def table(self, k: int = 0) -> Self:
         """The store of table `k` alone: there is only one."""
@@ -167,6 +178,7 @@ class TwoTiers:
             fast.index_bytes + slow.index_bytes + self._known_bytes(),
             fast.row_bytes + slow.row_bytes,
             fast.slack_bytes + slow.slack_bytes,
+            fast.other_bytes + slow.other_bytes,
         )
 
     def stats(self) -> dict[str, float]:
@@ -256,6 +268,9 @@ def share_locks(tables: Sequence[TwoTiers]) -> None:
     """From now on these tables, which nobody uses yet, are written and read as if they were one."""
     for table in tables:
         table._writing, table._moves = tables[0]._writing, tables[0]._moves
+        if table.slow.order is not None and tables[0].slow.order is not None:
+            for store in (table.slow, table.fast):
+                store.share_order(tables[0].slow.order)
 
 
 def _where(mask: np.ndarray) -> Int64[Tensor, "n"]:
@@ -278,7 +293,6 @@ def _check_pair(fast: TableConfig, slow: TableConfig) -> None:
     refused: list[tuple[str, Callable[[], bool]]] = [
         ("it is a serving table", lambda: slow.serving),
         ("it skips rows of zeros", lambda: slow.skip_zero_embedding),
-        ("evict=Lfu counts uses that do not move with a row", lambda: isinstance(slow.evict, Lfu)),
     ]
     wrong = [why for why, holds in refused if holds()]
     if wrong:

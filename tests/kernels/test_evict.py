@@ -12,9 +12,11 @@ import torch
 from hedgerow.core.errors import InputError
 from hedgerow.kernels import erase, evict, find, pins, reference, reference_evict
 from hedgerow.kernels.layout import (
+    AHEAD,
     ASSIGNED,
     BUSY,
     EVICTED,
+    FRACTION,
     INSERTED,
     KEYS,
     NOT_ASKED,
@@ -34,7 +36,8 @@ TWINS: dict[str, ModuleType] = {
     "erase": reference,
     "pin": reference_evict,
 }
-MODES = ("assign", "count")
+ONE = 1 << FRACTION  # the weight of a use, with no half-life passed
+MODES = ("assign", "use")
 VERBS = (*["evict"] * 12, "find", "erase", "erase", "pin", "unpin", "touch")
 
 
@@ -43,11 +46,13 @@ def _done(
 ) -> list[torch.Tensor]:
     """What a verb gives, with its number in the trace as the call's."""
     ids, given = id_.view(1), torch.tensor([number % 5], device=id_.device)
-    epoch = number // 20
+    if mode == "use":  # weights of uses; one in five counts none
+        given = torch.where(given == 0, 0, ONE + given * 700 + (number // 20) * (ONE // 2))
+    top = ONE * (1 + number // 40) + AHEAD
     if verb == "evict":
         rows = torch.full((1, 3), float(number), device=id_.device)
         placed = by["evict"].insert_and_evict(
-            table, ids, given, rows, call=number + 1, now=number, mode=mode, epoch=epoch
+            table, ids, given, rows, call=number + 1, now=number, mode=mode, top=top
         )
         evicted = placed.codes == EVICTED
         told = [getattr(placed, field.name) for field in fields(placed)]
@@ -56,7 +61,7 @@ def _done(
         return [by["erase"].erase(table, Grouped(ids, None))]
     slots = by["find"].find(table, ids)
     if verb == "touch":
-        by["pin"].touch(table, slots, given, mode, epoch)
+        by["pin"].touch(table, slots, given, mode)
     elif verb in ("pin", "unpin"):
         assert table.pins is not None
         held = bool(slots[0] >= 0) and int(table.pins[slots[0]]) > 0
@@ -68,7 +73,7 @@ def _done(
 @pytest.mark.parametrize(
     ("buckets", "mode", "verbs"),
     [
-        *((1, "assign", 40), (2, "count", 50)),
+        *((1, "assign", 40), (2, "use", 80)),
         *(pytest.param(b, m, 200, marks=pytest.mark.long) for b in (1, 2) for m in MODES),
     ],
 )
@@ -78,7 +83,7 @@ def test_traces_give_codes_slots_victims_and_scores_of_the_twin(
     """Few places, many ids: rows leave, erased places are taken again, pinned rows stay."""
     dice = random.Random(f"{buckets} {mode}")
     pool = some_ids(26 * buckets, seed=buckets)
-    model = Arrays.make(buckets, 3, CPU, scored=mode == "count", pinned=True)
+    model = Arrays.make(buckets, 3, CPU, scored=mode == "use", pinned=True)
     first = pool[: 13 * buckets]  # nearly full from the start
     reference_evict.insert_and_evict(model, first, first * 0, call=2**15 - 1, mode=mode)
     ours = moved(model, device)
@@ -140,14 +145,19 @@ def test_tables_without_pins_say_so() -> None:
         pins.pin(Arrays.make(1, 1, CPU), torch.tensor([0]))
 
 
-def test_counts_fade_by_half_an_epoch(device: torch.device) -> None:
-    """A row used 7 times three epochs ago is worth less than one used once now."""
+def test_a_use_weighs_twice_as_much_as_one_a_half_life_before(device: torch.device) -> None:
+    """A row used 7 times three half-lives ago is worth less than one used once now."""
     table = Arrays.make(1, 1, device, scored=True)
     ids = torch.arange(16, device=device)
     ones = torch.ones_like(ids)
-    evict.insert_and_evict(table, ids, ones * 7, call=1, mode="count", epoch=1)
-    slots = find.find(table, ids[1:])
-    pins.touch(table, slots, ones[1:], "count", epoch=4)
-    new = evict.insert_and_evict(table, ids[:1] + 99, ones[:1], call=2, mode="count", epoch=4)
+    evict.insert_and_evict(table, ids, ones * 0, call=1, mode="use")
+    slots = find.find(table, ids)
+    for _ in range(7):
+        pins.touch(table, slots[:1], ones[:1] * ONE, "use")
+    assert table.read(SCORES, slots[:1]).tolist() == [3 * ONE + ONE * 3 // 4]  # 1.75 * 2^2
+    now = 4 * ONE  # the weight of a use after three half-lives
+    pins.touch(table, slots[1:], ones[1:] * now, "use")
+    top = now + AHEAD
+    new = evict.insert_and_evict(table, ids[:1] + 99, ones[:1] * now, call=2, mode="use", top=top)
     assert (new.codes.tolist(), new.victims.tolist()) == ([EVICTED], [0])
     assert int((table.line(KEYS) == 99).sum()) == 1

@@ -101,11 +101,11 @@ def test_tables_that_fit_stay_in_memory() -> None:
     assert {type(table) for table in tables_of(model).values()} == {HostTable}
 
 
-def test_rows_that_leave_by_their_uses_lie_in_pages_alone() -> None:
+def test_rows_that_leave_by_their_uses_lie_in_two_tiers_as_others() -> None:
     model = hr.EmbeddingBags([hr.Table("item", 64, rows=10_000, evict=hr.Lfu(5000))])
     hr.keep_on_disk(model, HERE, memory="1MiB")
     (table,) = tables_of(model).values()
-    assert type(table) is HostTable
+    assert type(table) is HybridTable
     assert "resident_bytes" in table.stats()
 
 

@@ -26,8 +26,8 @@ RULES: list[Eviction] = [
     hr.Ttl(4, slots={1: "12h", 2: 0, 2**15 - 1: 100}),
     hr.Lru(1),
     hr.Lru(5),
-    hr.Lfu(1),
-    hr.Lfu(5),
+    hr.Lfu(1, half_life=10**9),
+    hr.Lfu(5, half_life=10**9),
 ]
 VERBS = st.sampled_from(["assign", "assign_add", "apply_gradients", "erase", "evict", "evict"])
 
@@ -36,6 +36,7 @@ VERBS = st.sampled_from(["assign", "assign_add", "apply_gradients", "erase", "ev
 class _Row:
     time: int
     uses: int
+    call: int
 
 
 class _Model:
@@ -44,12 +45,13 @@ class _Model:
     def __init__(self, rule: Eviction) -> None:
         self.rule = rule
         self.rows: dict[int, _Row] = {}
-        self.newest = 0
+        self.newest = self.calls = 0
 
     def write(self, ids: list[int], ts: int) -> None:
+        self.calls += 1
         for key in set(ids):
             uses = self.rows[key].uses if key in self.rows else 0
-            self.rows[key] = _Row(ts, uses + 1)
+            self.rows[key] = _Row(ts, uses + 1, self.calls)
         self.newest = max(self.newest, ts)
 
     def evict(self) -> set[int]:
@@ -72,12 +74,10 @@ class _Model:
         by_use = isinstance(self.rule, hr.Lfu)
 
         def order(key: int) -> tuple[int, int, int]:
-            return (self.rows[key].uses if by_use else 0, self.rows[key].time, key)
+            row = self.rows[key]
+            return (row.uses, row.time, key) if by_use else (row.time, row.call, key)
 
-        gone = set(sorted(self.rows, key=order)[:excess])
-        for key in self.rows.keys() - gone if gone else ():
-            self.rows[key].uses //= 2
-        return gone
+        return set(sorted(self.rows, key=order)[:excess])
 
 
 def _write(table: HostTable, verb: str, ids: list[int], ts: int) -> None:

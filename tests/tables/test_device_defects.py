@@ -18,6 +18,7 @@ from hedgerow.tables.admission import Within
 from hedgerow.tables.config import TableConfig
 from hedgerow.tables.device import DeviceTable
 from hedgerow.tables.expiry import Lfu
+from hedgerow.tables.leave_order import OrderState
 from hedgerow.tables.multi.device_group import DeviceGroup
 from hedgerow.tables.multi.device_tables import DeviceTables
 from hedgerow.tables.multi.host_tables import HostTables
@@ -85,8 +86,9 @@ def test_a_table_that_was_fuller_than_it_should_be_grows_without_loss(device: to
 
 
 def test_uses_are_told_apart_after_many_evictions(device: torch.device) -> None:
-    table = _table(device, 64, evict=Lfu(4))
-    table._faded = 2**16 + 1  # beyond what a score has room for
+    table = _table(device, 64, evict=Lfu(4, half_life=10**6))
+    assert table.order is not None
+    table.order.restore(OrderState(0, 2.0**17 + 1))  # beyond what an exponent has room for
     for last in (4, 4, 6):
         ids = torch.arange(last, device=device)
         table.assign(ids, torch.ones(last, 3, device=device), ts=1)
@@ -94,18 +96,17 @@ def test_uses_are_told_apart_after_many_evictions(device: torch.device) -> None:
     assert gone is not None
     assert sorted(gone.tolist()) == [4, 5]
     table.assign(_ids(device, 7), torch.ones(1, 3, device=device), ts=1)
-    slots = find.find(table._table, _ids(device, 0, 7))
-    assert table._used(slots).tolist() == [1, 1]  # 3 uses of the epoch before, and one
+    assert table.uses(_ids(device, 0, 7)).tolist() == [3, 1]
 
 
 def test_an_id_that_comes_back_does_not_inherit_uses(device: torch.device) -> None:
-    table = _table(device, evict=Lfu(9))
+    table = _table(device, evict=Lfu(9, half_life="1d"))
     one, row = _ids(device, 7), torch.ones(1, 3, device=device)
     for _ in range(3):
         table.assign(one, row, ts=1)
     table.erase(one)
     table.assign(one, row, ts=1)
-    assert table._used(find.find(table._table, one)).tolist() == [1]
+    assert table.uses(one).tolist() == [1]
 
 
 @pytest.fixture

@@ -124,21 +124,23 @@ def test_the_outcome_does_not_depend_on_threads(rule: Any) -> None:
     assert seen[0] == seen[1]
 
 
-def test_uses_are_calls_not_occurrences_and_fade_by_half() -> None:
-    table = _table(hr.Lfu(2), dim=1)
+def test_uses_are_calls_not_occurrences_and_evictions_do_not_change_them() -> None:
+    table = _table(hr.Lfu(2, half_life=10**9), dim=1)
     one = torch.ones(1, 1)
     table.assign(torch.tensor([1, 1, 1, 1]), torch.ones(4, 1))  # one use
     for _ in range(2):
         table.assign_add(torch.tensor([2]), one)
     for _ in range(5):
         table.apply_gradients(torch.tensor([3]), one)
-    assert _told(table.evict(capture=True)) == [1]  # 2 keeps one use, 3 keeps two
+    assert table.uses(torch.tensor([1, 2, 3, 4])).tolist() == [1, 2, 5, 0]
+    assert _told(table.evict(capture=True)) == [1]
     for _ in range(2):
         table.assign(torch.tensor([4]), one)
-    assert _told(table.evict(capture=True)) == [2]  # 3 and 4: one each
-    table.assign(torch.tensor([5]), one)
-    table.assign(torch.tensor([5]), one)
-    assert _told(table.evict(capture=True)) == [3]
+    assert _told(table.evict(capture=True)) == [2]  # as often as 4, and longer ago
+    for _ in range(6):
+        table.assign(torch.tensor([5]), one)
+    assert _told(table.evict(capture=True)) == [4]
+    assert table.uses(torch.tensor([3, 5])).tolist() == [5, 6]
 
 
 def test_a_row_in_the_place_of_an_evicted_one_starts_without_uses() -> None:
@@ -165,12 +167,16 @@ def test_neither_reading_nor_restoring_nor_reinitializing_is_a_use() -> None:
 
 
 def test_counts_of_uses_stop_at_their_largest() -> None:
-    table, one = _table(hr.Lfu(1), dim=1), torch.ones(1, 1)
+    table, one = _table(hr.Lfu(1, half_life="1d"), dim=1), torch.ones(1, 1)
     ids, row, core = torch.tensor([1]), one.clone(), table._table
+    assert table.order is not None
     for _ in range(2**15 + 10):  # past the argument checks: they are most of the time
-        core.assign(ids.data_ptr(), 1, row.data_ptr(), 0)
+        core.assign(ids.data_ptr(), 1, row.data_ptr(), table.order.stamp(0))
     for _ in range(20):
         table.assign(torch.tensor([2]), one)
+    most, few = table.uses(torch.tensor([1, 2])).tolist()
+    assert 2**14 <= most <= 2**16
+    assert few == 20
     assert _told(table.evict(capture=True)) == [2]
 
 
@@ -193,14 +199,14 @@ def test_a_row_updated_after_the_cut_was_found_stays(order: str, rule: Any) -> N
 # ---- memory
 
 
-def test_uses_take_two_bytes_a_row_and_only_where_they_are_counted() -> None:
+def test_the_order_of_leaving_takes_no_memory_beside_the_times() -> None:
     rows = {}
     for rule in (None, hr.Ttl(1), hr.Lru(9), hr.Lfu(9)):
         table = _table(rule)
         _fill(table, _ids(5000, 4), 0)
         rows[rule] = table.memory().row_bytes
         assert table.memory().slack_bytes == 0
-    assert list(rows.values()) == [5000 * (16 + 8)] * 3 + [5000 * (16 + 8 + 2)]
+    assert list(rows.values()) == [5000 * (16 + 8)] * 4
 
 
 @pytest.mark.parametrize("rule", [hr.Ttl("1d"), hr.Lru(10_000), hr.Lfu(10_000)], ids=repr)

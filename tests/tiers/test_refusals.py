@@ -12,7 +12,6 @@ from hedgerow.core.errors import CacheTooSmallError, ConfigError, NotFiniteError
 from hedgerow.tables.admission import Count
 from hedgerow.tables.compressors import Fp32
 from hedgerow.tables.config import Segment, TableConfig
-from hedgerow.tables.expiry import Lfu
 from hedgerow.tables.host import HostTable
 from hedgerow.tables.store import TableKeys
 from hedgerow.tiers.caching import CachingTable
@@ -115,7 +114,6 @@ def test_a_refused_update_changes_no_tier() -> None:
     [
         (replace(CONFIG, seed=8), CONFIG, "differ in their configs"),
         (replace(CONFIG, admit=Count(2)), replace(CONFIG, admit=Count(2)), "admit=None"),
-        (replace(CONFIG, evict=Lfu(9)), replace(CONFIG, evict=Lfu(9)), "counts uses"),
         (SERVING, SERVING, "serving table"),
     ],
 )

@@ -9,7 +9,7 @@ import numpy as np
 import torch
 
 from .chain import Chain
-from .schema import ID, TIME
+from .schema import ID, ORDER, TIME
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,6 +37,6 @@ def find_row(chain: Chain, table: str, key: int) -> FoundRow | None:
             (places,) = np.nonzero(rows.ids == key)
             if len(places):
                 row = {name: column[places[0]] for name, column in rows.columns.items()}
-                values = {n: v.tolist() for n, v in row.items() if n not in (ID, TIME)}
+                values = {n: v.tolist() for n, v in row.items() if n not in (ID, TIME, ORDER)}
                 return FoundRow(key, part.file.shard, int(row[TIME]), values)
     return None

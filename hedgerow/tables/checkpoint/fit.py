@@ -13,7 +13,7 @@ from ..config import TableConfig
 from ..host_reads import all_found
 from ..layout import RowLayout
 from ..store import Entries
-from .schema import ROW, TIME, TableSchema, state_column
+from .schema import ORDER, ROW, TIME, TableSchema, state_column
 from .shard_file import Rows
 
 OnStateMismatch = Literal["error", "reset"]
@@ -30,10 +30,13 @@ class Fit:
         self, config: TableConfig, saved: TableSchema, on_state_mismatch: OnStateMismatch
     ) -> None:
         self._config, self._layout = config, RowLayout(config)
-        _check_dims(config.name, saved, TableSchema.of(config))
         self.reset: list[int] = []  # segments whose states start afresh
+        live = TableSchema.of(config)
+        # Version 0.1 saved no order, and that of another rule means nothing here.
+        self.keeps_order = saved.order is not None and saved.order == live.order
+        _check_dims(config.name, saved, live)
         if not config.serving:
-            self.reset = _differing(config.name, saved, TableSchema.of(config), on_state_mismatch)
+            self.reset = _differing(config.name, saved, live, on_state_mismatch)
 
     def entries(self, rows: Rows) -> Entries:
         """The rows as the table takes them."""
@@ -57,6 +60,7 @@ class Fit:
             torch.from_numpy(rows.columns[ROW]),
             states,
             ts,
+            torch.from_numpy(rows.columns[ORDER]) if self.keeps_order else None,
         )
 
 

@@ -15,6 +15,7 @@ from ..expiry import Ttl, expired
 from ..own_rows import Held, OwnRows
 from ..store import Entries
 from .filter_blobs import ALONE, Place, dump_filters, filter_blobs
+from .order_blobs import dump_orders, order_blobs
 
 
 class Saveable(Protocol):
@@ -52,7 +53,7 @@ class FrozenTable:
 
 @dataclass(frozen=True, slots=True)
 class Frozen:
-    """All tables by name, and their filters as named bytes."""
+    """All tables by name, and their filters and orders as named bytes."""
 
     tables: dict[str, FrozenTable]
     blobs: dict[str, bytes]
@@ -84,8 +85,8 @@ def freeze(
             else:
                 found[name] = FrozenTable(table, table.size(), table.max_ts(), rule)
         at_instant(found)
-        filters = dump_filters(tables.values())
+        filters, orders = dump_filters(tables.values()), dump_orders(tables)
     finally:
         for snapshot in snapshots:
             snapshot.resume()
-    return Frozen(found, filter_blobs(filters, place))
+    return Frozen(found, {**filter_blobs(filters, place), **order_blobs(orders, place)})

@@ -15,12 +15,14 @@ import torch
 from ...core import checks
 from ...core.errors import CheckpointError, DtypeError, InputError
 from ...core.local_path import local_path
+from ..leave_order import join
 from ..own_rows import OwnRows
 from .chain import Chain, Part
 from .filter_blobs import Place, filters_to_restore, is_filter_blob
 from .fit import Fit, OnStateMismatch
 from .manifest import Manifest
 from .meter import Meter, Report
+from .order_blobs import is_order_blob, orders_to_restore
 from .routers import Routers, TableRouters
 from .rules import check_rules
 from .save import by_name
@@ -98,6 +100,7 @@ class LoadJob:
         self._filters = filters_to_restore(
             self._blobs, self._live, place, moved=owner.moved(chain), ignore_others=self._reset
         )
+        orders = orders_to_restore(self._blobs)
         for name in self._common:
             live = self._live[name]
             # A key that the config names goes before the saved one: one that leaked can be changed.
@@ -107,6 +110,8 @@ class LoadJob:
             staged = live.beside(rows, slot_key=key)
             self._staged[name] = staged
             fit = self._fits[name]
+            if fit.keeps_order and name in orders and staged.order is not None:
+                staged.order.restore(orders[name])
             self._rows[name], self._in_files[name] = _fill(staged, chain, fit, owner, self._meter)
         return dict(self._rows)
 
@@ -137,7 +142,11 @@ class LoadJob:
             reset=tuple(name for name in self._common if self._fits[name].reset),
             step=chain.last.step,
             metadata=chain.last.metadata,
-            blobs={name: data for name, data in self._blobs.items() if not is_filter_blob(name)},
+            blobs={
+                name: data
+                for name, data in self._blobs.items()
+                if not is_filter_blob(name) and not is_order_blob(name)
+            },
         )
 
 
@@ -250,5 +259,6 @@ def _own_tables(tables: Iterable[OwnRows]) -> dict[str, OwnRows]:
 
 def _merge(live: dict[str, OwnRows], staged: dict[str, OwnRows]) -> None:
     for name, table in staged.items():
+        join(live[name].order, table.order)
         for entries in table.scan():
             live[name].restore(entries)

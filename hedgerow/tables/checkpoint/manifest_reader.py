@@ -204,12 +204,13 @@ class _Reader:
         )
 
     def schema(self, at: str, value: object) -> TableSchema:
-        schema = self.fields(at, value, "segments")
+        schema = self.fields(at, value, "segments", "order")
         segments = self.items(f"{at}.segments", schema["segments"], self.segment)
         dim = sum(segment.dim for segment in segments)
         if not 1 <= dim <= checks.MAX_DIM:
             self.fail(at, dim, f"the dims must add up to 1..{checks.MAX_DIM}")
-        return TableSchema(segments)
+        order = self.text(f"{at}.order", schema["order"]) if "order" in schema else None
+        return TableSchema(segments, order)
 
     def rule(
         self, at: str, entry: Mapping[str, Any]

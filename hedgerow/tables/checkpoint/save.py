@@ -39,8 +39,9 @@ from .freeze import FrozenTable, Saveable, freeze
 from .manifest import DENSE, MANIFEST, Manifest
 from .manifest_reader import has_manifest, read_manifest
 from .meter import Meter, Progress, Report
+from .order_blobs import is_order_blob
 from .routers import Routers, TableRouters
-from .schema import ID, ROW, TIME, TableSchema, state_column
+from .schema import ID, ORDER, ROW, TIME, TableSchema, state_column
 from .shard_file import Rows
 from .writer import THREADS, Header, Source, clean_folder, disk_error, write_checkpoint
 
@@ -262,7 +263,8 @@ def rows_of(entries: Entries) -> Rows:
     for i, states in enumerate(entries.states):
         for name, value in states.items():
             columns[state_column(i, name)] = value.numpy()
-    return Rows(columns)
+    order = np.zeros_like(columns[ID]) if entries.order is None else entries.order.numpy()
+    return Rows({**columns, ORDER: order})
 
 
 def kept(keep: Keep, entries: Entries) -> np.ndarray:
@@ -300,9 +302,9 @@ def checked_header(
             raise DtypeError(
                 f"blobs[{name!r}] is a {type(data).__name__}; blobs are bytes by non-empty name."
             )
-        if is_filter_blob(name) or name == DENSE:
+        if is_filter_blob(name) or is_order_blob(name) or name == DENSE:
             raise InputError(
-                f"blobs[{name!r}]: this name belongs to a filter or to a model; choose another."
+                f"blobs[{name!r}]: this name belongs to a table or to a model; choose another."
             )
     if metadata is not None and not isinstance(metadata, Mapping):
         raise DtypeError(f"metadata is a {type(metadata).__name__}; pass a dict.")

@@ -10,8 +10,9 @@ from ..config import TableConfig
 from ..layout import RowLayout
 from ..optimizer_base import Optimizer
 from ..optimizers import Adam
+from .order_blobs import order_rule
 
-ID, TIME, ROW = "id", "ts", "row"
+ID, TIME, ROW, ORDER = "id", "ts", "row", "order"
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,6 +71,8 @@ class SegmentSchema:
 class TableSchema:
     """The shape of a table's rows in files. Rates, seeds and initializers are not part of it.
 
+    `order` is the rule that a column of marks belongs to, as `order_rule` names it.
+
     >>> from hedgerow.tables.config import Segment
     >>> from hedgerow.tables.initializers import Zeros
     >>> from hedgerow.tables.optimizers import Adagrad
@@ -79,6 +82,7 @@ class TableSchema:
     """
 
     segments: tuple[SegmentSchema, ...]
+    order: str | None = None
 
     @staticmethod
     def of(config: TableConfig) -> TableSchema:
@@ -91,7 +95,8 @@ class TableSchema:
             tuple(
                 SegmentSchema.of(segment.dim, None if config.serving else segment.optimizer, own)
                 for segment, own in zip(config.segments, states, strict=True)
-            )
+            ),
+            None if config.serving else order_rule(config),
         )
 
     @property
@@ -106,11 +111,14 @@ class TableSchema:
             for state in segment.states:
                 width = segment.dim if state.per == "value" else None
                 named.append(Column(state_column(i, state.name), state.dtype, width))
+        if self.order is not None:
+            named.append(Column(ORDER, "int64"))
         return tuple(named)
 
     def to_dict(self) -> dict[str, Any]:
         """Fit for JSON."""
-        return {"segments": [segment.to_dict() for segment in self.segments]}
+        order = {} if self.order is None else {"order": self.order}
+        return {"segments": [segment.to_dict() for segment in self.segments], **order}
 
 
 def state_column(segment: int, state: str) -> str:

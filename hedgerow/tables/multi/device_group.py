@@ -33,13 +33,16 @@ class DeviceGroup:
         self._tables = tables
         first = tables[0]
         states = first.layout.state_floats
-        self._arrays = Arrays.make_several(buckets, first.config.dim, first.device, states)
+        several = Arrays.make_several(buckets, first.config.dim, first.device, states)
+        self._arrays = replace(several, marked=first.order is not None)
         at = 0
         for table, count in zip(tables, buckets, strict=True):
             rows = self._arrays.values[at * LANES : (at + count) * LANES + 2]
-            table._table = Arrays(self._arrays.index[at : at + count + 1], rows, first.config.dim)
+            own = self._arrays.index[at : at + count + 1]
+            table._table = Arrays(own, rows, first.config.dim, marked=self._arrays.marked)
             table._slot_key = first.slot_key
             table._table.place_by(first.slot_key)
+            table.share_order(first.order)
             at += count + 1
         self._own = [table._table for table in tables]
         self._totals = torch.zeros(
@@ -105,6 +108,14 @@ class DeviceGroup:
     def times(self, ts: int, sizes: Sequence[int]) -> list[int]:
         """The time of a write for each table that has keys, 0 for the others."""
         return [table._time(ts) if n else 0 for table, n in zip(self._tables, sizes, strict=True)]
+
+    def stamps(self, times: Sequence[int], sizes: Sequence[int]) -> list[int]:
+        """The stamp of a write at these times for each table that has keys, 0 for the others."""
+        order = self._tables[0].order
+        if order is None:
+            return list(times)
+        with order.one_call(max(times), sum(sizes)):
+            return [order.stamp(t) if n else 0 for t, n in zip(times, sizes, strict=True)]
 
     def begin(
         self, sizes: Sequence[int], times: Sequence[int] = (), *, moves: bool = False
@@ -318,7 +329,8 @@ def kind_of(table: object) -> object:
         (part.start, part.dim, part.state, part.rule, part.first.kind, *part.numbers.tolist())
         for part in table._parts
     )
-    return table.config.dim, table.layout.state_floats, table.config.slot_key, *parts
+    key = table.config.slot_key
+    return table.order is not None, table.config.dim, table.layout.state_floats, key, *parts
 
 
 def _common_parts(tables: Sequence[DeviceTable]) -> tuple[Part, ...]:

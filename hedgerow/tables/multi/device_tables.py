@@ -191,7 +191,7 @@ class DeviceTables(SeveralTables):
         agreed = group.rates_at(sizes, rates, step)
         if agreed is None or not group.whole() or n > MAX_IDS:  # None: no keys, or they differ
             return None
-        times = group.times(ts, sizes)
+        times = group.stamps(group.times(ts, sizes), sizes)
         group.begin(sizes, times)
         known = at.slots if isinstance(at, Lookup) and at.epoch == group.epochs() else None
         made = group.step(keys, rows.view(-1, self.dims[0]), agreed, max(times), known, step)

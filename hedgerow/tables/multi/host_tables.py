@@ -174,7 +174,7 @@ class HostTables(SeveralTables):
                 [table._table for table, _ in given],
                 message,
                 [place for _, place in given],
-                [table._time(ts) for table, _ in given],
+                [table._stamp(ts, place[1]) for table, place in given],
                 [table.config.not_finite == "reject" for table, _ in given],
             )
 
