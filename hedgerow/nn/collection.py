@@ -339,7 +339,8 @@ class Collection(nn.Module):
 
 def _stands_still(config: TableConfig) -> bool:
     """Whether no step can change a row: every rate is the number 0."""
-    rates = [segment.optimizer.rate() for segment in config.segments]
+    rules = [segment.optimizer for segment in config.segments]
+    rates = [None if rule is None else rule.rate() for rule in rules]
     return all(not callable(rate) and rate == 0 for rate in rates)
 
 

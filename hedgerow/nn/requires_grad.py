@@ -28,5 +28,5 @@ def follow_requires_grad() -> None:
                 module.let_rows_learn(requires_grad)
         return self
 
-    requires_grad_.reaches_rows = True  # pyright: ignore[reportFunctionMemberAccess]
+    vars(requires_grad_)["reaches_rows"] = True
     nn.Module.requires_grad_ = requires_grad_  # pyright: ignore[reportAttributeAccessIssue]
