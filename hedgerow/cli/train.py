@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import signal
+import threading
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
+from types import FrameType
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -83,9 +86,10 @@ def train(
     if print_plan:
         show_plan(_job(config, options, out, resume=resume), as_json=as_json)
         return
-    name = config.stem if config else ""
     with _console() as console:
-        job = _job(config, options, out, resume=resume)
+        with _ctrl_c_ends():
+            job = _job(config, options, out, resume=resume)
+        name = config.stem if config else f"{job.data.word}-{job.model.word}"
         outcome = _run(job, out, name, console, resume=resume, compare=compare, as_json=as_json)
     if outcome.why == "interrupted":
         raise typer.Exit(1)
@@ -111,10 +115,10 @@ def _run(
     compare: bool,
     as_json: bool,
 ) -> Outcome:
-    """The job on this rank, and what it tells in the end; `name` is that of its file, if any."""
+    """The job on this rank, and what it tells in the end."""
     with job_ranks() as ranks:
-        named = name or f"{job.data.word}-{job.model.word}"
-        job, run, parts = _begun(job, out, named, ranks, console, resume=resume)
+        with _ctrl_c_ends():
+            job, run, parts = _begun(job, out, name, ranks, console, resume=resume)
         trainer, outcome = _trained(job, parts, run, ranks, console, resume=resume)
         console.close()
         finish(job, parts, run, trainer, outcome, ranks, compare=compare, as_json=as_json)
@@ -165,6 +169,27 @@ def _console() -> Iterator[Console]:
         yield console
     finally:
         console.close()
+
+
+@contextmanager
+def _ctrl_c_ends() -> Iterator[None]:
+    """Ctrl-C ends this part of the job, although some library may swallow `KeyboardInterrupt`."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    pressed = threading.Event()
+
+    def note(number: int, frame: FrameType | None) -> None:
+        pressed.set()
+        raise KeyboardInterrupt
+
+    before = signal.signal(signal.SIGINT, note)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, before)
+    if pressed.is_set():
+        raise KeyboardInterrupt
 
 
 def _begun(

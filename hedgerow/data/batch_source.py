@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar
-from typing import Self
+from typing import Any, Self
 
 from torch.utils.data import IterableDataset, get_worker_info
 
@@ -82,6 +82,14 @@ class BatchSource(IterableDataset[Batch]):
 
     def __iter__(self) -> Iterator[Batch]:
         return self._taken(self._rank_here(), *self._worker_here())
+
+    @abstractmethod
+    def state_dict(self) -> dict[str, Any]:
+        """The position, as plain values."""
+
+    @abstractmethod
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Goes to a position that `state_dict` gave."""
 
     @abstractmethod
     def _numbered(self) -> Iterator[tuple[int, Callable[[], Batch]]]:

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from itertools import chain
 from pathlib import Path
+from typing import Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -92,6 +93,12 @@ def test_a_rank_and_its_workers_together_read_each_sample_once(file: Path) -> No
 
 class _Position(BatchSource):
     """Asks for the position in a worker."""
+
+    def state_dict(self) -> dict[str, Any]:
+        return {}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        pass
 
     def _numbered(self):  # noqa: ANN202
         hr.data.clicks(batch_size=2, steps=2).state_dict()
