@@ -19,9 +19,8 @@ constexpr u64 kViewRows = 1024;  // rows copied under one hold of a shard's `wri
 u64 Table::open_touched(u64 capacity, bool all_changes, bool forget) {
   const CallScope scope;
   const std::lock_guard alone(clearing_);
-  touched_.emplace_back(++touched_opened_,
-                        std::make_unique<Touched>(capacity, all_changes, forget,
-                                                  SlotHash(slot_key())));
+  touched_.emplace_back(++touched_opened_, std::make_unique<Touched>(capacity, all_changes, forget,
+                                                                     SlotHash(slot_key())));
   return touched_opened_;
 }
 

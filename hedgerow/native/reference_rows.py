@@ -55,10 +55,10 @@ class Rows(Watched, Evictions):
     key: int = 0  # nor how they are found
     _rows: dict[int, Row] = field(default_factory=dict)
     _newest: int = 0
-    _looked_at: int = 0
     _counted: list[int] = field(default_factory=lambda: [0, 0, 0, 0])
 
     def __post_init__(self) -> None:
+        self._looked_at = 0
         self._start_watch()
 
     def dim(self) -> int:
