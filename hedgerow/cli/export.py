@@ -12,7 +12,7 @@ import typer
 
 from ..core.errors import DtypeError, InputError, NotSupportedError
 from ..core.units import format_count
-from .options import AsJson
+from .options import AsJson, Trusted
 
 if TYPE_CHECKING:
     from ..train.job import Job
@@ -57,6 +57,7 @@ def export(
     sigmoid: _Sigmoid = False,
     best: _Best = False,
     sign: _Sign = None,
+    trusted: Trusted = False,
     as_json: AsJson = False,
 ) -> None:
     """Export the model of a run as a bundle, which `hedgerow serve` serves.
@@ -73,7 +74,7 @@ def export(
         raise InputError(
             f"version {version} of {called} is there already, in {base}; give another --version."
         )
-    loaded = load_run(run, best=best)
+    loaded = load_run(run, best=best, trusted=trusted)
     job = loaded.job
     fields = job.data.hashed(job.model.fields(job.data))
     try:

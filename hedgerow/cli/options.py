@@ -8,6 +8,13 @@ import typer
 
 AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object instead of text.")]
 Overwrite = Annotated[bool, typer.Option("--overwrite", help="Replace a checkpoint that is there.")]
+Trusted = Annotated[
+    bool,
+    typer.Option(
+        "--trusted",
+        help="Load a checkpoint of version 0.1, which can run code: only one of yours.",
+    ),
+]
 Threads = Annotated[int, typer.Option(help="Threads of every contestant, ours and peers.")]
 Rounds = Annotated[
     int,

@@ -14,7 +14,7 @@ import typer
 from ..core.errors import InputError
 from ..core.local_path import local_path
 from ..core.units import format_count
-from .options import AsJson
+from .options import AsJson, Trusted
 from .predict_server import (
     Ca,
     Inputs,
@@ -61,6 +61,7 @@ def predict(
         bool,
         typer.Option("--row-numbers", help="A column `row`: 0 is the first row of the first file."),
     ] = False,
+    trusted: Trusted = False,
     as_json: AsJson = False,
     server: Server = None,
     model: ModelName = "entry",
@@ -94,7 +95,7 @@ def predict(
     if run is None:
         raise InputError("name the folder of a run, or a server with --server HOST:PORT.")
     asked = Asked(tuple(map(str, files or ())), unlabelled, tuple(key or ()), row_numbers)
-    _predict_run(run, asked, best, out, as_json)
+    _predict_run(run, asked, out, as_json, best=best, trusted=trusted)
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,11 +108,13 @@ class Asked:
     row_numbers: bool
 
 
-def _predict_run(run: Path, asked: Asked, best: bool, out: Path | None, as_json: bool) -> None:
+def _predict_run(
+    run: Path, asked: Asked, out: Path | None, as_json: bool, *, best: bool, trusted: bool
+) -> None:
     from ..train.run_folder import load_run
     from .train_report import finite
 
-    loaded = load_run(run, best=best)
+    loaded = load_run(run, best=best, trusted=trusted)
     source = _source(loaded.job, asked)
     path = local_path(out or run / "predictions.parquet")
     metrics = _write(loaded.model, source, path, row_numbers=asked.row_numbers)

@@ -8,11 +8,12 @@ from typing import Annotated
 
 import typer
 
-from .options import AsJson
+from .options import AsJson, Trusted
 
 
 def summary(
     run: Annotated[Path, typer.Argument(help="The folder of a run.")],
+    trusted: Trusted = False,
     as_json: AsJson = False,
 ) -> None:
     """Show the job, the step and the tables of a run's newest checkpoint."""
@@ -20,7 +21,7 @@ def summary(
     from ..nn.summary import summary as describe
     from ..train.run_folder import load_run
 
-    loaded = load_run(run)
+    loaded = load_run(run, trusted=trusted)
     job = loaded.job
     if as_json:
         report = {

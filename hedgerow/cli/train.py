@@ -6,7 +6,7 @@ import signal
 import threading
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING, Annotated, Any
@@ -17,7 +17,7 @@ from ..core.errors import ConfigError, FileMissingError, HedgerowError, InputErr
 from ..core.units import format_count
 from .job_ranks import job_ranks
 from .log_lines import shown_log
-from .options import AsJson
+from .options import AsJson, Trusted
 from .show_plan import show_plan
 from .train_report import finish
 
@@ -55,6 +55,7 @@ def train(
     resume: Annotated[
         bool, typer.Option("--resume", help="Go on with the run in --out, to the same bits.")
     ] = False,
+    trusted: Trusted = False,
     compare: Annotated[
         bool,
         typer.Option(
@@ -90,7 +91,8 @@ def train(
         with _ctrl_c_ends():
             job = _job(config, options, out, resume=resume)
         name = config.stem if config else f"{job.data.word}-{job.model.word}"
-        outcome = _run(job, out, name, console, resume=resume, compare=compare, as_json=as_json)
+        how = _How(resume=resume, trusted=trusted, compare=compare, as_json=as_json)
+        outcome = _run(job, out, name, console, how)
     if outcome.why == "interrupted":
         raise typer.Exit(1)
 
@@ -105,23 +107,24 @@ def _check_compare(*, compare: bool) -> None:
         )
 
 
-def _run(
-    job: Job,
-    out: Path | None,
-    name: str,
-    console: Console,
-    *,
-    resume: bool,
-    compare: bool,
-    as_json: bool,
-) -> Outcome:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _How:
+    """What the command line says beside the job."""
+
+    resume: bool
+    trusted: bool
+    compare: bool
+    as_json: bool
+
+
+def _run(job: Job, out: Path | None, name: str, console: Console, how: _How) -> Outcome:
     """The job on this rank, and what it tells in the end."""
     with job_ranks() as ranks:
         with _ctrl_c_ends():
-            job, run, parts = _begun(job, out, name, ranks, console, resume=resume)
-        trainer, outcome = _trained(job, parts, run, ranks, console, resume=resume)
+            job, run, parts = _begun(job, out, name, ranks, console, how)
+        trainer, outcome = _trained(job, parts, run, ranks, console, how)
         console.close()
-        finish(job, parts, run, trainer, outcome, ranks, compare=compare, as_json=as_json)
+        finish(job, parts, run, trainer, outcome, ranks, compare=how.compare, as_json=how.as_json)
     return outcome
 
 
@@ -193,12 +196,12 @@ def _ctrl_c_ends() -> Iterator[None]:
 
 
 def _begun(
-    job: Job, out: Path | None, name: str, ranks: Ranks, console: Console, *, resume: bool
+    job: Job, out: Path | None, name: str, ranks: Ranks, console: Console, how: _How
 ) -> tuple[Job, RunFolder, Parts]:
     """The job with its threads, the folder that the first rank chose, what the job is built of."""
     from ..train.run_folder import RunFolder, free_folder
 
-    _check_compare(compare=compare)
+    _check_compare(compare=how.compare)
     first = ranks.rank == 0
     given = RunFolder(out) if out else None
     run = (
@@ -211,10 +214,10 @@ def _begun(
     what = f"{job.model.word} on {job.data.word}, into {run.path}"
     if first:
         console.begin(f"{what}: opening data, building the model")
-    parts = _built(job, measure_threads=not resume)
-    if not resume:  # who goes on takes as many: sums of floats may depend on it
+    parts = _built(job, measure_threads=not how.resume)
+    if not how.resume:  # who goes on takes as many: sums of floats may depend on it
         job = replace(job, train=replace(job.train, threads=parts.threads))
-    begin = run.go_on if resume else run.begin
+    begin = run.go_on if how.resume else run.begin
     ranks.together("the start of the run", lambda: begin(job) if first else None)
     if first:
         console.say(what)
@@ -258,7 +261,7 @@ def _built(job: Job, *, measure_threads: bool) -> Parts:
 
 
 def _trained(
-    job: Job, parts: Parts, run: RunFolder, ranks: Ranks, console: Console, *, resume: bool
+    job: Job, parts: Parts, run: RunFolder, ranks: Ranks, console: Console, how: _How
 ) -> tuple[Trainer, Outcome]:
     from ..train.checkpoints import Checkpoints
     from ..train.job_parts import schedule
@@ -266,7 +269,10 @@ def _trained(
     from ..train.sinks import JsonLines, TensorBoard, WithSpeed
 
     keep = Checkpoints(
-        run.checkpoints, every_steps=job.checkpoint.every_steps, keep=job.checkpoint.keep
+        run.checkpoints,
+        every_steps=job.checkpoint.every_steps,
+        keep=job.checkpoint.keep,
+        trusted=how.trusted,
     )
     trainer = Trainer(
         parts.model,
@@ -276,7 +282,7 @@ def _trained(
         schedule=schedule(job),
         checkpoints=keep,
     )
-    goes_on = resume and trainer.resume()
+    goes_on = how.resume and trainer.resume()
     at = trainer.progress
     if ranks.rank == 0:
         trainer.sinks += [

@@ -187,15 +187,16 @@ class Arrays:
     def line(self, line: int) -> Int64[Tensor, "slots"]:
         """A copy of KEYS, TIMES or SCORES of all slots; the latter say nothing without a row."""
         words = self.index[:, line].flatten()[: len(self.values)]
-        return words if line == KEYS else words & self._bits(line)
+        return words if line == KEYS else words & self.bits(line)
 
-    def _bits(self, line: int) -> int:
+    def bits(self, line: int) -> int:
+        """Which bits of the words of TIMES or SCORES hold the time or the score."""
         return STAMP if self.marked and line == TIMES else SCORE
 
     def read(self, line: int, slots: Int64[Tensor, "n"]) -> Int64[Tensor, "n"]:
         """KEYS, TIMES or SCORES of these slots."""
         words = self.index[slots // LANES, line, slots % LANES]
-        return words if line == KEYS else words & self._bits(line)
+        return words if line == KEYS else words & self.bits(line)
 
     def write(self, line: int, slots: Int64[Tensor, "n"], words: Int64[Tensor, "n"] | int) -> None:
         """Sets KEYS, TIMES or SCORES of these slots."""

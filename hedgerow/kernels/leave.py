@@ -18,7 +18,6 @@ NEVER = 2**31 - 1
 """When a slot without a row was used: after every use."""
 _NEVER = tl.constexpr(NEVER)
 NEWBORN = tl.constexpr(layout.NEWBORN)
-STAMP = tl.constexpr(layout.STAMP)
 CROWDED = 64
 """Keys of a table for which rows are singled out at once."""
 _BUCKETS = 32  # of a program
@@ -80,6 +79,7 @@ def _choose_old(
     limit: tl.tensor,
     turn: tl.tensor,
     programs: tl.tensor,
+    TIME: tl.constexpr,
     LINES: tl.constexpr,
     BUCKETS: tl.constexpr,
 ) -> None:
@@ -115,7 +115,7 @@ def _choose_old(
     at = (base + bucket)[:, None] * (LINES * LANES) + lanes
     tl.store(ids + place, tl.load(index + at, mask=chosen, other=0), mask=chosen)
     time = tl.load(index + at + TIMES * LANES, mask=chosen, other=0)
-    tl.store(times + place, time & STAMP, mask=chosen)
+    tl.store(times + place, time & TIME, mask=chosen)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -164,6 +164,7 @@ def choose_old(
     _choose_old[(programs, table.tables)](
         *(table.index, used, changed.view(torch.int8), table.spans, oldest, starts, counts),
         *(going, dirty, ids, times, limit, turn, programs),
+        TIME=table.bits(layout.TIMES),
         LINES=table.lines,
         BUCKETS=_BUCKETS,
     )
@@ -186,6 +187,7 @@ def _single_out(
     ids: tl.tensor,
     times: tl.tensor,
     limit: tl.tensor,
+    TIME: tl.constexpr,
     LINES: tl.constexpr,
     MOST: tl.constexpr,
 ) -> None:
@@ -215,7 +217,7 @@ def _single_out(
         key = tl.load(index + word(mine, 0, LINES), mask=write, other=0)
         tl.store(ids + place, key, mask=write)
         time = tl.load(index + word(mine, TIMES, LINES), mask=write, other=0)
-        tl.store(times + place, time & STAMP, mask=write)
+        tl.store(times + place, time & TIME, mask=write)
         chosen += goes.to(tl.int64)
         written += write.to(tl.int64)
         i += 1
@@ -242,6 +244,7 @@ def single_out(
         *(keys, splits, table.index, used, changed.view(torch.int8), table.spans, oldest),
         *(chosen.starts, chosen.counts, chosen.going, chosen.dirty, chosen.ids, chosen.times),
         chosen.limit,
+        TIME=table.bits(layout.TIMES),
         LINES=table.lines,
         MOST=CROWDED,
         num_warps=1,

@@ -128,7 +128,9 @@ class DeviceWrites(DeviceRoom):
         self._refuse_serving("reinitialize")
         keys = self._keys(keys)
         n = len(keys.ids)
+        newest_s = self._max_ts  # the clock's time is not one that a write gave
         now, done = self._write(self._clock.now_s(), n, uses=0)
+        self._max_ts = newest_s
         with self._here():
             before = find.find(self._table, keys.ids, keys.used) >= 0
             grouped = group(keys.ids)

@@ -40,9 +40,14 @@ class Checkpoints:
     """
 
     def __init__(
-        self, folder: str | PathLike[str], *, every_steps: int | None = None, keep: int = 2
+        self,
+        folder: str | PathLike[str],
+        *,
+        every_steps: int | None = None,
+        keep: int = 2,
+        trusted: bool = False,
     ) -> None:
-        self.folder = local_path(folder)
+        self.folder, self._trusted = local_path(folder), trusted
         if every_steps is not None:
             checks.count("every_steps", every_steps, least=1)
         self._every_steps, self._keep = every_steps, checks.count("keep", keep, least=1)
@@ -112,13 +117,13 @@ class Checkpoints:
         choose = self.newest if ranks.rank == 0 else (lambda: self.folder)
         path = ranks.together("the choice of a checkpoint", choose)[0]
         if servers_of(model) is None:
-            load(model, path, optimizer=optimizer, extras=extras)
+            load(model, path, optimizer=optimizer, extras=extras, trusted=self._trusted)
             return path
 
         def bring() -> dict[str, Any] | None:  # servers load their rows once, not for each worker
             if ranks.rank:
                 return None
-            load(model, path, optimizer=optimizer, extras=extras)
+            load(model, path, optimizer=optimizer, extras=extras, trusted=self._trusted)
             return _state_of(model, optimizer, extras)
 
         state = ranks.together("the load", bring)[0]

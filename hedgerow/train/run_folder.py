@@ -110,8 +110,11 @@ class Run:
     checkpoint: Path
 
 
-def load_run(path: Path, *, best: bool = False) -> Run:
-    """The model of a run: from its newest checkpoint, or from that of the lowest test loss."""
+def load_run(path: Path, *, best: bool = False, trusted: bool = False) -> Run:
+    """The model of a run: from its newest checkpoint, or from that of the lowest test loss.
+
+    `trusted` is that of `hr.load`.
+    """
     folder = RunFolder(path)
     job, kept = folder.read(), Checkpoints(folder.checkpoints)
     if not kept.any():
@@ -120,7 +123,7 @@ def load_run(path: Path, *, best: bool = False) -> Run:
         )
     checkpoint = kept.best() if best else kept.newest()
     model = build_model(job)
-    loaded = load(model, checkpoint)
+    loaded = load(model, checkpoint, trusted=trusted)
     return Run(job, model.eval(), loaded.step, checkpoint)
 
 

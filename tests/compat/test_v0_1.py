@@ -21,7 +21,7 @@ from hedgerow.ps.server_tables import ServerTables
 from hedgerow.routing.router import Router
 from hedgerow.serving.bundle import load_bundle
 
-from .write_v0_1 import IDS, Model, batch
+from .write_v0_1 import ADAM, IDS, Model, batch
 
 ARCHIVE = Path(__file__).with_name("v0_1.tar.gz")
 
@@ -46,7 +46,9 @@ def test_checkpoint_of_a_model_goes_on_training(files: Path) -> None:
     known = expected(files, "model")
     model = Model()
     optimizer = torch.optim.Adam(model.parameters(), lr=0.01)
-    assert hr.load(model, files / "model", optimizer=optimizer).step == 6
+    with pytest.raises(hr.HedgerowError, match="trusted"):
+        hr.load(model, files / "model", optimizer=optimizer)
+    assert hr.load(model, files / "model", optimizer=optimizer, trusted=True).step == 6
     model.eval()
     predicted = model(batch(known["names"], 0))
     torch.testing.assert_close(predicted, torch.tensor(known["predicted"]))
@@ -63,7 +65,7 @@ def test_checkpoint_of_a_model_goes_on_training(files: Path) -> None:
 
 def test_bundle_gives_the_same_answers(files: Path) -> None:
     known = expected(files, "model")
-    served = load_bundle(files / "bundle" / "entry" / "3", "entry")
+    served = load_bundle(files / "bundle" / "entry" / "3", "entry", trusted=True)
     ids = batch(known["names"], 0)
     ask: dict[str, torch.Tensor] = {}
     for name in known["names"]:
@@ -77,7 +79,9 @@ def test_bundle_gives_the_same_answers(files: Path) -> None:
 @pytest.mark.parametrize("shards", [1, 2, 5])
 def test_base_and_increments_replay_on_other_numbers_of_shards(files: Path, shards: int) -> None:
     known = expected(files, "chain")
-    config = hr.TableConfig("item", (hr.Segment(2, hr.Uniform(0.3), hr.Adam(lr=0.1)),), seed=9)
+    config = hr.TableConfig(
+        "item", (hr.Segment(2, hr.Uniform(0.3), hr.Adam(lr=0.1, **ADAM)),), seed=9
+    )
     found: dict[int, list[float]] = {}
     for shard in range(shards):
         table = hr.HostTable(config)
@@ -123,7 +127,7 @@ def test_servers_go_on_from_a_log_and_from_a_checkpoint(files: Path) -> None:
 
 
 def test_run_goes_on_and_predicts(files: Path) -> None:
-    run("train", "--resume", "--out", "run", "--steps", "8", cwd=files)
+    run("train", "--resume", "--trusted", "--out", "run", "--steps", "8", cwd=files)
     lines = (files / "run" / "log.jsonl").read_text().splitlines()
     assert max(json.loads(line).get("step", 0) for line in lines) == 8
     assert "auc" in run("predict", "run", cwd=files).lower()

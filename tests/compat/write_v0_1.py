@@ -20,14 +20,16 @@ from torch import Tensor, nn
 import hedgerow as hr
 
 IDS = [0, -1, 1, -(2**63), 2**63 - 1, 7, 8, 4711, 2**40 + 3, -12345]
+# Version 0.1 always counted the updates of each row, and had no name for that.
+ADAM: Any = {"bias_correction": "row"} if hasattr(hr.Adam, "bias_correction") else {}
 OPTIMIZERS = {
     "sgd": hr.Sgd(lr=0.1, weight_decay=0.01),
     "momentum": hr.Momentum(lr=0.1, nesterov=True),
     "adagrad": hr.Adagrad(lr=0.1),
     "row_adagrad": hr.RowAdagrad(lr=0.1),
-    "adam": hr.Adam(lr=0.1),
-    "adamw": hr.AdamW(lr=0.1),
-    "amsgrad": hr.AmsGrad(lr=0.1),
+    "adam": hr.Adam(lr=0.1, **ADAM),
+    "adamw": hr.AdamW(lr=0.1, **ADAM),
+    "amsgrad": hr.AmsGrad(lr=0.1, **ADAM),
     "rms_prop": hr.RmsProp(lr=0.1, momentum=0.5),
     "ftrl": hr.Ftrl(lr=0.1, l1=0.05, beta=1.0),
 }
@@ -103,7 +105,9 @@ def write_model(folder: Path) -> dict[str, Any]:
 def write_chain(folder: Path) -> dict[str, Any]:
     from hedgerow.routing.router import Router
 
-    config = hr.TableConfig("item", (hr.Segment(2, hr.Uniform(0.3), hr.Adam(lr=0.1)),), seed=9)
+    config = hr.TableConfig(
+        "item", (hr.Segment(2, hr.Uniform(0.3), hr.Adam(lr=0.1, **ADAM)),), seed=9
+    )
     table = hr.HostTable(config)
     ids = torch.tensor(IDS)
     table.apply_gradients(ids, torch.ones(len(ids), 2), ts=100)

@@ -157,8 +157,8 @@ def all_slots(table: Any, ids: torch.Tensor, rows: torch.Tensor) -> None:
 
     find_or_insert.exchange(table, ids, rows)
     held = Arrays.make(8, 64, CPU, scored=True, pinned=True)
-    evict.insert_and_evict(held, ids, ids, rows, call=1, mode="count")
-    for mode in ("assign", "count"):
+    evict.insert_and_evict(held, ids, ids, rows, call=1, mode="use")
+    for mode in ("assign", "use"):
         pins.touch(held, ids, ids, mode)
     pins.pin(held, ids)
     select.select(held)

@@ -398,7 +398,11 @@ def test_adams_corrections_follow_the_step_as_in_the_twin(
 def test_dense_adam_makes_up_for_missed_updates_as_one_by_one(
     device: torch.device, at_step: int
 ) -> None:
-    """The kernel sums in closed form, beyond 4096 updates by its formula for large numbers."""
+    """The kernel sums in closed form, beyond 4096 updates by its formula for large numbers.
+
+    It takes epsilon, which is 0.001 here, as it is in the middle of the updates that were missed:
+    hence the bound. The roots of the second moments are 0.3 and more.
+    """
     ids, grads = some_ids(24, seed=5, distinct=18), values(24, 7, seed=5)
     model = filled(8, 7, ids[:20], states=_states(7, "dense_adam"))
     for part in _parts(7, "dense_adam", None, 1):
@@ -423,7 +427,7 @@ def test_dense_adam_makes_up_for_missed_updates_as_one_by_one(
             assert a[at : at + 2].tolist() == b[at : at + 2].tolist() == [at_step + 2, 0]
             a[at : at + 2] = b[at : at + 2] = 0
         torch.testing.assert_close(
-            a.view(torch.float32), b.view(torch.float32), rtol=1e-4, atol=1e-4
+            a.view(torch.float32), b.view(torch.float32), rtol=2e-3, atol=1e-3
         )
 
 

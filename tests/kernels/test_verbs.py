@@ -169,7 +169,7 @@ def test_ids_without_a_cell_are_told(device: torch.device) -> None:
     ids, asked = some_ids(50, seed=1).to(device), torch.ones(50, dtype=torch.bool, device=device)
     stored = count_ids.add_counts(filter_, ids, asked, torch.ones_like(ids), 0)
     assert int(stored.sum()) == len(filter_.cells) == 32
-    assert filter_.state.tolist() == [0, 32, 18]
+    assert filter_.state[:3].tolist() == [0, 32, 18]  # the other words are the key's
     assert count_ids.counts_of(filter_, ids, asked, 0).tolist() == stored.long().tolist()
 
 

@@ -211,21 +211,26 @@ def test_the_core_follows_its_twin(optimizer: optimizers.Adam) -> None:
 
 
 @pytest.mark.parametrize("optimizer", [one for one in FORMS if one.kind != "AmsGrad"], ids=repr)
-def test_devices_and_tiers_follow_the_host(optimizer: optimizers.Adam) -> None:
+def test_devices_and_tiers_follow_the_host(
+    optimizer: optimizers.Adam, device: torch.device
+) -> None:
     config = table_config(optimizer, dim=DIM)
     start = torch.randn(ROWS, DIM, generator=torch.Generator().manual_seed(1))
     tables = (
         HostTable(config),
-        DeviceTable(config, capacity_rows=2 * ROWS, device="cpu"),
+        DeviceTable(config, capacity_rows=2 * ROWS, device=device),
         HybridTable(HostTable(config), HostTable(config), fast_rows=7, promotions=3),
     )
     for table in tables:
-        table.assign(torch.arange(ROWS), start)
+        table.assign(torch.arange(ROWS, device=table.device), start.to(table.device))
     for step, (ids, grads) in enumerate(_stream(30)):
         for table in tables:
-            table.apply_gradients(TableKeys.of_one(ids), grads, step=step)
-    wanted, device, tiers = (table.lookup(torch.arange(ROWS)).rows_of() for table in tables)
-    torch.testing.assert_close(device, wanted, rtol=1e-6, atol=1e-7)
+            keys = TableKeys.of_one(ids.to(table.device))
+            table.apply_gradients(keys, grads.to(table.device), step=step)
+    wanted, there, tiers = (
+        table.lookup(torch.arange(ROWS, device=table.device)).rows_of().cpu() for table in tables
+    )
+    torch.testing.assert_close(there, wanted, rtol=1e-6, atol=1e-7)
     assert torch.equal(tiers, wanted)
 
 

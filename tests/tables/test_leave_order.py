@@ -243,7 +243,7 @@ def resident():
     with open("/proc/self/smaps_rollup") as file:
         return next(1024 * int(l.split()[1]) for l in file if l.startswith("Rss:"))
 config = hr.TableConfig("t", (hr.Segment(16, hr.Zeros(), hr.Adagrad(lr=1.0)),))
-step, rows = 100_000, 1_000_000
+step, rows = 100_000, 2_000_000
 values, ids = torch.ones(step, 16), torch.randint(-2**62, 2**62, (rows,))
 warm = hr.HostTable(config)
 warm.assign(ids[:step], values)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from contextlib import suppress
+from dataclasses import replace
 from itertools import pairwise
 from typing import Any
 
@@ -85,7 +86,8 @@ class Shared:
     """Caches with room for all rows, of which some share two full buckets; `table` has them."""
 
     def __init__(self, device: torch.device, table: int = 0) -> None:
-        self.pair = Pair("CACHING", device, 5, [config(name) for name in NAMES], **FULL)
+        configs = [replace(config(name), slot_key=0) for name in NAMES]  # known places
+        self.pair = Pair("CACHING", device, 5, configs, **FULL)
         self.table, self.device = table, device
         fetches = self.pair.groups[0]._fetches
         assert fetches is not None
