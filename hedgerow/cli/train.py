@@ -32,6 +32,20 @@ if TYPE_CHECKING:
 _RUNS = Path("runs")
 
 
+_Compare = Annotated[
+    bool,
+    typer.Option(
+        "--compare",
+        help="Train once more with ids hashed to a quarter of the rows, to see what collisions "
+        "cost.",
+    ),
+]
+_PrintPlan = Annotated[
+    bool,
+    typer.Option("--print-plan", help="Show who owns the rows of which table, and train nothing."),
+]
+
+
 def train(
     config: Annotated[
         Path | None,
@@ -56,20 +70,8 @@ def train(
         bool, typer.Option("--resume", help="Go on with the run in --out, to the same bits.")
     ] = False,
     trusted: Trusted = False,
-    compare: Annotated[
-        bool,
-        typer.Option(
-            "--compare",
-            help="Train once more with ids hashed to a quarter of the rows, to see what collisions "
-            "cost.",
-        ),
-    ] = False,
-    print_plan: Annotated[
-        bool,
-        typer.Option(
-            "--print-plan", help="Show who owns the rows of which table, and train nothing."
-        ),
-    ] = False,
+    compare: _Compare = False,
+    print_plan: _PrintPlan = False,
     as_json: AsJson = False,
 ) -> None:
     """Train a model; write checkpoints, logs and learning curves into a folder.

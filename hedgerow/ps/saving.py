@@ -8,6 +8,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict
 from os import PathLike
+from pathlib import Path
 from typing import Any
 
 from ..core.errors import HedgerowError, InputError
@@ -39,7 +40,7 @@ def save_servers(
     writes. The checkpoint is complete or not there; writes that come meanwhile are not in it.
     """
     orders = _Orders(Verb.SAVE, shards, deadline_s, path, router)
-    folder, mark = Path(path).absolute(), ""
+    folder, mark = local_path(path).absolute(), ""
     try:
         # Server 0 holds the folder, from here to its `close`. The others are asked after it, so
         # that a save that is refused does not disturb the one that holds it.

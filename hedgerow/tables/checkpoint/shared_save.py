@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import replace
 from os import PathLike
+from pathlib import Path
 
 from ...core import checks
 from ...core.errors import HedgerowError, SaveError
