@@ -89,8 +89,7 @@ def train(
     with _console() as console:
         with _ctrl_c_ends():
             job = _job(config, options, out, resume=resume)
-        name = config.stem if config else f"{job.data.word}-{job.model.word}"
-        outcome = _run(job, out, name, console, resume=resume, compare=compare, as_json=as_json)
+        outcome = _run(job, out, config, console, resume=resume, compare=compare, as_json=as_json)
     if outcome.why == "interrupted":
         raise typer.Exit(1)
 
@@ -98,7 +97,7 @@ def train(
 def _run(
     job: Job,
     out: Path | None,
-    name: str,
+    config: Path | None,
     console: Console,
     *,
     resume: bool,
@@ -106,6 +105,7 @@ def _run(
     as_json: bool,
 ) -> Outcome:
     """The job on this rank, and what it tells in the end."""
+    name = config.stem if config else f"{job.data.word}-{job.model.word}"
     with job_ranks() as ranks:
         with _ctrl_c_ends():
             job, run, parts = _begun(job, out, name, ranks, console, resume=resume)
