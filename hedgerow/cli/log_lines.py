@@ -9,7 +9,7 @@ from typing import Annotated
 
 import typer
 
-from ..core import checks
+from ..core.errors import ConfigError
 
 LEVELS = ("debug", "info", "warning", "error")
 LogLevel = Annotated[
@@ -41,11 +41,11 @@ def log_lines(level: str | None) -> Iterator[None]:
     >>> with log_lines("verbose"):
     ...     pass
     Traceback (most recent call last):
-    hedgerow.core.errors.ConfigError: hedgerow.--log-level is 'verbose'; it must be one of debug, \
-info, warning, error.
+    hedgerow.core.errors.ConfigError: --log-level is 'verbose'; it must be one of debug, info, \
+warning, error.
     """
-    if level is not None:
-        checks.choice("hedgerow", "--log-level", level, LEVELS)
+    if level is not None and level not in LEVELS:
+        raise ConfigError(f"--log-level is {level!r}; it must be one of {', '.join(LEVELS)}.")
     logger, handler = logging.getLogger("hedgerow"), _Lines()
     before = logger.level
     logger.addHandler(handler)

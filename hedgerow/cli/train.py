@@ -32,6 +32,27 @@ if TYPE_CHECKING:
 _RUNS = Path("runs")
 
 
+@contextmanager
+def _ctrl_c_ends() -> Iterator[None]:
+    """Ctrl-C ends this part of the job, although some library may swallow `KeyboardInterrupt`."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    pressed = threading.Event()
+
+    def note(number: int, frame: FrameType | None) -> None:
+        pressed.set()
+        raise KeyboardInterrupt
+
+    before = signal.signal(signal.SIGINT, note)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, before)
+    if pressed.is_set():
+        raise KeyboardInterrupt
+
+
 _Compare = Annotated[
     bool,
     typer.Option(
@@ -79,23 +100,21 @@ def train(
     Options win over the file. Ctrl-C saves and says how to go on. The exit status is 1 if the job
     fails or is interrupted, 2 if its configuration is wrong.
 
-    Under torchrun, mpirun or srun all processes run it together: docs/distributed.md.
-
-    Try: `hedgerow train --data clicks --steps 500`
+    Under torchrun, mpirun or srun all processes run it together: docs/distributed.md. Try
+    `hedgerow train --data clicks --steps 500`.
     """
     sizes = {"dim": dim, "epochs": epochs, "batch_size": batch_size, "lr": lr, "steps": steps}
-    choices = {"seed": seed, "plan": _located(plan), "device": device}
-    options = _given(data=data, model=model, **choices, **sizes)
+    where = {"plan": _located(plan), "device": device, "data": data}
+    options = _given(model=model, seed=seed, **where, **sizes)
     if print_plan:
         show_plan(_job(config, options, out, resume=resume), as_json=as_json)
         return
+    how = _How(resume=resume, trusted=trusted, compare=compare, as_json=as_json)
     with _console() as console:
-        with _ctrl_c_ends():
-            job = _job(config, options, out, resume=resume)
-        name = config.stem if config else f"{job.data.word}-{job.model.word}"
-        how = _How(resume=resume, trusted=trusted, compare=compare, as_json=as_json)
-        outcome = _run(job, out, name, console, how)
-    if outcome.why == "interrupted":
+        job = _job(config, options, out, resume=resume)
+        with job_ranks() as ranks:
+            why = _run(job, out, config, ranks, console, how).why
+    if why == "interrupted":
         raise typer.Exit(1)
 
 
@@ -119,14 +138,19 @@ class _How:
     as_json: bool
 
 
-def _run(job: Job, out: Path | None, name: str, console: Console, how: _How) -> Outcome:
-    """The job on this rank, and what it tells in the end."""
-    with job_ranks() as ranks:
-        with _ctrl_c_ends():
-            job, run, parts = _begun(job, out, name, ranks, console, how)
-        trainer, outcome = _trained(job, parts, run, ranks, console, how)
-        console.close()
-        finish(job, parts, run, trainer, outcome, ranks, compare=how.compare, as_json=how.as_json)
+def _run(
+    job: Job, out: Path | None, config: Path | None, ranks: Ranks, console: Console, how: _How
+) -> Outcome:
+    """The job on this rank, and what it tells in the end.
+
+    A function of its own, because model and trainer must be gone before the ranks part: process
+    groups wait for their peers when they are freed.
+    """
+    name = config.stem if config else f"{job.data.word}-{job.model.word}"
+    job, run, parts = _begun(job, out, name, ranks, console, how)
+    trainer, outcome = _trained(job, parts, run, ranks, console, how)
+    console.close()
+    finish(job, parts, run, trainer, outcome, ranks, compare=how.compare, as_json=how.as_json)
     return outcome
 
 
@@ -140,6 +164,7 @@ def _given(**values: object) -> dict[str, Any]:
     return {f"--{n.replace('_', '-')}": v for n, v in values.items() if v is not None}
 
 
+@_ctrl_c_ends()
 def _job(config: Path | None, options: Mapping[str, Any], out: Path | None, *, resume: bool) -> Job:
     from ..train.job import job_of, read_job
     from ..train.run_folder import RunFolder
@@ -176,27 +201,7 @@ def _console() -> Iterator[Console]:
         console.close()
 
 
-@contextmanager
-def _ctrl_c_ends() -> Iterator[None]:
-    """Ctrl-C ends this part of the job, although some library may swallow `KeyboardInterrupt`."""
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
-    pressed = threading.Event()
-
-    def note(number: int, frame: FrameType | None) -> None:
-        pressed.set()
-        raise KeyboardInterrupt
-
-    before = signal.signal(signal.SIGINT, note)
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGINT, before)
-    if pressed.is_set():
-        raise KeyboardInterrupt
-
-
+@_ctrl_c_ends()
 def _begun(
     job: Job, out: Path | None, name: str, ranks: Ranks, console: Console, how: _How
 ) -> tuple[Job, RunFolder, Parts]:
