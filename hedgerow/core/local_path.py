@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 from os import PathLike, fspath
 from pathlib import Path
@@ -23,6 +24,8 @@ def local_path(path: str | PathLike[str]) -> Path:
 system so far: mount the place, or copy the files here, and give that path.
     """
     text = fspath(path)
+    if "\0" in os.fsdecode(text):
+        raise InputError(f"{text!r} has a null character, which no path may have; remove it.")
     if isinstance(text, str) and _URL.match(text):
         raise InputError(
             f"{text!r} is a URL; paths are of this machine's file system so far: mount the place, "

@@ -51,7 +51,7 @@ class EmbeddingBags(Collection):
         With `features`, of these alone and in their order; the batch need not have the others.
         """
         names = wanted(features, self.declared)
-        batch = readable(batch, names)
+        batch = readable(batch, names, type(self).__name__)
         reading = self.reading(batch, names)
         vectors = self.pooled(batch, reading)
         if vectors is None:

@@ -360,8 +360,9 @@ def wanted(features: Sequence[str] | None, declared: tuple[str, ...]) -> tuple[s
     return declared if features is None else tuple(features)
 
 
-def readable(batch: IdBatch, names: Sequence[str]) -> IdBatch:
-    """The batch to read these features from, which all are in the batch of the call."""
+def readable(batch: IdBatch, names: Sequence[str], reader: str) -> IdBatch:
+    """The batch to read these features from, all of which the batch of the call must have."""
+    check_batch(batch, reader)
     for name in names:
         if name not in batch.names:
             unknown("feature", name, batch.names)

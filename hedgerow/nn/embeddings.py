@@ -30,7 +30,7 @@ class Embeddings(Collection):
         With `features`, of these alone and in their order; the batch need not have the others.
         """
         names = wanted(features, self.declared)
-        batch = readable(batch, names)
+        batch = readable(batch, names, type(self).__name__)
         reading = self.reading(batch, names)
         rows = self.rows(batch, reading)
         found: dict[str, Float[Tensor, "n dim"]] = {

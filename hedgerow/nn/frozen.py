@@ -39,7 +39,7 @@ class FrozenRows(ReadOnlyRows):
     def rows(self, batch: IdBatch, features: Sequence[str] | None) -> dict[str, Tensor]:
         """The op's tensors by feature, in the order in which features were declared or asked."""
         names = wanted(features, self._declared)
-        batch = readable(batch, names)
+        batch = readable(batch, names, type(self).__name__)
         chosen = [i for i, feature in enumerate(self._features) if feature in names]
         found = read_rows(
             self.name,

@@ -62,7 +62,7 @@ def test_every_kernel_compiles_for_hopper(tmp_path: Path, forms: str) -> None:
     assert {kernel["kernel"] for kernel in told} == TWINS | LAYOUTS | BY_SLOTS
     for kernel in told:
         assert kernel["cubin_bytes"] > 0
-        assert kernel["fused"] == kernel["flushed"] == 0, kernel
+        assert kernel["fused"] == kernel["flushed"] == 0 or not kernel["exact"], kernel
         swapping = kernel["kernel"] in SWAPPING and kernel["places"]
         swaps = SWAPS.get(kernel["kernel"], 1) if swapping else 0
         assert kernel["swaps"] == ["b64"] * swaps, kernel

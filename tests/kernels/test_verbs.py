@@ -181,4 +181,4 @@ def test_counts_stop_and_tables_do_not_mix(device: torch.device) -> None:
         count_ids.add_counts(filter_, ids, asked, torch.full_like(ids, 200), 1)
     assert count_ids.counts_of(filter_, ids, asked, 1).tolist() == [255] * 3
     assert count_ids.counts_of(filter_, ids, asked, 2).tolist() == [0] * 3
-    assert filter_.state.tolist() == [0, 3, 0]
+    assert filter_.state[:3].tolist() == [0, 3, 0]

@@ -19,7 +19,10 @@ OPTIMIZERS: dict[str, tuple[Callable[[], object], Callable[..., torch.optim.Opti
         lambda: hr.Adagrad(lr=0.1, initial_accumulator_value=0.1),
         lambda p: torch.optim.Adagrad(p, lr=0.1, initial_accumulator_value=0.1),
     ),
-    "adam": (lambda: hr.Adam(lr=0.01), lambda p: torch.optim.Adam(p, lr=0.01)),
+    "adam": (
+        lambda: hr.Adam(lr=0.01, bias_correction="row"),
+        lambda p: torch.optim.Adam(p, lr=0.01),
+    ),
 }
 
 

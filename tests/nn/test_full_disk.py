@@ -18,7 +18,7 @@ import torch
 from torch import nn
 
 import hedgerow as hr
-from hedgerow.core.errors import SaveError
+from hedgerow.core.errors import InputError, SaveError
 from hedgerow.tables.checkpoint.increments import compact
 from hedgerow.tables.checkpoint.reshard import reshard
 
@@ -91,7 +91,7 @@ def test_a_limit_of_file_sizes_is_told_too(tmp_path: Path, limit: int) -> None:
 _AS_ANOTHER_USER = """
 import os, sys
 import torch, hedgerow as hr
-from hedgerow.core.errors import SaveError
+from hedgerow.core.errors import InputError, SaveError
 from hedgerow.tables.checkpoint.increments import compact
 from hedgerow.tables.checkpoint.reshard import reshard
 from tests.nn.test_full_disk import _model
@@ -148,7 +148,9 @@ def test_what_stands_where_a_folder_should_is_a_save_error(tmp_path: Path) -> No
     (tmp_path / "file").write_text("mine")
     (tmp_path / "dangling").symlink_to(tmp_path / "nowhere")
     os.mkfifo(tmp_path / "pipe")
-    names = ["file", "file/below", "dangling", "pipe", "a\0b", "x" * 300]
+    names = ["file", "file/below", "dangling", "pipe", "x" * 300]
+    with pytest.raises(InputError, match="null character"):
+        hr.save(_model(1, 1), tmp_path / "a\0b")
     for path in [*(tmp_path / name for name in names), Path("/proc/nowhere")]:
         with pytest.raises(SaveError, match="cannot save to"):
             hr.save(_model(1, 1), path)

@@ -24,7 +24,7 @@ def test_stats_name_the_table_and_add_up() -> None:
     assert (seen["inserted"], seen["refused"], seen["dropped"], seen["erased"]) == (1000, 0, 1, 10)
     assert seen["row_bytes"] == 990 * (4 * 8 + 8)
     assert seen["uncompressed_bytes"] == 990 * 16
-    parts = (seen[f"{part}_bytes"] for part in ("index", "row", "slack", "output"))
+    parts = (seen[f"{part}_bytes"] for part in ("index", "row", "slack", "other", "output"))
     assert seen["total_bytes"] == sum(int(part) for part in parts) == table.memory().total_bytes
     assert 0 < float(seen["load_factor"]) <= 1
     assert int(seen["longest_search"]) >= 1

@@ -85,7 +85,8 @@ def trainer(data: Path, run: Path) -> Trainer:
 
 def state(made: Trainer) -> dict[str, Any]:
     """Everything that has to be the same, as tensors by name."""
-    found: dict[str, Any] = dict(made.model.state_dict())
+    found: dict[str, Any] = dict(made.model.named_parameters())  # rows have times, see below
+    found |= dict(made.model.named_buffers())
     for number, of_weight in made.optimizer.state_dict()["state"].items():
         found |= {f"optimizer {number} {name}": value for name, value in of_weight.items()}
     for name, table in tables_of(made.model).items():

@@ -304,7 +304,8 @@ def checked_header(
             )
         if is_filter_blob(name) or is_order_blob(name) or name == DENSE:
             raise InputError(
-                f"blobs[{name!r}]: this name belongs to a table or to a model; choose another."
+                f"blobs[{name!r}]: this name belongs to a filter, a table or a model; choose "
+                f"another."
             )
     if metadata is not None and not isinstance(metadata, Mapping):
         raise DtypeError(f"metadata is a {type(metadata).__name__}; pass a dict.")
