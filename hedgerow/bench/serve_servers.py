@@ -70,10 +70,12 @@ def serve_bundle(parent: Connection, folder: str, name: str) -> None:
     serve_model(parent, load_bundle(Path(folder), name))
 
 
-def serve_model(parent: Connection, model: Model) -> None:
+def serve_model(parent: Connection, model: Model, *, accept_pushes: bool = False) -> None:
     """Serves a model until the parent goes."""
     torch.set_num_threads(1)
-    registry = Registry(batching=Batching())  # as `hedgerow serve` has it, with its metrics
+    registry = Registry(
+        batching=Batching(), accept_pushes=accept_pushes
+    )  # as `hedgerow serve` has it, with its metrics
     registry.add(model)
     with PredictionServer(registry, observe=Metrics(registry).observe) as server:
         _until_gone(parent, server.address)

@@ -64,7 +64,7 @@ def followed_model(dim: int) -> Model:
 
 def serve_followed(parent: Connection, dim: int) -> None:
     """Serves empty tables until the parent goes."""
-    serve_model(parent, followed_model(dim))
+    serve_model(parent, followed_model(dim), accept_pushes=True)
 
 
 @dataclass(frozen=True, slots=True)
