@@ -12,7 +12,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import pytest
 import torch
@@ -76,7 +76,10 @@ class Load:
         self.faults.append(f"no version answers {output.tolist()}")
         return -1
 
-    def finish(self) -> None:
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
         self._over.set()
         for thread in self._threads:
             thread.join(WAIT_S)
@@ -178,8 +181,11 @@ def test_no_request_fails_while_versions_come_and_broken_ones_are_refused(tmp_pa
         folder.rename(tmp_path / "next")
         (tmp_path / "next").rename(base / str(version))
 
-    with served(base) as address, PredictionClient(address) as client:
-        load = Load(address, inputs, right)
+    with (
+        served(base) as address,
+        PredictionClient(address) as client,
+        Load(address, inputs, right) as load,
+    ):
         wait_for(lambda: 1 in load.seen)
         for version in range(2, 5):
             publish(tmp_path / "made" / "entry" / str(version), version)
@@ -200,6 +206,5 @@ def test_no_request_fails_while_versions_come_and_broken_ones_are_refused(tmp_pa
         publish(tmp_path / "whole", last)
         wait_for(lambda: states(client).get(last) == "AVAILABLE")
         wait_for(lambda: sum(load.seen.values()) > answers)
-        load.finish()
     assert load.faults == []
     assert sorted(load.seen) == [1, 2, 3, 4]
