@@ -53,7 +53,7 @@ def dense_part(tensors: Mapping[str, Tensor]) -> Dense:
     """The file of these tensors, for a save to write.
 
     >>> dense_part({"a": torch.ones(2)}).file_bytes
-    72
+    136
     """
     for name, tensor in tensors.items():
         _check(name, tensor)

@@ -14,7 +14,7 @@ from torch import nn
 from ..core import checks
 from ..core.errors import CheckpointError, CheckpointMissingError
 from ..core.local_path import local_path
-from ..nn.collection import collections_of, servers_of, undressed
+from ..nn.collection import collections_of, dense_only, dense_state, servers_of
 from ..nn.distribute import workers_of
 from ..nn.saving import Stateful, load, save
 from ..tables.checkpoint.manifest_reader import read_manifest
@@ -150,7 +150,7 @@ def _state_of(
 ) -> dict[str, Any]:
     """All but the rows, as one worker tells it to the others."""
     return {
-        "weights": undressed(model).state_dict(),
+        "weights": dense_state(model),
         "optimizer": None if optimizer is None else optimizer.state_dict(),
         "extras": {name: one.state_dict() for name, one in extras.items()},
         "updates": [one.updates.step for one in collections_of(model)],
@@ -167,7 +167,8 @@ def _take_state(
         optimizer.load_state_dict(state["optimizer"])
     for name, one in extras.items():
         one.load_state_dict(state["extras"][name])
-    undressed(model).load_state_dict(state["weights"])
+    with dense_only(model) as inner:
+        inner.load_state_dict(state["weights"])
     for one, step in zip(collections_of(model), state["updates"], strict=True):
         one.updates.step = step
 

@@ -9,7 +9,6 @@ from torch import nn
 
 from ..core.errors import ConfigError
 from ..data.batch_source import BatchSource
-from ..nn.collection import ranks_of
 from ..nn.distribute import distribute
 from ..nn.on_disk import keep_on_disk
 from ..nn.placing import job_device
@@ -65,22 +64,10 @@ def build(job: Job, *, measure_threads: bool = False) -> Parts:
     _keep_on_disk(model, job.train)
     model = distribute(model, plan=job.train.plan)
     optimizer = _optimizer(job.dense, model)
-    _tell_of_ranks(model, train, test)
     threads = int(RunRanks(model).first(threads))
     torch.set_num_threads(threads)
     steps, best = _total_steps(job, train), best_auc(train)
     return Parts(model, optimizer, train, test, steps, best, threads)
-
-
-def _tell_of_ranks(model: nn.Module, train: BatchSource, test: BatchSource | None) -> None:
-    """Each worker of parameter servers learns from its part of every batch, and tests on all.
-
-    The trainer divides batches itself where a model is of all ranks.
-    """
-    if ranks_of(model).count == 1:
-        train.share()
-        if test is not None:
-            test.share(0, 1)
 
 
 def _keep_on_disk(model: nn.Module, how: TrainJob) -> None:

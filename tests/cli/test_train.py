@@ -27,6 +27,7 @@ from hedgerow.core.errors import (
     HedgerowError,
     InputError,
 )
+from hedgerow.nn.summary import tables_of
 from hedgerow.train.checkpoints import Checkpoints
 from hedgerow.train.sinks import read_events
 
@@ -468,8 +469,14 @@ def test_equal_jobs_train_to_equal_models(job: Path, tmp_path: Path) -> None:
 
     for name in ("one", "two"):
         _run("train", job, "--out", tmp_path / name, "--steps", 8)
-    one, two = (load_run(tmp_path / name).model.state_dict() for name in ("one", "two"))
-    assert all(torch.equal(one[key], two[key]) for key in one)
+    one, two = (load_run(tmp_path / name).model for name in ("one", "two"))
+    for weight, other in zip(one.parameters(), two.parameters(), strict=True):
+        assert torch.equal(weight, other)
+    tables = zip(tables_of(one).values(), tables_of(two).values(), strict=True)
+    for table, other in tables:
+        ids = torch.cat([part.ids for part in table.scan()]).sort().values
+        assert torch.equal(table.lookup(ids).rows, other.lookup(ids).rows)
+        assert table.size() == other.size() > 0
 
 
 def test_the_plan_is_printed_and_nothing_else_happens(

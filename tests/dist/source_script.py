@@ -51,4 +51,5 @@ def main() -> None:
     (folder / f"{rank_info().rank}.json").write_text(json.dumps(found))
 
 
-main()
+if __name__ == "__main__":
+    main()
