@@ -17,8 +17,8 @@ std::shared_ptr<Admission> count_rule(std::shared_ptr<SlidingFilter> filter, u64
 
 void tables_share_a_filter() {
   const auto filter = std::make_shared<SlidingFilter>(SlidingFilter::Settings{60000, 7, 1, 255});
-  Table first({sgd_segment(3)}, false, false, 1, 0, false, count_rule(filter, 1, 3));
-  Table second({sgd_segment(3)}, false, false, 1, 0, false, count_rule(filter, 2, 5));
+  Table first({sgd_segment(3)}, false, false, 1, 0, Marks::none, count_rule(filter, 1, 3));
+  Table second({sgd_segment(3)}, false, false, 1, 0, Marks::none, count_rule(filter, 2, 5));
   const std::vector<i64> ids = random_ids(5000, 3);
   const std::vector<float> grads = ones(ids.size() * 3);
   const float rate = 1;
@@ -72,7 +72,7 @@ void a_window_slides() {
 
 void a_filter_out_of_memory_leaves_the_table_as_it_was() {
   const auto filter = std::make_shared<SlidingFilter>(SlidingFilter::Settings{1 << 20, 7, 1, 255});
-  Table table({sgd_segment(2)}, false, false, 1, 0, false, count_rule(filter, 1, 1));
+  Table table({sgd_segment(2)}, false, false, 1, 0, Marks::none, count_rule(filter, 1, 1));
   const std::vector<i64> ids = random_ids(50000, 5);
   const std::vector<float> rows = ones(ids.size() * 2);
   set_memory_limit(memory_used() + 100000);

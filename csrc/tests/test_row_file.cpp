@@ -28,8 +28,8 @@ struct InFile {
     CHECK(fd >= 0);
     CHECK(unlink(name) == 0);
     file = std::make_shared<RowFile>(fd, ".", budget);
-    table = std::make_unique<Table>(std::vector{sgd_segment(kDim, 1)}, false, false, 1, 0, false,
-                                    nullptr, file);
+    table = std::make_unique<Table>(std::vector{sgd_segment(kDim, 1)}, false, false, 1, 0,
+                                    Marks::none, nullptr, file);
   }
 };
 
@@ -127,7 +127,7 @@ void rows_that_are_only_asked_for_stay_in_the_file() {
 void a_file_serves_one_table() {
   InFile ours(kBudget);
   try {
-    Table second({sgd_segment(kDim)}, false, false, 1, 0, false, nullptr, ours.file);
+    Table second({sgd_segment(kDim)}, false, false, 1, 0, Marks::none, nullptr, ours.file);
   } catch (const std::invalid_argument&) {
     return;
   }
@@ -179,7 +179,8 @@ void a_forked_child_is_refused_and_harms_nobody() {
     attempt([&] { ours.table->assign(ids.data(), ids.size(), ones(rows.size()).data(), 1); });
     attempt([&] { ours.table->clear(); });
     attempt([&] { ours.table->open_snapshot(0, false); });
-    attempt([&] { ours.table->evict_older(0, nullptr, 0, 1, nullptr, nullptr); });
+    const std::vector<i64> ages(kAgeSlots, 1);
+    attempt([&] { ours.table->evict_older(0, ages.data(), 0, 1, nullptr, nullptr); });
     CHECK(refused == 5);
     ours.table.reset();  // its parent's file stays as it is
     ours.file.reset();

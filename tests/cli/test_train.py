@@ -50,6 +50,7 @@ features = ["item", "seen"]
 
 [train]
 log_every = 5
+threads = 1
 """
 CLICKS = """\
 [data]
