@@ -24,8 +24,8 @@ class HugeHeap {
   // Whole huge pages of the range go back to the system.
   void give(u8* from, u64 bytes);
 
-  // Of memory that nobody has, what the system keeps since it shares huge pages with the rest, as a
-  // part of what is taken.
+  // Of memory that is not in use, what the system keeps since it shares huge pages with the rest,
+  // as a part of what is taken.
   double idle_share();
 
  private:

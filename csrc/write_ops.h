@@ -6,7 +6,7 @@
 // thread needs for itself is in its Worker. `kInserts`: it may bring new keys. `kLearns`: what it
 // writes counts as touched for every consumer of touched keys, not only for those of all changes.
 // `earliest`, of those that insert: the smallest stamp that it gives. `kMoves`, where it is
-// declared: the rows go to or come from another store of the same table, so nobody is told and
+// declared: the rows go to or come from another store of the same table, so no consumer is told and
 // nothing is counted.
 #pragma once
 

@@ -23,7 +23,7 @@ def bundle(
 ) -> None:
     """Make a key that signs bundles: `hedgerow export --sign FILE`, `hedgerow serve --trust FILE`.
 
-    Who has it can sign and check. It is readable by its owner only.
+    Whoever holds it can sign and check. Only its owner can read the file.
     """
     from ..serving.bundle_keys import new_key
 

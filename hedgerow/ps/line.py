@@ -100,7 +100,7 @@ class Line:
         self._one_sided = int(zmq.PROTOCOL_ERROR_ZMTP_MECHANISM_MISMATCH)
         self._monitor = socket.get_monitor_socket(sum(self._kinds))
         self._waiting = Waiting(socket, wake_fd, self._monitor)
-        self._waiting.has_input(self._monitor)  # else its first event would wake nobody
+        self._waiting.has_input(self._monitor)  # else its first event would wake no thread
         self._events, self._rcvmore = int(zmq.EVENTS), int(zmq.RCVMORE)
         self._more, self._now = int(zmq.SNDMORE), int(zmq.NOBLOCK)
 

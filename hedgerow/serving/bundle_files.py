@@ -46,7 +46,7 @@ def read_bytes(path: Path, most: int | None = None) -> bytes:
 
 def _open(path: Path) -> int:
     try:
-        # NONBLOCK: opening a FIFO would wait for who writes into it.
+        # NONBLOCK: opening a FIFO would wait for a writer.
         fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
     except FileNotFoundError as error:
         raise FileMissingError(f"{path} is missing; the manifest names it.") from error

@@ -78,7 +78,7 @@ class LeaveOrder:
         self._lock = ForkLock()
         self._newest = 0 if not self.by_use else ONE
         self._half_lives = 0.0  # passed
-        self._share = 1  # of so many shards: uses of all of them pass this many times faster
+        self._share = 1  # the number of shards: uses of all of them pass that much faster
         self._call: int | None = None  # the mark of a call in several stores
 
     @staticmethod
@@ -129,7 +129,7 @@ class LeaveOrder:
         return self._newest
 
     def share_among(self, shards: int) -> None:
-        """This table is one of so many shards: each sees that part of the uses."""
+        """This table is one of several shards: each sees its part of the uses."""
         self._share = shards
 
     def saw(self, stamps: Int64[Tensor, "n"] | int) -> None:

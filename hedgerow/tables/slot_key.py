@@ -22,7 +22,7 @@ def slot_key_of(given: int | None) -> int:
 
 
 def drawn_key() -> int:
-    """One of 1..2**64-1 that nobody can guess.
+    """One of 1..2**64-1 that cannot be guessed.
 
     >>> drawn_key() != drawn_key()
     True

@@ -166,7 +166,7 @@ def _held(folder: Path, make: bool) -> tuple[int, bool]:
         except BaseException:
             os.close(fd)
             raise
-        os.close(fd)  # the lock of a folder that was removed holds nobody off
+        os.close(fd)  # the lock of a removed folder keeps no other saver out
         if not make and not folder.exists():
             raise SaveError(f"cannot save to {folder}: it was removed meanwhile.")
 
