@@ -33,7 +33,10 @@ struct ApplyOp {
   Update update;
 
   i64 earliest() const { return update.time; }
-  const float* grad(u32 i) const { return update.grads + u64(i) * WriteOps::layout(table).dim; }
+  const float* grad(u32 i) const {
+    if (update.grad_at != nullptr) return update.grad_at[i];
+    return update.grads + u64(i) * u64(WriteOps::layout(table).dim);
+  }
   bool usable(u32 i) const { return all_finite(grad(i), u64(WriteOps::layout(table).dim)); }
   void fetch(Occurrences at) const {
     const u64 bytes = sizeof(float) * u64(WriteOps::layout(table).dim);
@@ -50,8 +53,8 @@ struct ApplyOp {
         good[i] = std::any_of(at.begin(), at.end(), [&](u32 k) { return usable(k); });
       }
     } else {
-      sum_function(worker.isa)({update.grads, WriteOps::layout(table).dim, &plan,
-                                batch.groups.data(), n,
+      sum_function(worker.isa)({update.grads, update.grad_at, update.scale,
+                                WriteOps::layout(table).dim, &plan, batch.groups.data(), n,
                                 reinterpret_cast<float*>(worker.room.data()), worker.sums, good});
     }
     for (u64 i = 0; i < n; ++i) {

@@ -188,5 +188,6 @@ NB_MODULE(_native, m) {
   bind_admission(m);
   bind_ops(m);
   bind_table(m);
+  bind_bags(m);
   bind_request(m);
 }

@@ -22,6 +22,7 @@ T* at(Address address) {
 inline const auto unlocked = nb::call_guard<nb::gil_scoped_release>();
 
 void bind_admission(nb::module_& m);
+void bind_bags(nb::module_& m);
 void bind_layout(nb::module_& m);
 void bind_gather(nb::module_& m);
 void bind_ops(nb::module_& m);

@@ -54,6 +54,7 @@ void bind_reads(nb::class_<Table>& table) {
                       at<i64>(times));
           },
           unlocked)
+      .def("searched", &Table::searched)
       .def("size", &Table::size, unlocked)
       .def("newest_time", &Table::newest_time)
       .def("counted",

@@ -11,16 +11,24 @@ constexpr u64 kAhead = 4;  // gradients of one id that are fetched ahead
 struct SumBody {
   static HR_INLINE void add(const SumArgs& args, std::span<const u32> at, float* __restrict sum) {
     const u64 dim = u64(args.dim);
-    const float* __restrict first = args.grads + at[0] * dim;
-    const float* __restrict second = args.grads + at[1] * dim;
+    const float* __restrict first = args.grad(at[0]);
+    const float* __restrict second = args.grad(at[1]);
     for (u64 c = 0; c < dim; ++c) sum[c] = first[c] + second[c];
     for (u64 k = 2; k < at.size(); ++k) {
-      if (k + kAhead < at.size()) {
-        const float* ahead = args.grads + at[k + kAhead] * dim;
-        fetch_bytes(ahead, sizeof(float) * dim);
-      }
-      const float* __restrict more = args.grads + at[k] * dim;
+      if (k + kAhead < at.size()) fetch_bytes(args.grad(at[k + kAhead]), sizeof(float) * dim);
+      const float* __restrict more = args.grad(at[k]);
       for (u64 c = 0; c < dim; ++c) sum[c] += more[c];
+    }
+  }
+
+  static HR_INLINE void add_scaled(const SumArgs& args, std::span<const u32> at,
+                                   float* __restrict sum) {
+    const u64 dim = u64(args.dim);
+    const float* __restrict first = args.grad(at[0]);
+    for (u64 c = 0; c < dim; ++c) sum[c] = first[c] * args.scale[at[0]];
+    for (u64 k = 1; k < at.size(); ++k) {
+      const float* __restrict more = args.grad(at[k]);
+      for (u64 c = 0; c < dim; ++c) sum[c] += more[c] * args.scale[at[k]];
     }
   }
 
@@ -28,11 +36,12 @@ struct SumBody {
     const u64 dim = u64(args.dim);
     for (u64 i = 0; i < args.n; ++i) {
       const std::span<const u32> at = args.plan->occurrences(args.groups[i]);
-      if (at.size() == 1) {
-        args.sums[i] = args.grads + at[0] * dim;
+      if (args.scale == nullptr && at.size() == 1) {
+        args.sums[i] = args.grad(at[0]);
       } else {
-        add(args, at, args.room + i * dim);
-        args.sums[i] = args.room + i * dim;
+        float* const sum = args.room + i * dim;
+        args.scale == nullptr ? add(args, at, sum) : add_scaled(args, at, sum);
+        args.sums[i] = sum;
       }
       args.finite[i] = all_finite(args.sums[i], dim);
     }

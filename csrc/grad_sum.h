@@ -7,7 +7,9 @@
 namespace hedgerow {
 
 struct SumArgs {
-  const float* grads;  // [ids, dim]
+  const float* grads;           // [ids, dim], or null and
+  const float* const* grad_at;  // the place of each,
+  const float* scale;           // and what it is multiplied with, or null
   int dim;
   const Plan* plan;
   const Group* groups;  // n of them
@@ -15,6 +17,8 @@ struct SumArgs {
   float* room;         // [n, dim]
   const float** sums;  // out: in the room, or the gradient itself where an id occurs once
   bool* finite;        // out
+
+  const float* grad(u32 i) const { return grad_at == nullptr ? grads + u64(i) * u64(dim) : grad_at[i]; }
 };
 
 using SumFunction = void (*)(const SumArgs&);

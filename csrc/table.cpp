@@ -85,13 +85,28 @@ void Table::saw_time(i64 time) {
   }
 }
 
+// Takes the rows of a shard's groups from a lookup. False: keys came or went since then.
+bool Table::trust(Plan& plan, int number, const KnownRows& known) const {
+  Shard& shard = *shards_[number];
+  const std::shared_lock hold(shard.lock);  // whoever changes this shard tells under its lock
+  if (changes() != known.changes) return false;
+  plan.version[number] = shard.version;
+  for (Group& group : plan.groups(number)) {
+    group.row = known.rows[plan.occurrences(group)[0]];
+    plan.absent[number] += group.row == kNoRow;
+  }
+  return true;
+}
+
 // Finds the rows of a shard's groups, under shared locks. Ids that come shard by shard lie closer
 // together in its index than in the arrays of dense ids, which are those of all shards.
-void Table::locate(Plan& plan, int number) const {
+void Table::locate(Plan& plan, int number, const KnownRows* known) const {
   const std::span<Group> groups = plan.groups(number);
   plan.absent[number] = plan.promised[number] = 0;
   plan.stale[number] = false;
   if (groups.empty()) return;
+  if (known != nullptr && trust(plan, number, *known)) return;
+  searched_.fetch_add(groups.size(), std::memory_order_relaxed);
   Shard& shard = *shards_[number];
   const SlotHash hash(slot_key());
   i64 keys[kWriteRows];
@@ -129,6 +144,15 @@ void Table::note(int number, const Batch& batch) {
 // Carries out the verdicts on a batch: rows are born or removed, and only those to be written stay.
 template <class Op>
 void Table::settle(Plan& plan, int number, Batch& batch, const Op& op, Applied& applied) {
+  const auto comes_or_goes = [&](u64 i) {
+    return batch.row[i] == nullptr ? batch.verdict[i] == Verdict::write
+                                   : batch.verdict[i] == Verdict::erase;
+  };
+  for (u64 i = 0; i < batch.groups.size(); ++i) {
+    if (!comes_or_goes(i)) continue;
+    changes_.fetch_add(1);
+    break;
+  }
   for (u64 i = 0; i < batch.groups.size(); ++i) {
     Group& group = batch.groups[i];
     u8*& row = batch.row[i];
@@ -252,6 +276,13 @@ Applied Table::write(const i64* ids, u64 n, const Op& op, i64 newest, const Aski
   }
 }
 
+// What the caller of an update knows of its rows; null where it knows nothing.
+template <class Op>
+const KnownRows* known_rows(const Op& op) {
+  if constexpr (requires { op.update.known; }) return op.update.known;
+  return nullptr;
+}
+
 template <class Op>
 Applied Table::write_now(const i64* ids, u64 n, const Op& op, const Asking* asking) {
   const RunAlone alone(n < kAloneIds);
@@ -264,7 +295,7 @@ Applied Table::write_now(const i64* ids, u64 n, const Op& op, const Asking* aski
   plan.split(SlotHash(slot_key()), ids, n, tile_ids(n));
   for_each_shard(n, [&](int shard) {
     plan.group(shard);
-    locate(plan, shard);
+    locate(plan, shard, known_rows(op));
   });
   bool changing = false;
   Applied total;

@@ -43,6 +43,13 @@ struct Applied {
   }
 };
 
+// The rows of some ids as a lookup found them, kNoRow for those without one. They hold as long as
+// the table's `changes` are those that it told before that lookup.
+struct KnownRows {
+  const u32* rows;
+  u64 changes;
+};
+
 struct Update {
   const float* grads;  // [n, dim]
   const float* rates;  // one per segment
@@ -50,6 +57,11 @@ struct Update {
   i64 time;
   bool per_occurrence;
   const i64* counts = nullptr;  // occurrences that each id stands for, [n]; null: one each
+  // Where gradients lie apart: the place of each, and what it is multiplied with, if anything.
+  // Then `grads` is null, and no occurrence is a step of its own.
+  const float* const* grad_at = nullptr;
+  const float* scale = nullptr;
+  const KnownRows* known = nullptr;
 };
 
 // What an admission rule is told about a write.
@@ -110,12 +122,17 @@ class Table {
 
   // Reads. `out` [n, dim]; nothing is inserted. `reused` says that the output was written before: a
   // large one is then stored past the caches, one that was not comes on huge pages where it may.
-  // `found` says which ids have a row, if it is given.
+  // `found` says which ids have a row, and `rows` which, for an update of them, where they are
+  // given.
   void lookup(const i64* ids, u64 n, Missing missing, i64 step, float* out, bool reused,
-              u8* found = nullptr) const;
+              u8* found = nullptr, u32* rows = nullptr) const;
   void contains(const i64* ids, u64 n, u8* out) const;
   // Raw rows [n, dim], states [n, state_floats] and times of the ids found; others are zeros.
   void entries(const i64* ids, u64 n, u8* found, float* rows, float* states, i64* times) const;
+  // Grows whenever a key comes or goes: row numbers found before hold as long as it does not.
+  u64 changes() const { return changes_.load(); }
+  // How many ids lookups and writes have searched for, equal ones that stand together once.
+  u64 searched() const { return searched_.load(std::memory_order_relaxed); }
   u64 size() const;
   i64 newest_time() const { return newest_time_.load(); }
   Applied counted() const;  // over the life of the table
@@ -225,7 +242,8 @@ class Table {
   void read_aside(u64 room, SnapshotStep& step, const auto& emit);
   bool read_live(u64 room, SnapshotStep& step, const auto& emit);
   u64 tile_ids(u64 n) const;
-  void locate(Plan& plan, int shard) const;
+  void locate(Plan& plan, int shard, const KnownRows* known) const;
+  bool trust(Plan& plan, int shard, const KnownRows& known) const;
   void reserve(Plan& plan, u64 n);
   void release(Plan& plan);
   void make_room(int shard, u64 rows);
@@ -293,6 +311,8 @@ class Table {
   std::atomic<i64> newest_time_{0};
   std::atomic<i64> inserted_{0}, refused_{0}, dropped_{0}, erased_{0};
   std::atomic<u64> looked_at_{0};
+  alignas(64) std::atomic<u64> changes_{0};  // written under the lock of the shard that changes
+  mutable std::atomic<u64> searched_{0};
   std::vector<i64> ages_;  // that the shards' oldest times were found with; one eviction at a time
 };
 

@@ -106,6 +106,7 @@ ScanStep Table::evict_slices(u64 cursor, u64 room, i64* ids, i64* times, Walk& w
           if (last) walk.ends(shard);
           if (found.empty()) return true;
           const std::lock_guard alone(shard.lock);
+          changes_.fetch_add(1);
           for (const KeyRow& entry : found) {
             ids[step.rows] = i64(entry.key);
             times[step.rows++] = stamp_of(entry.row);

@@ -89,6 +89,7 @@ void Table::visit_piece(const SlotHash& hash, const i64* ids, u64 from, u64 coun
                         const Visitor& visitor) const {
   const IdRuns<kReadIds> distinct(ids, count);
   const auto [keys, places, runs] = distinct.view();
+  searched_.fetch_add(runs, std::memory_order_relaxed);
   u32 rows[kReadIds];
   const u8* data[2 * kGroup];  // as `fetch` says; null: absent. Halves are used in turn
   const Arena::View arena = arena_.view();
@@ -177,7 +178,7 @@ void Table::read_row(const u8* row, i64 step, float* out) const {
 }
 
 void Table::lookup(const i64* ids, u64 n, Missing missing, i64 step, float* out, bool reused,
-                   u8* found) const {
+                   u8* found, u32* rows) const {
   struct Reader {
     const Table& table;
     const i64* ids;
@@ -187,6 +188,7 @@ void Table::lookup(const i64* ids, u64 n, Missing missing, i64 step, float* out,
     CopyFunction copy;
     int bytes;  // of a row, that a lookup reads
     u8* told;
+    u32* known;
 
     const u8* fetch(const Arena::View& arena, u32 row) const {
       const u8* const data = arena.row(row);
@@ -196,6 +198,8 @@ void Table::lookup(const i64* ids, u64 n, Missing missing, i64 step, float* out,
     void visit(u64 from, const Found& found) const {
       const auto [data, rows, places, n] = found;
       const bool zeros = missing == Missing::zeros;
+      if (known != nullptr)
+        found.each_place([&](u64 place, u64 i) { known[from + place] = found.rows[i]; });
       if (told != nullptr)
         found.each_place([&](u64 place, u64 i) { told[from + place] = found.data[i] != nullptr; });
       if (table.layout_.plain && (zeros || std::find(data, data + n, nullptr) == data + n))
@@ -223,7 +227,7 @@ void Table::lookup(const i64* ids, u64 n, Missing missing, i64 step, float* out,
   const u64 fresh_row_bytes = reused ? 0 : sizeof(float) * u64(layout_.dim);
   ask_for_huge_pages(out, n * fresh_row_bytes);
   visit(ids, n, task_ids(n, fresh_row_bytes),
-        Reader{*this, ids, missing, step, out, copy, bytes, found});
+        Reader{*this, ids, missing, step, out, copy, bytes, found, rows});
 }
 
 void Table::contains(const i64* ids, u64 n, u8* out) const {

@@ -13,6 +13,7 @@ namespace hedgerow {
 template <class Body>
 void Table::with_all_shards(const Body& body) {
   for (auto& shard : shards_) shard->lock.lock();
+  changes_.fetch_add(1);
   body();
   for (int i = 0; i < kShards; ++i) {
     views_[i] = shards_[i]->index.view();

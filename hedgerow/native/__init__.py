@@ -13,6 +13,8 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from ._native import (
         Admission,
+        BagRows,
+        Bags,
         ChanceAdmission,
         Codec,
         CountAdmission,
@@ -73,6 +75,8 @@ if TYPE_CHECKING:
 
 __all__ = [
     "Admission",
+    "BagRows",
+    "Bags",
     "ChanceAdmission",
     "Codec",
     "CountAdmission",

@@ -11,9 +11,8 @@ from ..core.errors import ConfigError
 from ..core.id_batch import IdBatch
 from ..core.shapes import Float
 from ..tables.table import Table
-from .collection import Collection, readable, wanted
+from .collection import Collection
 from .compiling import between_graphs
-from .pooling import pool_features
 
 
 class EmbeddingBags(Collection):
@@ -50,11 +49,6 @@ class EmbeddingBags(Collection):
 
         With `features`, of these alone and in their order; the batch need not have the others.
         """
-        names = wanted(features, self.declared)
-        batch = readable(batch, names, type(self).__name__)
-        reading = self.reading(batch, names)
-        vectors = self.pooled(batch, reading)
-        if vectors is None:
-            vectors = pool_features(batch, reading, self.rows(batch, reading))
-        pooled = {f.name: v for f, v in zip(reading.features, vectors, strict=True)}
-        return {name: pooled[name] for name in names}
+        bags = self.bags(batch, features)
+        vectors = self.outputs(bags)
+        return {bags.group.features[i].name: vectors[i] for i in bags.group.order}

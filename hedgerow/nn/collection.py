@@ -20,6 +20,7 @@ from ..ps.server_tables import ServerTables
 from ..sharding.agreement import Ranks
 from ..sharding.all_to_all_tables import AllToAllTables
 from ..tables.admission import Admission
+from ..tables.bags import Bags, Feature, FeatureGroup, FeatureKeys, Read
 from ..tables.config import TableConfig
 from ..tables.expiry import Eviction
 from ..tables.host import HostTable
@@ -32,13 +33,13 @@ from ..tables.table import Table
 from ..tiers.tier_tables import TierTables
 from .clip import ClipRow
 from .left_out import LEFT_OUT, TrainedRows
-from .pooled import Bags, PooledRows, pools_from_rows
+from .pooling import pool_features
 from .read_only import ReadOnlyRows, refuse
-from .reading import Feature, Reading, RowsOf
+from .reading import Collected, Make, RowsRead
 from .requires_grad import follow_requires_grad
 from .server_group import ServerGroup
 from .state_rows import copied, load_rows, packed_rows, take_rows
-from .updates import RowUpdates, without_rows
+from .updates import RowUpdates
 
 if TYPE_CHECKING:  # it needs Triton
     from ..tables.multi.device_tables import DeviceTables
@@ -46,13 +47,14 @@ if TYPE_CHECKING:  # it needs Triton
     Store = HostTables | DeviceTables | TierTables | AllToAllTables | ServerTables
 
 
+_MOST_GROUPS = 64  # of features asked for together, that a module keeps
 _ROWS = "_extra_state"  # torch's key for what is neither a parameter nor a buffer
 
 
 class ReadsAhead(Protocol):
     """Who reads for a collection while batches are looked up ahead."""
 
-    def found(self, collection: Collection, batch: IdBatch, reading: Reading) -> Lookup:
+    def found(self, collection: Collection, batch: IdBatch, keys: FeatureKeys) -> Lookup:
         """The rows of a call, read ahead or now."""
         ...
 
@@ -79,6 +81,8 @@ class Collection(nn.Module):
     `slot_key` places the ids of all tables, see `TableConfig`: give one where two runs must agree
     even in which ids find no room on a full device. By default each table draws its own.
     """
+
+    pools = True  # whether a call gives a vector a bag, or one an id
 
     def __init__(
         self,
@@ -107,10 +111,11 @@ class Collection(nn.Module):
         number = {name: k for k, name in enumerate(self.store.names)}
         self.declared = tuple(f for table in self.tables for f in table.features)
         self.features = tuple(
-            Feature(feature, number[table.name], table.pooling)
+            Feature(feature, number[table.name], table.pooling if self.pools else "none")
             for table in sorted(self.tables, key=lambda table: number[table.name])
             for feature in table.features
         )
+        self._groups: dict[tuple[tuple[str, ...] | None, ...], FeatureGroup] = {}
         self.clip = clip
         self.updates = RowUpdates(own, clip, clock)
         self.rows_apart = False  # whether state dicts leave rows out: hr.save has them elsewhere
@@ -131,36 +136,52 @@ class Collection(nn.Module):
             if twice:
                 raise ConfigError(f"two {what} are named {twice[0]!r}; names must differ.")
 
-    def reading(self, batch: IdBatch, wanted: Sequence[str]) -> Reading:
-        """The ids of these features as keys of the tables."""
+    def bags(self, batch: IdBatch, features: Sequence[str] | None) -> Bags:
+        """What a call reads of its batch: all features, or those it names."""
         check_batch(batch, type(self).__name__)
-        chosen = [feature for feature in self.features if feature.name in wanted]
-        return Reading.of(batch, chosen, len(self.store.names))
+        whole = batch.source()
+        asked = (batch.names, whole.names, None if features is None else tuple(features))
+        group = self._groups.get(asked)
+        if group is None:
+            names = wanted(features, self.declared)
+            for name in names:
+                if name not in batch.names:
+                    unknown("feature", name, batch.names)
+            group = FeatureGroup.of(whole.names, self.features, names)
+            if len(self._groups) >= _MOST_GROUPS:
+                self._groups.clear()
+            self._groups[asked] = group
+        return Bags(whole, group)
 
-    def rows(self, batch: IdBatch, reading: Reading) -> tuple[Tensor, ...]:
-        """The rows of the ids of a reading, in the order of its features."""
+    def outputs(self, bags: Bags) -> tuple[Tensor, ...]:
+        """Of each feature of the group its vectors, or the rows of its ids where it has no bags."""
+        reader = None if self.ahead is not None else self.store.bags_reader(bags)
+        if reader is None:
+            keys = bags.keys(len(self.store.names))
+            rows = self._collected(partial(self._rows, bags.batch, keys))
+            return tuple(pool_features(bags, rows))
+        return self._collected(
+            partial(
+                reader.read,
+                bags,
+                training=self.training,
+                step=self.updates.step,
+                keep=self.learns,
+            )
+        )
+
+    def _collected(self, make: Make) -> tuple[Tensor, ...]:
+        if not self.learns:
+            return make()[0]
+        outputs: Any = Collected.apply(self._anchor, make, self._collect)
+        return outputs
+
+    def _rows(self, batch: IdBatch, keys: FeatureKeys) -> tuple[tuple[Tensor, ...], RowsRead]:
         if self.ahead is None:
-            found = self.look_up(reading, training=self.training, step=self.updates.step)
+            found = self.look_up(keys, training=self.training, step=self.updates.step)
         else:
-            found = self.ahead.found(self, batch, reading)
-        if not self.learns:
-            return reading.rows(found)
-        collect = partial(self._collect, without_rows(found))
-        outputs: Any = RowsOf.apply(self._anchor, reading, found, collect)
-        return outputs
-
-    def pooled(self, batch: IdBatch, reading: Reading) -> tuple[Tensor, ...] | None:
-        """Vectors pooled straight from the rows of device tables; None where rows are needed."""
-        store: Any = self.store
-        if self.ahead is not None or not pools_from_rows(store, batch, reading):
-            return None
-        bags = Bags.of(store, batch, reading)
-        missing = "training" if self.training else "zeros"
-        if not self.learns:
-            return bags.pooled(missing)
-        collect = partial(self._collect, bags.found)
-        outputs: Any = PooledRows.apply(self._anchor, bags, missing, collect)
-        return outputs
+            found = self.ahead.found(self, batch, keys)
+        return RowsRead.of(self.updates.store, keys, found)
 
     @property
     def learns(self) -> bool:
@@ -171,25 +192,25 @@ class Collection(nn.Module):
         """Whether backwards change rows and give birth to them; `requires_grad_` calls it."""
         self._anchor.requires_grad_(mode)
 
-    def _collect(self, at: Lookup, reading: Reading, grads: Sequence[Tensor | None]) -> None:
+    def _collect(self, read: Read, grads: Sequence[Tensor | None]) -> None:
         """Called by autograd. Rows that were frozen since the call get nothing, as Parameters."""
         if not self._anchor.requires_grad:
             return
         if self._still:
-            learning = [f.table not in self._still for f in reading.features]
+            learning = [f.table not in self._still for f in read.features]
             grads = [g if learns else None for g, learns in zip(grads, learning, strict=True)]
         LEFT_OUT.saw(self._trained_rows)
-        self.updates.collect(at, reading, grads)
+        self.updates.collect(read, grads)
 
     def _trained_rows(self) -> TrainedRows:
         plain = [table.name for table in self.tables if not _decays(table.resolve())]
         names = tuple(table.name for table in self.tables)
         return TrainedRows(tuple(plain), names, self._takes_clip or self.updates.held > 0)
 
-    def look_up(self, reading: Reading, *, training: bool, step: int) -> Lookup:
+    def look_up(self, keys: FeatureKeys, *, training: bool, step: int) -> Lookup:
         """Reads as training or eval does."""
         missing = "training" if training else "zeros"
-        return self.store.lookup(reading.keys, missing=missing, step=step)
+        return self.store.lookup(keys.keys, missing=missing, step=step)
 
     def table(self, name: str) -> HostTable:
         """One of its tables: rows, scans and eviction are its own."""
@@ -358,15 +379,6 @@ def wanted(features: Sequence[str] | None, declared: tuple[str, ...]) -> tuple[s
         if name not in declared:
             unknown("feature", name, declared)
     return declared if features is None else tuple(features)
-
-
-def readable(batch: IdBatch, names: Sequence[str], reader: str) -> IdBatch:
-    """The batch to read these features from, all of which the batch of the call must have."""
-    check_batch(batch, reader)
-    for name in names:
-        if name not in batch.names:
-            unknown("feature", name, batch.names)
-    return batch.source()
 
 
 def ranks_of(model: nn.Module) -> Ranks:

@@ -4,12 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from torch import Tensor
-
 from ..core.id_batch import IdBatch
 from ..core.ids import Ragged
-from ..core.shapes import Float
-from .collection import Collection, readable, wanted
+from .collection import Collection
 from .compiling import between_graphs
 
 
@@ -23,17 +20,18 @@ class Embeddings(Collection):
     ((3, 3), [0, 2, 2, 3])
     """
 
+    pools = False
+
     @between_graphs
     def forward(self, batch: IdBatch, features: Sequence[str] | None = None) -> dict[str, Ragged]:
         """Ragged rows of vectors by feature, in the order in which features were declared.
 
         With `features`, of these alone and in their order; the batch need not have the others.
         """
-        names = wanted(features, self.declared)
-        batch = readable(batch, names, type(self).__name__)
-        reading = self.reading(batch, names)
-        rows = self.rows(batch, reading)
-        found: dict[str, Float[Tensor, "n dim"]] = {
-            feature.name: part for feature, part in zip(reading.features, rows, strict=True)
-        }
-        return {name: Ragged.trusted(found[name], batch.feature(name).row_splits) for name in names}
+        bags = self.bags(batch, features)
+        rows = self.outputs(bags)
+        found: dict[str, Ragged] = {}
+        for i in bags.group.order:
+            name = bags.group.features[i].name
+            found[name] = Ragged.trusted(rows[i], bags.batch.feature(name).row_splits)
+        return found

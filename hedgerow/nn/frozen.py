@@ -7,10 +7,11 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from ..core.id_batch import IdBatch
+from ..core.checks import unknown
+from ..core.id_batch import IdBatch, check_batch
 from ..core.ids import Ragged
 from ..core.shapes import Float
-from .collection import Collection, readable, wanted
+from .collection import Collection, wanted
 from .read_only import NoBackward, ReadOnlyRows
 from .read_op import pooling_text, read_rows
 
@@ -39,7 +40,11 @@ class FrozenRows(ReadOnlyRows):
     def rows(self, batch: IdBatch, features: Sequence[str] | None) -> dict[str, Tensor]:
         """The op's tensors by feature, in the order in which features were declared or asked."""
         names = wanted(features, self._declared)
-        batch = readable(batch, names, type(self).__name__)
+        check_batch(batch, type(self).__name__)
+        for name in names:
+            if name not in batch.names:
+                unknown("feature", name, batch.names)
+        batch = batch.source()
         chosen = [i for i, feature in enumerate(self._features) if feature in names]
         found = read_rows(
             self.name,

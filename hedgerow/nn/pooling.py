@@ -9,13 +9,10 @@ from torch import Tensor
 from torch.nn.functional import embedding_bag
 
 from ..core.errors import ConfigError
-from ..core.id_batch import IdBatch
 from ..core.ids import Ragged
 from ..core.shapes import Float
 from ..ops.combiners import FirstN, ReduceMean, ReduceSum
-from .reading import Reading
-
-Pooling = str | tuple[str, int]
+from ..tables.bags import Bags, Pooling
 
 
 def pool(
@@ -60,11 +57,12 @@ def _largest(bags: Ragged, rows: Float[Tensor, "n dim"]) -> Float[Tensor, "bags 
     return embedding_bag(places, rows, bags.row_splits, mode="max", include_last_offset=True)
 
 
-def pool_features(batch: IdBatch, reading: Reading, rows: Sequence[Tensor]) -> list[Tensor]:
-    """The vectors of every feature of a reading, from its rows; "none" leaves them as they are."""
+def pool_features(bags: Bags, rows: Sequence[Tensor]) -> list[Tensor]:
+    """The vectors of every feature, from its rows; "none" leaves them as they are."""
+    batch = bags.batch
     single = batch.weights is None and batch.has_one_id_each()
     pooled = []
-    for feature, part in zip(reading.features, rows, strict=True):
+    for feature, part in zip(bags.group.features, rows, strict=True):
         if feature.pooling == "none" or (single and not isinstance(feature.pooling, tuple)):
             pooled.append(part)
         else:

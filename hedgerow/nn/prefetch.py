@@ -14,10 +14,10 @@ from ..core import checks
 from ..core.errors import InputError, StateError
 from ..core.id_batch import IdBatch
 from ..sharding.pipeline import Item, Prefetch
+from ..tables.bags import Feature, FeatureKeys
 from ..tables.store import Lookup
 from ..tiers.tier_tables import TierTables
 from .collection import Collection, collections_of
-from .reading import Feature, Reading
 
 B = TypeVar("B")
 
@@ -67,7 +67,7 @@ class _Ready(Generic[B]):
     batch: B
     ids: list[IdBatch]
     found: dict[_Call, Lookup]
-    asked: dict[_Call, Reading]
+    asked: dict[_Call, FeatureKeys]
     told: set[_Call] = field(default_factory=set)  # of those
 
 
@@ -116,12 +116,12 @@ class Ahead(Generic[B]):
         for one in self._collections:
             one.ahead = None
 
-    def found(self, collection: Collection, batch: IdBatch, reading: Reading) -> Lookup:
+    def found(self, collection: Collection, batch: IdBatch, keys: FeatureKeys) -> Lookup:
         """The rows of a call, read ahead or now."""
         number, here = self._collections.index(collection), self._here
         place = _place(batch, here.ids) if here is not None and collection.training else None
         if here is not None and place is not None:
-            call = _Call(number, place, reading.features)
+            call = _Call(number, place, keys.features)
             self._calls.append(call)
             if call in here.found:
                 self.counters.add("read_ahead")
@@ -138,7 +138,7 @@ class Ahead(Generic[B]):
             failed = self._queue.failed
             if failed is not None and collection.ranks.count > 1:
                 raise failed  # a lookup of its batch is missing: others would take this one for it
-            return collection.look_up(reading, training=training, step=step)
+            return collection.look_up(keys, training=training, step=step)
 
         return self._queue.in_turn(look_up)
 
@@ -158,11 +158,11 @@ class Ahead(Generic[B]):
         """Of batches that are ready; in the thread that trains, whose the caches are."""
         for item in self._queue.ready():
             ready = item.value
-            for call, reading in ready.asked.items():
+            for call, keys in ready.asked.items():
                 store = self._collections[call.collection].store
                 if call not in ready.told and isinstance(store, TierTables):
                     ready.told.add(call)
-                    store.prefetch(reading.keys)
+                    store.prefetch(keys.keys)
 
     def _look_up(
         self, calls: tuple[_Call, ...], steps: tuple[int, ...], item: Item[B]
@@ -170,14 +170,14 @@ class Ahead(Generic[B]):
         """In the other thread."""
         ids = id_batches(item.value)
         found: dict[_Call, Lookup] = {}
-        asked: dict[_Call, Reading] = {}
+        asked: dict[_Call, FeatureKeys] = {}
         for call in calls:
             one, step = self._collections[call.collection], steps[call.collection]
-            reading = Reading.of(ids[call.place], call.features, len(one.store.names))
+            keys = FeatureKeys.of(ids[call.place], call.features, len(one.store.names))
             if isinstance(one.store, TierTables) and one.store.reads_ahead:
-                asked[call] = reading
+                asked[call] = keys
             else:
-                found[call] = one.look_up(reading, training=True, step=step)
+                found[call] = one.look_up(keys, training=True, step=step)
         return _Ready(item.value, ids, found, asked)
 
     def _step(self) -> int:

@@ -15,11 +15,11 @@ from ..core.id_batch import IdBatch
 from ..ops.library import register, unknown_size
 from ..ps.server_tables import ServerTables
 from ..sharding.all_to_all_tables import AllToAllTables
+from ..tables.bags import Bags, Feature, FeatureGroup, Pooling
 from ..tables.multi.host_tables import HostTables
 from ..tables.store import Lookup, Missing, TableKeys
 from ..tiers.tier_tables import TierTables
-from .pooling import Pooling, pool_features
-from .reading import Feature, Reading
+from .pooling import pool_features
 
 
 class RowsElsewhere(ABC):
@@ -95,9 +95,10 @@ def _read(
         Feature(name, rows_of.names.index(table), _pooling(text))
         for name, table, text in zip(features, tables, poolings, strict=True)
     ]
-    reading = Reading.of(batch, wanted, len(rows_of.names))
-    found = rows_of.lookup(reading.keys, missing="zeros", step=step)
-    return pool_features(batch, reading, reading.rows(found))
+    bags = Bags(batch, FeatureGroup.of(batch.names, wanted, features))
+    keys = bags.keys(len(rows_of.names))
+    found = rows_of.lookup(keys.keys, missing="zeros", step=step)
+    return pool_features(bags, keys.rows(found))
 
 
 def _shapes(

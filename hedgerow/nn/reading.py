@@ -1,93 +1,116 @@
-"""One batch as keys of a store, and its rows as tensors that autograd knows."""
+"""What a module reads, as tensors that autograd knows, and what its update gets of them."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from itertools import accumulate
-from typing import Any
+from dataclasses import dataclass, replace
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
 
-from ..core.checks import unknown
-from ..core.id_batch import IdBatch
 from ..core.shapes import Float32, Int64
-from ..tables.store import Lookup, TableKeys
+from ..tables.bags import Feature, FeatureKeys, Read
+from ..tables.schedules import Rate
+from ..tables.store import Applied, Lookup, TableKeys
+
+Outputs = tuple[Tensor, ...]
+Make = Callable[[], tuple[Outputs, Read | None]]
+Collect = Callable[[Read, Sequence[Tensor | None]], None]
+
+
+class Learns(Protocol):
+    """A store, as far as an update of what a lookup found needs it."""
+
+    def apply_gradients(
+        self,
+        at: TableKeys | Lookup,
+        grads: Tensor,
+        *,
+        rates: Sequence[Rate] | None = None,
+        step: int | None = None,
+        ts: int = 0,
+        counts: Tensor | None = None,
+        per_occurrence: bool = False,
+    ) -> Applied:
+        """One optimizer step per distinct id, with its summed gradient; absent ids are born."""
+        ...
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Feature:
-    """Where a feature's ids stand: its table's number, and how its bags are pooled."""
+class RowsRead:
+    """Rows of all ids that a store read: those of each feature are an output."""
 
-    name: str
-    table: int
-    pooling: str | tuple[str, int]
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class Reading:
-    """The keys of one batch, table after table, each table's features in their order."""
-
-    keys: TableKeys
-    features: tuple[Feature, ...]  # in the order of their ids
-    borders: tuple[int, ...]  # of the features in keys.ids, and the end
+    store: Learns
+    keys: FeatureKeys
+    found: Lookup  # without its rows
 
     @staticmethod
-    def of(batch: IdBatch, features: Sequence[Feature], tables: int) -> Reading:
-        """The features of a batch; those that no table knows are left out."""
-        for feature in features:
-            if feature.name not in batch.names:
-                unknown("feature", feature.name, batch.names)
-        borders = batch.borders()
-        places = [batch.names.index(feature.name) for feature in features]
-        sizes = [borders[place + 1] - borders[place] for place in places]
-        if places == list(range(len(batch.names))):
-            ids = batch.values
-        else:
-            ids = torch.cat([batch.values[borders[p] : borders[p + 1]] for p in places])
-        of_table = [0] * tables
-        for feature, size in zip(features, sizes, strict=True):
-            of_table[feature.table] += size
-        keys = TableKeys(ids, (0, *accumulate(of_table)))
-        return Reading(keys, tuple(features), (0, *accumulate(sizes)))
+    def of(store: Learns, keys: FeatureKeys, found: Lookup) -> tuple[Outputs, RowsRead]:
+        """The outputs, and what an update needs: rows that nobody reads need not live on."""
+        return keys.rows(found), RowsRead(store, keys, replace(found, rows=found.rows[:0].clone()))
 
-    def rows(self, found: Lookup) -> tuple[Float32[Tensor, "n dim"], ...]:
-        """The rows of each feature, without a copy."""
-        parts = []
-        for i, feature in enumerate(self.features):
-            start = self.keys.splits[feature.table]
-            of_table = found.rows_of(feature.table)
-            parts.append(of_table[self.borders[i] - start : self.borders[i + 1] - start])
-        return tuple(parts)
+    @property
+    def features(self) -> tuple[Feature, ...]:
+        """The features, in the order of the outputs."""
+        return self.keys.features
+
+    @property
+    def at(self) -> Lookup | None:
+        """Where the rows were found."""
+        return self.found
 
     def ids_of(self, i: int) -> Int64[Tensor, "n"]:
         """The ids of feature `i`."""
-        return self.keys.ids[self.borders[i] : self.borders[i + 1]]
+        return self.keys.ids_of(i)
+
+    def key_gradients(self, i: int, grad: Tensor) -> Float32[Tensor, "n dim"]:
+        """The gradient of each id of feature `i`: what came."""
+        del i
+        return grad.float()
+
+    def learns_whole(self, grads: Sequence[Tensor | None]) -> bool:
+        """Whether the store knows where the rows are, and all of them have a gradient."""
+        return self.found.slots is not None and all(grad is not None for grad in grads)
+
+    def learn(self, grads: Sequence[Tensor | None], *, step: int, ts: int) -> None:
+        """One optimizer step per id, where its row was found."""
+        flat = flat_gradients([grad for grad in grads if grad is not None], self._empty)
+        self.store.apply_gradients(self.found, flat, step=step, ts=ts)
+
+    def _empty(self, floats: int) -> Float32[Tensor, "floats"]:
+        return torch.empty(floats, dtype=torch.float32, device=self.keys.keys.ids.device)
 
 
-Collect = Callable[[Reading, Sequence[Tensor | None]], None]
+def flat_gradients(
+    grads: Sequence[Tensor], room: Callable[[int], Tensor]
+) -> Float32[Tensor, "floats"]:
+    """Gradients of all tables as a store takes them; each is copied once, whatever its strides."""
+    sizes = [grad.numel() for grad in grads]
+    flat = room(sum(sizes))
+    for part, grad in zip(flat.split(sizes), grads, strict=True):
+        part.view(grad.shape).copy_(grad)
+    return flat
 
 
-class RowsOf(torch.autograd.Function):
-    """Rows as outputs whose gradients are collected instead of flowing on.
+class Collected(torch.autograd.Function):
+    """Outputs whose gradients are collected instead of flowing on.
 
     The anchor is an empty tensor that requires a gradient: without an input that does, autograd
     would not come back here. It is no Parameter, so optimizers and DDP never see it.
     """
 
     @staticmethod
-    def forward(
-        ctx: Any, anchor: Tensor, reading: Reading, found: Lookup, collect: Collect
-    ) -> tuple[Tensor, ...]:
-        """The rows of each feature."""
+    def forward(ctx: Any, anchor: Tensor, make: Make, collect: Collect) -> Outputs:
+        """What `make` reads."""
         del anchor
         ctx.set_materialize_grads(False)
-        ctx.reading, ctx.collect = reading, collect
-        return reading.rows(found)
+        outputs, ctx.read = make()
+        ctx.collect = collect
+        return outputs
 
     @staticmethod
-    def backward(ctx: Any, *grads: Tensor | None) -> tuple[None, None, None, None]:
+    def backward(ctx: Any, *grads: Tensor | None) -> tuple[None, None, None]:
         """Hands the gradients over."""
-        ctx.collect(ctx.reading, grads)
-        return None, None, None, None
+        ctx.collect(ctx.read, grads)
+        return None, None, None

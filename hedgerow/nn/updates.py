@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from itertools import accumulate, pairwise
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 from weakref import WeakValueDictionary
 
 import torch
@@ -19,12 +19,13 @@ from ..core.recycle import Recycler
 from ..core.shapes import Float32, Int64
 from ..ps.server_tables import ServerTables
 from ..sharding.all_to_all_tables import AllToAllTables, Brought
+from ..tables.bags import Read
 from ..tables.multi.host_tables import HostTables
-from ..tables.store import Lookup, TableKeys
+from ..tables.store import TableKeys
 from ..tiers.tier_tables import TierTables
 from .clip import ClipRow
 from .evictions import Evictions
-from .reading import Reading
+from .reading import Learns, flat_gradients
 
 if TYPE_CHECKING:  # it needs Triton
     from ..tables.multi.device_tables import DeviceTables
@@ -76,11 +77,16 @@ class RowGradients:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Collected:
-    """The gradients of one lookup, by feature; `at` is the lookup without its rows."""
+    """The gradients of one read, by feature."""
 
-    reading: Reading
+    read: Read
     grads: tuple[Tensor | None, ...]
-    at: Lookup
+
+
+class _Learn(Protocol):
+    """One update of the rows."""
+
+    def __call__(self, *, step: int, ts: int) -> None: ...
 
 
 class _Backward:
@@ -131,13 +137,18 @@ class RowUpdates:
         """Rows are on servers from now on, which make a step of every update of this process."""
         self._store, self._evict = store, Evictions(())
 
-    def collect(self, at: Lookup, reading: Reading, grads: Sequence[Tensor | None]) -> None:
-        """Called by autograd, once for every lookup that took part in the loss."""
+    @property
+    def store(self) -> Learns:
+        """Where rows learn."""
+        return self._store
+
+    def collect(self, read: Read, grads: Sequence[Tensor | None]) -> None:
+        """Called by autograd, once for every read that took part in the loss."""
         task = torch._C._current_graph_task_id()
         if task not in self._running:
             for one in self._model:
                 one._open(task)
-        self._running[task].found.append(_Collected(reading, tuple(grads), at))
+        self._running[task].found.append(_Collected(read, tuple(grads)))
 
     def _open(self, task: int) -> None:
         backward = self._running[task] = _Backward()
@@ -166,7 +177,10 @@ class RowUpdates:
 
     def apply(self) -> None:
         """One optimizer step for every row that has a gradient."""
-        if self._apply_at_once():
+        whole = self._whole()
+        if whole is not None:
+            self.drop()
+            self._step(partial(whole.read.learn, whole.grads))
             return
         by_table, some = self._of_tables(refuse=True)
         self.drop()
@@ -175,52 +189,46 @@ class RowUpdates:
         if self._clip is not None:
             summed = [one.merged() if self._over is not None else one.summed() for one in by_table]
             by_table = [self._clip(one) for one in summed]
+        self._step(partial(self._write, by_table))
+
+    def _step(self, learn: _Learn) -> None:
         before_s = self._store.max_ts() if self._evict else 0
         now_s = self._clock.now_s()
-        self._write(by_table, now_s)
+        learn(step=self.step, ts=now_s)
         self.step += 1
         self._evict(before_s, now_s)
 
-    def _write(self, by_table: Sequence[RowGradients], now_s: int) -> None:
+    def _whole(self) -> _Collected | None:
+        """The one read that waits, if its update can go where its rows were found."""
+        if len(self._waiting) != 1 or self._over is not None:
+            return None
+        whole = self._waiting[0]
+        plain = self._merged is None and self._clip is None
+        return whole if plain and whole.read.learns_whole(whole.grads) else None
+
+    def _write(self, by_table: Sequence[RowGradients], *, step: int, ts: int) -> None:
         splits = tuple(accumulate((len(one.ids) for one in by_table), initial=0))
         counted = [one.counts for one in by_table if one.counts is not None]
         if splits[-1]:
             self._store.apply_gradients(
                 TableKeys(_joined([one.ids for one in by_table]), splits),
                 self._flat([one.grads for one in by_table]),
-                step=self.step,
-                ts=now_s,
+                step=step,
+                ts=ts,
                 counts=_joined(counted) if counted else None,
             )
 
-    def _apply_at_once(self) -> bool:
-        """One whole lookup of device tables: its slots are known, so no row is looked for again."""
-        whole = self._waiting[0] if len(self._waiting) == 1 else None
-        plain = self._over is None and self._merged is None and self._clip is None
-        if not plain or whole is None or whole.at.slots is None:
-            return False
-        grads = [grad for grad in whole.grads if grad is not None]
-        if len(grads) < len(whole.grads) or self._evict:
-            return False
-        flat = self._flat(grads)
-        self.drop()
-        self._store.apply_gradients(whole.at, flat, step=self.step, ts=self._clock.now_s())
-        self.step += 1
-        return True
-
     def _flat(self, grads: Sequence[Tensor]) -> Float32[Tensor, "floats"]:
-        """Gradients of all tables as a store takes them; each is copied once, whatever its strides.
+        """In the memory of the update before: what the system gives anew costs more than the copy.
 
-        In the memory of the update before: what the system gives anew costs more than the copy.
+        The memory of a device is kept by torch.
         """
-        sizes = [grad.numel() for grad in grads]
-        if self._device != checks.CPU:  # torch keeps the memory of a device by itself
-            flat = torch.empty(sum(sizes), dtype=torch.float32, device=self._device)
-        else:
-            flat = self._memory.take(sum(sizes))[0]
-        for part, grad in zip(flat.split(sizes), grads, strict=True):
-            part.view(grad.shape).copy_(grad)
-        return flat
+        if self._device != checks.CPU:
+            device = self._device
+            return flat_gradients(
+                grads, lambda n: torch.empty(n, dtype=torch.float32, device=device)
+            )
+        return flat_gradients(grads, lambda n: self._memory.take(n)[0])
 
     def _of_tables(self, *, refuse: bool = False) -> tuple[list[RowGradients], bool]:
         """What waits and what was merged before; whether there is any, on any rank.
@@ -248,9 +256,9 @@ class RowUpdates:
         grads: list[Tensor] = []
         for one in self._waiting:
             for i, grad in enumerate(one.grads):
-                if grad is not None and one.reading.features[i].table == table:
-                    ids.append(one.reading.ids_of(i))
-                    grads.append(grad.float())
+                if grad is not None and one.read.features[i].table == table:
+                    ids.append(one.read.ids_of(i))
+                    grads.append(one.read.key_gradients(i, grad))
         if not ids:
             nothing = torch.empty(0, dim, dtype=torch.float32, device=self._device)
             return RowGradients(nothing.new_empty(0, dtype=torch.int64), nothing)
@@ -280,19 +288,15 @@ class RowUpdates:
         """Of what waits, and of nothing else."""
         finite = all(bool(one.grads.isfinite().all()) for one in self._merged or ())
         whole = self._waiting[0] if len(self._waiting) == 1 else None
-        if whole is not None and all(grad is not None for grad in whole.grads):
+        at = None if whole is None else whole.read.at
+        if whole is not None and at is not None and all(one is not None for one in whole.grads):
             grads = [grad for grad in whole.grads if grad is not None]
-            return over.bring_gradients(whole.at, self._flat(grads), finite=finite, given=True)
+            return over.bring_gradients(at, self._flat(grads), finite=finite, given=True)
         mine = [self._of_table(k, dim) for k, dim in enumerate(self._store.dims)]
         splits = tuple(accumulate((len(one.ids) for one in mine), initial=0))
         keys = TableKeys(_joined([one.ids for one in mine]), splits)
         flat, given = self._flat([one.grads for one in mine]), self._given()
         return over.bring_gradients(keys, flat, finite=finite, given=given)
-
-
-def without_rows(found: Lookup) -> Lookup:
-    """A lookup for its keys and its way alone: rows that nobody reads need not live on."""
-    return replace(found, rows=found.rows[:0].clone())
 
 
 def _joined(parts: Sequence[Tensor]) -> Tensor:

@@ -15,6 +15,7 @@ from ..core.recycle import Recycler
 from ..core.shapes import Bool, Float32, Int8, Int64
 from ..core.timings import Timings
 from ..routing.router import Router
+from ..tables.bags import Bags, BagsReader
 from ..tables import arguments
 from ..tables.config import TableConfig
 from ..tables.host_reads import MemoryUse
@@ -126,6 +127,11 @@ class ServerTables:
         )
 
     # ---- reads
+
+    def bags_reader(self, bags: Bags) -> BagsReader | None:
+        """None: rows come from servers, and are pooled by torch."""
+        del bags
+        return None
 
     def lookup(
         self,

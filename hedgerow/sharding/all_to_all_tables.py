@@ -15,6 +15,7 @@ from ..core.errors import ConfigError, InputError
 from ..core.recycle import Recycler
 from ..core.shapes import Bool, Float32, Int8, Int64
 from ..routing.router import Router
+from ..tables.bags import Bags, BagsReader
 from ..tables import arguments
 from ..tables.host import HostTable
 from ..tables.multi import parts
@@ -184,6 +185,11 @@ class AllToAllTables:
         return self.local.table(k)
 
     # ---- reads
+
+    def bags_reader(self, bags: Bags) -> BagsReader | None:
+        """None: rows come from their owners, and are pooled by torch."""
+        del bags
+        return None
 
     def lookup(
         self,

@@ -176,7 +176,7 @@ class DeviceWrites(DeviceRoom):
 
     def _write(self, ts: int, n: int, *, uses: int | None = None) -> tuple[int, Int64[Tensor, "3"]]:
         """The stamp of a call that may bring `n` ids, and room for what it counts."""
-        now = self._stamp(ts, n if uses is None else uses)
+        now = self.stamp(ts, n if uses is None else uses)
         return self._begin_at(now, n), self._nothing_done()
 
     def _nothing_done(self) -> Int64[Tensor, "3"]:

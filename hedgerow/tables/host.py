@@ -76,6 +76,8 @@ class HostTable(HostEvictions, HostMoves, HostReads, HostWatch):
         self.layout = RowLayout(config)
         own = [s.optimizer.rate() if s.optimizer else 0.0 for s in config.segments]
         self._rates = check_rates(own if rates is None else rates, len(config.segments))
+        varies = any(callable(source) for source in self._rates)
+        self._fixed_rates = None if varies else [rate_at(source, 0) for source in self._rates]
         self._updates_need_step = any(
             s.stochastic_rounding_float16
             or (s.compressor and s.compressor.depends_on_step)
@@ -204,7 +206,7 @@ class HostTable(HostEvictions, HostMoves, HostReads, HostWatch):
                 grads.data_ptr(),
                 now,
                 at_step,
-                self._stamp(ts, len(ids)),
+                self.stamp(ts, len(ids)),
                 per_occurrence,
                 0 if counts is None else counts.data_ptr(),
             )
@@ -220,7 +222,7 @@ class HostTable(HostEvictions, HostMoves, HostReads, HostWatch):
         """Sets rows and keeps optimizer state (fresh for an absent id). The last of equals wins."""
         ids, rows = self._keys_and_rows(keys, rows)
         with memory_errors():
-            stamp = self._stamp(ts, len(ids))
+            stamp = self.stamp(ts, len(ids))
             done = self._table.assign(ids.data_ptr(), len(ids), rows.data_ptr(), stamp)
         return Applied.of(*done)
 
@@ -234,7 +236,7 @@ class HostTable(HostEvictions, HostMoves, HostReads, HostWatch):
         """Adds to rows; an absent one starts from its first value (serving tables: zeros)."""
         ids, rows = self._keys_and_rows(keys, rows)
         with memory_errors():
-            stamp = self._stamp(ts, len(ids))
+            stamp = self.stamp(ts, len(ids))
             done = self._table.assign_add(ids.data_ptr(), len(ids), rows.data_ptr(), stamp)
         return Applied.of(*done)
 
@@ -264,7 +266,7 @@ class HostTable(HostEvictions, HostMoves, HostReads, HostWatch):
         ids = self._keys(keys).ids
         status = torch.empty(len(ids), dtype=torch.int8)
         with memory_errors():
-            stamp = self._stamp(self._clock.now_s(), 0)
+            stamp = self.stamp(self._clock.now_s(), 0)
             self._table.reinitialize(ids.data_ptr(), len(ids), stamp, status.data_ptr())
         return status
 
@@ -336,6 +338,15 @@ class HostTable(HostEvictions, HostMoves, HostReads, HostWatch):
         self.clear()
         if self._shared_name is not None:
             registry.release(self._shared_name, self)
+
+    @property
+    def fixed_rates(self) -> list[float] | None:
+        """The rate of each segment, where none of them follows the step."""
+        return self._fixed_rates
+
+    def rates_at(self, step: int) -> list[float]:
+        """The rate of each segment for the update after so many."""
+        return self._fixed_rates or [rate_at(source, step) for source in self._rates]
 
     # ---- checks
 

@@ -35,8 +35,8 @@ class Stamps:
         self._events.add("clamped_ts")
         return now_s
 
-    def _stamp(self, ts: int, uses: int) -> int:
-        """The stamp of a write of so many ids."""
+    def stamp(self, ts: int, uses: int) -> int:
+        """The stamp of a write of so many ids at this time."""
         ts = self._time(ts)
         return ts if self._order is None else self._order.stamp(ts, uses)
 

@@ -12,6 +12,7 @@ from torch import Tensor
 
 from ..core import checks
 from ..core.shapes import Bool, Float32, Int8, Int64
+from ..tables.bags import Bags, BagsReader
 from ..tables import arguments
 from ..tables.host import HostTable
 from ..tables.multi import parts
@@ -59,6 +60,11 @@ class TierTables(SeveralTables):
         return f"TierTables({', '.join(map(repr, self._tables))})"
 
     # ---- reads
+
+    def bags_reader(self, bags: Bags) -> BagsReader | None:
+        """None: rows of two tiers are read, and pooled by torch."""
+        del bags
+        return None
 
     def lookup(
         self,

@@ -15,6 +15,7 @@ from ...core.errors import InputError
 from ...core.shapes import Bool, Float32, Int8, Int64
 from ...kernels.layout import LANES
 from .. import arguments, device_pool
+from ..bags import Bags
 from ..config import TableConfig
 from ..copies import host_room, to_host
 from ..device import DeviceTable
@@ -25,6 +26,7 @@ from ..host import HostTable
 from ..schedules import Rate
 from ..store import Applied, Lookup, Missing, TableKeys, as_keys
 from . import parts
+from .device_bags import POOLED, DeviceReader
 from .device_group import DeviceGroup
 from .multi_config import MultiConfig
 from .several_tables import SeveralTables
@@ -196,6 +198,18 @@ class DeviceTables(SeveralTables):
         known = at.slots if isinstance(at, Lookup) and at.epoch == group.epochs() else None
         made = group.step(keys, rows.view(-1, self.dims[0]), agreed, max(times), known, step)
         return Applied(made.sum(dim=0))
+
+    def bags_reader(self, bags: Bags) -> DeviceReader | None:
+        """What pools these bags from slots; None where their rows are to be read."""
+        batch = bags.batch
+        if batch.weights is None and batch.has_one_id_each():
+            return None  # the rows are the vectors
+        if batch.weights is not None and batch.weights.requires_grad:
+            return None
+        pools = all(
+            f.pooling in POOLED and self.is_on_device(f.table) for f in bags.group.features
+        )
+        return DeviceReader(self) if pools else None
 
     def is_on_device(self, k: int) -> bool:
         """Whether the rows of table `k` are on the device."""

@@ -13,6 +13,7 @@ from ...core.clock import Clock
 from ...core.recycle import Recycler
 from ...core.shapes import Bool, Float32, Int8, Int64
 from .. import arguments
+from ..bags import Bags, FeatureGroup
 from ..config import TableConfig
 from ..filters import SlidingFilter
 from ..host import HostTable
@@ -20,9 +21,12 @@ from ..memory_errors import memory_errors
 from ..schedules import Rate
 from ..store import Applied, Lookup, Missing, TableKeys, as_keys
 from . import parts
+from .host_bags import HostBags
 from .multi_config import MultiConfig
 from .parts import Part
 from .several_tables import SeveralTables
+
+_MOST_GROUPS = 64  # of features, that one store keeps ready
 
 
 class HostTables(SeveralTables):
@@ -62,6 +66,8 @@ class HostTables(SeveralTables):
         )
         self._outputs = Recycler()
         self._readers: list[native.Table] = []  # filled by the first who needs them
+        self._groups: dict[FeatureGroup, HostBags] = {}
+        self._serves = any(config.serving for config in self.config.configs)
 
     def __repr__(self) -> str:
         rows = ", ".join(f"{t.config.name!r}: {t.size()}" for t in self._tables)
@@ -85,6 +91,21 @@ class HostTables(SeveralTables):
         flat = self._room(keys.splits, out)
         parts.lookup(self._cut(keys, flat), missing=missing, step=step)
         return Lookup(keys, flat, self.dims)
+
+    def bags_reader(self, bags: Bags) -> HostBags | None:
+        """What reads and pools these bags in one call; None where only their rows can be read."""
+        batch, weights = bags.batch, bags.batch.weights
+        plain = batch.values.is_cpu and batch.values.is_contiguous()
+        if weights is not None:
+            plain = plain and not weights.requires_grad and weights.is_contiguous()
+        if not plain or not batch.offsets.is_contiguous() or self._serves:
+            return None
+        group = self._groups.get(bags.group)
+        if group is None:
+            if len(self._groups) >= _MOST_GROUPS:
+                self._groups.clear()
+            group = self._groups[bags.group] = HostBags(self._tables, bags.group, self._outputs)
+        return group
 
     def lookup_at(
         self,
@@ -174,7 +195,7 @@ class HostTables(SeveralTables):
                 [table._table for table, _ in given],
                 message,
                 [place for _, place in given],
-                [table._stamp(ts, place[1]) for table, place in given],
+                [table.stamp(ts, place[1]) for table, place in given],
                 [table.config.not_finite == "reject" for table, _ in given],
             )
 

@@ -1,0 +1,102 @@
+// The bags of several features, over the tables of one process: read in one call, learnt in one.
+//
+// A lookup reads the rows of all features and pools them; it keeps where the rows were, so that the
+// update searches for none. The update takes gradients as they lie, by address and strides: equal
+// ids of a table are summed in the order of features and bags, each gradient where it is.
+#pragma once
+
+#include <memory>
+#include <span>
+#include <vector>
+
+#include "table.h"
+
+namespace hedgerow {
+
+enum class Pooling { none, sum, mean, sqrtn, max, first };
+
+struct Feature {
+  Table* table;
+  Pooling pooling;
+  u64 first;         // rows of a bag that `first` keeps
+  bool gives_first;  // whether an absent id gives its first value in training, or zeros
+
+  u64 dim() const { return u64(table->layout().dim); }
+};
+
+// The ids of a batch: those of bag b of cell c are offsets[c * samples + b] up to the next.
+struct IdCells {
+  const i64* ids;
+  u64 n;
+  const i64* offsets;
+  std::span<const u64> cells;  // of each feature
+  u64 samples;
+  const float* weights;  // one an id, or null
+
+  const i64* borders(u64 feature) const { return offsets + cells[feature] * samples; }
+  u64 first_of(u64 feature) const { return u64(borders(feature)[0]); }
+  u64 count_of(u64 feature) const { return u64(borders(feature)[samples]) - first_of(feature); }
+};
+
+// What a lookup found, for the update that follows.
+struct BagRows {
+  std::vector<u64> from;              // of each feature's ids in `rows`, and the end
+  std::unique_ptr<u32[]> rows;        // of the ids, feature after feature
+  std::vector<u64> changes;           // of each feature's table
+  std::vector<std::vector<u32>> best;  // of `max`: which id gave each value, or kNoId
+  static constexpr u32 kNoId = 0xffffffff;
+};
+
+// A gradient of the vectors of a feature; null: none.
+struct BagGrad {
+  const float* at;
+  i64 strides[3];  // in floats: of bags (or ids), of what `first` keeps, of columns
+};
+
+// The place of the first gradient that is not finite: feature, bag and column; feature < 0: none.
+struct NotFinite {
+  i64 feature = -1, bag = 0, column = 0;
+};
+
+struct TableStep {
+  std::span<const float> rates;
+  i64 time;
+};
+
+class Bags {
+ public:
+  // `tables`: the number of each feature's table, from 0, for its rates and times in an update.
+  Bags(std::vector<Feature> features, std::vector<u64> tables);
+
+  u64 size() const { return features_.size(); }
+  u64 tables() const { return by_table_.size(); }
+  const Feature& feature(u64 f) const { return features_[f]; }
+
+  // One output a feature: [samples, dim], [samples, first, dim] or, of `none`, [ids, dim]. Each
+  // says whether its memory was written before. `keep`: what an update will need, or null.
+  void lookup(const IdCells& cells, bool training, i64 step, std::span<float* const> outs,
+              bool reused, BagRows* keep) const;
+
+  // The first gradient that a table which rejects such may not take.
+  NotFinite not_finite(const IdCells& cells, std::span<const BagGrad> grads,
+                       std::span<const u8> rejects) const;
+
+  // One optimizer step for every row whose id has a gradient, table after table.
+  Applied learn(const IdCells& cells, const BagRows& found, std::span<const BagGrad> grads,
+                i64 step, std::span<const TableStep> steps) const;
+
+  // Gradients [ids, dim] of the ids of one feature.
+  void spread(const IdCells& cells, const BagRows& found, u64 feature, const BagGrad& grad,
+              float* out) const;
+
+ private:
+  struct Part;
+  void check(const IdCells& cells) const;
+  void read(const IdCells& cells, const Part& part, bool training, i64 step, float* out,
+            bool reused, BagRows* keep) const;
+
+  std::vector<Feature> features_;
+  std::vector<std::vector<u64>> by_table_;  // the features of each table, in their order
+};
+
+}  // namespace hedgerow

@@ -1,0 +1,237 @@
+// Updates from gradients of bags: each id of a table is told where its gradient lies.
+#include <algorithm>
+#include <cmath>
+#include <cstring>
+#include <stdexcept>
+
+#include "bags.h"
+#include "finite.h"
+#include "plan.h"
+
+namespace hedgerow {
+namespace {
+
+constexpr u64 kKeptBytes = u64(1) << 20;  // of a thread's memory, between calls
+
+// What one table's update reads; memory of the thread.
+struct Gathered {
+  Buffer<i64> ids;
+  Buffer<u32> rows;
+  Buffer<const float*> grads;
+  Buffer<float> scale;
+  std::vector<Buffer<float>> made;  // gradients that do not lie anywhere, of each feature
+  std::vector<float> zeros;
+
+  static Gathered& of_this_thread() {
+    static thread_local Gathered gathered;
+    return gathered;
+  }
+  void trim() {
+    ids.keep_at_most(kKeptBytes);
+    rows.keep_at_most(kKeptBytes);
+    grads.keep_at_most(kKeptBytes);
+    scale.keep_at_most(kKeptBytes);
+    for (Buffer<float>& one : made) one.keep_at_most(kKeptBytes);
+  }
+};
+
+// How many gradients a bag has: one, of `first` some, and one for each id where there are no bags.
+u64 units_of(const Feature& feature, const IdCells& cells, u64 f) {
+  return feature.pooling == Pooling::none ? cells.count_of(f) : cells.samples;
+}
+
+void copy_strided(const float* from, i64 stride, u64 n, float* to) {
+  if (stride == 1) {
+    std::memcpy(to, from, sizeof(float) * n);
+  } else {
+    for (u64 c = 0; c < n; ++c) to[c] = from[i64(c) * stride];
+  }
+}
+
+// Where the gradient of each unit lies as `dim` floats side by side: where autograd left it, or a
+// copy in `made`.
+struct UnitGrads {
+  const float* at;
+  i64 stride;
+  const float* of(u64 unit) const { return at + i64(unit) * stride; }
+};
+
+UnitGrads unit_grads(const Feature& feature, const IdCells& cells, u64 f, const BagGrad& grad,
+                     Buffer<float>& made) {
+  const u64 dim = feature.dim(), units = units_of(feature, cells, f);
+  const bool divides = feature.pooling == Pooling::mean || feature.pooling == Pooling::sqrtn;
+  const i64* const borders = cells.borders(f);
+  if (grad.strides[2] == 1 && !divides) return {grad.at, grad.strides[0]};
+  const bool all_equal = grad.strides[0] == 0 && !divides;
+  const u64 copies = all_equal ? std::min(units, u64(1)) : units;
+  float* const room = made.ensure(std::max(copies * dim, dim));
+  for (u64 unit = 0; unit < copies; ++unit) {
+    float* const to = room + unit * dim;
+    copy_strided(grad.at + i64(unit) * grad.strides[0], grad.strides[2], dim, to);
+    if (!divides) continue;
+    const float count = float(borders[unit + 1] - borders[unit]);
+    if (count <= 1) continue;
+    const float by = feature.pooling == Pooling::mean ? count : std::sqrt(count);
+    for (u64 c = 0; c < dim; ++c) to[c] /= by;
+  }
+  return {room, all_equal ? 0 : i64(dim)};
+}
+
+// The gradient of each id of a feature, `out` [ids].
+void grads_of_ids(const Feature& feature, const IdCells& cells, u64 f, const BagGrad& grad,
+                  const std::vector<u32>& best, Gathered& room, Buffer<float>& made,
+                  const float** out) {
+  const u64 dim = feature.dim(), base = cells.first_of(f), n = cells.count_of(f);
+  const i64* const borders = cells.borders(f);
+  if (room.zeros.size() < dim) room.zeros.resize(dim);
+  if (feature.pooling == Pooling::max) {
+    float* const each = made.ensure(std::max(n, u64(1)) * dim);
+    std::fill_n(each, n * dim, 0.0f);
+    for (u64 bag = 0; bag < cells.samples; ++bag) {
+      for (u64 c = 0; c < dim; ++c) {
+        const u32 id = best[bag * dim + c];
+        if (id == BagRows::kNoId) continue;
+        each[id * dim + c] = grad.at[i64(bag) * grad.strides[0] + i64(c) * grad.strides[2]];
+      }
+    }
+    for (u64 i = 0; i < n; ++i) out[i] = each + i * dim;
+    return;
+  }
+  if (feature.pooling == Pooling::first) {
+    const bool copies = grad.strides[2] != 1;
+    float* const each = copies ? made.ensure(std::max(n, u64(1)) * dim) : nullptr;
+    for (u64 bag = 0; bag < cells.samples; ++bag) {
+      for (u64 i = u64(borders[bag]); i < u64(borders[bag + 1]); ++i) {
+        const u64 place = i - u64(borders[bag]);
+        if (place >= feature.first) {
+          out[i - base] = room.zeros.data();
+          continue;
+        }
+        const float* const at =
+            grad.at + i64(bag) * grad.strides[0] + i64(place) * grad.strides[1];
+        out[i - base] = at;
+        if (!copies) continue;
+        copy_strided(at, grad.strides[2], dim, each + (i - base) * dim);
+        out[i - base] = each + (i - base) * dim;
+      }
+    }
+    return;
+  }
+  const UnitGrads units = unit_grads(feature, cells, f, grad, made);
+  if (feature.pooling == Pooling::none) {
+    for (u64 i = 0; i < n; ++i) out[i] = units.of(i);
+    return;
+  }
+  for (u64 bag = 0; bag < cells.samples; ++bag)
+    for (u64 i = u64(borders[bag]); i < u64(borders[bag + 1]); ++i) out[i - base] = units.of(bag);
+}
+
+}  // namespace
+
+NotFinite Bags::not_finite(const IdCells& cells, std::span<const BagGrad> grads,
+                           std::span<const u8> rejects) const {
+  check(cells);
+  for (u64 f = 0; f < size(); ++f) {
+    const Feature& feature = features_[f];
+    if (grads[f].at == nullptr || !rejects[f]) continue;
+    const bool none = feature.pooling == Pooling::none, first = feature.pooling == Pooling::first;
+    const i64* const borders = cells.borders(f);
+    const u64 dim = feature.dim();
+    const auto bad = [&](const float* at, float weight) {
+      if (weight == 1.0f && grads[f].strides[2] == 1 && all_finite(at, dim)) return i64(-1);
+      for (u64 c = 0; c < dim; ++c)
+        if (!std::isfinite(at[i64(c) * grads[f].strides[2]] * weight)) return i64(c);
+      return i64(-1);
+    };
+    for (u64 unit = 0; unit < units_of(feature, cells, f); ++unit) {
+      const u64 from = none ? u64(borders[0]) + unit : u64(borders[unit]);
+      const u64 ids = none ? 1 : u64(borders[unit + 1]) - from;
+      const u64 shown = first ? std::min(ids, feature.first) : std::min(ids, u64(1));
+      for (u64 k = 0; k < shown; ++k) {
+        float weight = 1.0f;
+        if (cells.weights != nullptr) {
+          weight = std::abs(cells.weights[from + k]);
+          if (!first)
+            for (u64 i = 1; i < ids; ++i)
+              weight = std::max(weight, std::abs(cells.weights[from + i]));
+        }
+        const float* const at =
+            grads[f].at + i64(unit) * grads[f].strides[0] + i64(k) * grads[f].strides[1];
+        if (const i64 column = bad(at, weight); column >= 0) return {i64(f), i64(unit), column};
+      }
+    }
+  }
+  return {};
+}
+
+Applied Bags::learn(const IdCells& cells, const BagRows& found, std::span<const BagGrad> grads,
+                    i64 step, std::span<const TableStep> steps) const {
+  check(cells);
+  Gathered& room = Gathered::of_this_thread();
+  if (room.made.size() < size()) room.made.resize(size());
+  Applied total;
+  for (u64 t = 0; t < tables(); ++t) {
+    std::vector<u64> given;
+    u64 n = 0;
+    for (u64 f : by_table_[t]) {
+      if (grads[f].at == nullptr || cells.count_of(f) == 0) continue;
+      if (found.from[f + 1] - found.from[f] != cells.count_of(f))
+        throw std::invalid_argument("the offsets of a batch changed between lookup and update");
+      given.push_back(f);
+      n += cells.count_of(f);
+    }
+    if (given.empty()) continue;
+    const bool one = given.size() == 1;
+    const float** const at = room.grads.ensure(n);
+    const i64* ids = cells.ids + cells.first_of(given[0]);
+    const u32* rows = found.rows.get() + found.from[given[0]];
+    const float* scale =
+        cells.weights == nullptr ? nullptr : cells.weights + cells.first_of(given[0]);
+    u64 done = 0;
+    for (u64 f : given) {
+      const u64 many = cells.count_of(f), from = cells.first_of(f);
+      grads_of_ids(features_[f], cells, f, grads[f], found.best[f], room, room.made[f], at + done);
+      if (!one) {
+        std::copy_n(cells.ids + from, many, (done == 0 ? room.ids.ensure(n) : room.ids.data()) + done);
+        std::copy_n(found.rows.get() + found.from[f], many, (done == 0 ? room.rows.ensure(n) : room.rows.data()) + done);
+        if (scale != nullptr)
+          std::copy_n(cells.weights + from, many, (done == 0 ? room.scale.ensure(n) : room.scale.data()) + done);
+      }
+      done += many;
+    }
+    if (!one) {
+      ids = room.ids.data();
+      rows = room.rows.data();
+      if (scale != nullptr) scale = room.scale.data();
+    }
+    const KnownRows known{rows, found.changes[given[0]]};
+    Update update{.grads = nullptr,
+                  .rates = steps[t].rates.data(),
+                  .step = step,
+                  .time = steps[t].time,
+                  .per_occurrence = false};
+    update.grad_at = at;
+    update.scale = scale;
+    update.known = &known;
+    total += features_[given[0]].table->apply_gradients(ids, n, update);
+  }
+  room.trim();
+  return total;
+}
+
+void Bags::spread(const IdCells& cells, const BagRows& found, u64 feature, const BagGrad& grad,
+                  float* out) const {
+  check(cells);
+  Gathered room;
+  Buffer<float> made;
+  const u64 n = cells.count_of(feature), dim = features_[feature].dim();
+  const float** const at = room.grads.ensure(std::max(n, u64(1)));
+  grads_of_ids(features_[feature], cells, feature, grad, found.best[feature], room, made, at);
+  for (u64 i = 0; i < n; ++i) {
+    const float weight =
+        cells.weights == nullptr ? 1.0f : cells.weights[cells.first_of(feature) + i];
+    for (u64 c = 0; c < dim; ++c) out[i * dim + c] = at[i][c] * weight;
+  }
+}
+
+}  // namespace hedgerow

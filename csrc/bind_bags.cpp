@@ -1,0 +1,136 @@
+// The bags of several features for Python. Features keep their tables alive.
+#include <nanobind/stl/shared_ptr.h>
+#include <nanobind/stl/string.h>
+#include <nanobind/stl/tuple.h>
+#include <nanobind/stl/unique_ptr.h>
+#include <nanobind/stl/vector.h>
+
+#include <memory>
+#include <string>
+#include <tuple>
+#include <utility>
+#include <vector>
+
+#include "bags.h"
+#include "bind.h"
+
+namespace hedgerow {
+namespace {
+
+// A feature as Python gives it: table, its number, pooling, rows that `first` keeps, whether absent
+// ids give their first values in training.
+using GivenFeature = std::tuple<std::shared_ptr<Table>, u64, std::string, u64, bool>;
+// Ids, how many, offsets, cells, samples, weights.
+using GivenCells = std::tuple<Address, u64, Address, std::vector<u64>, u64, Address>;
+using GivenGrad = std::tuple<Address, i64, i64, i64>;
+
+Pooling pooling_named(const std::string& name) {
+  if (name == "none") return Pooling::none;
+  if (name == "sum") return Pooling::sum;
+  if (name == "mean") return Pooling::mean;
+  if (name == "sqrtn") return Pooling::sqrtn;
+  if (name == "max") return Pooling::max;
+  if (name == "first") return Pooling::first;
+  throw std::invalid_argument("pooling is '" + name + "'");
+}
+
+struct HeldBags {
+  std::vector<std::shared_ptr<Table>> tables;
+  Bags bags;
+};
+
+IdCells cells_of(const GivenCells& given) {
+  const auto& [ids, n, offsets, cells, samples, weights] = given;
+  return {at<i64>(ids), n, at<i64>(offsets), cells, samples, at<float>(weights)};
+}
+
+BagGrad grad_of(const GivenGrad& given) {
+  const auto& [address, bags, kept, columns] = given;
+  return {at<float>(address), {bags, kept, columns}};
+}
+
+std::vector<BagGrad> grads_of(const std::vector<GivenGrad>& given) {
+  std::vector<BagGrad> grads;
+  for (const GivenGrad& one : given) grads.push_back(grad_of(one));
+  return grads;
+}
+
+void check_count(const HeldBags& self, u64 given) {
+  if (given != self.bags.size())
+    throw std::invalid_argument(std::to_string(given) + " values for " +
+                                std::to_string(self.bags.size()) + " features");
+}
+
+HeldBags make(const std::vector<GivenFeature>& given) {
+  HeldBags made{{}, {{}, {}}};
+  std::vector<Feature> features;
+  std::vector<u64> numbers;
+  for (const auto& [table, number, pooling, first, gives_first] : given) {
+    made.tables.push_back(table);
+    features.push_back({table.get(), pooling_named(pooling), first, gives_first});
+    numbers.push_back(number);
+  }
+  made.bags = Bags(std::move(features), std::move(numbers));
+  return made;
+}
+
+std::unique_ptr<BagRows> look_up(const HeldBags& self, const GivenCells& given, bool training,
+                                 i64 step, const std::vector<Address>& outs, bool reused,
+                                 bool keeps) {
+  const nb::gil_scoped_release release;
+  const IdCells cells = cells_of(given);
+  check_count(self, cells.cells.size());
+  check_count(self, outs.size());
+  std::vector<float*> rooms;
+  for (const Address out : outs) rooms.push_back(at<float>(out));
+  std::unique_ptr<BagRows> found = keeps ? std::make_unique<BagRows>() : nullptr;
+  self.bags.lookup(cells, training, step, rooms, reused, found.get());
+  return found;
+}
+
+std::tuple<i64, i64, i64> not_finite(const HeldBags& self, const GivenCells& given,
+                                     const std::vector<GivenGrad>& grads,
+                                     const std::vector<u8>& rejects) {
+  const nb::gil_scoped_release release;
+  check_count(self, grads.size());
+  check_count(self, rejects.size());
+  const NotFinite found = self.bags.not_finite(cells_of(given), grads_of(grads), rejects);
+  return {found.feature, found.bag, found.column};
+}
+
+std::tuple<i64, i64, i64> learn(const HeldBags& self, const GivenCells& given, const BagRows& found,
+                                const std::vector<GivenGrad>& grads, i64 step,
+                                const std::vector<std::vector<float>>& rates,
+                                const std::vector<i64>& times) {
+  const nb::gil_scoped_release release;
+  check_count(self, grads.size());
+  if (rates.size() != self.bags.tables() || times.size() != rates.size())
+    throw std::invalid_argument("rates and times must be one a table");
+  std::vector<TableStep> steps;
+  for (u64 t = 0; t < rates.size(); ++t) steps.push_back({rates[t], times[t]});
+  const Applied done = self.bags.learn(cells_of(given), found, grads_of(grads), step, steps);
+  return {done.inserted, done.refused, done.dropped};
+}
+
+}  // namespace
+
+void bind_bags(nb::module_& m) {
+  nb::class_<BagRows>(m, "BagRows");
+  nb::class_<HeldBags>(m, "Bags")
+      .def(
+          "__init__",
+          [](HeldBags* self, const std::vector<GivenFeature>& features) {
+            new (self) HeldBags(make(features));
+          },
+          "features"_a)
+      .def("lookup", &look_up)
+      .def("not_finite", &not_finite)
+      .def("learn", &learn)
+      .def("spread", [](const HeldBags& self, const GivenCells& given, const BagRows& found,
+                        u64 feature, const GivenGrad& grad, Address out) {
+        const nb::gil_scoped_release release;
+        self.bags.spread(cells_of(given), found, feature, grad_of(grad), at<float>(out));
+      });
+}
+
+}  // namespace hedgerow

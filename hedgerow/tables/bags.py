@@ -1,0 +1,162 @@
+"""What modules ask of a store: the bags of some features of a batch, as ids and as keys of tables."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import accumulate
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from ..core.checks import unknown
+from ..core.id_batch import IdBatch
+from ..core.shapes import Float32, Int64
+from .store import Lookup, TableKeys
+
+Pooling = str | tuple[str, int]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Feature:
+    """Where a feature's ids stand: its table's number, and how its bags are pooled."""
+
+    name: str
+    table: int
+    pooling: Pooling
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class FeatureGroup:
+    """Features that are read together, of batches that have the same names."""
+
+    features: tuple[Feature, ...]  # in the order of their tables
+    places: tuple[int, ...]  # of each among the names of the batch
+    order: tuple[int, ...]  # in which the caller wants them
+
+    @staticmethod
+    def of(
+        names: tuple[str, ...], features: Sequence[Feature], wanted: Sequence[str]
+    ) -> FeatureGroup:
+        """The `wanted` ones of these features, in batches with these names.
+
+        >>> features = [Feature("item", 0, "sum"), Feature("user", 1, "sum")]
+        >>> group = FeatureGroup.of(("user", "age", "item"), features, ["user", "item"])
+        >>> group.places, group.order
+        ((2, 0), (1, 0))
+        """
+        chosen = tuple(feature for feature in features if feature.name in wanted)
+        found = [feature.name for feature in chosen]
+        return FeatureGroup(
+            chosen,
+            tuple(names.index(name) for name in found),
+            tuple(found.index(name) for name in wanted),
+        )
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Bags:
+    """The bags of a group of features in one batch."""
+
+    batch: IdBatch
+    group: FeatureGroup
+
+    def ids_of(self, i: int) -> Int64[Tensor, "n"]:
+        """The ids of feature `i`, bag after bag."""
+        borders, place = self.batch.borders(), self.group.places[i]
+        return self.batch.values[borders[place] : borders[place + 1]]
+
+    def keys(self, tables: int) -> FeatureKeys:
+        """The ids as keys of so many tables."""
+        return FeatureKeys.of(self.batch, self.group.features, tables, self.group.places)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class FeatureKeys:
+    """The keys of one batch, table after table, each table's features in their order."""
+
+    keys: TableKeys
+    features: tuple[Feature, ...]  # in the order of their ids
+    borders: tuple[int, ...]  # of the features in keys.ids, and the end
+
+    @staticmethod
+    def of(
+        batch: IdBatch,
+        features: Sequence[Feature],
+        tables: int,
+        places: Sequence[int] | None = None,
+    ) -> FeatureKeys:
+        """These features of a batch, at their `places` among its names."""
+        borders = batch.borders()
+        if places is None:
+            for feature in features:
+                if feature.name not in batch.names:
+                    unknown("feature", feature.name, batch.names)
+            places = [batch.names.index(feature.name) for feature in features]
+        sizes = [borders[place + 1] - borders[place] for place in places]
+        if tuple(places) == tuple(range(len(batch.names))):
+            ids = batch.values
+        else:
+            ids = torch.cat([batch.values[borders[p] : borders[p + 1]] for p in places])
+        of_table = [0] * tables
+        for feature, size in zip(features, sizes, strict=True):
+            of_table[feature.table] += size
+        keys = TableKeys(ids, (0, *accumulate(of_table)))
+        return FeatureKeys(keys, tuple(features), (0, *accumulate(sizes)))
+
+    def rows(self, found: Lookup) -> tuple[Float32[Tensor, "n dim"], ...]:
+        """The rows of each feature, without a copy."""
+        parts = []
+        for i, feature in enumerate(self.features):
+            start = self.keys.splits[feature.table]
+            of_table = found.rows_of(feature.table)
+            parts.append(of_table[self.borders[i] - start : self.borders[i + 1] - start])
+        return tuple(parts)
+
+    def ids_of(self, i: int) -> Int64[Tensor, "n"]:
+        """The ids of feature `i`."""
+        return self.keys.ids[self.borders[i] : self.borders[i + 1]]
+
+
+class Read(Protocol):
+    """What a module read of a batch, as an update needs it.
+
+    Gradients are those of its outputs, one a feature: of vectors, or of the rows of all ids.
+    """
+
+    @property
+    def features(self) -> tuple[Feature, ...]:
+        """The features, in the order of the outputs."""
+        ...
+
+    @property
+    def at(self) -> Lookup | None:
+        """Where rows were found, of a read of rows; None of a read of vectors."""
+        ...
+
+    def ids_of(self, i: int) -> Int64[Tensor, "n"]:
+        """The ids of feature `i`."""
+        ...
+
+    def key_gradients(self, i: int, grad: Tensor) -> Float32[Tensor, "n dim"]:
+        """The gradient of each id of feature `i`."""
+        ...
+
+    def learns_whole(self, grads: Sequence[Tensor | None]) -> bool:
+        """Whether `learn` takes these, so that no row is looked for again."""
+        ...
+
+    def learn(self, grads: Sequence[Tensor | None], *, step: int, ts: int) -> None:
+        """One optimizer step per id with a gradient, by what the lookup found."""
+        ...
+
+
+class BagsReader(Protocol):
+    """What reads the bags of a group of features, pooled."""
+
+    def read(
+        self, bags: Bags, *, training: bool, step: int, keep: bool
+    ) -> tuple[tuple[Tensor, ...], Read | None]:
+        """The outputs of all features; to `keep`: what an update of them needs."""
+        ...
