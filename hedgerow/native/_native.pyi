@@ -554,7 +554,9 @@ class Table:
     def snapshot_use(self) -> tuple[int, float]: ...
     def close_snapshot(self, ticket: int, /) -> None: ...
 
-_Cells = tuple[int, int, int, Sequence[int], int, int]  # ids, how many, offsets, cells, samples, weights
+_Cells = tuple[
+    int, int, int, Sequence[int], int, int
+]  # ids, how many, offsets, cells, samples, weights
 _Grad = tuple[int, int, int, int]  # address and strides: bags, first n, columns
 
 class BagRows: ...

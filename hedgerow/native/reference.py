@@ -14,6 +14,7 @@ from .reference_admission import (
     SlidingFilter,
     admission_probability,
 )
+from .reference_bags import BagRows, Bags
 from .reference_bytes import crc32c, hash_strings, plain_request
 from .reference_gather import (
     add_rows,
@@ -54,6 +55,8 @@ from .reference_values import (
 
 __all__ = [
     "Admission",
+    "BagRows",
+    "Bags",
     "ChanceAdmission",
     "Codec",
     "CountAdmission",

@@ -15,8 +15,8 @@ from ..core.recycle import Recycler
 from ..core.shapes import Bool, Float32, Int8, Int64
 from ..core.timings import Timings
 from ..routing.router import Router
-from ..tables.bags import Bags, BagsReader
 from ..tables import arguments
+from ..tables.bags import Bags, BagsReader
 from ..tables.config import TableConfig
 from ..tables.host_reads import MemoryUse
 from ..tables.multi import parts

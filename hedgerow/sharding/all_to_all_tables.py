@@ -15,8 +15,8 @@ from ..core.errors import ConfigError, InputError
 from ..core.recycle import Recycler
 from ..core.shapes import Bool, Float32, Int8, Int64
 from ..routing.router import Router
-from ..tables.bags import Bags, BagsReader
 from ..tables import arguments
+from ..tables.bags import Bags, BagsReader
 from ..tables.host import HostTable
 from ..tables.multi import parts
 from ..tables.schedules import Rate

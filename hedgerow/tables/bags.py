@@ -1,4 +1,4 @@
-"""What modules ask of a store: the bags of some features of a batch, as ids and as keys of tables."""
+"""What modules ask of a store: the bags of some features of a batch, as ids and as keys."""
 
 from __future__ import annotations
 

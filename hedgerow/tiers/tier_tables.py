@@ -12,8 +12,8 @@ from torch import Tensor
 
 from ..core import checks
 from ..core.shapes import Bool, Float32, Int8, Int64
-from ..tables.bags import Bags, BagsReader
 from ..tables import arguments
+from ..tables.bags import Bags, BagsReader
 from ..tables.host import HostTable
 from ..tables.multi import parts
 from ..tables.multi.multi_config import MultiConfig

@@ -206,9 +206,7 @@ class DeviceTables(SeveralTables):
             return None  # the rows are the vectors
         if batch.weights is not None and batch.weights.requires_grad:
             return None
-        pools = all(
-            f.pooling in POOLED and self.is_on_device(f.table) for f in bags.group.features
-        )
+        pools = all(f.pooling in POOLED and self.is_on_device(f.table) for f in bags.group.features)
         return DeviceReader(self) if pools else None
 
     def is_on_device(self, k: int) -> bool:

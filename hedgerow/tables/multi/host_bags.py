@@ -28,9 +28,7 @@ class HostBags:
     Safe from many threads.
     """
 
-    def __init__(
-        self, tables: Sequence[HostTable], group: FeatureGroup, outputs: Recycler
-    ) -> None:
+    def __init__(self, tables: Sequence[HostTable], group: FeatureGroup, outputs: Recycler) -> None:
         self.features = group.features
         self._places = list(group.places)
         self._outputs = outputs
@@ -140,9 +138,7 @@ class HostBags:
         borders, uses = bags.batch.borders(), [0] * len(self._tables)
         for t, place, grad in zip(self._of_feature, self._places, grads, strict=True):
             uses[t] += 0 if grad is None else borders[place + 1] - borders[place]
-        return [
-            table.stamp(ts, n) if n else 0 for table, n in zip(self._tables, uses, strict=True)
-        ]
+        return [table.stamp(ts, n) if n else 0 for table, n in zip(self._tables, uses, strict=True)]
 
     def _reject(self, grads: Sequence[Tensor | None], at: int, bag: int, column: int) -> None:
         grad, feature = grads[at], self.features[at]

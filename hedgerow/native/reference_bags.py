@@ -1,0 +1,179 @@
+"""Bags of several features over plain tables, bag by bag."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+import numpy.typing as npt
+
+from .reference_rules import Floats
+from .reference_values import at
+
+if TYPE_CHECKING:
+    from .reference import Table
+
+_Cells = tuple[int, int, int, Sequence[int], int, int]
+_Grad = tuple[int, int, int, int]
+_Ids = npt.NDArray[np.int64]
+
+
+@dataclass
+class BagRows:
+    """What a lookup read: the weighted rows of each feature, where its pooling asks for them."""
+
+    rows: list[Floats]
+
+
+class Bags:
+    """Features: table, its number, pooling, rows of a bag that stay, whether first values show."""
+
+    def __init__(self, features: Sequence[tuple[Table, int, str, int, bool]]) -> None:
+        self._features = features
+
+    def lookup(
+        self,
+        cells: _Cells,
+        training: bool,
+        step: int,
+        outs_at: Sequence[int],
+        reused: bool,
+        keeps: bool,
+        /,
+    ) -> BagRows | None:
+        """Pools the rows of all features, one output each."""
+        found = []
+        for f, (table, _, pooling, first, shows) in enumerate(self._features):
+            ids, bags, weights = _cut(cells, f)
+            dim = table.dim()
+            rows = np.zeros((len(ids), dim), np.float32)
+            rule = "initializer" if training and shows else "zeros"
+            own = np.ascontiguousarray(ids)
+            table.lookup(own.ctypes.data, len(ids), rule, step, rows.ctypes.data, reused)
+            found.append(rows)
+            if pooling == "none":
+                at(outs_at[f], rows.shape, np.float32)[:] = rows
+                continue
+            kept = (first, dim) if pooling == "first" else (dim,)
+            out = at(outs_at[f], (len(bags), *kept), np.float32)
+            rows = found[-1] = rows if weights is None else rows * weights[:, None]
+            for b, bag in enumerate(bags):
+                out[b] = _pooled(rows[bag], pooling, kept)
+        return BagRows(found) if keeps else None
+
+    def not_finite(
+        self, cells: _Cells, grads: Sequence[_Grad], rejects: Sequence[bool], /
+    ) -> tuple[int, int, int]:
+        """Feature, bag and column of the first gradient that is not finite; -1: there is none."""
+        for f, (table, _, pooling, first, _) in enumerate(self._features):
+            if not grads[f][0] or not rejects[f]:
+                continue
+            ids, bags, weights = _cut(cells, f)
+            units = [slice(i, i + 1) for i in range(len(ids))] if pooling == "none" else bags
+            grad = _strided(grads[f], len(units), max(first, 1), table.dim())
+            for b, bag in enumerate(units):
+                many = bag.stop - bag.start
+                for k in range(min(many, first) if pooling == "first" else min(many, 1)):
+                    own = None if weights is None else weights[bag]
+                    given = 1.0 if own is None else own[k] if first else np.abs(own).max()
+                    bad = ~np.isfinite(grad[b, k] * np.float32(abs(given)))
+                    if bad.any():
+                        return f, b, int(bad.argmax())
+        return -1, 0, 0
+
+    def learn(
+        self,
+        cells: _Cells,
+        found: BagRows,
+        grads: Sequence[_Grad],
+        step: int,
+        rates: Sequence[Sequence[float]],
+        times: Sequence[int],
+        /,
+    ) -> tuple[int, int, int]:
+        """One optimizer step per table and id that has a gradient."""
+        done = np.zeros(3, np.int64)
+        for number, (own_rates, time) in enumerate(zip(rates, times, strict=True)):
+            own = [f for f, one in enumerate(self._features) if one[1] == number and grads[f][0]]
+            parts = [(_cut(cells, f)[0], self._each(cells, found, f, grads[f])) for f in own]
+            parts = [part for part in parts if len(part[0])]
+            if not parts:
+                continue
+            ids = np.concatenate([part[0] for part in parts])
+            flat = np.ascontiguousarray(np.concatenate([part[1] for part in parts]))
+            table = self._features[own[0]][0]
+            where = (ids.ctypes.data, len(ids), flat.ctypes.data)
+            done += table.apply_gradients(*where, own_rates, step, time, False, 0)
+        inserted, refused, dropped = done.tolist()
+        return inserted, refused, dropped
+
+    def spread(
+        self, cells: _Cells, found: BagRows, feature: int, grad: _Grad, out_at: int, /
+    ) -> None:
+        """The gradient of each id of one feature."""
+        each = self._each(cells, found, feature, grad)
+        at(out_at, each.shape, np.float32)[:] = each
+
+    def _each(self, cells: _Cells, found: BagRows, f: int, grad: _Grad) -> Floats:
+        table, _, pooling, first, _ = self._features[f]
+        ids, bags, weights = _cut(cells, f)
+        dim = table.dim()
+        if pooling == "none":
+            return _strided(grad, len(ids), 1, dim)[:, 0]
+        units = _strided(grad, len(bags), max(first, 1), dim)
+        each = np.zeros((len(ids), dim), np.float32)
+        for b, bag in enumerate(bags):
+            many = bag.stop - bag.start
+            if pooling == "first":
+                each[bag][:first] = units[b][:many]
+            elif pooling == "max" and many:
+                best = found.rows[f][bag].argmax(axis=0)  # the first of equal ones
+                each[bag][best, np.arange(dim)] = units[b, 0]
+            else:
+                each[bag] = units[b, 0] / _divisor(pooling, many)
+        return each if weights is None else each * weights[:, None]
+
+
+def _cut(cells: _Cells, f: int) -> tuple[_Ids, list[slice], Floats | None]:
+    """The ids of a feature, its bags among them, and the weights of the ids."""
+    ids_at, n, offsets_at, places, samples, weights_at = cells
+    borders = at(offsets_at, (places[f] + 1) * samples + 1, np.int64)[places[f] * samples :]
+    start, stop = int(borders[0]), int(borders[samples])
+    bags = [slice(int(a) - start, int(b) - start) for a, b in _pairs(borders[: samples + 1])]
+    weights = at(weights_at, n, np.float32)[start:stop] if weights_at else None
+    return at(ids_at, n, np.int64)[start:stop], bags, weights
+
+
+def _pairs(borders: _Ids) -> Iterator[tuple[np.int64, np.int64]]:
+    return zip(borders[:-1], borders[1:], strict=True)
+
+
+def _strided(grad: _Grad, units: int, kept: int, dim: int) -> Floats:
+    """Gradients [units, kept, dim] as they lie in memory."""
+    address, *strides = grad
+    if not units or not dim:
+        return np.zeros((units, kept, dim), np.float32)
+    steps = tuple(4 * stride for stride in strides)
+    reach = sum((n - 1) * stride for n, stride in zip((units, kept, dim), strides, strict=True))
+    memory = at(address, reach + 1, np.float32)
+    return np.lib.stride_tricks.as_strided(memory, (units, kept, dim), steps)
+
+
+def _divisor(pooling: str, many: int) -> np.float32:
+    count = np.float32(max(many, 1))
+    return {"mean": count, "sqrtn": np.sqrt(count)}.get(pooling, np.float32(1))
+
+
+def _pooled(rows: Floats, pooling: str, shape: tuple[int, ...]) -> Floats:
+    out = np.zeros(shape, np.float32)
+    if pooling == "first":
+        out[: len(rows)] = rows[: shape[0]]
+    elif pooling == "max":
+        return rows.max(axis=0) if len(rows) else out
+    else:
+        for row in rows:
+            out += row
+        out /= _divisor(pooling, len(rows))
+    return out

@@ -1,0 +1,171 @@
+"""Bags that the core reads and learns in one call are those that torch pools from rows."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+import hedgerow as hr
+from hedgerow.core.errors import NotFiniteError
+from hedgerow.tables.multi.host_tables import HostTables
+
+POOLINGS: list[Any] = ["sum", "mean", "sqrtn", "max", ("first", 2), ("first", 5)]
+RULES: list[Any] = [
+    {"optimizer": hr.Sgd(lr=0.5)},
+    {"optimizer": hr.Adagrad(lr=0.1)},
+    {"optimizer": hr.Adam(lr=0.1)},
+    {"optimizer": hr.Sgd(lr=0.5), "admit": hr.Count(3)},
+    {"optimizer": hr.Adagrad(lr=0.1), "evict": hr.Lru(9)},
+]
+
+
+def module(seed: int, unpooled: bool) -> hr.EmbeddingBags | hr.Embeddings:
+    chance = random.Random(seed)
+    tables = []
+    for k in range(chance.randint(1, 3)):
+        features = [f"f{k}{i}" for i in range(chance.randint(1, 3))]
+        own = chance.choice(RULES)
+        pooling = chance.choice(POOLINGS)
+        tables.append(
+            hr.Table(f"t{k}", chance.choice([1, 3, 8]), features=features, pooling=pooling, **own)
+        )
+    made = hr.Embeddings if unpooled else hr.EmbeddingBags
+    return made(tables, seed=7, slot_key=5)
+
+
+def batches(names: Sequence[str], seed: int) -> list[hr.IdBatch]:
+    chance = random.Random(seed)
+    weighs, single = chance.random() < 0.4, chance.random() < 0.2
+    made = []
+    for samples in (3, 3, 1, 40):
+        lists = {
+            name: [
+                [chance.randrange(25) for _ in range(1 if single else chance.choice([0, 1, 2, 7]))]
+                for _ in range(samples)
+            ]
+            for name in (*names, "unknown")
+        }
+        weights = {
+            name: [[chance.choice([-1.5, 0.0, 0.25, 2.0]) for _ in bag] for bag in bags]
+            for name, bags in lists.items()
+        }
+        made.append(hr.IdBatch.from_lists(lists, weights if weighs else None))
+    return made
+
+
+def plain(value: Tensor | hr.Ragged) -> Tensor:
+    return value.values if isinstance(value, hr.Ragged) else value
+
+
+def loss_of(out: dict[str, Any], seed: int) -> Tensor:
+    chance = random.Random(seed)
+    parts = [plain(value) for value in out.values()]
+    kept = [part for part in parts if chance.random() < 0.9] or parts
+    if chance.random() < 0.3:
+        return sum((part.sum() for part in kept), torch.zeros(()))
+    flat = torch.cat([part.reshape(-1) for part in kept])
+    numbers = torch.sin(torch.arange(len(flat)) * 1.7)
+    return (flat * numbers).sum() + (flat[::2] ** 2).sum()
+
+
+def trained(seed: int, unpooled: bool, how: str) -> list[Tensor]:
+    model = module(seed, unpooled)
+    names = [feature for table in model.tables for feature in table.features]
+    told = []
+    for number, batch in enumerate(batches(names, seed)):
+        chosen = names[: 1 + number] if how == "some" else None
+        for turn in range(2):
+            with hr.hold_updates(model) if how == "held" and turn == 0 else torch.enable_grad():
+                out = model(batch, chosen)
+                loss_of(out, seed + number).backward()
+        told += [plain(value).detach() for value in out.values()]
+    for name in model.store.names:
+        rows = model.table(name).entries(torch.arange(25))
+        told += [rows.found, rows.rows, *(x for s in rows.states for x in s.values())]
+    return told
+
+
+@pytest.mark.parametrize("how", ["all", "some", "held"])
+@pytest.mark.parametrize("unpooled", [False, True])
+@pytest.mark.parametrize("seed", range(25))
+def test_it_is_what_torch_makes_of_rows(
+    monkeypatch: pytest.MonkeyPatch, seed: int, unpooled: bool, how: str
+) -> None:
+    ours = trained(seed, unpooled, how)
+    monkeypatch.setattr(HostTables, "bags_reader", lambda self, bags: None)
+    theirs = trained(seed, unpooled, how)
+    for one, other in zip(ours, theirs, strict=True):
+        assert torch.equal(one, other)
+
+
+START = 0.25
+
+
+def pair() -> tuple[hr.EmbeddingBags, hr.IdBatch]:
+    tables = [hr.Table("a", 2, init=hr.Constant(START)), hr.Table("b", 2, features=["c", "d"])]
+    batch = hr.IdBatch.from_lists({"a": [[1], [2]], "c": [[3, 4], []], "d": [[3], [5]]})
+    return hr.EmbeddingBags(tables, optimizer=hr.Sgd(lr=1.0), init=hr.Zeros()), batch
+
+
+def searched(model: hr.EmbeddingBags) -> int:
+    return sum(table.reader(0).searched() for table in model.store.tables)
+
+
+def test_a_step_searches_each_id_once() -> None:
+    model, batch = pair()
+    for _ in range(2):  # ids without rows are not searched for again either
+        before = searched(model)
+        sum(v.sum() for v in model(batch).values()).backward()
+        assert searched(model) - before == len(batch.values)
+
+
+def test_rows_that_moved_between_lookup_and_update_are_searched_again() -> None:
+    model, batch = pair()
+    sum(v.sum() for v in model(batch).values()).backward()
+    out = model(batch)
+    table = model.table("b")
+    table.erase(torch.tensor([3]))
+    table.assign(torch.tensor([99]), torch.full((1, 2), 7.0))  # in the room of the row that left
+    sum(v.sum() for v in out.values()).backward()
+    assert table.lookup(torch.tensor([3, 99])).rows_of().tolist() == [[-2.0, -2.0], [7.0, 7.0]]
+
+
+def test_outputs_can_be_changed_in_place_and_kept_alone() -> None:
+    model, batch = pair()
+    out = model(batch)
+    assert all(v.is_contiguous() and not v._is_view() for v in out.values())
+    kept = out["c"]
+    out["a"].mul_(2)
+    (out["a"].view(-1).sum() + kept.view(4)[:2].sum()).backward()
+    rows = model.table("b").lookup(torch.arange(6)).rows_of()
+    assert rows[3:].tolist() == [[-1, -1], [-1, -1], [0, 0]]
+    assert (model.table("a").size(), model.table("b").size()) == (2, 2)
+
+
+def test_a_gradient_that_is_not_finite_is_named_and_changes_nothing() -> None:
+    model, batch = pair()
+    out = model(batch)
+    with pytest.raises(NotFiniteError, match=r"'c' at \[0, 1\] is nan; table 'b' rejects"):
+        (out["a"].sum() + (out["c"] * torch.tensor([1.0, float("nan")]))[0].sum()).backward()
+    assert model.store.size() == 0
+
+
+def test_a_gradient_of_an_empty_bag_is_nobodys() -> None:
+    model, batch = pair()
+    out = model(batch)
+    (out["c"][1] * float("nan")).sum().backward()
+    assert model.table("b").lookup(torch.tensor([3, 4])).rows_of().abs().sum() == 0
+
+
+def test_a_sparse_gradient_is_taken() -> None:
+    model, batch = pair()
+    picked = torch.nn.functional.embedding(torch.tensor([1, 1]), model(batch)["a"], sparse=True)
+    picked.sum().backward()
+    rows = model.table("a").lookup(torch.tensor([1, 2])).rows_of()
+    assert (model.table("a").size(), model.table("b").size()) == (2, 0)
+    assert rows.tolist() == (START + torch.tensor([[0.0, 0.0], [-2.0, -2.0]])).tolist()
