@@ -40,9 +40,9 @@ struct IdCells {
 
 // What a lookup found, for the update that follows.
 struct BagRows {
-  std::vector<u64> from;              // of each feature's ids in `rows`, and the end
-  std::unique_ptr<u32[]> rows;        // of the ids, feature after feature
-  std::vector<u64> changes;           // of each feature's table
+  std::vector<u64> from;               // of each feature's ids in `rows`, and the end
+  std::unique_ptr<u32[]> rows;         // of the ids, feature after feature
+  std::vector<u64> changes;            // of each feature's table
   std::vector<std::vector<u32>> best;  // of `max`: which id gave each value, or kNoId
   static constexpr u32 kNoId = 0xffffffff;
 };

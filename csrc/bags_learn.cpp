@@ -107,8 +107,7 @@ void grads_of_ids(const Feature& feature, const IdCells& cells, u64 f, const Bag
           out[i - base] = room.zeros.data();
           continue;
         }
-        const float* const at =
-            grad.at + i64(bag) * grad.strides[0] + i64(place) * grad.strides[1];
+        const float* const at = grad.at + i64(bag) * grad.strides[0] + i64(place) * grad.strides[1];
         out[i - base] = at;
         if (!copies) continue;
         copy_strided(at, grad.strides[2], dim, each + (i - base) * dim);
@@ -137,6 +136,8 @@ NotFinite Bags::not_finite(const IdCells& cells, std::span<const BagGrad> grads,
     const bool none = feature.pooling == Pooling::none, first = feature.pooling == Pooling::first;
     const i64* const borders = cells.borders(f);
     const u64 dim = feature.dim();
+    // One gradient for all bags, as of a sum: with weights each may still overflow.
+    const bool all_equal = grads[f].strides[0] == 0 && cells.weights == nullptr && !first;
     const auto bad = [&](const float* at, float weight) {
       if (weight == 1.0f && grads[f].strides[2] == 1 && all_finite(at, dim)) return i64(-1);
       for (u64 c = 0; c < dim; ++c)
@@ -159,6 +160,7 @@ NotFinite Bags::not_finite(const IdCells& cells, std::span<const BagGrad> grads,
             grads[f].at + i64(unit) * grads[f].strides[0] + i64(k) * grads[f].strides[1];
         if (const i64 column = bad(at, weight); column >= 0) return {i64(f), i64(unit), column};
       }
+      if (all_equal && shown != 0) break;
     }
   }
   return {};
@@ -192,10 +194,13 @@ Applied Bags::learn(const IdCells& cells, const BagRows& found, std::span<const 
       const u64 many = cells.count_of(f), from = cells.first_of(f);
       grads_of_ids(features_[f], cells, f, grads[f], found.best[f], room, room.made[f], at + done);
       if (!one) {
-        std::copy_n(cells.ids + from, many, (done == 0 ? room.ids.ensure(n) : room.ids.data()) + done);
-        std::copy_n(found.rows.get() + found.from[f], many, (done == 0 ? room.rows.ensure(n) : room.rows.data()) + done);
+        std::copy_n(cells.ids + from, many,
+                    (done == 0 ? room.ids.ensure(n) : room.ids.data()) + done);
+        std::copy_n(found.rows.get() + found.from[f], many,
+                    (done == 0 ? room.rows.ensure(n) : room.rows.data()) + done);
         if (scale != nullptr)
-          std::copy_n(cells.weights + from, many, (done == 0 ? room.scale.ensure(n) : room.scale.data()) + done);
+          std::copy_n(cells.weights + from, many,
+                      (done == 0 ? room.scale.ensure(n) : room.scale.data()) + done);
       }
       done += many;
     }

@@ -12,10 +12,10 @@
 namespace hedgerow {
 namespace {
 
-constexpr u64 kTaskIds = 4096;                 // read by one thread, below what a table shares out
-constexpr u64 kRoomBytes = u64(128) << 10;     // of rows on their way: they stay in a core's cache
+constexpr u64 kTaskIds = 4096;                  // read by one thread, below what a table shares out
+constexpr u64 kRoomBytes = u64(128) << 10;      // of rows on their way: they stay in a core's cache
 constexpr u64 kLeastIds = 32, kMostIds = 2048;  // of them
-constexpr u64 kWholeIds = u64(1) << 16;        // of a feature whose rows go out as they are
+constexpr u64 kWholeIds = u64(1) << 16;         // of a feature whose rows go out as they are
 
 // Rows of consecutive ids, which belong to consecutive bags, added to the vectors of those bags.
 struct PoolArgs {
@@ -128,7 +128,8 @@ struct Bags::Part {
   u64 end;
 };
 
-Bags::Bags(std::vector<Feature> features, std::vector<u64> tables) : features_(std::move(features)) {
+Bags::Bags(std::vector<Feature> features, std::vector<u64> tables)
+    : features_(std::move(features)) {
   for (u64 f = 0; f < features_.size(); ++f) {
     if (tables.at(f) >= by_table_.size()) by_table_.resize(tables[f] + 1);
     by_table_[tables[f]].push_back(f);
@@ -152,8 +153,7 @@ void Bags::read(const IdCells& cells, const Part& part, bool training, i64 step,
   const Feature& feature = features_[part.feature];
   const i64* const borders = cells.borders(part.feature);
   const u64 dim = feature.dim(), base = u64(borders[0]);
-  const Missing missing =
-      training && feature.gives_first ? Missing::first_value : Missing::zeros;
+  const Missing missing = training && feature.gives_first ? Missing::first_value : Missing::zeros;
   u32* const rows = keep == nullptr ? nullptr : keep->rows.get() + keep->from[part.feature];
   const auto look_up = [&](u64 from, u64 n, float* into, bool before) {
     feature.table->lookup(cells.ids + from, n, missing, step, into, before, nullptr,
@@ -165,7 +165,8 @@ void Bags::read(const IdCells& cells, const Part& part, bool training, i64 step,
   if (plain && has_one_id_each(borders + part.first, part.end - part.first)) {
     if (feature.pooling == Pooling::max && keep != nullptr)
       for (u64 bag = part.first; bag < part.end; ++bag)
-        std::fill_n(keep->best[part.feature].data() + bag * dim, dim, u32(u64(borders[bag]) - base));
+        std::fill_n(keep->best[part.feature].data() + bag * dim, dim,
+                    u32(u64(borders[bag]) - base));
     return look_up(u64(borders[part.first]), part.end - part.first, out + part.first * dim, reused);
   }
   const u64 bag_floats = dim * (feature.pooling == Pooling::first ? feature.first : 1);
@@ -228,8 +229,8 @@ void Bags::lookup(const IdCells& cells, bool training, i64 step, std::span<float
       const i64 wanted = borders[bag] + i64(kTaskIds);
       u64 end = std::min(cells.samples, bag + kTaskIds);
       if (borders[end] > wanted)
-        end = std::max(bag + 1, u64(std::upper_bound(borders + bag, borders + end, wanted) -
-                                    borders - 1));
+        end = std::max(bag + 1,
+                       u64(std::upper_bound(borders + bag, borders + end, wanted) - borders - 1));
       parts.push_back({f, bag, end});
       bag = end;
     }

@@ -22,7 +22,9 @@ namespace {
 using GivenFeature = std::tuple<std::shared_ptr<Table>, u64, std::string, u64, bool>;
 // Ids, how many, offsets, cells, samples, weights.
 using GivenCells = std::tuple<Address, u64, Address, std::vector<u64>, u64, Address>;
-using GivenGrad = std::tuple<Address, i64, i64, i64>;
+// Of each feature an address, 0 for none, and the strides of bags, of what `first` keeps, of
+// columns: one list, as many small ones would wake Python's garbage collector.
+using GivenGrads = std::vector<i64>;
 
 Pooling pooling_named(const std::string& name) {
   if (name == "none") return Pooling::none;
@@ -44,14 +46,10 @@ IdCells cells_of(const GivenCells& given) {
   return {at<i64>(ids), n, at<i64>(offsets), cells, samples, at<float>(weights)};
 }
 
-BagGrad grad_of(const GivenGrad& given) {
-  const auto& [address, bags, kept, columns] = given;
-  return {at<float>(address), {bags, kept, columns}};
-}
-
-std::vector<BagGrad> grads_of(const std::vector<GivenGrad>& given) {
+std::vector<BagGrad> grads_of(const GivenGrads& given) {
   std::vector<BagGrad> grads;
-  for (const GivenGrad& one : given) grads.push_back(grad_of(one));
+  for (u64 i = 0; i + 3 < given.size(); i += 4)
+    grads.push_back({at<float>(Address(given[i])), {given[i + 1], given[i + 2], given[i + 3]}});
   return grads;
 }
 
@@ -89,26 +87,27 @@ std::unique_ptr<BagRows> look_up(const HeldBags& self, const GivenCells& given, 
 }
 
 std::tuple<i64, i64, i64> not_finite(const HeldBags& self, const GivenCells& given,
-                                     const std::vector<GivenGrad>& grads,
-                                     const std::vector<u8>& rejects) {
+                                     const GivenGrads& grads, const std::vector<u8>& rejects) {
   const nb::gil_scoped_release release;
-  check_count(self, grads.size());
+  const std::vector<BagGrad> places = grads_of(grads);
+  check_count(self, places.size());
   check_count(self, rejects.size());
-  const NotFinite found = self.bags.not_finite(cells_of(given), grads_of(grads), rejects);
+  const NotFinite found = self.bags.not_finite(cells_of(given), places, rejects);
   return {found.feature, found.bag, found.column};
 }
 
 std::tuple<i64, i64, i64> learn(const HeldBags& self, const GivenCells& given, const BagRows& found,
-                                const std::vector<GivenGrad>& grads, i64 step,
+                                const GivenGrads& grads, i64 step,
                                 const std::vector<std::vector<float>>& rates,
                                 const std::vector<i64>& times) {
   const nb::gil_scoped_release release;
-  check_count(self, grads.size());
+  const std::vector<BagGrad> places = grads_of(grads);
+  check_count(self, places.size());
   if (rates.size() != self.bags.tables() || times.size() != rates.size())
     throw std::invalid_argument("rates and times must be one a table");
   std::vector<TableStep> steps;
   for (u64 t = 0; t < rates.size(); ++t) steps.push_back({rates[t], times[t]});
-  const Applied done = self.bags.learn(cells_of(given), found, grads_of(grads), step, steps);
+  const Applied done = self.bags.learn(cells_of(given), found, places, step, steps);
   return {done.inserted, done.refused, done.dropped};
 }
 
@@ -127,9 +126,9 @@ void bind_bags(nb::module_& m) {
       .def("not_finite", &not_finite)
       .def("learn", &learn)
       .def("spread", [](const HeldBags& self, const GivenCells& given, const BagRows& found,
-                        u64 feature, const GivenGrad& grad, Address out) {
+                        u64 feature, const GivenGrads& grad, Address out) {
         const nb::gil_scoped_release release;
-        self.bags.spread(cells_of(given), found, feature, grad_of(grad), at<float>(out));
+        self.bags.spread(cells_of(given), found, feature, grads_of(grad).at(0), at<float>(out));
       });
 }
 

@@ -18,7 +18,9 @@ struct SumArgs {
   const float** sums;  // out: in the room, or the gradient itself where an id occurs once
   bool* finite;        // out
 
-  const float* grad(u32 i) const { return grad_at == nullptr ? grads + u64(i) * u64(dim) : grad_at[i]; }
+  const float* grad(u32 i) const {
+    return grad_at == nullptr ? grads + u64(i) * u64(dim) : grad_at[i];
+  }
 };
 
 using SumFunction = void (*)(const SumArgs&);

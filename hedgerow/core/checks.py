@@ -47,7 +47,7 @@ def tensor(
 
 
 def _fits(sizes: torch.Size, shape: tuple[int | None, ...]) -> bool:
-    if sizes == shape:  # at once where every size is given: most calls
+    if sizes == shape or (shape == (None,) and len(sizes) == 1):  # most calls, at once
         return True
     return len(sizes) == len(shape) and all(
         want is None or have == want for have, want in zip(sizes, shape, strict=True)

@@ -557,7 +557,8 @@ class Table:
 _Cells = tuple[
     int, int, int, Sequence[int], int, int
 ]  # ids, how many, offsets, cells, samples, weights
-_Grad = tuple[int, int, int, int]  # address and strides: bags, first n, columns
+# Of each feature an address, 0 for none, and the strides of bags, of the first n, of columns.
+_Grads = Sequence[int]
 
 class BagRows: ...
 
@@ -574,18 +575,18 @@ class Bags:
         /,
     ) -> BagRows | None: ...
     def not_finite(
-        self, cells: _Cells, grads: Sequence[_Grad], rejects: Sequence[bool], /
+        self, cells: _Cells, grads: _Grads, rejects: Sequence[bool], /
     ) -> tuple[int, int, int]: ...
     def learn(
         self,
         cells: _Cells,
         found: BagRows,
-        grads: Sequence[_Grad],
+        grads: _Grads,
         step: int,
         rates: Sequence[Sequence[float]],
         times: Sequence[int],
         /,
     ) -> tuple[int, int, int]: ...
     def spread(
-        self, cells: _Cells, found: BagRows, feature: int, grad: _Grad, out_at: int, /
+        self, cells: _Cells, found: BagRows, feature: int, grad: _Grads, out_at: int, /
     ) -> None: ...

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from .reference import Table
 
 _Cells = tuple[int, int, int, Sequence[int], int, int]
-_Grad = tuple[int, int, int, int]
+_Grads = Sequence[int]  # of each feature an address, 0 for none, and three strides
 _Ids = npt.NDArray[np.int64]
 
 
@@ -64,15 +64,15 @@ class Bags:
         return BagRows(found) if keeps else None
 
     def not_finite(
-        self, cells: _Cells, grads: Sequence[_Grad], rejects: Sequence[bool], /
+        self, cells: _Cells, grads: _Grads, rejects: Sequence[bool], /
     ) -> tuple[int, int, int]:
         """Feature, bag and column of the first gradient that is not finite; -1: there is none."""
         for f, (table, _, pooling, first, _) in enumerate(self._features):
-            if not grads[f][0] or not rejects[f]:
+            if not grads[4 * f] or not rejects[f]:
                 continue
             ids, bags, weights = _cut(cells, f)
             units = [slice(i, i + 1) for i in range(len(ids))] if pooling == "none" else bags
-            grad = _strided(grads[f], len(units), max(first, 1), table.dim())
+            grad = _strided(grads[4 * f : 4 * f + 4], len(units), max(first, 1), table.dim())
             for b, bag in enumerate(units):
                 many = bag.stop - bag.start
                 for k in range(min(many, first) if pooling == "first" else min(many, 1)):
@@ -87,7 +87,7 @@ class Bags:
         self,
         cells: _Cells,
         found: BagRows,
-        grads: Sequence[_Grad],
+        grads: _Grads,
         step: int,
         rates: Sequence[Sequence[float]],
         times: Sequence[int],
@@ -96,8 +96,11 @@ class Bags:
         """One optimizer step per table and id that has a gradient."""
         done = np.zeros(3, np.int64)
         for number, (own_rates, time) in enumerate(zip(rates, times, strict=True)):
-            own = [f for f, one in enumerate(self._features) if one[1] == number and grads[f][0]]
-            parts = [(_cut(cells, f)[0], self._each(cells, found, f, grads[f])) for f in own]
+            own = [f for f, one in enumerate(self._features) if one[1] == number and grads[4 * f]]
+            parts = [
+                (_cut(cells, f)[0], self._each(cells, found, f, grads[4 * f : 4 * f + 4]))
+                for f in own
+            ]
             parts = [part for part in parts if len(part[0])]
             if not parts:
                 continue
@@ -110,13 +113,13 @@ class Bags:
         return inserted, refused, dropped
 
     def spread(
-        self, cells: _Cells, found: BagRows, feature: int, grad: _Grad, out_at: int, /
+        self, cells: _Cells, found: BagRows, feature: int, grad: _Grads, out_at: int, /
     ) -> None:
         """The gradient of each id of one feature."""
         each = self._each(cells, found, feature, grad)
         at(out_at, each.shape, np.float32)[:] = each
 
-    def _each(self, cells: _Cells, found: BagRows, f: int, grad: _Grad) -> Floats:
+    def _each(self, cells: _Cells, found: BagRows, f: int, grad: _Grads) -> Floats:
         table, _, pooling, first, _ = self._features[f]
         ids, bags, weights = _cut(cells, f)
         dim = table.dim()
@@ -150,7 +153,7 @@ def _pairs(borders: _Ids) -> Iterator[tuple[np.int64, np.int64]]:
     return zip(borders[:-1], borders[1:], strict=True)
 
 
-def _strided(grad: _Grad, units: int, kept: int, dim: int) -> Floats:
+def _strided(grad: _Grads, units: int, kept: int, dim: int) -> Floats:
     """Gradients [units, kept, dim] as they lie in memory."""
     address, *strides = grad
     if not units or not dim:

@@ -2,19 +2,27 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
+from types import TracebackType
 
 from ..core.errors import OutOfMemoryError
 
 
-@contextmanager
-def memory_errors() -> Iterator[None]:
+class memory_errors:  # noqa: N801 - it reads as a function; contextlib's form takes 1.5 us a call
     """The core's errors for lack of memory as ours."""
-    try:
-        yield
-    except MemoryError as error:
-        raise OutOfMemoryError(
-            f"{error or 'the operating system gave no more memory'}. The table stays usable: erase "
-            f"rows, raise the limit, or spread the table over more processes."
-        ) from error
+
+    __slots__ = ()
+
+    def __enter__(self) -> None:
+        return None
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        if isinstance(error, MemoryError):
+            raise OutOfMemoryError(
+                f"{error or 'the operating system gave no more memory'}. The table stays usable: "
+                f"erase rows, raise the limit, or spread the table over more processes."
+            ) from error

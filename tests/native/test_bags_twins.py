@@ -126,11 +126,11 @@ def of_core(core: Any, given: Case, training: bool) -> list[np.ndarray]:
     outs = [np.full(given.shape(f), 9, np.float32) for f in range(len(features))]
     found = bags.lookup(given.cells, training, 3, [out.ctypes.data for out in outs], True, True)
     told = list(outs)
-    places = [place(grad) for grad in given.grads]
+    places = [x for grad in given.grads for x in place(grad)]
     for f, grad in enumerate(given.grads):
         if grad is not None:
             each = np.full((given.size(f), DIMS[given.tables[f]]), 9, np.float32)
-            bags.spread(given.cells, found, f, places[f], each.ctypes.data)
+            bags.spread(given.cells, found, f, places[4 * f : 4 * f + 4], each.ctypes.data)
             told.append(each)
     rates, times = [[0.1]] * len(numbers), [77] * len(numbers)
     told.append(np.array(bags.learn(given.cells, found, places, 3, rates, times)))
@@ -162,7 +162,7 @@ def test_both_find_the_first_gradient_that_is_not_finite(seed: int) -> None:
             for t, (kind, first) in zip(given.tables, given.poolings, strict=True)
         ]
         rejects = [True] * len(features)
-        places = [place(grad) for grad in given.grads]
+        places = [x for grad in given.grads for x in place(grad)]
         told.append(core.Bags(features).not_finite(given.cells, places, rejects))
     assert told[0] == told[1]
 

@@ -33,7 +33,7 @@ OF_THE_PROCESS = {
     "scratch_bytes",
     "reset_scratch_bytes",
 }
-OF_THE_MEMORY = {"load", "memory"}
+OF_THE_MEMORY = {"load", "memory", "searched"}
 FLOATS = st.floats(width=32, allow_subnormal=True)
 
 

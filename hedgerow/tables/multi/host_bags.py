@@ -44,6 +44,7 @@ class HostBags:
         self._unpooled = [i for i, f in enumerate(self.features) if f.pooling == "none"]
         self._shaped: tuple[int, list[int], list[tuple[int, ...]]] = (-1, [], [])
         self._rejects = [table.config.not_finite == "reject" for table in owners]
+        self._rejects_any = any(self._rejects)
         fixed = [table.fixed_rates for table in self._tables]
         self._rates = [one for one in fixed if one is not None] if all(fixed) else None
         self._ordered = any(table.order is not None for table in self._tables)
@@ -111,9 +112,11 @@ class HostBags:
     ) -> None:
         """One optimizer step per table and id. All is checked before the first row changes."""
         held = [None if grad is None else _plain(grad) for grad in grads]  # alive during the call
-        places = [_NO_GRADIENT if grad is None else _place(grad) for grad in held]
+        places: list[int] = []  # one list: many tuples would wake the garbage collector
+        for grad in held:
+            places += _NO_GRADIENT if grad is None else _place(grad)
         cells = self._cells(bags)
-        if any(self._rejects):
+        if self._rejects_any:
             at, bag, column = self._core.not_finite(cells, places, self._rejects)
             if at >= 0:
                 self._reject(held, at, bag, column)
