@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -150,7 +151,7 @@ def _cut(cells: _Cells, f: int) -> tuple[_Ids, list[slice], Floats | None]:
 
 
 def _pairs(borders: _Ids) -> Iterator[tuple[np.int64, np.int64]]:
-    return zip(borders[:-1], borders[1:], strict=True)
+    return pairwise(borders)
 
 
 def _strided(grad: _Grads, units: int, kept: int, dim: int) -> Floats:
