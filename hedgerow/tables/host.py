@@ -180,7 +180,7 @@ class HostTable(HostEvictions, HostMoves, HostReads, HostWatch):
         and dense Adam; tables with one of them need it. Bias corrections of the Adam family follow
         it where it is given.
         `counts` says how often each id occurred where the caller has removed duplicates; admission
-        rules read it. With `per_occurrence` every occurrence is a step of its own, in order.
+        rules and `Lfu` read it. With `per_occurrence` every occurrence is a step of its own.
         """
         checks.flag("per_occurrence", per_occurrence)
         ids, grads, now, at_step = self._update_arguments(at, grads, rates, step, counts)
@@ -204,7 +204,7 @@ class HostTable(HostEvictions, HostMoves, HostReads, HostWatch):
                 grads.data_ptr(),
                 now,
                 at_step,
-                self._stamp(ts, len(ids)),
+                self._stamp(ts, len(ids) if counts is None else int(counts.sum())),
                 per_occurrence,
                 0 if counts is None else counts.data_ptr(),
             )

@@ -21,6 +21,8 @@ from hedgerow.tables.host import HostTable
 from hedgerow.tiers.caching import CachingTable
 from hedgerow.tiers.hybrid import HybridTable
 
+from .device_pair import Pair
+
 NOW_S = 2_000_000_000
 
 
@@ -90,7 +92,7 @@ class _ExactLfu:
     def use(self, ids: list[int]) -> None:
         self.uses += len(ids)
         weight = 2.0 ** (self.uses / self.half_life % 512)
-        for key in set(ids):
+        for key in ids:
             self.weights[key] = self.weights.get(key, 0.0) + weight
 
     def evict(self) -> None:
@@ -138,6 +140,35 @@ def test_counts_stay_through_evictions_and_can_be_read() -> None:
         table.evict()
     assert table.contains(hot).all()
     assert torch.allclose(table.uses(hot), torch.full((5,), 20.0).double(), rtol=0.01)
+
+
+@PLACEMENTS
+def test_every_occurrence_in_a_call_is_a_use(made: Callable[[Any], Any]) -> None:
+    """Otherwise counts would depend on how a batch is cut, and on how many ranks share it."""
+    table = made(hr.Lfu(9, half_life=10**6))
+    asked = torch.tensor([1, 2, 3])
+    _write(table, 1, 1, 2, 1)
+    table.apply_gradients(torch.tensor([2, 3]), torch.ones(2, 1), counts=torch.tensor([4, 100]))
+    assert table.uses(asked).tolist() == pytest.approx([3, 5, 100], rel=1e-3)
+    table.assign(torch.tensor([3, 3, 1]), torch.ones(3, 1))
+    table.assign_add(torch.tensor([1, 1]), torch.ones(2, 1))
+    assert table.uses(asked).tolist() == pytest.approx([6, 5, 102], rel=1e-3)
+    table.reinitialize(asked)
+    assert table.uses(asked).tolist() == pytest.approx([6, 5, 102], rel=1e-3)
+
+
+def test_uses_of_a_device_are_those_of_host_memory(device: torch.device) -> None:
+    pair = Pair(_config(hr.Lfu(4, half_life=10**9)), 64, device)
+    dice, pool = np.random.default_rng(5), torch.arange(8)
+    for each in (False, True, False):
+        ids, ones = torch.from_numpy(dice.integers(0, 8, 6)), torch.ones(6, 1)
+        pair.apply(ids, ones, 0, per_occurrence=each)
+        pair.apply(ids, ones, 0, counts=torch.from_numpy(dice.integers(1, 9, 6)))
+        pair.assign(ids, ones, 0)
+        pair.assign(ids[:2], ones[:2], 0, add=True)
+        pair.reinitialize(pool[:3])
+    assert torch.equal(pair.device.uses(pool.to(device)).cpu(), pair.host.uses(pool))
+    assert pair.host.uses(pool).sum() > 100
 
 
 def test_a_half_life_is_a_time_or_a_number_of_uses() -> None:
