@@ -184,7 +184,9 @@ def _index() -> Finding:
     return Finding("package index", "absent", "MovieLens-100K cannot be fetched", fix)
 
 
-_REBUILD = "make env in the checkout, or its wheel: pip install --force-reinstall dist/hedgerow-*.whl"
+_REBUILD = (
+    "make env in the checkout, or its wheel: pip install --force-reinstall dist/hedgerow-*.whl"
+)
 CHECKS = (
     Check("torch", _torch, "pip install 'torch>=2.9'"),
     Check("native core", _native, _REBUILD),
