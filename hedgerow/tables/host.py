@@ -20,7 +20,7 @@ from ..core.errors import (
     StateError,
 )
 from ..core.forklock import ForkLock
-from ..core.recycle import Recycler
+from ..core.recycle import Recycler, give_freed_memory_back
 from ..core.shapes import Bool, Float32, Int8, Int64
 from . import arguments
 from .config import TableConfig
@@ -84,7 +84,7 @@ class HostTable(HostEvictions, HostMoves, HostReads, HostWatch):
         )
         self._clock: Clock = clock or SystemClock()
         self._shared_name = shared_name
-        self._outputs = Recycler()
+        self._outputs, self._output_sharers = Recycler(), 1
         self._events = Counters()
         self._evicting = ForkLock()
         self._order = LeaveOrder.of(config.evict)
@@ -330,6 +330,14 @@ class HostTable(HostEvictions, HostMoves, HostReads, HostWatch):
                 f"removed. Close the snapshot first."
             )
         self._outputs.clear()
+        give_freed_memory_back()
+
+    def share_outputs(self, outputs: Recycler, tables: int) -> None:
+        """Keeps memory of large results in one place with so many tables, itself among them.
+
+        Each counts its part of what is kept there.
+        """
+        self._outputs, self._output_sharers = outputs, tables
 
     def close(self) -> None:
         """Removes all rows and gives the shared name back."""

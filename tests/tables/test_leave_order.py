@@ -18,6 +18,8 @@ from hedgerow.core.clock import ManualClock
 from hedgerow.core.errors import ConfigError
 from hedgerow.tables.checkpoint.schema import TableSchema
 from hedgerow.tables.host import HostTable
+from hedgerow.tables.multi.host_tables import HostTables
+from hedgerow.tables.store import TableKeys
 from hedgerow.tiers.caching import CachingTable
 from hedgerow.tiers.hybrid import HybridTable
 
@@ -300,6 +302,67 @@ def test_memory_is_what_the_process_holds_and_little_stays_after_clear(kind: str
     assert abs(told - held) < 0.05 * held
     if kind == "plain":  # a feed keeps its keys until they are taken
         assert left <= 16 << 20
+
+
+LARGE_CALLS = """
+import gc, sys, torch, hedgerow as hr
+torch.set_num_threads(1)
+def resident():
+    with open("/proc/self/smaps_rollup") as file:
+        return next(1024 * int(l.split()[1]) for l in file if l.startswith("Rss:"))
+step = 400_000
+ids = torch.arange(4 * step) * 7919
+grads = torch.ones(step, 16)
+def train(steps):
+    settings = {"optimizer": hr.Adagrad(lr=1.0), "init": hr.Zeros()}
+    if sys.argv[1] == "module":
+        bags = hr.EmbeddingBags([hr.Table("a", 16), hr.Table("b", 16)], **settings)
+        for at in range(0, steps * step // 2, step // 2):
+            part = ids[at : at + step // 2]
+            batch = hr.IdBatch.from_dict({"a": part, "b": part})
+            sum(vectors.sum() for vectors in bags(batch).values()).backward()
+        return bags.store
+    table = hr.HostTable(hr.TableConfig("t", (hr.Segment(16, **settings),)))
+    for at in range(0, steps * step, step):
+        table.lookup(ids[at : at + step])
+        table.apply_gradients(ids[at : at + step], grads)
+    return table
+warm = train(1)
+warm.clear()
+del warm
+gc.collect()
+before = resident()
+store = train(4)
+gc.collect()
+held = resident() - before
+store.clear()
+print(held, resident() - before)
+"""
+
+
+@pytest.mark.parametrize("kind", ["table", "module"])
+def test_little_stays_after_the_clear_of_what_large_calls_filled(kind: str) -> None:
+    ran = subprocess.run(
+        [sys.executable, "-c", LARGE_CALLS, kind], capture_output=True, text=True, check=True
+    )
+    held, left = map(int, ran.stdout.split())
+    assert held > 200 << 20
+    assert left <= 16 << 20
+
+
+def test_tables_of_one_store_count_the_results_that_it_keeps() -> None:
+    store = HostTables({name: _config(None) for name in ("a", "b")})
+
+    def kept() -> list[Any]:
+        return [hr.stats(store.table(k))["output_bytes"] for k in range(2)]
+
+    ids = torch.arange(2**19)
+    found = store.lookup(TableKeys(torch.cat([ids, ids]), (0, 2**19, 2**20)))
+    assert kept() == [0, 0]
+    del found
+    assert kept() == [2**21] * 2
+    store.clear()
+    assert kept() == [0, 0]
 
 
 # ---- Count
