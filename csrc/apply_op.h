@@ -72,7 +72,7 @@ struct ApplyOp {
     Steps steps;
     for (u64 i = 0; i < batch.groups.size(); ++i) {
       if (batch.row[i] == nullptr) continue;
-      WriteOps::stamp(table, batch, i, update.time, true);
+      WriteOps::stamp(table, batch, i, update.time, uses(plan, batch.groups[i]));
       float* row = reinterpret_cast<float*>(batch.row[i]);
       if (!update.per_occurrence) {
         steps.add(batch.groups[i].key, row, worker.sums[i]);
@@ -105,6 +105,13 @@ struct ApplyOp {
       grad[n++] = gradient;
     }
   };
+
+  u64 uses(const Plan& plan, const Group& group) const {
+    if (update.counts == nullptr) return group.count;
+    u64 total = 0;
+    for (u32 at : plan.occurrences(group)) total += u64(update.counts[at]);
+    return total;
+  }
 
   // `number`: how often the rows were changed in this call.
   void take(Worker& worker, const Steps& steps, u32 number) const {

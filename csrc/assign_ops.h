@@ -71,7 +71,7 @@ struct AssignOp {
     for (u64 i = 0; i < batch.groups.size(); ++i) {
       if (batch.row[i] == nullptr) continue;
       WriteOps::set(table, given.at(winners.occurrence[i]), batch.row[i]);
-      WriteOps::stamp(table, batch, i, at_time, true);
+      WriteOps::stamp(table, batch, i, at_time, batch.groups[i].count);
     }
   }
 };
@@ -124,7 +124,7 @@ struct AssignAddOp {
     for (u64 i = 0; i < batch.groups.size(); ++i) {
       if (batch.row[i] == nullptr) continue;
       WriteOps::set(table, sum_of(worker, i), batch.row[i]);
-      WriteOps::stamp(table, batch, i, at_time, true);
+      WriteOps::stamp(table, batch, i, at_time, batch.groups[i].count);
     }
   }
 };
@@ -192,7 +192,7 @@ struct ReinitializeOp {
       const Group& group = batch.groups[i];
       WriteOps::start_values(table, group.key, reinterpret_cast<float*>(batch.row[i]));
       WriteOps::start_state(table, batch.row[i]);
-      WriteOps::stamp(table, batch, i, at_time, false);
+      WriteOps::stamp(table, batch, i, at_time, 0);
       const Occurrences all = plan.occurrences(group);
       for (u32 at : all) status[at] = 1;
       if (batch.born[i]) status[all[0]] = 0;

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <algorithm>
+#include <bit>
 
 #include "bits.h"
 
@@ -50,6 +51,21 @@ HR_INLINE u64 weights_added(u64 one, u64 other) {
     ++exponent;
   }
   return std::max(u64(1), ((exponent << kFractionBits) | (sum & (kOne - 1))) & kMark);
+}
+
+// The weight of `n` uses of this weight.
+HR_INLINE u64 weight_times(u64 one, u64 n) {
+  if (one == 0 || n <= 1) return one;
+  u64 exponent = one >> kFractionBits;
+  u64 total = (kOne + (one & (kOne - 1))) * std::min(n, (u64(1) << 32) - 1);
+  const int apart = std::bit_width(total) - 1 - kFractionBits;
+  total = (total + ((u64(1) << apart) >> 1)) >> apart;
+  exponent += u64(apart);
+  if (total == 2 * kOne) {
+    total = kOne;
+    ++exponent;
+  }
+  return std::max(u64(1), ((exponent << kFractionBits) | (total & (kOne - 1))) & kMark);
 }
 
 // In a table of uses, a bit of a row's stamp that callers never see: the row was used since a

@@ -264,13 +264,14 @@ class Table {
   // Stamps of rows. `time_of`: the time in a stamp that a write gave.
   i64 stamp_of(u32 row) const { return shown(*arena_.time(row)); }
   i64 time_of(i64 stamp) const { return marks_ == Marks::none ? stamp : i64(seconds_of(stamp)); }
-  // A row was written, and that was a use of it, or it was not.
-  HR_INLINE void stamp(u32 row, i64 given, bool born, bool is_use) const {
+  // A row was written, and so many uses of it were counted.
+  HR_INLINE void stamp(u32 row, i64 given, bool born, u64 uses) const {
     i64& stamp = *arena_.time(row);
     if (marks_ == Marks::uses) [[unlikely]] {
       const u64 before = born ? 0 : mark_of(stamp);
-      stamp = is_use ? stamp_with(given, weights_added(before, mark_of(given))) | kUsedSince
-                     : stamp_with(given, before) | (born ? 0 : stamp & kUsedSince);
+      const u64 more = weight_times(mark_of(given), uses);
+      stamp = uses ? stamp_with(given, weights_added(before, more)) | kUsedSince
+                   : stamp_with(given, before) | (born ? 0 : stamp & kUsedSince);
     } else {
       stamp = given;
     }

@@ -35,9 +35,9 @@ struct Batch {
 struct WriteOps {
   static const RowLayout& layout(const Table& table) { return table.layout_; }
   static u64 seed(const Table& table) { return table.seed_; }
-  // Row `i` of a batch was written with this stamp; `is_use`: it counts as a use of the row.
-  static void stamp(const Table& table, const Batch& batch, u64 i, i64 given, bool is_use) {
-    table.stamp(batch.groups[i].row, given, batch.born[i], is_use);
+  // Row `i` of a batch was written with this stamp, which counts as so many uses of the row.
+  static void stamp(const Table& table, const Batch& batch, u64 i, i64 given, u64 uses) {
+    table.stamp(batch.groups[i].row, given, batch.born[i], uses);
   }
   // As it is, whatever it holds.
   static void set_stamp(const Table& table, const Group& group, i64 stamp) {

@@ -38,6 +38,20 @@ def that_meet(n: int, places: Callable[[int], tuple[int, ...]]) -> torch.Tensor:
     return torch.tensor(found)
 
 
+def that_share_a_bucket_of_numpy(n: int, buckets: int) -> torch.Tensor:
+    """So many ids that `np.unique` puts into one of so many buckets: its hash is FNV-1a."""
+    found: list[np.ndarray] = []
+    random = np.random.default_rng(6)
+    while sum(map(len, found)) < n:
+        ids = random.integers(0, 2**64, 1 << 20, dtype=np.uint64)
+        hashes = np.full_like(ids, 0xCBF29CE484222325)
+        for byte in range(8):
+            hashes ^= ids >> np.uint64(8 * byte) & np.uint64(0xFF)
+            hashes *= np.uint64(0x100000001B3)
+        found.append(ids[hashes % np.uint64(buckets) == 7])
+    return torch.from_numpy(np.concatenate(found)[:n].view(np.int64))
+
+
 def _fold(a: np.ndarray, b: int) -> np.ndarray:
     """Both halves of the products of 64 bits, one upon the other."""
     half, low = np.uint64(32), np.uint64(2**32 - 1)

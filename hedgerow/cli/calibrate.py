@@ -8,6 +8,8 @@ from typing import Annotated
 
 import typer
 
+from ..core.errors import FileMissingError
+from ..core.local_path import local_path
 from .options import AsJson
 
 
@@ -32,6 +34,8 @@ def calibrate(
     from ..bench.calibrate import calibration_of, measure, refitted
     from .show import progress_bar
 
+    if not local_path(out).absolute().parent.is_dir():  # told before the measurement, not after
+        raise FileMissingError(f"there is no folder {out.parent}; make it, or give another --out.")
     if points is not None:
         calibration = refitted(points)
     else:

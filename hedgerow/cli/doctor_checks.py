@@ -184,10 +184,12 @@ def _index() -> Finding:
     return Finding("package index", "absent", "MovieLens-100K cannot be fetched", fix)
 
 
-_REINSTALL = "pip install --force-reinstall hedgerow"
+_REBUILD = (
+    "make env in the checkout, or its wheel: pip install --force-reinstall dist/hedgerow-*.whl"
+)
 CHECKS = (
     Check("torch", _torch, "pip install 'torch>=2.9'"),
-    Check("native core", _native, f"{_REINSTALL}; in a clone: make env"),
+    Check("native core", _native, _REBUILD),
     Check("pyarrow", _pyarrow, "pip install 'pyarrow>=17'"),
     Check("rich", _rich, "pip install rich"),
     Check("triton", _triton, "pip install 'hedgerow[gpu]'", "no tables on a GPU"),

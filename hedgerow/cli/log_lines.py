@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Annotated
@@ -30,8 +31,9 @@ class _Lines(logging.Handler):
         self.setFormatter(logging.Formatter(_LINE, "%Y-%m-%d %H:%M:%S"))
 
     def emit(self, record: logging.LogRecord) -> None:
-        """One line a record."""
-        typer.echo(self.format(record), err=True)
+        """One line per record, above a live line: `typer.echo` would write into it."""
+        sys.stderr.write(f"{self.format(record)}\n")
+        sys.stderr.flush()
 
 
 @contextmanager

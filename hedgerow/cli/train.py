@@ -150,8 +150,18 @@ def _run(
     job, run, parts = _begun(job, out, name, ranks, console, how)
     trainer, outcome = _trained(job, parts, run, ranks, console, how)
     console.close()
-    finish(job, parts, run, trainer, outcome, ranks, compare=how.compare, as_json=how.as_json)
+    with _failures_are_the_jobs():
+        finish(job, parts, run, trainer, outcome, ranks, compare=how.compare, as_json=how.as_json)
     return outcome
+
+
+@contextmanager
+def _failures_are_the_jobs() -> Iterator[None]:
+    """The configuration was right: what fails from now on is the job, with its exit status."""
+    try:
+        yield
+    except HedgerowError as error:
+        raise JobFailedError(str(error)) from error
 
 
 def _located(plan: str | None) -> str | None:
@@ -299,9 +309,8 @@ def _trained(
         ]
         trainer.hooks.append(console)
     try:
-        return trainer, trainer.run()
-    except HedgerowError as error:  # the configuration was right: what fails now is the job
-        raise JobFailedError(str(error)) from error
+        with _failures_are_the_jobs():
+            return trainer, trainer.run()
     finally:
         for sink in trainer.sinks:
             sink.close()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import difflib
 import math
 import numbers
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import NoReturn
 
 import torch
@@ -115,6 +115,19 @@ def rate(name: str, value: float) -> float:
     if not 0 <= value <= LARGEST:
         raise InputError(f"{name} is {value!r}; a rate must lie in 0..{LARGEST:g}.")
     return float(value)
+
+
+def mapping(name: str, value: object) -> None:
+    """By names of features, as a dict is.
+
+    >>> mapping("features", [[1]])
+    Traceback (most recent call last):
+    hedgerow.core.errors.DtypeError: features is a list; pass a dict with the name of each feature.
+    """
+    if not isinstance(value, Mapping):
+        raise DtypeError(
+            f"{name} is a {type(value).__name__}; pass a dict with the name of each feature."
+        )
 
 
 def flag(name: str, value: bool) -> bool:

@@ -78,12 +78,13 @@ class IdBatch:
         hedgerow.core.errors.DtypeError: feature 'city' of sample 0 has 'Zürich', a str; ids are \
 whole numbers of 64 bits: make one of a string with hr.id64('Zürich', field='city').
         """
+        checks.mapping("features", features)
         columns = {name: _ragged_of_lists(name, rows) for name, rows in features.items()}
         if weights is None:
             return IdBatch.from_dict(columns)
+        checks.mapping("weights", weights)
         flat = {
-            name: torch.tensor([w for row in rows for w in row], dtype=torch.float32)
-            for name, rows in weights.items()
+            name: _weights_of_lists(name, rows, columns.get(name)) for name, rows in weights.items()
         }
         return IdBatch.from_dict(columns, flat)
 
@@ -97,6 +98,7 @@ whole numbers of 64 bits: make one of a string with hr.id64('Zürich', field='ci
         >>> IdBatch.from_dict({"user": torch.tensor([7, 8])}).feature("user").to_lists()
         [[7], [8]]
         """
+        checks.mapping("features", features)
         columns = {name: _as_ragged(name, column) for name, column in features.items()}
         if not columns:
             return IdBatch((), torch.empty(0, dtype=torch.int64), torch.zeros(1, dtype=torch.int64))
@@ -334,7 +336,7 @@ class Selection(IdBatch):
             if name not in whole.names:
                 checks.unknown("feature", name, whole.names)
         made = object.__new__(Selection)
-        object.__setattr__(made, "names", names)
+        object.__setattr__(made, "names", tuple(dict.fromkeys(names)))
         object.__setattr__(made, "_whole", whole.source())
         return made
 
@@ -382,7 +384,31 @@ hr.IdBatch.from_lists({'user': [[7, 8], []]}) for any number.
         )
 
 
+def _weights_of_lists(
+    name: str, rows: Iterable[Sequence[float]], ids: Ragged | None
+) -> Float32[Tensor, "n"]:
+    """One after the other; every sample has as many as ids."""
+    try:
+        lists = [list(row) for row in rows]
+        flat = torch.tensor([weight for row in lists for weight in row], dtype=torch.float32)
+    except (TypeError, ValueError, RuntimeError) as error:
+        raise DtypeError(
+            f"weights of feature {name!r} are {rows!r:.100}; give one list of numbers per sample."
+        ) from error
+    traced = torch.compiler.is_compiling()  # and knows no values
+    lengths = [] if ids is None or traced else ids.lengths().tolist()
+    for sample, (row, length) in enumerate(zip(lists, lengths, strict=False)):
+        if len(row) != length:
+            raise InputError(
+                f"feature {name!r} of sample {sample} has {length} ids and {len(row)} weights; "
+                f"give one weight per id."
+            )
+    return flat
+
+
 def _ragged_of_lists(name: str, rows: Iterable[Sequence[int]]) -> Ragged:
+    if not isinstance(rows, Iterable):
+        raise DtypeError(f"feature {name!r} is {rows!r}; give one list of ids per sample.")
     given = list(rows)
     try:
         lists = [[] if isinstance(row, str | bytes) else list(row) for row in given]

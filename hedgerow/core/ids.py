@@ -8,6 +8,7 @@ from functools import cached_property
 from itertools import pairwise
 from typing import Annotated, Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -15,6 +16,8 @@ from . import checks
 from .errors import DtypeError, InputError
 from .outside_graphs import outside_graphs
 from .shapes import Bool, Int64
+
+Ids = np.ndarray[Any, np.dtype[np.int64]]
 
 
 def check_splits(name: str, splits: Int64[Tensor, "rows + 1"], values: int) -> None:
@@ -168,6 +171,28 @@ class Ragged:
         """One list a row."""
         values, borders = self.values.tolist(), self.row_splits.tolist()
         return [values[start:stop] for start, stop in pairwise(borders)]
+
+
+def distinct_ids(ids: Ids) -> Ids:
+    """Each id once, in order.
+
+    Numpy's `unique` has a hash without a key, and ids that are chosen to collide make it quadratic;
+    torch's sorts. The same holds for its `isin` and `union1d`.
+
+    >>> distinct_ids(np.array([8, 7, 8])).tolist()
+    [7, 8]
+    """
+    return torch.from_numpy(np.ascontiguousarray(ids)).unique().numpy()
+
+
+def are_among(ids: Ids, others: Ids) -> np.ndarray[Any, np.dtype[np.bool_]]:
+    """Which of the ids are among others.
+
+    >>> are_among(np.array([8, 7, 8]), np.array([8, 5])).tolist()
+    [True, False, True]
+    """
+    both = (torch.from_numpy(np.ascontiguousarray(one)) for one in (ids, others))
+    return torch.isin(*both).numpy()
 
 
 def narrowest(many: int) -> torch.dtype:

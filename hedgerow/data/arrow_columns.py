@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -222,12 +224,37 @@ def _plain_numbers(name: str, column: Any, columns: Columns, file: str, first_ro
         if (value is None or value != value) and name != columns.label:
             fix = (
                 f"Give the value that takes the place of nulls and NaN: fill={{{name!r}: 0.0}}, in "
-                f"a job `fill = {{{name} = 0.0}}` in [data]; or leave the row out."
+                f"a job `fill = {{{_toml_key(name)} = 0.0}}` in [data]; or leave the row out."
             )
         is_label = name == columns.label and np.isfinite(values[at])
         error = InputError if is_label else NotFiniteError
         raise error(f"{place} {value!r} in row {first_row + at}; {rule}. {fix}")
     return pa.array(values)
+
+
+def _toml_key(name: str) -> str:
+    return name if re.fullmatch("[A-Za-z0-9_-]+", name) else json.dumps(name, ensure_ascii=False)
+
+
+def with_types_of(first: Any, table: Any, columns: Columns, file: str) -> Any:
+    """A table of `plain_columns` with the keys of the types that the first table has."""
+    import pyarrow as pa
+
+    for name in columns.keys:
+        at = table.schema.get_field_index(key_column(name))
+        kind, wanted = table.field(at).type, first.schema.field(key_column(name)).type
+        if kind == wanted:
+            continue
+        try:
+            if is_text(kind) != is_text(wanted) and not pa.types.is_null(kind):
+                raise pa.ArrowInvalid("text and other values are never equal")
+            table = table.set_column(at, key_column(name), table.column(at).cast(wanted))
+        except (pa.ArrowInvalid, pa.ArrowNotImplementedError) as error:
+            raise DtypeError(
+                f"{file}: the key {name!r} holds {kind}, which is not {wanted} as in the file "
+                f"before: {error}. Convert the column of one of them."
+            ) from error
+    return table
 
 
 def _decoded(name: str, column: Any, file: str, first_row: int) -> Any:

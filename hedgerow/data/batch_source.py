@@ -50,6 +50,7 @@ class BatchSource(IterableDataset[Batch]):
     _told: JobRank | None = None
     _follows = False  # the rank of the process, where that is known at the time of reading
     _workers = 1
+    _sender = JobRank()  # the process that a worker has its copy from
 
     def share(
         self, rank: int | None = None, of: int | None = None, *, workers: int | None = None
@@ -105,6 +106,11 @@ class BatchSource(IterableDataset[Batch]):
                 batch = batch.part(n * part.rank // part.count, n * (part.rank + 1) // part.count)
             yield batch
 
+    def __getstate__(self) -> dict[str, Any]:
+        """With the rank of this process: a worker that is spawned does not know its job."""
+        here = job_rank()
+        return {**self.__dict__, "_sender": here if here.count > 1 else self._sender}
+
     def _rank_here(self) -> JobRank:
         told = self._told
         if _whole.get():
@@ -117,6 +123,8 @@ class BatchSource(IterableDataset[Batch]):
         if told is not None and not self._follows:
             return told
         here = job_rank()
+        if here.count == 1 and get_worker_info() is not None:
+            here = self._sender
         if told is not None:  # a worker process may not know the rank of the process it serves
             return here if here.count > 1 else told
         if here.count > 1:

@@ -13,7 +13,7 @@ import numpy as np
 from ..core import checks
 from ..core.errors import FileMissingError, InputError
 from ..core.local_path import local_path
-from .arrow_columns import Columns, batch_of, plain_columns
+from .arrow_columns import Columns, batch_of, plain_columns, with_types_of
 from .batch import Batch, check_state
 from .batch_source import BatchSource
 
@@ -54,6 +54,7 @@ class _Rows:
         self.file, self.row = file, row  # of the next row
         self._tables: Iterator[Any] | None = None
         self._left: Any = None  # read and not yet taken
+        self._first: Any = None  # no rows, with the types of the first table
 
     def take(self, rows: int) -> Any:
         """The next rows as one table; fewer at the end, None behind it."""
@@ -79,7 +80,9 @@ class _Rows:
                 self._tables = part.tables(self.row)
             for table in self._tables:
                 if table.num_rows:
-                    return plain_columns(table, self._columns, part.name, self.row)
+                    plain = plain_columns(table, self._columns, part.name, self.row)
+                    self._first = plain.slice(0, 0) if self._first is None else self._first
+                    return with_types_of(self._first, plain, self._columns, part.name)
             if self.row == 0:
                 raise InputError(f"{part.name} holds no rows; leave it out.")
             self.file, self.row, self._tables = self.file + 1, 0, None

@@ -92,7 +92,7 @@ def _bound(local_rank: int, environ: Environ) -> Pairs:
         yield "DMLC_NUM_CPU_DEV", "0"
         yield "DMLC_NUM_GPU_DEV", "1"
     yield _kept("BYTEPS_USE_GDR_ALLREDUCE", "1", environ)
-    every = env.whole("BYTEPS_WITH_ALL_NICS", environ, default=0) != 0
+    every = environ.get("BYTEPS_WITH_ALL_NICS") == "1"
     yield "UCX_NET_DEVICES", _ALL_NICS if every else f"mlx5_{local_rank // 2}:1"
 
 

@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from ..core.errors import InputError
+from . import env
+from .env import Environ
 
 AUTO, REFERENCE = "auto", "reference"
 
@@ -50,3 +52,14 @@ def is_reference(transport: str) -> bool:
     if transport not in (AUTO, REFERENCE):
         raise InputError(f"transport is {transport!r}; it must be 'auto' or 'reference'.")
     return transport == REFERENCE
+
+
+def switched_on(variable: str, environ: Environ, transport: str) -> bool:
+    """Whether a variable is on: 1 or true; for Monolith, every number but 0.
+
+    >>> switched_on("MONOLITH_WITH_BYTEPS", {"MONOLITH_WITH_BYTEPS": "2"}, "reference")
+    True
+    """
+    if is_reference(transport):
+        return env.whole(variable, environ, default=0) != 0
+    return env.switch(variable, environ)

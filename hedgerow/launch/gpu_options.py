@@ -10,7 +10,7 @@ import torch
 from . import env
 from .device import device_index
 from .env import Environ
-from .flags import LaunchFlags, is_reference
+from .flags import LaunchFlags, is_reference, switched_on
 from .pinned import pin_new_tensors
 from .rank_info import get_mpi_local_rank
 from .sync_rules import enable_sync_training
@@ -78,7 +78,7 @@ def update_session_config_for_gpu(
         cfg.force_gpu_compatible = True
         _log.info("force_gpu_compatible is on: host memory is pinned")
     cfg.visible_device_list = _local_rank(environ, transport)
-    if env.switch(env.WITH_BYTEPS, environ) and uses_gdr(environ):
+    if switched_on(env.WITH_BYTEPS, environ, transport) and uses_gdr(environ):
         _log.info("BytePS uses GDR: %g of GPU memory is taken at once", _GDR_MEMORY_FRAC)
         cfg.allow_growth = False
         cfg.per_process_gpu_memory_fraction = _GDR_MEMORY_FRAC

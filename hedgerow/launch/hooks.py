@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from . import env
 from .env import Environ
-from .flags import LaunchFlags, is_reference
+from .flags import LaunchFlags, is_reference, switched_on
 from .sync_rules import enable_sync_training, get_device_str
 from .timers import OpTimes
 from .transports import TorchTransport, Transport, byteps, horovod, if_installed
@@ -94,12 +94,12 @@ def get_sync_run_hooks(
     environ = env.current() if environ is None else environ
     if not enable_sync_training(flags, transport=transport, environ=environ):
         return []
-    with_byteps = env.switch(env.WITH_BYTEPS, environ)
+    with_byteps = switched_on(env.WITH_BYTEPS, environ, transport)
     bcast = env.whole("MONOLITH_WITH_BYTEPS_BCAST", environ, default=1)
     if with_byteps and bcast == -1:
         return []
-    device = get_device_str(flags=flags, transport=transport, environ=environ)
     chosen = _carrier(with_byteps and bcast != 0, transport)
+    device = get_device_str(flags=flags, transport=transport, environ=environ)
     if chosen.name == "byteps":
         _log.info("BytePS broadcast is enabled: rank 0 gives all others its weights")
     hooks: list[BroadcastHook | TelemetryHook] = [BroadcastHook(chosen, 0, device)]

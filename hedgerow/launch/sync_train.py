@@ -9,7 +9,7 @@ from collections.abc import Callable, MutableMapping
 from ..core.errors import LaunchError
 from . import bps, env
 from .env import sync_training
-from .flags import LaunchFlags, SyncTrainConfig, is_reference
+from .flags import LaunchFlags, SyncTrainConfig, is_reference, switched_on
 from .rank_info import get_mpi_local_rank
 from .transports import (
     TorchTransport,
@@ -71,7 +71,8 @@ def init_sync_train_and_update_conf(
     library is missing, and whose latch BytePS alone does not set.
     """
     environ = env.current() if environ is None else environ
-    with_byteps, shared = env.switch(env.WITH_BYTEPS, environ), _shared(environ)
+    with_byteps = switched_on(env.WITH_BYTEPS, environ, transport)
+    shared = with_byteps and _shared(environ)
     _log.info("entering synchronous training of job %r", conf.uuid)
     if not is_reference(transport):
         _tell(conf, _start(conf, with_byteps and not shared, with_byteps, environ, address_of))

@@ -13,7 +13,7 @@ from torch import Tensor
 from ..core.errors import NotSupportedError
 from . import env
 from .env import Environ
-from .flags import is_reference
+from .flags import is_reference, switched_on
 from .process_group import start_process_group
 from .rank_info import rank_info
 from .timers import OpTimers
@@ -180,7 +180,7 @@ def asked_for(environ: Environ | None = None, transport: str = "auto") -> Transp
     """
     environ = env.current() if environ is None else environ
     for name, variable in (("byteps", env.WITH_BYTEPS), ("horovod", env.WITH_HOROVOD)):
-        if env.switch(variable, environ):
+        if switched_on(variable, environ, transport):
             if is_reference(transport):
                 return byteps() if name == "byteps" else horovod()
             if (found := if_installed(name)) is not None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -110,6 +111,9 @@ def rule_names() -> list[str]:
     return list(RULES)
 
 
+T = TypeVar("T")
+
+
 class Table(Rows):
     """A table as a dict from id to row."""
 
@@ -121,11 +125,11 @@ class Table(Rows):
 
     def _admitted(
         self,
-        given: list[tuple[int, Floats]],
+        given: list[tuple[int, T]],
         step: int,
         counts: Sequence[int] | None = None,
         per_occurrence: bool = False,
-    ) -> list[tuple[int, Floats]]:
+    ) -> list[tuple[int, T]]:
         """What is left of a batch when refused ids are gone."""
         if self.admission is None:
             return given
@@ -169,7 +173,7 @@ class Table(Rows):
             inserted += key not in self._rows
             row = self._rows.setdefault(key, self._new_row(key))
             row.values = self._stored(values)
-            self._touch(row, time)
+            self._touch(row, time, sum(one == key for one, _ in given))
         self._newest = max(self._newest, time)
         return self._count(inserted, dropped, erased, n - len(given))
 
@@ -192,7 +196,7 @@ class Table(Rows):
                 inserted += row is None
                 row = row or self._rows.setdefault(key, self._new_row(key))
                 row.values = self._stored(total)
-                self._touch(row, time)
+                self._touch(row, time, sum(one == key for one, _ in given))
                 added += len(parts)
         self._newest = max(self._newest, time)
         return self._count(inserted, len(given) - added, 0, n - len(given))
@@ -209,11 +213,15 @@ class Table(Rows):
         counts_at: int,
     ) -> tuple[int, int, int]:
         """Optimizer steps, summed by id or one by one."""
-        counts = at(counts_at, n, np.int64).tolist() if counts_at else None
-        given = self._admitted(self._given(ids_at, n, grads_at), step, counts, per_occurrence)
+        counts = at(counts_at, n, np.int64).tolist() if counts_at else [1] * n
+        pairs = zip(self._given(ids_at, n, grads_at), counts, strict=True)
+        each = [(key, (grad, count)) for (key, grad), count in pairs]
+        given = self._admitted(each, step, counts, per_occurrence)
         grouped: dict[int, list[Floats]] = {}
-        for key, grad in given:
+        uses: dict[int, int] = {}
+        for key, (grad, count) in given:
             grouped.setdefault(key, []).append(grad.copy())
+            uses[key] = uses.get(key, 0) + count
         before, dropped = len(self._rows), 0
         for key, grads in grouped.items():
             usable = [g for g in grads if np.isfinite(g).all()]
@@ -229,7 +237,7 @@ class Table(Rows):
             if usable:
                 self._mark([key], learned=True)
                 row = self._rows.setdefault(key, self._new_row(key))
-                self._touch(row, time)
+                self._touch(row, time, uses[key])
                 for number, grad in enumerate(usable):
                     self._step(key, row, grad, rates, step, number)
         self._newest = max(self._newest, time)
@@ -277,7 +285,7 @@ class Table(Rows):
             new = self._new_row(key)
             row = self._rows.setdefault(key, new)
             row.values, row.state = new.values, new.state
-            self._touch(row, time, is_use=False)
+            self._touch(row, time, 0)
         return self._count(int((status == 0).sum()), 0)[0]
 
     def erase(self, ids_at: int, n: int, erased_at: int) -> int:

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from ..core.use_weights import MARK, MARK_BITS, weights_added
+from ..core.use_weights import MARK, MARK_BITS, weight_times, weights_added
 from .reference_admission import Admission
 from .reference_evict import Evictions
 from .reference_rules import Floats
@@ -165,11 +165,11 @@ class Rows(Watched, Evictions):
     def _time_of(self, time: int) -> int:
         return time if self.marks == "none" else time >> MARK_BITS
 
-    def _touch(self, row: Row, time: int, *, is_use: bool = True) -> None:
+    def _touch(self, row: Row, time: int, uses: int) -> None:
         if self.marks == "uses":
-            row.used_since |= is_use
-            before = row.time & MARK
-            time = time & ~MARK | (weights_added(before, time & MARK) if is_use else before)
+            row.used_since |= uses > 0
+            before, more = row.time & MARK, weight_times(time & MARK, uses)
+            time = time & ~MARK | (weights_added(before, more) if uses else before)
         row.time = time
 
     def _new_row(self, key: int) -> Row:

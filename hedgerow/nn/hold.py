@@ -137,8 +137,17 @@ def hold_updates(
     if scaler is not None and scaler.is_enabled() and not held.unscale_(scaler):
         for one in collections:
             one.updates.drop()
-    for one in collections:
-        one.updates.apply()
+    _apply(collections)
+
+
+def _apply(collections: list[Collection]) -> None:
+    try:
+        for one in collections:
+            one.updates.apply()
+    except BaseException:
+        for one in collections:
+            one.updates.drop()
+        raise
 
 
 def _norm(norms: list[Tensor]) -> Tensor:

@@ -41,6 +41,7 @@ _HOW_TO_GO_ON = (
     " Do not repeat the call, which could do it twice: go on with the next batch, so that at most "
     "this write is missing, or load a checkpoint on all servers and go on from there."
 )
+_NOT_THIS_ONE = ", but this one is or may be in the checkpoint: do not repeat it"
 
 
 class Connection:
@@ -236,6 +237,7 @@ class Connection:
             self.counters.add("answers_refused")  # not from a server of ours; the deadline holds
             return
         self._silence.heard()
+        self._greetings.succeeded()  # also on a near line, which has no greeting of its own
         ticket = self._tickets.get(answer.sequence)
         if ticket is None:
             self.counters.add("answers_late")
@@ -294,12 +296,14 @@ class Connection:
         told = [t for t in waiting if t.is_write] or waiting[:1]
         for ticket in waiting:
             if ticket in told:
+                unsure = ticket.is_write and ticket.sequence <= sequence
                 error = RolledBackError(
                     f"{self.where} was restarted and went back to {what}: writes of this client "
-                    f"after its sequence {sequence} are lost. Load a checkpoint of all servers, or "
-                    f"go on from there.",
+                    f"after its sequence {sequence} are lost{_NOT_THIS_ONE * unsure}. Load a "
+                    f"checkpoint of all servers, or go on from there.",
                     step=step,
                     sequence=sequence,
+                    may_have_happened=unsure,
                 )
                 self._finish(ticket, error)
             else:
@@ -346,10 +350,10 @@ class Connection:
         self._connect_s = math.inf
 
     def _refuse_all(self) -> None:
-        """Of a server that has never let this client in: nothing was sent."""
+        """Of a server that has never let this client in: nothing was sent, but over a near line."""
         why = f"{self.where}: {self._greetings.complaint}. Nothing was sent."
         for ticket in list(self._tickets.values()):
-            if not math.isinf(ticket.limit_s):
+            if not (math.isinf(ticket.limit_s) or ticket.was_sent):
                 self._finish(ticket, ServerAwayError(why))
         self._turns.tell()
 

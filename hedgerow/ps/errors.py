@@ -41,16 +41,20 @@ class RolledBackError(StateError):
     """A server was restarted and has lost the writes since its last checkpoint. Raised once.
 
     `step` is that of the checkpoint, `sequence` the last write of this connection that is in it; 0
-    means none. The writes under way when it was found out were not applied.
+    means none. A write that was under way when it was found out is not in the checkpoint, unless
+    `may_have_happened`: then it is or may be.
 
     >>> RolledBackError("server 0/2", step=100, sequence=7)
     RolledBackError('server 0/2', step=100, sequence=7)
     """
 
-    def __init__(self, message: str, *, step: int = 0, sequence: int = 0) -> None:
+    def __init__(
+        self, message: str, *, step: int = 0, sequence: int = 0, may_have_happened: bool = False
+    ) -> None:
         super().__init__(message)
         self.step = step
         self.sequence = sequence
+        self.may_have_happened = may_have_happened
 
     def __repr__(self) -> str:
         return f"RolledBackError({self.args[0]!r}, step={self.step}, sequence={self.sequence})"

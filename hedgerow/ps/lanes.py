@@ -131,6 +131,7 @@ class Lane:
             try:
                 self._work(jobs)
             finally:
+                del jobs  # they hold memory of clients, which the next may be long in replacing
                 with self._ready:
                     self._running -= 1
 

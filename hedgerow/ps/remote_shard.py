@@ -301,10 +301,8 @@ class RemoteShard:
     def _open(self, config: MultiConfig) -> MultiConfig:
         kept = Kept(MAX_TEXT_BYTES)
         frames = [text_of(document_of(config))]
-        try:
-            self.connection.wait(self.connection.start(Request(Verb.OPEN), frames, kept))
-        finally:
-            self._met = self.connection.incarnation
+        self.connection.wait(self.connection.start(Request(Verb.OPEN), frames, kept))
+        self._met = kept.incarnation
         return config
 
     # ---- helpers

@@ -270,8 +270,10 @@ class Server:
         return bool(self._socket.getsockopt(self._rcvmore))
 
     def _refuse(self, to: object, frames: list[Any], error: FrameError) -> None:
+        self._refuse_in_words(to, _sequence_of(frames), error)
+
+    def _refuse_in_words(self, to: object, sequence: int, error: FrameError) -> None:
         self.counters.add("frames_refused")
-        sequence = _sequence_of(frames)
         self._send(to, sequence, failure(Verb.HEALTH, error))
 
     # ---- out
@@ -279,7 +281,11 @@ class Server:
     def _send(self, to: object, sequence: int, answer: Answer) -> None:
         head = answer.head(sequence, self.desk.incarnation)
         if isinstance(to, Reply):
-            pieces, to = to.packet(head, answer.frames), to.peer
+            try:
+                pieces, to = to.packet(head, answer.frames), to.peer
+            except FrameError as error:  # its client shares less memory than it asks to be filled
+                self._refuse_in_words(to, sequence, error)
+                return
         else:
             pieces = message(head, answer.frames)
         if threading.get_ident() == self._thread:

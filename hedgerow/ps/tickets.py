@@ -51,9 +51,17 @@ class Kept:
 
     def number(self, at: int = 0) -> int:
         """One of the numbers of the answer, which is here."""
+        return self._here().numbers[at]
+
+    @property
+    def incarnation(self) -> int:
+        """The life of the server that gave the answer, which is here."""
+        return self._here().incarnation
+
+    def _here(self) -> Answer:
         if self.answer is None:
             raise FrameError("an answer that is not here yet.")
-        return self.answer.numbers[at]
+        return self.answer
 
     def take(self, answer: Answer, frames: int, rest: Reader) -> bool:
         """Keeps it."""

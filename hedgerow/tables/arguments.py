@@ -70,7 +70,10 @@ def needed_step(step: int | None, needed: bool, table: str, why: str) -> int:
     """The step, 0 where none was given and nobody needs one."""
     if step is None and needed:
         raise InputError(f"table {table!r} {why} by the step, which was not given; pass step=.")
-    return checks.count("step", 0 if step is None else step)
+    found = checks.count("step", 0 if step is None else step)
+    if found == 2**63 - 1:  # rules count this step, too
+        raise InputError(f"step is {found}; it must be below 2**63-1.")
+    return found
 
 
 def table_number(k: int, tables: int) -> int:

@@ -215,11 +215,13 @@ class DeviceTable(DeviceMoves):
         """One step per distinct id, its gradients summed in input order; absent ids are born first.
 
         At a lookup of this table, rows that it found are not looked for again. `counts` says how
-        often each id occurred where the caller has removed duplicates; admission rules read it.
+        often each id occurred where the caller has removed duplicates; admission rules and `Lfu`
+        read it.
         With `per_occurrence` every occurrence is a step of its own, in order.
         """
         each = checks.flag("per_occurrence", per_occurrence)
         call = self._call(at, grads, rates, step, counts)
+        # A half-life in uses counts the ids, not their `counts`: to add those up would wait.
         now, done = self._write(ts, len(call.keys.ids))
         slots = at.slots if isinstance(at, Lookup) and at.epoch is self._epoch else None
         with self._here():
@@ -277,7 +279,8 @@ class DeviceTable(DeviceMoves):
             stamp=self._timed,
             at_step=call.at_step,
         )
-        self._note(grouped, placed, learned=True, use=now)
+        more: dict[str, Any] = {"used": used, "counts": call.counts}
+        self._note(grouped, placed, learned=True, use=now, **more)
 
     def _plain_step(
         self, call: _Step, slots: Tensor | None, now: int, done: Int64[Tensor, "3"]
@@ -319,7 +322,8 @@ class DeviceTable(DeviceMoves):
             *(self._table, grouped, taken, call.grads, slots, born, self._parts),
             *(call.rates, now, call.at_step),
         )
-        self._note(grouped, slots, learned=True, use=now)
+        more: dict[str, Any] = {"used": call.keys.used, "counts": call.counts}
+        self._note(grouped, slots, learned=True, use=now, **more)
 
     # ---- all rows at once
 

@@ -40,7 +40,9 @@ class Sightings:
         begins[1:] = ids[1:] != ids[:-1]
         start = torch.where(begins, at, 0).cummax(0).values if len(ids) else at
         live = order < (len(ids) if used is None else used)
-        occurrences = live.long() if counts is None else torch.where(live, counts[order], 0)
+        occurrences = live.long()
+        if counts is not None:
+            occurrences *= counts[order.clamp(max=max(len(counts) - 1, 0))]
         return Sightings(ids, start, at - start, live, occurrences)
 
     def total(self, of: Int64[Tensor, "n"]) -> Int64[Tensor, "n"]:

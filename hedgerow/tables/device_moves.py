@@ -46,7 +46,7 @@ class DeviceMoves(DeviceEvictions):
             )
             slots = find.find(self._table, there.ids)
             if self._scored:
-                self._score(slots, None)
+                self._score(slots)
             return slots >= 0
 
     def move_out(self, ids: Int64[Tensor, "n"]) -> None:

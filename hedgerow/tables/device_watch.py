@@ -10,8 +10,10 @@ from torch import Tensor
 
 from ..core.errors import InputError, NameTakenError
 from ..core.shapes import Bool, Int64
+from ..core.use_weights import weights_times
 from ..kernels.layout import MARK, TIMES, Grouped
 from ..kernels.pins import touch
+from .device_admission import Sightings
 from .device_growth import DeviceGrowth
 from .device_snapshot import DeviceSnapshot
 from .device_touched import DeviceTouched
@@ -103,25 +105,30 @@ class DeviceWatch(DeviceGrowth):
         *,
         learned: bool = False,
         use: int | None = None,
+        used: Int64[Tensor, "1"] | None = None,
+        counts: Int64[Tensor, "n"] | None = None,
     ) -> None:
         """Rows were written where `placed` is not below 0, one for each id.
 
-        `use` is the stamp of the call if that was a use of them, 0 if not; None: the rows have
-        stamps of their own.
+        `use` is the stamp of the call if its ids are uses of them, 0 if not; None: the rows have
+        stamps of their own. `counts` are the occurrences that each id stands for.
         """
         if placed is None:
             return
         self._mark(grouped.ids, placed >= 0, learned=learned)
         if self._scored:
-            self._score(torch.where(placed >= 0, placed % _BORN, -1), use)
+            slots = torch.where(placed >= 0, placed % _BORN, -1)
+            if use is not None and self._order is not None and self._order.by_use:
+                seen = Sightings.of(grouped, used, counts)
+                weights = weights_times(use & MARK, seen.total(seen.occurrences))
+                touch(self._table, slots, weights, "use")
+            else:
+                self._score(slots)
 
-    def _score(self, slots: Int64[Tensor, "n"], use: int | None) -> None:
+    def _score(self, slots: Int64[Tensor, "n"]) -> None:
         """Scores rows that were written; without a score a row could never leave."""
-        if use is not None and self._order is not None and self._order.by_use:
-            touch(self._table, slots, torch.full_like(slots, use & MARK), "use")
-        else:
-            marks = self._table.read(TIMES, slots.clamp(min=0)) & MARK
-            touch(self._table, slots, marks, "assign")
+        marks = self._table.read(TIMES, slots.clamp(min=0)) & MARK
+        touch(self._table, slots, marks, "assign")
 
     def _mark(
         self, ids: Int64[Tensor, "n"], touched: Bool[Tensor, "n"], *, learned: bool = False

@@ -50,7 +50,7 @@ class DeviceWrites(DeviceRoom):
                 *(self._table, grouped, rows, usable, self._starts, done, now, keys.used),
                 placed=placed,
             )
-            self._note(grouped, placed, use=now)
+            self._note(grouped, placed, use=now, used=keys.used)
         return self._done(done)
 
     def assign_add(
@@ -78,7 +78,7 @@ class DeviceWrites(DeviceRoom):
                 *(self._table, grouped, rows, usable, begun, self._starts),
                 *(done, now, keys.used, placed),
             )
-            self._note(grouped, placed, use=now)
+            self._note(grouped, placed, use=now, used=keys.used)
         return self._done(done)
 
     def restore(self, entries: Entries) -> Applied:

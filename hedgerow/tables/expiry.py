@@ -116,7 +116,7 @@ class HalfLife:
 class Lfu(Eviction):
     """`rows` rows may stay; the least often updated leave first, the oldest of them before others.
 
-    Every writing call counts once for each of its ids. Uses fade: one of a `half_life` ago counts
+    Every occurrence of an id in a writing call is a use. Uses fade: one of a `half_life` ago counts
     half. A half-life is a time ("7d", "36h"), counted by the `ts` of the writes, or a number of
     uses of the table: ids that its writing calls name, repeats included. The default is 32 uses for
     every row that may stay. Shorter ones follow a changing stream sooner, longer ones know better

@@ -20,7 +20,7 @@ from ..core.errors import (
     StateError,
 )
 from ..core.forklock import ForkLock
-from ..core.recycle import Recycler
+from ..core.recycle import Recycler, give_freed_memory_back
 from ..core.shapes import Bool, Float32, Int8, Int64
 from . import arguments
 from .config import TableConfig
@@ -86,7 +86,7 @@ class HostTable(HostEvictions, HostMoves, HostReads, HostWatch):
         )
         self._clock: Clock = clock or SystemClock()
         self._shared_name = shared_name
-        self._outputs = Recycler()
+        self._outputs, self._output_sharers = Recycler(), 1
         self._events = Counters()
         self._evicting = ForkLock()
         self._order = LeaveOrder.of(config.evict)
@@ -182,7 +182,7 @@ class HostTable(HostEvictions, HostMoves, HostReads, HostWatch):
         and dense Adam; tables with one of them need it. Bias corrections of the Adam family follow
         it where it is given.
         `counts` says how often each id occurred where the caller has removed duplicates; admission
-        rules read it. With `per_occurrence` every occurrence is a step of its own, in order.
+        rules and `Lfu` read it. With `per_occurrence` every occurrence is a step of its own.
         """
         checks.flag("per_occurrence", per_occurrence)
         ids, grads, now, at_step = self._update_arguments(at, grads, rates, step, counts)
@@ -206,7 +206,7 @@ class HostTable(HostEvictions, HostMoves, HostReads, HostWatch):
                 grads.data_ptr(),
                 now,
                 at_step,
-                self.stamp(ts, len(ids)),
+                self.stamp(ts, len(ids) if counts is None else int(counts.sum())),
                 per_occurrence,
                 0 if counts is None else counts.data_ptr(),
             )
@@ -332,6 +332,14 @@ class HostTable(HostEvictions, HostMoves, HostReads, HostWatch):
                 f"removed. Close the snapshot first."
             )
         self._outputs.clear()
+        give_freed_memory_back()
+
+    def share_outputs(self, outputs: Recycler, tables: int) -> None:
+        """Keeps memory of large results in one place with so many tables, itself among them.
+
+        Each counts its part of what is kept there.
+        """
+        self._outputs, self._output_sharers = outputs, tables
 
     def close(self) -> None:
         """Removes all rows and gives the shared name back."""

@@ -50,6 +50,7 @@ class HostReads(Stamps):
     layout: RowLayout
     _table: native.Table
     _outputs: Recycler
+    _output_sharers: int  # tables that keep results there
     _events: Counters
     _file: native.RowFile | None  # of the rows; None: in memory
     _filter: SlidingFilter | None
@@ -181,7 +182,10 @@ class HostReads(Stamps):
         """Bytes by purpose. An admission filter counts in each of the tables that share it."""
         index, row, slack, other = self._table.memory()
         filter_bytes = 0 if self._filter is None else self._filter.memory_bytes()
-        return MemoryUse(index, row, slack, other + filter_bytes + self._outputs.kept_bytes())
+        return MemoryUse(index, row, slack, other + filter_bytes + self._output_bytes())
+
+    def _output_bytes(self) -> int:
+        return self._outputs.kept_bytes() // self._output_sharers
 
     def measured_bytes(self) -> int:
         """Bytes of rows that are in memory as the system says; of rows in a file. Looks at all."""
@@ -204,7 +208,7 @@ class HostReads(Stamps):
             "index_bytes": use.index_bytes,
             "row_bytes": use.row_bytes,
             "slack_bytes": use.slack_bytes,
-            "other_bytes": use.other_bytes - (outputs := self._outputs.kept_bytes()),
+            "other_bytes": use.other_bytes - (outputs := self._output_bytes()),
             "output_bytes": outputs,
             "load_factor": load_factor,
             "longest_search": longest_search,

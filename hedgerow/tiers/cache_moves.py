@@ -7,7 +7,6 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
 import torch
 from torch import Tensor
 
@@ -167,8 +166,8 @@ class CacheMoves(TierWatch):
     def _read_out(self, ids: Int64[Tensor, "n"], known: MovingRows | None) -> MovingRows:
         if known is None or not len(known):
             return self.slow.read_out(ids)
-        have = torch.from_numpy(np.isin(ids.numpy(), known.ids.numpy()))
-        use = torch.from_numpy(np.isin(known.ids.numpy(), ids.numpy()))
+        have = torch.isin(ids, known.ids)
+        use = torch.isin(known.ids, ids)
         return MovingRows.joined([known.where(use), self.slow.read_out(ids[~have])])
 
     def _put(self, rows: MovingRows, *, is_dirty: bool) -> None:

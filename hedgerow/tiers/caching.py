@@ -11,6 +11,7 @@ from torch import Tensor
 
 from ..core import checks
 from ..core.errors import CacheTooSmallError
+from ..core.ids import are_among, distinct_ids
 from ..core.shapes import Bool, Float32, Int64
 from ..tables.copies import in_host
 from ..tables.host import HostTable
@@ -149,9 +150,9 @@ class CachingTable(CacheMoves):
         if not batches:
             return
         with self._moves.shared():
-            missing = np.unique(distinct[self.places.find(distinct) < 0])  # a group's are not
+            missing = distinct_ids(distinct[self.places.find(distinct) < 0])  # a group's are not
         for batch in batches:
-            late = int(np.isin(missing, batch.ids).sum())
+            late = int(are_among(missing, batch.ids).sum())
             if late:
                 self.counters.add("late_prefetches", late)
                 batch.wait()

@@ -7,6 +7,7 @@ from itertools import accumulate
 import numpy as np
 import torch
 
+from ..core.ids import distinct_ids
 from ..kernels.leave import CROWDED
 from ..tables.copies import numbers_on
 from ..tables.store import TableKeys
@@ -35,7 +36,7 @@ class Crowded:
     def add(self, rest: Rest) -> None:
         """The rows of these found no lane."""
         for k, share in rest.shares():
-            mine, ids = self._ids[k], np.unique(rest.ids[share].numpy())
+            mine, ids = self._ids[k], distinct_ids(rest.ids[share].numpy())
             for id_ in np.roll(ids, -self._begin).tolist():
                 if len(mine) == CROWDED:
                     break

@@ -13,6 +13,7 @@ from torch import Tensor
 
 from ..core import checks
 from ..core.errors import ConfigError
+from ..core.ids import distinct_ids
 from ..core.shapes import Bool, Float32, Int64
 from ..tables.copies import in_host
 from ..tables.expiry import Lfu, Lru, Ttl
@@ -238,7 +239,7 @@ class HybridTable(TierWatch):
         try:
             yield
         except BaseException:
-            ids = self.places.ids_at(self.places.at()) if ids is None else np.unique(ids)
+            ids = self.places.ids_at(self.places.at()) if ids is None else distinct_ids(ids)
             at = self.places.find(ids)
             held = torch.from_numpy(ids[at >= 0])
             there = self.fast.contains(held.to(self.device)).cpu()

@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
+from ..core.ids import are_among
 from .places import Ids
 
 # Ids that are noted for who reads behind a cache. Who takes longer gets none of the rows: a batch
@@ -81,4 +82,4 @@ class Notebook:
             return
         written = [own for other, own in notes.log if other is cache]
         if written:
-            which &= np.isin(ids, np.concatenate(written), invert=True)
+            which &= ~are_among(ids, np.concatenate(written))

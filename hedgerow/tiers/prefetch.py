@@ -9,6 +9,7 @@ from types import TracebackType
 
 import numpy as np
 
+from ..core.ids import distinct_ids
 from .ending import Ending
 from .places import Ids
 
@@ -78,9 +79,9 @@ class Prefetcher:
         """Queues a batch, unless that were more distinct keys than `most_ids`: how many then."""
         with self._lock:
             every = [batch.ids, *(one.ids for one in self._outstanding)]
-            distinct = len(np.unique(np.concatenate(every)))
-            if distinct > most_ids:
-                return distinct
+            many = len(distinct_ids(np.concatenate(every)))
+            if many > most_ids:
+                return many
             if self._thread is None or not self._thread.is_alive():  # not started, or a parent's
                 self._thread = Thread(target=self._work, name="hedgerow prefetch", daemon=True)
                 # It waits for the lock; where it cannot start, nothing waits.

@@ -10,6 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from ..core.ids import distinct_ids
 from ..core.shapes import Int64
 from ..kernels.coming import Coming
 from ..tables.copies import host_room, to_device
@@ -110,7 +111,7 @@ class Behind:
 
     def count_distinct(self, k: int) -> None:
         """Equal ids of a table count once."""
-        self.counts[k] = len(np.unique(self._ids_of(k)[self._found_of(k)]))
+        self.counts[k] = len(distinct_ids(self._ids_of(k)[self._found_of(k)]))
 
     def keep(self, k: int, rows: int) -> None:
         """Only so many different ids of a table bring their rows: the first of them."""

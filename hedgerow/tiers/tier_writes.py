@@ -169,7 +169,8 @@ class TierWrites(TwoTiers):
         if counts is not None:
             settings["counts"] = some_of(counts, rest).cpu()
         ts = self.slow._time(ts)  # a time of the future is counted once
-        with one_call(self.slow.order, ts, len(ids)):
+        uses = len(ids) if counts is None else int(counts.sum())
+        with one_call(self.slow.order, ts, uses):
             write: Callable[..., Applied] = getattr(self.slow, verb)
             done = write(behind, some_of(rows, rest).cpu(), ts=ts, **settings)
             if not len(here):

@@ -12,10 +12,10 @@ from torch import Tensor
 from ..core import checks
 from ..core.hashing import signed64
 from ..core.shapes import Float32, Int64
+from ..tables.slot_key import slot_key_of
 from ..tables.store import TableKeys
 from .places import Ids
 
-_ODD = (0x9E3779B97F4A7C15, 0xD6E8FEB86659FD93)
 _RENEW = 2.0**40  # a use's weight, at which all counts are made smaller
 
 
@@ -23,7 +23,8 @@ class Uses:
     """Counts that fade: a use of `half_life_steps` ago counts half. Single-owner.
 
     Two rows of cells, of which the smaller counts: an id may share both cells with others, and then
-    seems to be used more. That moves a row for nothing, and changes no number. They lie on
+    seems to be used more. That moves a row for nothing, and changes no number. Which ids do is a
+    secret, drawn at random: ids chosen to share cells would all seem hot. The cells lie on
     `device`, where the fast rows are.
 
     >>> uses = Uses(1000, half_life_steps=1)
@@ -42,6 +43,8 @@ class Uses:
         self._cells: Float32[Tensor, "2 cells"] = torch.zeros(
             2, self._many, dtype=torch.float32, device=device
         )
+        # Under a random odd factor ids share upper bits of their products only by chance.
+        self._factors = tuple(signed64(slot_key_of(None) | 1) for _ in range(2))
         self._growth = 2.0 ** (1 / half_life_steps)
         self.weight = 1.0  # of a use now: older ones keep the smaller one they were counted with
 
@@ -76,11 +79,19 @@ class Uses:
 
     def _at(self, ids: Ids | Int64[Tensor, "n"]) -> list[Int64[Tensor, "n"]]:
         words = torch.from_numpy(np.ascontiguousarray(ids)) if isinstance(ids, np.ndarray) else ids
-        return [(half * self._many) >> 32 for half in _halves(words.to(self._cells.device))]
+        return [(half * self._many) >> 32 for half in self.halves(words.to(self._cells.device))]
+
+    def halves(self, words: Int64[Tensor, "n"]) -> Iterator[Int64[Tensor, "n"]]:
+        """Two numbers of 32 bits of each id."""
+        words = words ^ ((words >> 32) & 0xFFFFFFFF)
+        return (((words * factor) >> 32) & 0xFFFFFFFF for factor in self._factors)
 
 
 class SeveralUses:
-    """`Uses` of several tables, counted together: their cells become one piece. Single-owner."""
+    """`Uses` of several tables, counted together: their cells become one piece. Single-owner.
+
+    Nothing is counted yet: all take the secret of the first.
+    """
 
     def __init__(self, each: Sequence[Uses]) -> None:
         self._each = each
@@ -88,7 +99,7 @@ class SeveralUses:
         self._cells = torch.cat([one._cells.view(-1) for one in each])
         sizes = [one._cells.numel() for one in each]
         for one, cells in zip(each, self._cells.split(sizes), strict=True):
-            one._cells = cells.view(2, -1)
+            one._cells, one._factors = cells.view(2, -1), each[0]._factors
         self._many = torch.tensor([one._many for one in each], device=device)
         self._firsts = torch.tensor([0, *accumulate(sizes[:-1])], device=device)
         self._last: tuple[tuple[int, ...], Tensor | None] = ((), None)
@@ -100,7 +111,7 @@ class SeveralUses:
         table = self._tables_of(keys)
         weights = torch.tensor([one.weight for one in self._each], dtype=torch.float32)
         many, first = self._many[table], self._firsts[table]
-        halves = _halves(keys.ids)
+        halves = self._each[0].halves(keys.ids)
         places = [first + row * many + ((half * many) >> 32) for row, half in enumerate(halves)]
         least = torch.minimum(*(self._cells[at] for at in places))
         # Floats above 0 stand in the order of their bits, and those have a maximum in one go.
@@ -117,9 +128,3 @@ class SeveralUses:
             table = numbers.to(self._cells.device)
             self._last = (keys.splits, table)
         return table
-
-
-def _halves(words: Int64[Tensor, "n"]) -> Iterator[Int64[Tensor, "n"]]:
-    """Two numbers of 32 bits of each id."""
-    words = words ^ ((words >> 32) & 0xFFFFFFFF)
-    return (((words * signed64(odd)) >> 32) & 0xFFFFFFFF for odd in _ODD)

@@ -12,7 +12,7 @@ from typer.testing import CliRunner
 
 from hedgerow.bench.calibrate import measure
 from hedgerow.cli import app as program
-from hedgerow.core.errors import ConfigError, InputError
+from hedgerow.core.errors import ConfigError, HedgerowError, InputError
 from hedgerow.planner.problem.table_spec import TableSpec
 from hedgerow.planner.problem.topology import Topology
 from hedgerow.planner.problem.variant import HOST_ONLY
@@ -83,3 +83,10 @@ def test_what_cannot_be_measured_is_refused_and_said_why(monkeypatch: pytest.Mon
     for seconds in (0.0, -1.0, float("nan"), 1e9):
         with pytest.raises(InputError, match="seconds"):
             measure("cpu", seconds, _quiet)
+
+
+def test_where_nothing_can_be_written_nothing_is_measured(tmp_path: Path) -> None:
+    for out, told in ((tmp_path / "none" / "c.json", "there is no folder"), ("s3://b/c", "a URL")):
+        result = CliRunner().invoke(program.app, ["calibrate", "--out", str(out)])
+        assert isinstance(result.exception, HedgerowError)
+        assert told in str(result.exception)

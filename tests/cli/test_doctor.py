@@ -78,6 +78,7 @@ def test_a_broken_core_stops_and_says_why() -> None:
     assert found["native core"].status == "broken"
     assert found["native core"].detail == "ImportError: bad symbol"
     assert "make env" in found["native core"].fix
+    assert "reinstall hedgerow" not in found["native core"].fix  # it is on no package index
     assert found["native core"].stops
 
 

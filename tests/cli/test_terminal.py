@@ -114,3 +114,17 @@ def test_ctrl_c_before_the_first_step_gives_the_terminal_back(tmp_path: Path) ->
     assert terminal.ended() != 0
     assert not [line for line in screen(terminal.text) if "starting" in line and "^C" not in line]
     assert terminal.text.count("\x1b[?25l") == terminal.text.count("\x1b[?25h")
+
+
+def test_lines_of_the_log_stand_above_the_line_that_changes(tmp_path: Path) -> None:
+    """The plan is logged while the line says that the job is set up."""
+    job = JOB.replace("1_000_000", "5").replace("[train]", '[train]\nplan = "auto"')
+    (tmp_path / "job.toml").write_text(f"{job}[model.tables]\nuser.rows = 9\nitem.rows = 9\n")
+    command = (sys.executable, "-m", "hedgerow", "train", str(tmp_path / "job.toml"))
+    terminal = Terminal(*command, "--out", str(tmp_path / "run"))
+    assert terminal.ended() == 0
+    lines = screen(terminal.text)
+    told = [line for line in lines if " INFO " in line]
+    assert told
+    assert all(re.match(r"\d{4}-\d\d-\d\d ", line) for line in told), told
+    assert not [line for line in lines if "building the model" in line]

@@ -425,6 +425,13 @@ def test_a_job_that_fails_over_its_data_is_status_1(
     assert (code, said in told) == (1, True), told
 
 
+def test_a_wrong_row_of_the_test_is_status_1_too(job: Path, tmp_path: Path, capsys: Any) -> None:
+    """With a step limit the test is read after the run, for the report."""
+    _write(tmp_path / "test.parquet", 64, 1, click=[2.0] * 64)
+    code, told = _status(capsys, "train", job, "--out", tmp_path / "run", "--steps", 2)
+    assert (code, "column 'click' is 2.0 in row 0" in told) == (1, True), told
+
+
 def test_a_file_that_is_no_parquet_is_status_1(job: Path, tmp_path: Path, capsys: Any) -> None:
     (tmp_path / "train.parquet").write_bytes(b"")
     code, told = _status(capsys, "train", job, "--out", tmp_path / "run")

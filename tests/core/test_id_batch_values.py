@@ -43,6 +43,29 @@ def test_what_is_no_list_of_ids_is_named(rows: Any, kind: type[HedgerowError], t
     assert told in str(error.value)
 
 
+@pytest.mark.parametrize(
+    ("weights", "told"),
+    [
+        ([["a"], [1.0, 2.0]], "weights of feature 'city' are [['a'], [1.0, 2.0]]"),
+        ([1.0, 2.0, 3.0], "weights of feature 'city' are [1.0, 2.0, 3.0]"),
+        ([[1.0, 2.0], [3.0]], "sample 0 has 1 ids and 2 weights"),  # as many in all
+    ],
+)
+def test_weights_have_the_form_of_the_ids(weights: Any, told: str) -> None:
+    with pytest.raises(HedgerowError) as error:
+        hr.IdBatch.from_lists({"city": [[7], [8, 9]]}, {"city": weights})
+    assert told in str(error.value)
+
+
+def test_features_without_names_are_named_as_the_error() -> None:
+    nameless: Any = [[7], [8]]
+    for make in (hr.IdBatch.from_lists, hr.IdBatch.from_dict):
+        with pytest.raises(DtypeError, match="features is a list; pass a dict with the name"):
+            make(nameless)
+    with pytest.raises(DtypeError, match="feature 'city' is 7; give one list of ids per sample"):
+        hr.IdBatch.from_lists({"city": 7})  # pyright: ignore[reportArgumentType]
+
+
 def test_all_that_is_a_list_of_ids_is_taken() -> None:
     rows: Any = [[], (1, -1), np.array([2**63 - 1]), torch.tensor([-(2**63)]), iter([5])]
     batch = hr.IdBatch.from_lists({"user": iter(rows)})

@@ -14,6 +14,7 @@ from torch.utils.data import DataLoader
 
 import hedgerow as hr
 from hedgerow.core.errors import DtypeError, InputError, StateError
+from hedgerow.core.job_rank import JobRank, launcher
 from hedgerow.data import BatchSource
 from hedgerow.data.batch_source import whole_batches
 
@@ -89,6 +90,23 @@ def test_a_rank_and_its_workers_together_read_each_sample_once(file: Path) -> No
     assert [list(chain.from_iterable(parts)) for parts in zip(*found, strict=True)] == _ids(
         _parquet(file)
     )
+
+
+@pytest.mark.parametrize("start", ["spawn", "forkserver"])
+def test_a_worker_that_cannot_ask_torch_takes_the_rank_of_the_process_it_serves(
+    start: str, file: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Only this process knows its rank, as where torch.multiprocessing started it."""
+    told_early = _parquet(file).share()
+    monkeypatch.setattr(launcher, "rank", lambda: JobRank(1, 2))
+
+    def read(source: BatchSource) -> list[list[int]]:
+        loader = DataLoader(source, batch_size=None, num_workers=1, multiprocessing_context=start)
+        return _ids(loader)
+
+    with pytest.raises(StateError, match="is read on rank 1 of 2 and was not told of ranks"):
+        read(_parquet(file))
+    assert read(told_early) == _ids(_parquet(file).share(1, 2))
 
 
 class _Position(BatchSource):

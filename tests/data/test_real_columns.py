@@ -53,6 +53,9 @@ def test_a_null_without_fill_names_file_row_column_and_the_fix(tmp_path: Path) -
         _dense(file, dense=["price"])
     for part in (str(file), "'price' is None in row 1", "fill={'price': 0.0}", "price = 0.0"):
         assert part in str(error.value)
+    spaced = _write(tmp_path / "c.parquet", **{"unit price": PRICE})
+    with pytest.raises(NotFiniteError, match=r'`fill = \{"unit price" = 0\.0\}`'):  # TOML
+        _dense(spaced, dense=["unit price"])
     other = _write(tmp_path / "b.parquet", price=[1.0, float("inf")])
     with pytest.raises(NotFiniteError, match="'price' is inf in row 1"):
         _dense(other, dense=["price"], fill={"price": 0.0})  # infinity is no missing value
@@ -144,3 +147,16 @@ def test_tfrecords_have_keys_and_fill_too(tmp_path: Path) -> None:
     assert batch.keys.to_pylist() == [{"request": b"a", "n": 1}, {"request": b"b", "n": 2}]
     with pytest.raises(InputError, match=r"record 1: no feature 'price'.*fill=\{'price'"):
         list(hr.data.tfrecord(file, 4, **more))
+
+
+def test_keys_of_several_files_have_the_type_of_the_first(tmp_path: Path) -> None:
+    kinds = {"a": pa.array([1, 2]), "b": pa.array([3, 4], pa.int32()), "c": pa.nulls(2)}
+    files = [_write(tmp_path / f"{name}.parquet", order=order) for name, order in kinds.items()]
+    source = hr.data.parquet(files, 4, features=["user"], keys=["order"])
+    assert [batch.keys.column("order").to_pylist() for batch in source] == [
+        [1, 2, 3, 4],
+        [None, None],
+    ]
+    other = _write(tmp_path / "d.parquet", order=["007", "8"])
+    with pytest.raises(DtypeError, match=r"d\.parquet: the key 'order' holds string, which is not"):
+        list(hr.data.parquet([*files, other], 4, features=["user"], keys=["order"]))

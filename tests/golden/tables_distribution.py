@@ -268,7 +268,8 @@ def _lay_out(c: dict[str, Any], config: FeatureConfigs) -> None:
             table, shard = divmod(number, c["shards"])
             name = config.tables[table]
             ids = torch.tensor(c["sharded"]["fid_list"][f"{name}:{shard}"], dtype=torch.int64)
-            made[shard].table(table).assign(ids, torch.tensor(vectors).view(len(ids), -1))
+            rows = torch.tensor(vectors).view(len(ids), dims[name])
+            made[shard].table(table).assign(ids, rows)
         return made
 
     def work(tables: PartitionedTables, mine: bool) -> None:

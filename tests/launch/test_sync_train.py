@@ -21,6 +21,7 @@ from torch import nn
 import hedgerow as hr
 from hedgerow.core.errors import InputError, LaunchError, VariableMissingError
 from hedgerow.launch import comm_bench
+from hedgerow.launch.bps_env import bps_env
 from hedgerow.launch.hooks import BroadcastHook, TelemetryHook
 from hedgerow.launch.pinned import PinnedTensors
 from hedgerow.launch.process_group import end_process_group, start_process_group
@@ -263,7 +264,7 @@ def test_the_original_fails_without_network_devices() -> None:
     assert calls.inits == []
 
 
-def test_all_cards_and_backward_gdr() -> None:
+def test_all_cards_and_backward_gdr(tmp_path: Path) -> None:
     environ = OMPI | {
         "BYTEPS_GPU_NIC_BINDING_MODE": "1",
         "BYTEPS_WITH_ALL_NICS": "1",
@@ -274,6 +275,12 @@ def test_all_cards_and_backward_gdr() -> None:
     with job(["byteps"]):
         utils.bps_init("u1", environ=environ, address_of=lambda name: f"address of {name}")
     assert environ["UCX_NET_DEVICES"].endswith("eth0,eth1,eth2,eth3")
+    assert (
+        dict(bps_env("u1", environ | {"BYTEPS_WITH_ALL_NICS": "2"}, str, tmp_path))[
+            "UCX_NET_DEVICES"
+        ]
+        == "mlx5_0:1"
+    )
     assert environ["CUDA_VISIBLE_DEVICES"] == "1"
     assert environ["DMLC_NODE_HOST"] == "address of eth0"
     assert environ["BYTEPS_PARTITION_BYTES"] == "512000"
@@ -297,6 +304,39 @@ def test_enable_bps_is_read_when_it_is_asked_for(monkeypatch: pytest.MonkeyPatch
     code = "import hedgerow.monolith.distribution_utils, hedgerow.launch.env; print('imported')"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "imported"
+
+
+@pytest.mark.parametrize(("text", "on"), [("2", True), ("-1", True), (" 1 ", True), ("00", False)])
+def test_monolith_takes_every_number_but_0_as_on(text: str, on: bool) -> None:
+    reference: dict[str, Any] = {"flags": FLAGS, "transport": "reference"}
+    environ = {**OMPI, "UCX_NET_DEVICES": "x", "MONOLITH_WITH_BYTEPS": text}
+    with job(["byteps", "horovod"]) as calls:
+        (hook,) = utils.get_sync_run_hooks(environ=environ, **reference)
+        assert isinstance(hook, BroadcastHook)
+        assert hook.transport.name == ("byteps" if on else "horovod")
+        options = utils.GpuOptions()
+        gdr = environ | {"MONOLITH_WITH_BYTEPS_FWD_GDR": "1"}
+        utils.update_session_config_for_gpu(options, environ=gdr, **reference)
+        assert options.allow_growth is not on
+        utils.init_sync_train_and_update_conf(_conf(), transport="reference", environ=environ)
+    assert [name for name, _ in calls.inits] == ["byteps" if on else "horovod"]
+    with job(["byteps"]) as calls:
+        utils.try_init_cuda(environ=dict(environ), **reference)
+    assert [name for name, _ in calls.inits] == ["byteps"] * on
+
+
+def test_monolith_takes_no_words() -> None:
+    environ = {**OMPI, "MONOLITH_WITH_BYTEPS": "true"}
+    with job(["byteps"]), pytest.raises(ValueError, match="MONOLITH_WITH_BYTEPS is 'true'"):
+        utils.get_sync_run_hooks(flags=FLAGS, transport="reference", environ=environ)
+
+
+def test_what_byteps_alone_reads_is_not_read_without_it() -> None:
+    with job([]):
+        environ = {**ALONE, "MONOLITH_WITH_BYTEPS_BCAST": "all"}
+        conf = _conf()
+        utils.init_sync_train_and_update_conf(conf, environ=environ)
+    assert conf.num_workers == 1
 
 
 def test_what_monolith_logs_is_logged(caplog: pytest.LogCaptureFixture) -> None:

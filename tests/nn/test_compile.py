@@ -231,6 +231,14 @@ def test_a_selection_has_its_own_ids_where_a_compiled_forward_looks_at_them() ->
         assert found[2:] == wanted[2:]
 
 
+def test_a_selection_in_a_graph_has_each_feature_once() -> None:
+    def names(ids: hr.IdBatch) -> list[str]:
+        return list(ids.select(["item", "user", "item"]).names)
+
+    ids = _wider(2)[1]
+    assert torch.compile(names, backend="eager")(ids) == names(ids) == ["item", "user"]
+
+
 class Padded(Whole):
     """Makes its batch of ids of matrices inside `forward`, as adapters do."""
 

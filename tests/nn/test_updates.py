@@ -12,6 +12,7 @@ import hedgerow as hr
 from hedgerow.core.errors import (
     ConfigError,
     InputError,
+    NotFiniteError,
     UnknownNameError,
 )
 
@@ -299,3 +300,22 @@ def test_row_gradients_name_their_table_and_ids() -> None:
         user.grads[user.ids == 8] = 5.0  # changes the update
     assert _rows(model[0], "user", [7, 8]) == [[-2, -2], [-5, -5]]
     assert _rows(model[1], "item", [1, 2]) == [[-4, -4], [-2, -2]]
+
+
+def test_an_update_that_fails_when_a_hold_ends_leaves_none_of_other_modules() -> None:
+    model = nn.ModuleList([_bags(), _bags()])
+
+    def held() -> None:
+        with hr.hold_updates(model):
+            (model[0](BATCH)["user"].sum() + model[1](BATCH)["user"].sum()).backward()
+
+    with pytest.MonkeyPatch.context() as broken:
+        broken.setattr(model[0].updates, "_write", _refuse)
+        with pytest.raises(NotFiniteError):
+            held()
+    held()  # the step once more
+    assert _rows(model[0], "user", [7]) == _rows(model[1], "user", [7]) == [[-2, -2]]
+
+
+def _refuse(*args: object) -> None:
+    raise NotFiniteError("refused")

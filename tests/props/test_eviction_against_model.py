@@ -51,7 +51,7 @@ class _Model:
         self.calls += 1
         for key in set(ids):
             uses = self.rows[key].uses if key in self.rows else 0
-            self.rows[key] = _Row(ts, uses + 1, self.calls)
+            self.rows[key] = _Row(ts, uses + ids.count(key), self.calls)
         self.newest = max(self.newest, ts)
 
     def evict(self) -> set[int]:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import random
+import signal
 import threading
 from contextlib import ExitStack
 from pathlib import Path
@@ -13,6 +15,7 @@ import torch
 from hedgerow.ps.connect import connect
 from hedgerow.ps.curve import ClientKeys, new_keys
 from hedgerow.ps.errors import DeadlineError, ServerAwayError
+from hedgerow.ps.near_line import NearLine
 from hedgerow.ps.remote_shard import RemoteShard
 from hedgerow.ps.server_tables import ServerTables
 from hedgerow.ps.tickets import Patience
@@ -225,6 +228,28 @@ def test_a_server_that_comes_back_with_other_keys_is_no_refusal(
         shard.close()
         proxy.close()
     assert any("waiting for" in line and "other keys" in line for line in caplog.messages)
+
+
+def test_a_server_that_comes_back_with_keys_is_no_refusal_of_what_was_sent(tmp_path: Path) -> None:
+    """Over the local socket of a server without keys, where no greeting was needed."""
+    new_keys(tmp_path / "keys")
+    rows = {"checkpoint": tmp_path / "rows", "durability": "log"}
+    with server(**rows) as started:
+        address = started.address
+        shard = RemoteShard(address, counting_table(), deadline_s=3, retry_s=0.2)
+        assert isinstance(shard.connection._line, NearLine)
+        shard.start_apply_gradients(KEYS, -torch.ones(1)).wait()
+        os.kill(started.pid, signal.SIGSTOP)
+        write = shard.start_apply_gradients(KEYS, -torch.ones(1))
+        started.kill()
+        with server(keys=tmp_path / "keys", listen=address, **rows):
+            with pytest.raises(DeadlineError, match="accepted this client before") as raised:
+                write.wait()
+            assert raised.value.may_have_happened
+        shard.connection.patience = Patience()
+        with server(listen=address, **rows):
+            assert shard.start_lookup(KEYS).wait().rows.tolist() == [1.0]
+        shard.close()
 
 
 def test_wrong_keys_are_said_at_the_start_and_not_at_the_deadline(tmp_path: Path) -> None:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
+import os
+import signal
 from pathlib import Path
 from typing import Any
 
@@ -15,12 +17,14 @@ from hedgerow.ps.frames import Origin, Request, Verb
 from hedgerow.ps.remote_shard import RemoteShard
 from hedgerow.ps.saving import load_servers, save_servers
 from hedgerow.ps.shard import LocalShard
+from hedgerow.ps.tickets import Patience
 from hedgerow.routing.router import Router
 from hedgerow.tables.multi.host_tables import HostTables
 from hedgerow.tables.store import TableKeys
 
-from .servers import ServerProcess, server
+from .servers import ServerProcess, server, until
 from .tables import counting_table, some_keys, some_rows, two_tables
+from .tcp_proxy import TcpProxy
 from .test_hostile import asked
 from .test_remote_shard import same
 
@@ -74,6 +78,52 @@ def test_with_checkpoints_the_client_is_told_once(tmp_path: Path) -> None:
         count_one(shard, 4)
         assert counted(shard) == [4.0] * 4
         shard.close()
+
+
+def test_a_write_under_way_that_the_checkpoint_holds_is_said_to_be_in_it(tmp_path: Path) -> None:
+    """Its answer was lost, and the server saved before it crashed."""
+    with server(checkpoint=tmp_path) as started:
+        proxy = TcpProxy(started.address)
+        shard = RemoteShard(proxy.address, counting_table(), deadline_s=60, retry_s=60)
+        other = RemoteShard(started.address, counting_table(), deadline_s=60)
+        count_one(shard)
+        proxy.order("stall", "out")
+        saved = shard.start_apply_gradients(KEYS, -torch.ones(4))
+        until(lambda: counted(other) == [2.0] * 4)
+        other.checkpoint(5)
+        os.kill(started.pid, signal.SIGSTOP)
+        lost = shard.start_apply_gradients(KEYS, -torch.ones(4))
+        started.crash()
+        for write, may_have_happened in ((saved, True), (lost, False)):
+            with pytest.raises(RolledBackError) as told:
+                write.wait()
+            assert told.value.may_have_happened == may_have_happened
+            assert ("do not repeat it" in str(told.value)) == may_have_happened
+        count_one(shard)  # what was lost, again
+        assert counted(shard) == [3.0] * 4
+        for one in (shard, other):
+            one.close()
+        proxy.close()
+
+
+def test_tables_are_shown_again_to_a_server_that_could_not_be_reached_when_it_was_time() -> None:
+    with server() as started:
+        proxy = TcpProxy(started.address)
+        shard = RemoteShard(proxy.address, counting_table(), deadline_s=60, retry_s=0.1)
+        started.crash()
+        with pytest.raises(RolledBackError):
+            count_one(shard)
+        proxy.refuses = True
+        proxy.cut_all()
+        shard.connection.patience = Patience(0.5, 0.1)
+        with pytest.raises(DeadlineError, match="no answer to open"):
+            count_one(shard)
+        proxy.refuses = False
+        shard.connection.patience = Patience()
+        count_one(shard)
+        assert counted(shard) == [1.0] * 4
+        shard.close()
+        proxy.close()
 
 
 def test_a_server_that_never_saved_starts_empty_and_says_so() -> None:

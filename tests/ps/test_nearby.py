@@ -216,6 +216,37 @@ def test_memory_that_is_none_is_refused_in_words(tmp_path: Path) -> None:
         os.close(fd)
 
 
+@pytest.mark.parametrize("verb", ["lookup", "assign"])
+def test_memory_that_was_shared_goes_with_its_client(verb: str) -> None:
+    """Also where its large request was the last that a thread of the server has done."""
+    with server() as started:
+        first = RemoteShard(started.address, CONFIGS)
+        works(first)
+        before = open_files(started.pid)
+        shard = RemoteShard(started.address, CONFIGS)
+        if verb == "lookup":
+            shard.start_lookup(MANY).wait()
+        else:
+            shard.start_assign(MANY, rows_of(MANY)).wait()
+        assert open_files(started.pid) > before
+        shard.close()
+        until(lambda: open_files(started.pid) <= before)
+        first.close()
+
+
+def test_an_answer_for_which_there_is_no_room_is_refused_and_no_fault() -> None:
+    ours = Block(SLOTS, 2**20)
+    many = Request(Verb.LOOKUP, Origin(client=1, sequence=9), splits=(0, 100_000))
+    spans = spans_of([8 * 100_000])
+    with server_thread() as started:
+        shard = RemoteShard(started.address, CONFIGS)
+        assert refused(started.address, shared_packet(many.head(), SLOTS, spans), (ours.fd,))
+        works(shard)
+        shard.close()
+        assert started.counters.snapshot().get("faults", 0) == 0
+    os.close(ours.fd)
+
+
 def test_random_packets_harm_nobody() -> None:
     chosen = random.Random(5)
     pieces = packet_of(LOOKUP.head(), [bytes(32), bytes(8)])

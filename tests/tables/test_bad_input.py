@@ -173,7 +173,9 @@ def test_bad_rates_are_refused(table: HostTable, rates: list[float]) -> None:
         table.apply_gradients(IDS, ROWS, rates=rates)
 
 
-@pytest.mark.parametrize("argument", [{"step": -1}, {"ts": -1}, {"step": 1.5}, {"ts": 2**63}])
+@pytest.mark.parametrize(
+    "argument", [{"step": -1}, {"ts": -1}, {"step": 1.5}, {"step": 2**63 - 1}, {"ts": 2**63}]
+)
 def test_bad_steps_and_times_are_refused(table: HostTable, argument: dict[str, int]) -> None:
     with pytest.raises((InputError, DtypeError)):
         table.apply_gradients(IDS, ROWS, **argument)

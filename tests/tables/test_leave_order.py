@@ -18,8 +18,12 @@ from hedgerow.core.clock import ManualClock
 from hedgerow.core.errors import ConfigError
 from hedgerow.tables.checkpoint.schema import TableSchema
 from hedgerow.tables.host import HostTable
+from hedgerow.tables.multi.host_tables import HostTables
+from hedgerow.tables.store import TableKeys
 from hedgerow.tiers.caching import CachingTable
 from hedgerow.tiers.hybrid import HybridTable
+
+from .device_pair import Pair
 
 NOW_S = 2_000_000_000
 
@@ -90,7 +94,7 @@ class _ExactLfu:
     def use(self, ids: list[int]) -> None:
         self.uses += len(ids)
         weight = 2.0 ** (self.uses / self.half_life % 512)
-        for key in set(ids):
+        for key in ids:
             self.weights[key] = self.weights.get(key, 0.0) + weight
 
     def evict(self) -> None:
@@ -138,6 +142,35 @@ def test_counts_stay_through_evictions_and_can_be_read() -> None:
         table.evict()
     assert table.contains(hot).all()
     assert torch.allclose(table.uses(hot), torch.full((5,), 20.0).double(), rtol=0.01)
+
+
+@PLACEMENTS
+def test_every_occurrence_in_a_call_is_a_use(made: Callable[[Any], Any]) -> None:
+    """Otherwise counts would depend on how a batch is cut, and on how many ranks share it."""
+    table = made(hr.Lfu(9, half_life=10**6))
+    asked = torch.tensor([1, 2, 3])
+    _write(table, 1, 1, 2, 1)
+    table.apply_gradients(torch.tensor([2, 3]), torch.ones(2, 1), counts=torch.tensor([4, 100]))
+    assert table.uses(asked).tolist() == pytest.approx([3, 5, 100], rel=1e-3)
+    table.assign(torch.tensor([3, 3, 1]), torch.ones(3, 1))
+    table.assign_add(torch.tensor([1, 1]), torch.ones(2, 1))
+    assert table.uses(asked).tolist() == pytest.approx([6, 5, 102], rel=1e-3)
+    table.reinitialize(asked)
+    assert table.uses(asked).tolist() == pytest.approx([6, 5, 102], rel=1e-3)
+
+
+def test_uses_of_a_device_are_those_of_host_memory(device: torch.device) -> None:
+    pair = Pair(_config(hr.Lfu(4, half_life=10**9)), 64, device)
+    dice, pool = np.random.default_rng(5), torch.arange(8)
+    for each in (False, True, False):
+        ids, ones = torch.from_numpy(dice.integers(0, 8, 6)), torch.ones(6, 1)
+        pair.apply(ids, ones, 0, per_occurrence=each)
+        pair.apply(ids, ones, 0, counts=torch.from_numpy(dice.integers(1, 9, 6)))
+        pair.assign(ids, ones, 0)
+        pair.assign(ids[:2], ones[:2], 0, add=True)
+        pair.reinitialize(pool[:3])
+    assert torch.equal(pair.device.uses(pool.to(device)).cpu(), pair.host.uses(pool))
+    assert pair.host.uses(pool).sum() > 100
 
 
 def test_a_half_life_is_a_time_or_a_number_of_uses() -> None:
@@ -269,6 +302,67 @@ def test_memory_is_what_the_process_holds_and_little_stays_after_clear(kind: str
     assert abs(told - held) < 0.05 * held
     if kind == "plain":  # a feed keeps its keys until they are taken
         assert left <= 16 << 20
+
+
+LARGE_CALLS = """
+import gc, sys, torch, hedgerow as hr
+torch.set_num_threads(1)
+def resident():
+    with open("/proc/self/smaps_rollup") as file:
+        return next(1024 * int(l.split()[1]) for l in file if l.startswith("Rss:"))
+step = 400_000
+ids = torch.arange(4 * step) * 7919
+grads = torch.ones(step, 16)
+def train(steps):
+    settings = {"optimizer": hr.Adagrad(lr=1.0), "init": hr.Zeros()}
+    if sys.argv[1] == "module":
+        bags = hr.EmbeddingBags([hr.Table("a", 16), hr.Table("b", 16)], **settings)
+        for at in range(0, steps * step // 2, step // 2):
+            part = ids[at : at + step // 2]
+            batch = hr.IdBatch.from_dict({"a": part, "b": part})
+            sum(vectors.sum() for vectors in bags(batch).values()).backward()
+        return bags.store
+    table = hr.HostTable(hr.TableConfig("t", (hr.Segment(16, **settings),)))
+    for at in range(0, steps * step, step):
+        table.lookup(ids[at : at + step])
+        table.apply_gradients(ids[at : at + step], grads)
+    return table
+warm = train(1)
+warm.clear()
+del warm
+gc.collect()
+before = resident()
+store = train(4)
+gc.collect()
+held = resident() - before
+store.clear()
+print(held, resident() - before)
+"""
+
+
+@pytest.mark.parametrize("kind", ["table", "module"])
+def test_little_stays_after_the_clear_of_what_large_calls_filled(kind: str) -> None:
+    ran = subprocess.run(
+        [sys.executable, "-c", LARGE_CALLS, kind], capture_output=True, text=True, check=True
+    )
+    held, left = map(int, ran.stdout.split())
+    assert held > 200 << 20
+    assert left <= 16 << 20
+
+
+def test_tables_of_one_store_count_the_results_that_it_keeps() -> None:
+    store = HostTables({name: _config(None) for name in ("a", "b")})
+
+    def kept() -> list[Any]:
+        return [hr.stats(store.table(k))["output_bytes"] for k in range(2)]
+
+    ids = torch.arange(2**19)
+    found = store.lookup(TableKeys(torch.cat([ids, ids]), (0, 2**19, 2**20)))
+    assert kept() == [0, 0]
+    del found
+    assert kept() == [2**21] * 2
+    store.clear()
+    assert kept() == [0, 0]
 
 
 # ---- Count

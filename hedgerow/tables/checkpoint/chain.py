@@ -13,6 +13,7 @@ import torch
 
 from ...core import checks
 from ...core.errors import CheckpointError, CheckpointMissingError
+from ...core.ids import distinct_ids
 from ...core.local_path import local_path
 from ...routing.router import Router
 from .files import check_file, read_plain
@@ -168,7 +169,7 @@ class Chain:
                     router = manifest.router_of(table)
                     parts.append(Part(folder / file.file, entry, file, router, later))
             if manifest.kind == "increment":
-                later = np.union1d(later, self._changed(manifest, table))
+                later = distinct_ids(np.concatenate([later, self._changed(manifest, table)]))
         return parts
 
     def rows(self, table: str) -> Iterator[Rows]:

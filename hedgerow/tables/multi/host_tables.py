@@ -65,6 +65,8 @@ class HostTables(SeveralTables):
             HostTable(config, clock=clock, filter=filter) for config in self.config.configs
         )
         self._outputs = Recycler()
+        for table in self._tables:
+            table.share_outputs(self._outputs, len(self._tables))
         self._readers: list[native.Table] = []  # filled by the first who needs them
         self._groups: dict[FeatureGroup, HostBags] = {}
         self._serves = any(config.serving for config in self.config.configs)
