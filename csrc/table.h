@@ -75,7 +75,7 @@ struct MemoryUse {
   u64 index_bytes;  // the index's buckets
   u64 row_bytes;    // live rows with their stamps
   u64 slack_bytes;  // rows taken but not live, and padding
-  u64 other_bytes;  // parts of pages, changed keys, an open snapshot
+  u64 other_bytes;  // parts of pages, changed keys, an open snapshot, working memory of threads
 };
 
 struct LoadStatistics {

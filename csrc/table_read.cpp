@@ -307,6 +307,9 @@ MemoryUse Table::memory() const {
   }
   const double heap_bytes = double(arena_.heap_bytes() + use.index_bytes);
   use.other_bytes += u64(HugeHeap::process().idle_share() * heap_bytes) + snapshot_.bytes();
+  // Working memory of threads serves all tables: each is told its part.
+  const double share = heap_bytes / std::max(1.0, double(memory_used()));
+  use.other_bytes += u64(double(working_bytes.load()) * std::min(1.0, share));
   use.index_bytes += near_.bytes();
   const u64 taken = arena_.taken_bytes();
   use.slack_bytes = taken > use.row_bytes ? taken - use.row_bytes : 0;
