@@ -103,7 +103,7 @@ def _event(line: bytes) -> dict | None:
     """The event of a line, or None: a torn one has no closing brace and parses as nothing."""
     try:
         event = json.loads(line)
-    except ValueError:
+    except (ValueError, RecursionError):
         return None
     if not isinstance(event, dict) or not {"kind", "step"} <= set(event):
         return None

@@ -224,7 +224,9 @@ class Calibration:
                 residuals=None if residuals is None else _residuals(residuals),
                 points=tuple(_point(point) for point in values["points"]),
             )
-        except (KeyError, TypeError) as error:
+        except ConfigError:
+            raise
+        except (ArithmeticError, AttributeError, KeyError, TypeError, ValueError) as error:
             raise ConfigError(
                 f"the calibration is not as it is written: {error!r}; measure again with `hedgerow "
                 f"calibrate`."
@@ -241,9 +243,11 @@ class Calibration:
         if not place.is_file():
             raise FileMissingError(f"{place} is no file; make one with `hedgerow calibrate`.")
         try:
-            return cls.from_dict(json.loads(place.read_text()))
-        except (json.JSONDecodeError, UnicodeDecodeError) as error:
+            values = json.loads(place.read_text())
+        except (ValueError, RecursionError) as error:
             raise FileDamagedError(f"{place} is no JSON file: {error}.") from error
+        try:
+            return cls.from_dict(values)
         except ConfigError as error:
             raise ConfigError(f"{place}: {error}") from error
 
