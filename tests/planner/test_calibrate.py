@@ -444,6 +444,13 @@ def _changed(**values: Any) -> str:
         (_changed(residuals={"median": 0, "p90": float("nan"), "worst": 1}), ConfigError),
         (_changed(points=[{"kind": "step"}]), ConfigError),
         (_changed(points=3), ConfigError),
+        (_changed(points=[[1]]), ConfigError),
+        (_changed(points=[{"seen": "x"}]), ConfigError),
+        (_changed(points=[[["kind", "step"]]]), ConfigError),
+        (_changed(memory_bytes="x"), ConfigError),
+        (_changed(memory_bytes=float("inf")), ConfigError),
+        ("[" * 100_000, FileDamagedError),
+        ("1" * 5000, FileDamagedError),
     ],
 )
 def test_files_that_are_none_are_refused(tmp_path: Path, text: str, error: type) -> None:
