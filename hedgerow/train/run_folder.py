@@ -70,7 +70,6 @@ class RunFolder:
                 f"{self.path} holds a run already; go on with it with --resume, or choose another "
                 f"--out."
             )
-        self.path.mkdir(parents=True, exist_ok=True)
         job.save(self.job)
 
     def go_on(self, job: Job) -> None:

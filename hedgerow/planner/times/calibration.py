@@ -11,6 +11,7 @@ from typing import Any
 
 from ...core import checks
 from ...core.errors import ConfigError, FileDamagedError, FileMissingError
+from ...core.whole_file import write_whole
 from .device_defaults import default_parameters
 from .time_parameters import TimeParameters
 
@@ -233,8 +234,8 @@ class Calibration:
             ) from error
 
     def save(self, path: Path | str) -> None:
-        """As one JSON file."""
-        Path(path).write_text(json.dumps(self.to_dict(), indent=1) + "\n")
+        """As one JSON file, whole or not at all."""
+        write_whole(Path(path), json.dumps(self.to_dict(), indent=1) + "\n")
 
     @classmethod
     def load(cls, path: Path | str) -> Calibration:

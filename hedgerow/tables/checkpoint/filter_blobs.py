@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ...core.errors import CheckpointError, ConfigError, InputError
+from ...core.errors import CheckpointError, InputError
 from ..filters import FilterMeta, FilterState
 from ..own_rows import Counting, OwnRows
 

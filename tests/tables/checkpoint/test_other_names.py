@@ -62,7 +62,8 @@ def test_names_are_texts() -> None:
 def test_the_order_of_leaving_is_found_by_another_name(tmp_path: Path) -> None:
     def made(name: str, *also: str) -> hr.HostTable:
         segments = (hr.Segment(1, hr.Zeros(), hr.Sgd(lr=1.0)),)
-        return hr.HostTable(hr.TableConfig(name, segments, evict=hr.Lfu(8, half_life=16), also=also))
+        rule = hr.Lfu(8, half_life=16)
+        return hr.HostTable(hr.TableConfig(name, segments, evict=rule, also=also))
 
     old, new = made("old"), made("new", "old")
     for _ in range(20):
