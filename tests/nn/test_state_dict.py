@@ -188,6 +188,8 @@ CHANGES = {
     "empty": lambda rows: rows[:0],
     "a list": lambda rows: rows.tolist(),
     "two rows": lambda rows: rows.view(1, -1),
+    "without data": lambda rows: rows.to("meta"),
+    "sparse": lambda rows: rows.to_sparse(),
 }
 
 
@@ -276,6 +278,11 @@ def test_rows_leave_in_the_same_order_after_a_load_and_in_a_copy(rule: Any) -> N
         for module in all_of_them:
             see(module, [new, 3, new + 1])
     assert content(tables[0]).keys() == content(tables[1]).keys() == content(tables[2]).keys()
+
+
+def test_a_model_that_is_pickled_names_what_keeps_it(trained: Ranker) -> None:
+    with pytest.raises(TypeError, match=r"cannot be pickled.*hr\.save keeps a model"):
+        torch.save(trained, io.BytesIO())
 
 
 def test_an_empty_model_is_carried_too() -> None:

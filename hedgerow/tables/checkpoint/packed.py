@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeGuard
 
 import numpy as np
 import torch
@@ -148,7 +148,7 @@ class PackedRows:
     @staticmethod
     def of(packed: object, where: str = "the rows") -> PackedRows:
         """Reads the head; `where` is what errors call it."""
-        if not isinstance(packed, Tensor) or packed.dtype != torch.uint8 or packed.dim() != 1:
+        if not _is_bytes(packed):
             kind = f"{packed.dtype}, {tuple(packed.shape)}" if isinstance(packed, Tensor) else ""
             raise CheckpointError(
                 f"{where} of a state dict are one row of bytes; this is a "
@@ -204,6 +204,12 @@ class PackedRows:
                 if part.name in names or (names == mine and mine & set(part.also)):
                     return part
         return None
+
+
+def _is_bytes(packed: object) -> TypeGuard[Tensor]:
+    if not isinstance(packed, Tensor) or packed.dtype != torch.uint8:
+        return False
+    return packed.dim() == 1 and packed.layout == torch.strided and not packed.is_meta
 
 
 def _read(where: str, head: Any, payload: np.ndarray) -> PackedRows:
