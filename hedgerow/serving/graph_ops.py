@@ -120,6 +120,52 @@ _NAMES: dict[Any, str] = {
 }
 
 
+def _guarded(op: Any, check: Callable[[dict[str, Any]], None]) -> Callable[..., Any]:
+    """An operation that does not look at its arguments as closely as it should."""
+    names = [one.name for one in op._schema.arguments]
+
+    def run(*given: Any, **named: Any) -> Any:
+        check({**dict(zip(names, given, strict=False)), **named})
+        return op(*given, **named)
+
+    run.__name__ = f"guarded_{str(op).replace('.', '_')}"
+    run._schema = op._schema  # pyright: ignore[reportFunctionMemberAccess]
+    return run
+
+
+def _check_channels(given: dict[str, Any]) -> None:
+    """One number a channel: the operation reads, and writes, as many as there are channels."""
+    shape = given["input"].shape
+    for name in ("weight", "bias", "running_mean", "running_var"):
+        value = given.get(name)
+        if value is not None and (len(shape) < 2 or value.shape != shape[1:2]):
+            raise FileDamagedError(
+                f"the graph normalizes a batch of shape {tuple(shape)} with a {name} of shape "
+                f"{tuple(value.shape)}; it must have a number for each channel."
+            )
+
+
+def _check_segments(given: dict[str, Any]) -> None:
+    """Segments lie inside the data: the operation reads what is beside it, too."""
+    data, offsets = given["data"], given.get("offsets")
+    if given.get("indices") is not None or given.get("unsafe") not in (None, False):
+        raise FileDamagedError("the graph reduces segments that are not checked.")
+    if offsets is None or not offsets.numel():
+        return
+    axis = given.get("axis") or 0
+    inside = int(offsets.min()) >= 0 and int(offsets.max()) <= data.shape[axis]
+    if not inside or bool((offsets.diff() < 0).any()):
+        raise FileDamagedError(f"the graph reduces segments outside its {data.shape[axis]} rows.")
+
+
+# Found by calling every operation of the list with arguments that do not fit each other.
+_CHECKS: dict[str, Callable[[dict[str, Any]], None]] = {
+    "native_batch_norm": _check_channels,
+    "_native_batch_norm_legit_no_training": _check_channels,
+    "segment_reduce": _check_segments,
+}
+
+
 def name_of(target: Any) -> str | None:
     """The name under which a graph's file knows what a node calls; None if it may not be called.
 
@@ -149,7 +195,12 @@ among the operations that a bundle may call.
         space, packet, overload = name.split(".")
         found = getattr(getattr(torch.ops, space), packet, None)
         if found is not None and overload in found.overloads():
-            return getattr(found, overload)
+            check = _CHECKS.get(packet)
+            return (
+                getattr(found, overload)
+                if check is None
+                else _guarded(getattr(found, overload), check)
+            )
     raise FileDamagedError(
         f"the graph calls {name[:100]!r}, which is not among the operations that a bundle may call."
     )
