@@ -48,6 +48,7 @@ def _from_numpy(path: Path) -> np.ndarray:
     except (ValueError, EOFError) as error:
         raise FileDamagedError(f"{path} is no file of one NumPy array: {error}.") from error
     if not isinstance(found, np.ndarray):  # an archive of several
+        found.close()
         raise FileDamagedError(f"{path} is no file of one NumPy array, but an archive.")
     return found
 

@@ -179,8 +179,6 @@ def test_types_are_words_and_no_numbers(op: str, args: list[Any], kwargs: Any) -
 @pytest.mark.parametrize(
     ("op", "more"),
     [
-        ("aten.native_batch_norm.default", [False, 0.1, 1e-5]),
-        ("aten.native_batch_norm.default", [True, 0.1, 1e-5]),
         ("aten._native_batch_norm_legit_no_training.default", [0.1, 1e-5]),
     ],
 )
@@ -192,6 +190,20 @@ def test_a_norm_reads_nothing_beside_its_arguments(op: str, more: list[Any], sho
     given[short] = given[short][:2]
     with pytest.raises(FileDamagedError, match="a number for each channel"):
         graph.run(*given)
+
+
+@pytest.mark.parametrize(
+    ("op", "args"),
+    [
+        *(("mul.left_t", [[1], 2**40]), ("mul.right_", [2**40, [1]]), ("add.t", [[1], [1]])),
+        *(("add.str", ["a", "b"]), ("mul.int", [1, 2]), ("remainder.int", [1, 0])),
+        *(("to.prim_dtype", [GIVEN[0], 4000]), ("to.prim_Device", [GIVEN[0], None, 4000])),
+        ("native_batch_norm.default", [GIVEN[0], None, None, None, None, False, 0.1, 1e-5]),
+    ],
+)
+def test_operations_that_end_a_process_or_fill_it_are_refused(op: str, args: list[Any]) -> None:
+    with pytest.raises(FileDamagedError, match="not among the operations"):
+        _graph(f"aten.{op}", *args)
 
 
 @pytest.mark.parametrize("offsets", [[0, 9], [-1, 4], [0, 3, 1, 4], [2**40, 2**41]])
