@@ -112,7 +112,7 @@ def load_trusted(folder: Path, name: str, trust: BundleTrust, *, ask: Ask | None
     except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:
         reason = f"{type(error).__name__}: {error}"
         raise FileDamagedError(f"the manifest of {folder} makes no sense: {reason}.") from error
-    except (OSError, RuntimeError) as error:
+    except (MemoryError, OSError, RuntimeError) as error:
         raise FileDamagedError(f"{folder} cannot be loaded: {error}.") from error
     rows = 0 if model.followed is None else model.followed.rows()
     logging.getLogger("hedgerow").info(

@@ -83,7 +83,7 @@ def checked_bytes(
         path = folder / name
         try:
             if name in wanted:
-                held[name] = read_bytes(path)
+                held[name] = read_bytes(path, entry["bytes"])
                 sha256 = hashlib.sha256(held[name]).hexdigest()
                 found = {"bytes": len(held[name]), "sha256": sha256}
             else:

@@ -38,7 +38,7 @@ linalg_cross linalg_matrix_norm linalg_norm linalg_vecdot linalg_vector_norm lin
 log10 log1p log2 log_sigmoid log_softmax logaddexp logaddexp2 logcumsumexp logical_and logical_not
 logical_or logical_xor logit logsumexp lstm lstm_cell lt masked_fill masked_scatter masked_select
 matmul max max_pool1d max_pool2d maximum mean median meshgrid min minimum mish mm moveaxis movedim
-mul multinomial multiply mv nan_to_num nanmean nanmedian nansum narrow native_batch_norm
+mul multinomial multiply mv nan_to_num nanmean nanmedian nansum narrow
 native_dropout native_group_norm native_layer_norm ne neg negative new_full new_ones new_zeros
 nonzero norm normal not_equal numel one_hot ones ones_like outer pad pairwise_distance permute
 positive pow prelu prod quantile rad2deg rand rand_like randint randint_like randn randn_like
@@ -63,6 +63,8 @@ _safe_softmax _shape_as_tensor _softmax _to_copy _unique2 _unsafe_index _unsafe_
 # Only the op that reads rows: what it is given is checked when it runs.
 ALLOWED = frozenset({*(f"aten.{name}" for name in _ATEN.split()), "hedgerow.read_rows"})
 READ_ROWS = "hedgerow.read_rows.default"
+# Others without tensors are of lists and texts: two of them make one that no memory holds.
+_WITHOUT_TENSORS = ("_assert_scalar", "sym_constrain_range", "sym_constrain_range_for_size")
 
 
 def _whole(function: Callable[..., Any], name: str) -> Callable[..., Any]:
@@ -120,6 +122,51 @@ _NAMES: dict[Any, str] = {
 }
 
 
+def _guarded(op: Any, check: Callable[[dict[str, Any]], None]) -> Callable[..., Any]:
+    """An operation that does not look at its arguments as closely as it should."""
+    names = [one.name for one in op._schema.arguments]
+
+    def run(*given: Any, **named: Any) -> Any:
+        check({**dict(zip(names, given, strict=False)), **named})
+        return op(*given, **named)
+
+    run.__name__ = f"guarded_{str(op).replace('.', '_')}"
+    run._schema = op._schema  # pyright: ignore[reportFunctionMemberAccess]
+    return run
+
+
+def _check_channels(given: dict[str, Any]) -> None:
+    """One number a channel: the operation reads, and writes, as many as there are channels."""
+    shape = given["input"].shape
+    for name in ("weight", "bias", "running_mean", "running_var"):
+        value = given.get(name)
+        if value is not None and (len(shape) < 2 or value.shape != shape[1:2]):
+            raise FileDamagedError(
+                f"the graph normalizes a batch of shape {tuple(shape)} with a {name} of shape "
+                f"{tuple(value.shape)}; it must have a number for each channel."
+            )
+
+
+def _check_segments(given: dict[str, Any]) -> None:
+    """Segments lie inside the data: the operation reads what is beside it, too."""
+    data, offsets = given["data"], given.get("offsets")
+    if given.get("indices") is not None or given.get("unsafe") not in (None, False):
+        raise FileDamagedError("the graph reduces segments that are not checked.")
+    if offsets is None or not offsets.numel():
+        return
+    axis = given.get("axis") or 0
+    inside = int(offsets.min()) >= 0 and int(offsets.max()) <= data.shape[axis]
+    if not inside or bool((offsets.diff() < 0).any()):
+        raise FileDamagedError(f"the graph reduces segments outside its {data.shape[axis]} rows.")
+
+
+# Found by calling every operation of the list with arguments that do not fit each other.
+_CHECKS: dict[str, Callable[[dict[str, Any]], None]] = {
+    "_native_batch_norm_legit_no_training": _check_channels,
+    "segment_reduce": _check_segments,
+}
+
+
 def name_of(target: Any) -> str | None:
     """The name under which a graph's file knows what a node calls; None if it may not be called.
 
@@ -149,7 +196,9 @@ among the operations that a bundle may call.
         space, packet, overload = name.split(".")
         found = getattr(getattr(torch.ops, space), packet, None)
         if found is not None and overload in found.overloads():
-            return getattr(found, overload)
+            op, check = getattr(found, overload), _CHECKS.get(packet)
+            if "Tensor" in str(op._schema) or packet in _WITHOUT_TENSORS:
+                return op if check is None else _guarded(op, check)
     raise FileDamagedError(
         f"the graph calls {name[:100]!r}, which is not among the operations that a bundle may call."
     )
@@ -162,4 +211,5 @@ def _allowed(name: str) -> bool:
         return False
     packet = f"{parts[0]}.{parts[1]}"
     in_place = not packet.endswith("__") and packet.removesuffix("_") in ALLOWED
-    return (packet in ALLOWED or in_place) and not parts[2].endswith("out")
+    plain = not parts[2].endswith("out") and not parts[2].startswith("prim_")
+    return plain and (packet in ALLOWED or in_place)

@@ -7,8 +7,8 @@ import os
 import shutil
 import subprocess
 import sys
-from collections.abc import Callable
-from contextlib import suppress
+from collections.abc import Callable, Iterator
+from contextlib import closing, suppress
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +22,7 @@ from hedgerow.serving.bundle import load_bundle
 from hedgerow.serving.bundle_keys import new_key
 from hedgerow.serving.export import export
 from hedgerow.serving.model import Model
+from hedgerow.tables.store import Entries
 
 from . import old_bundles
 from .old_bundles import EXPLOITS, make_old, reseal, seal
@@ -459,6 +460,48 @@ def test_only_what_a_trusted_key_signed_is_loaded(model: Small, tmp_path: Path) 
         load_bundle(signed, "m", key=short)
     with pytest.raises(HedgerowError, match="could not be written"):
         new_key(ours)
+
+
+class _Poisoned:
+    """Rows as a writer of increments takes them."""
+
+    def __init__(self) -> None:
+        segments = (hr.Segment(2, compressor=hr.Fp32()),)
+        self.config = hr.TableConfig("user", segments, serving=True)
+
+    def scan(self, rows: int | None = None) -> Iterator[Entries]:
+        return iter(())
+
+    def size(self) -> int:
+        return 0
+
+    def max_ts(self) -> int:
+        return 0
+
+    def entries(self, keys: Tensor) -> Entries:
+        rows, ts = torch.full((len(keys), 2), 1e6), torch.zeros_like(keys)
+        return Entries(keys, torch.ones_like(keys, dtype=torch.bool), rows, [{}], ts)
+
+
+def test_rows_that_are_added_to_a_signed_bundle_are_not_served(
+    model: Small, tmp_path: Path
+) -> None:
+    key = tmp_path / "key"
+    new_key(key)
+    signed = export(model, tmp_path / "a", example=EXAMPLE, version=4, key=key)
+    with closing(load_bundle(signed, "m", key=key)) as served:
+        before = predict(served)
+    hr.save_increment(signed / "rows", [_Poisoned()], {"user": ASKED["user"]})
+    with closing(load_bundle(signed, "m", key=key)) as served:
+        assert predict(served) == before
+
+
+def test_a_file_that_is_larger_than_the_manifest_says_is_not_read(copied: Path) -> None:
+    """Not even into memory: a file with holes may have any size."""
+    with (copied / "weights.safetensors").open("r+b") as file:
+        file.truncate(2**40)
+    with pytest.raises(FileDamagedError, match=r"weights\.safetensors has 1099511627776 bytes"):
+        load_bundle(copied, "m")
 
 
 def test_off_loopback_a_server_loads_signed_bundles_alone(model: Small, tmp_path: Path) -> None:
