@@ -186,8 +186,8 @@ class _Loading:
             one()
 
     def _version(self) -> int:
-        """That of the folder: a copy under another number is that version."""
-        name = self._folder.resolve().name
+        """That of the folder: a copy under another number, or a link, is that version."""
+        name = self._folder.absolute().name
         is_number = name.isascii() and name.isdecimal() and len(name) < 19
         return int(name) if is_number else self._manifest.version
 
