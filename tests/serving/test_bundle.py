@@ -120,7 +120,7 @@ def test_two_models_below_a_folder_that_would_have_one_name_are_refused(tmp_path
     """`entry` has the name of the folder above, as another one may have, too."""
     for name in ("entry", "ctr"):
         (tmp_path / "ctr" / name / "1").mkdir(parents=True)
-    with pytest.raises(InputError, match="two models below .* would be called 'ctr'"):
+    with pytest.raises(InputError, match=r"two models below .* would be called 'ctr'"):
         find_models(tmp_path / "ctr")
     ((name, folder, _),) = find_models(tmp_path / "ctr" / "entry")
     assert (name, folder.name) == ("ctr", "entry")
