@@ -12,6 +12,7 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from ..core.errors import FileDamagedError
 
@@ -63,8 +64,6 @@ _safe_softmax _shape_as_tensor _softmax _to_copy _unique2 _unsafe_index _unsafe_
 # Only the op that reads rows: what it is given is checked when it runs.
 ALLOWED = frozenset({*(f"aten.{name}" for name in _ATEN.split()), "hedgerow.read_rows"})
 READ_ROWS = "hedgerow.read_rows.default"
-# Others without tensors are of lists and texts: two of them make one that no memory holds.
-_WITHOUT_TENSORS = ("_assert_scalar", "sym_constrain_range", "sym_constrain_range_for_size")
 
 
 def _whole(function: Callable[..., Any], name: str) -> Callable[..., Any]:
@@ -197,19 +196,49 @@ among the operations that a bundle may call.
         found = getattr(getattr(torch.ops, space), packet, None)
         if found is not None and overload in found.overloads():
             op, check = getattr(found, overload), _CHECKS.get(packet)
-            if "Tensor" in str(op._schema) or packet in _WITHOUT_TENSORS:
-                return op if check is None else _guarded(op, check)
+            return _without_output_size(op) if check is None else _guarded(op, check)
     raise FileDamagedError(
         f"the graph calls {name[:100]!r}, which is not among the operations that a bundle may call."
     )
 
 
+def _without_output_size(op: Any) -> Callable[..., Any]:
+    """The operation; `repeat_interleave` counts its results itself.
+
+    Told a wrong count, torch writes them past the end of the memory that it took.
+    """
+    if not str(op).startswith("aten.repeat_interleave."):
+        return op
+
+    def repeat_interleave(*args: Any, output_size: object = None, **kwargs: Any) -> Tensor:
+        return op(*args, **kwargs)
+
+    repeat_interleave._schema = op._schema  # type: ignore[attr-defined]
+    return repeat_interleave
+
+
 def _allowed(name: str) -> bool:
-    """Whether a full name is of an operation of the list, or of its form that works in place."""
+    """Whether a full name is of an operation of the list, or of its form that works in place.
+
+    Forms that compute Python's numbers, and those of TorchScript, end the process where they are
+    given a zero or a wrong word: exported graphs have none of them.
+    """
     parts = name.split(".")
     if len(parts) != 3:
         return False
     packet = f"{parts[0]}.{parts[1]}"
     in_place = not packet.endswith("__") and packet.removesuffix("_") in ALLOWED
-    plain = not parts[2].endswith("out") and not parts[2].startswith("prim_")
-    return plain and (packet in ALLOWED or in_place)
+    return (packet in ALLOWED or in_place) and _on_tensors(*parts)
+
+
+def _on_tensors(space: str, packet: str, overload: str) -> bool:
+    """Whether a form of an operation takes or gives tensors, or only checks what it is given; and
+    does not write its results into what it is given.
+    """
+    found = getattr(getattr(torch.ops, space), packet, None)
+    if found is None or overload not in found.overloads() or overload.startswith("prim"):
+        return False
+    schema = getattr(found, overload)._schema
+    values = [*schema.arguments, *schema.returns]
+    useful = not schema.returns or any("Tensor" in str(one.type) for one in values)
+    return useful and not any(one.is_out for one in schema.arguments)

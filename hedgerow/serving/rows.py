@@ -122,7 +122,7 @@ def read_rows(folder: Path, configs: Mapping[str, TableConfig]) -> HostTables:
     """The tables with their rows, every byte of which was checked."""
     store = HostTables(configs)
     try:
-        # Increments are files that no manifest of a bundle names: anyone could have put them there.
+        # A bundle has no increments: who may write to it could add some that it does not name.
         loaded = load_tables(folder, store.tables, increments=0)
     except CheckpointError as error:
         raise FileDamagedError(f"the rows of the bundle: {error}") from error

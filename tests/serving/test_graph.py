@@ -125,6 +125,29 @@ def test_the_list_holds_operations_that_exist_and_none_that_opens_a_file() -> No
             op_of(f"aten.{name}.default")
 
 
+@pytest.mark.parametrize(
+    "name",
+    [
+        "aten.remainder.int",  # of zero: the process ends
+        "aten.to.prim_dtype",  # so it does
+        "aten.max.dim_max",  # writes its results into what it is given
+        "aten.sort.values",
+        "aten.add.out",
+    ],
+)
+def test_forms_of_an_operation_that_no_exported_graph_has_are_refused(name: str) -> None:
+    with pytest.raises(FileDamagedError, match="may call"):
+        op_of(name)
+
+
+def test_repeats_do_not_write_past_their_results() -> None:
+    """torch believes an `output_size`, and checks a negative number only after it wrote."""
+    repeat = op_of("aten.repeat_interleave.Tensor")
+    assert repeat(torch.tensor([2, 1]), output_size=3).tolist() == [0, 0, 1]
+    with pytest.raises(RuntimeError, match="negative"):
+        repeat(torch.tensor([50_000_000, -49_999_999]), output_size=1)
+
+
 def test_tensors_of_every_type_in_a_file() -> None:
     held = {
         str(dtype): torch.ones(2, 3).to(dtype)

@@ -7,8 +7,8 @@ import os
 import shutil
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
-from contextlib import closing, suppress
+from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -18,11 +18,13 @@ from torch import Tensor, nn
 
 import hedgerow as hr
 from hedgerow.core.errors import ConfigError, FileDamagedError, HedgerowError
+from hedgerow.serving import bundle
 from hedgerow.serving.bundle import load_bundle
 from hedgerow.serving.bundle_keys import new_key
 from hedgerow.serving.export import export
+from hedgerow.serving.manifest import read_manifest
 from hedgerow.serving.model import Model
-from hedgerow.tables.store import Entries
+from hedgerow.tables.config import TableConfig
 
 from . import old_bundles
 from .old_bundles import EXPLOITS, make_old, reseal, seal
@@ -462,38 +464,45 @@ def test_only_what_a_trusted_key_signed_is_loaded(model: Small, tmp_path: Path) 
         new_key(ours)
 
 
-class _Poisoned:
-    """Rows as a writer of increments takes them."""
-
-    def __init__(self) -> None:
-        segments = (hr.Segment(2, compressor=hr.Fp32()),)
-        self.config = hr.TableConfig("user", segments, serving=True)
-
-    def scan(self, rows: int | None = None) -> Iterator[Entries]:
-        return iter(())
-
-    def size(self) -> int:
-        return 0
-
-    def max_ts(self) -> int:
-        return 0
-
-    def entries(self, keys: Tensor) -> Entries:
-        rows, ts = torch.full((len(keys), 2), 1e6), torch.zeros_like(keys)
-        return Entries(keys, torch.ones_like(keys, dtype=torch.bool), rows, [{}], ts)
+def test_rows_that_the_manifest_does_not_name_are_not_read(model: Small, tmp_path: Path) -> None:
+    """An increment beside the rows of a signed bundle, from who may only write to its folder."""
+    key = tmp_path / "key"
+    new_key(key)
+    signed = export(model, tmp_path, example=EXAMPLE, version=4, key=key)
+    served = load_bundle(signed, "m", key=key)
+    right = predict(served)
+    others = [
+        hr.HostTable(TableConfig.from_dict(dict(plain)))
+        for plain in read_manifest(signed).tables.values()
+    ]
+    ids = torch.tensor([7, 8, 9])
+    others[0].assign(ids, torch.full((3, 2), 666.0))
+    hr.save_increment(signed / "rows", others, {"user": ids})
+    for trusted in (key, None):
+        assert predict(load_bundle(signed, "m", key=trusted)) == right
 
 
-def test_rows_that_are_added_to_a_signed_bundle_are_not_served(
-    model: Small, tmp_path: Path
+def test_rows_that_are_exchanged_after_the_check_are_not_read(
+    model: Small, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     key = tmp_path / "key"
     new_key(key)
     signed = export(model, tmp_path / "a", example=EXAMPLE, version=4, key=key)
-    with closing(load_bundle(signed, "m", key=key)) as served:
-        before = predict(served)
-    hr.save_increment(signed / "rows", [_Poisoned()], {"user": ASKED["user"]})
-    with closing(load_bundle(signed, "m", key=key)) as served:
-        assert predict(served) == before
+    right = predict(load_bundle(signed, "m", key=key))
+    torch.manual_seed(1)
+    other = Small()
+    other(*EXAMPLE).sum().backward()
+    theirs = export(other, tmp_path / "b", example=EXAMPLE, version=4)
+    check = bundle.checked_bytes
+
+    def check_then_exchange(*given: Any) -> dict[str, bytes]:
+        found = check(*given)
+        shutil.rmtree(signed / "rows")
+        shutil.copytree(theirs / "rows", signed / "rows")
+        return found
+
+    monkeypatch.setattr(bundle, "checked_bytes", check_then_exchange)
+    assert predict(load_bundle(signed, "m", key=key)) == right
 
 
 def test_a_file_that_is_larger_than_the_manifest_says_is_not_read(copied: Path) -> None:
