@@ -169,7 +169,8 @@ def _metadata(given: dict[str, Any]) -> Iterator[str]:
     own, more = given, []
     if "updates" in given:  # of a model: what is needed to load it stands beside the user's
         own = given.get("user", {})
-        more = ["dense weights", *given.get("extras", {})]
+        extras = given.get("extras")
+        more = ["dense weights", *(extras if isinstance(extras, dict) else ())]
     if own:
         text = json.dumps(own)
         rest = "" if len(text) <= _MOST_METADATA else " ... (--json shows all)"
@@ -190,7 +191,7 @@ def _tables(report: dict[str, Any]) -> Table:
         shown.add_column(name, justify="right")
     for name, table in report["tables"].items():
         kinds = dict.fromkeys(kind or "none" for kind in table["optimizers"])
-        cells = [escape(name), _grouped(table["rows"]), str(table["dim"]), ", ".join(kinds)]
+        cells = [escape(name), _grouped(table["rows"]), str(table["dim"]), escape(", ".join(kinds))]
         if report["increments"]:
             cells += [_grouped(table["changed"]), _grouped(table["deleted"])]
         if "stats" in table:

@@ -44,9 +44,13 @@ def as_keys(path: Path, found: np.ndarray) -> np.ndarray:
 
 def _from_numpy(path: Path) -> np.ndarray:
     try:
-        return np.load(path, allow_pickle=False)
+        found = np.load(path, allow_pickle=False)
     except (ValueError, EOFError) as error:
         raise FileDamagedError(f"{path} is no file of one NumPy array: {error}.") from error
+    if not isinstance(found, np.ndarray):  # an archive of several
+        found.close()
+        raise FileDamagedError(f"{path} is no file of one NumPy array, but an archive.")
+    return found
 
 
 def _from_text(path: Path) -> np.ndarray:

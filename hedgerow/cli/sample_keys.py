@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from ..core.whole_file import write_whole
 from .options import AsJson
 
 if TYPE_CHECKING:
@@ -35,7 +36,7 @@ def sample_keys(
 
     with progress_bar() as progress:
         stats = _sampled(files, column, _number(limit), progress)
-    out.write_text(json.dumps(stats.to_dict()) + "\n")
+    write_whole(out, json.dumps(stats.to_dict()) + "\n")
     typer.echo(json.dumps(stats.to_dict()) if as_json else _text(stats, out))
 
 

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any, TypeAlias
 
 from .errors import MissingExtraError
+from .whole_file import naming
 
 Axes: TypeAlias = Any  # matplotlib's, which may not be there
 Figure: TypeAlias = Any
@@ -25,10 +26,11 @@ def new_figure(width: float, height: float) -> Figure:
 
 def save_figure(figure: Figure, path: Path) -> None:
     """The whole picture or none: written beside, then renamed."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    part = path.with_name(f"{path.name}.{os.getpid()}.part")
-    try:
-        figure.savefig(part, format="png")
-        part.replace(path)
-    finally:
-        part.unlink(missing_ok=True)
+    with naming(path):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        part = path.with_name(f"{path.name}.{os.getpid()}.part")
+        try:
+            figure.savefig(part, format="png")
+            part.replace(path)
+        finally:
+            part.unlink(missing_ok=True)

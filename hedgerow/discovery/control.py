@@ -97,7 +97,7 @@ class Control:
             return None
         try:
             return json.loads(data) if data else None
-        except ValueError:
+        except (ValueError, RecursionError):
             return data.decode(errors="replace")
 
     def _split(self, models: str) -> tuple[str, str]:

@@ -13,6 +13,9 @@ from torch import Tensor
 
 from ..core.errors import InputError
 from ..core.shapes import Int32, Int64
+from ..serving.arrivals import Arrivals
+from ..serving.health import HEALTH_SERVICE, HealthStates
+from ..serving.standard_services import add_reflection, add_service
 from ..sync.strict_targets import MAX_MESSAGE_BYTES
 from ..wire import tensors
 from ..wire.codec import from_bytes, to_bytes
@@ -86,18 +89,11 @@ class PushReceiver:
 
 def _tell_about(server: Any) -> None:
     """Health, and reflection of all services."""
-    from grpc_health.v1 import health, health_pb2, health_pb2_grpc
-    from grpc_reflection.v1alpha import reflection, reflection_pb2
-
-    from ..wire.pool import new_pool
-
-    told = health.HealthServicer()
-    health_pb2_grpc.add_HealthServicer_to_server(told, server)
-    for service in ("", PREDICTION_SERVICE):
-        told.set(service, health_pb2.HealthCheckResponse.SERVING)
-    others: list[Any] = [health_pb2.DESCRIPTOR, reflection_pb2.DESCRIPTOR]
-    names = (PREDICTION_SERVICE, health.SERVICE_NAME, reflection.SERVICE_NAME)
-    reflection.enable_server_reflection(names, server, pool=new_pool(others))
+    arrivals = Arrivals(_THREADS // 2)  # the others are for pushes
+    states = HealthStates((PREDICTION_SERVICE,), arrivals)
+    states.tell(True)
+    add_service(server, HEALTH_SERVICE, states.behaviours(), arrivals)
+    add_reflection(server, (PREDICTION_SERVICE, HEALTH_SERVICE), arrivals)
 
 
 class DummySyncServer:

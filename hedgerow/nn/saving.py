@@ -205,15 +205,17 @@ class _Load:
     def others_take(self) -> None:
         """Optimizer and extras come first, since they may refuse, and hold no rows."""
         for name, value in self._wanted.items():
-            try:
-                value.load_state_dict(self._others[name])
-            except HedgerowError:
-                raise
-            except Exception as error:  # it is another's, and the state may be anyone's
-                raise CheckpointError(
-                    f"{self._folder}: the state of {name} does not fit the one that is here: "
-                    f"{error!r}"
-                ) from error
+            self._give(name, value, self._others[name])
+
+    def _give(self, name: str, to: Stateful | nn.Module, state: Any) -> None:
+        try:
+            to.load_state_dict(state)
+        except HedgerowError:
+            raise
+        except Exception as error:  # it is another's, and the state may be anyone's
+            raise CheckpointError(
+                f"{self._folder}: the state of {name} does not fit the one that is here: {error!r}"
+            ) from error
 
     def finish(self) -> Loaded:
         """Rows and weights."""
@@ -224,7 +226,7 @@ class _Load:
     def weights_take(self) -> None:
         """The dense part, and how many updates there were."""
         with dense_only(self._model) as model:
-            model.load_state_dict(self._state)
+            self._give("the model", model, self._state)
         for one, step in zip(collections_of(self._model), self._saved.updates, strict=True):
             one.updates.step = step
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict, replace
@@ -11,6 +10,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from ..core.errors import FileDamagedError, FileMissingError, HedgerowError, InputError
+from ..core.whole_file import write_whole
 from ..routing.dist_types import SUPPORTED_DIST_TYPES
 from .as_json import readable
 from .inputs_file import inputs_dict, inputs_of
@@ -74,17 +74,7 @@ def _table_dict(table: Placed) -> dict[str, Any]:
 
 def write_plan(plan: Plan, path: Path) -> None:
     """Beside first, then renamed: a reader finds the old file or the new one."""
-    text = readable(plan_dict(plan)) + "\n"
-    path.parent.mkdir(parents=True, exist_ok=True)
-    part = path.with_name(f"{path.name}.{os.getpid()}.part")
-    try:
-        with part.open("w", encoding="utf-8") as out:
-            out.write(text)
-            out.flush()
-            os.fsync(out.fileno())
-        part.replace(path)
-    finally:
-        part.unlink(missing_ok=True)
+    write_whole(path, readable(plan_dict(plan)) + "\n")
 
 
 def read_plan(path: Path) -> Plan:

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import os
 from html import escape
 from pathlib import Path
 
+from ..core.whole_file import write_whole
 from .explain import reasons
 from .plan import Plan
 from .report import default_curve, head_lines, hit_text, next_text, place_word, unit_for
@@ -45,14 +45,7 @@ _MOST_EXPLAINED = 200  # tables with their options; a page of thousands would no
 
 def write_html(plan: Plan, path: Path) -> None:
     """Writes the page, whole or not at all."""
-    text = page(plan, default_curve(plan))
-    path.parent.mkdir(parents=True, exist_ok=True)
-    part = path.with_name(f"{path.name}.{os.getpid()}.part")
-    try:
-        part.write_text(text, encoding="utf-8")
-        part.replace(path)
-    finally:
-        part.unlink(missing_ok=True)
+    write_whole(path, page(plan, default_curve(plan)))
 
 
 def page(plan: Plan, curve: Curve) -> str:

@@ -50,7 +50,7 @@ def unpack(data: bytes) -> Remembered:
             for number, acked, last, done in told["clients"]
         ]
         return Remembered(int(told["segment"]), clients)
-    except (ValueError, KeyError, TypeError) as error:
+    except (ArithmeticError, ValueError, KeyError, TypeError, RecursionError) as error:
         raise CheckpointError(f"the blob of a server is not readable: {error!r}.") from error
 
 

@@ -22,7 +22,7 @@ from ..tables.checkpoint.manifest import MANIFEST, BlobEntry, FileEntry
 from ..tables.checkpoint.manifest_reader import read_manifest
 from ..tables.checkpoint.save import checked_header, save_tables, save_tables_async
 from ..tables.checkpoint.shared_save import SharedSave
-from ..tables.checkpoint.writer import Written
+from ..tables.checkpoint.writer import Written, is_mark
 from ..tables.host import HostTable
 from .buffers import text_of
 from .client_file import BLOB, blob_name, pack
@@ -195,7 +195,7 @@ class Keeper:
     def _save_close(self, order: Order) -> Order:
         if self._job is not None and self._job_number == str(order.get("number")):
             if order.get("abandon"):
-                self._job.abandon(str(order.get("mark")))
+                self._job.abandon(_mark(order))
             self._end_save()
         return {}
 
@@ -270,8 +270,8 @@ def _step(order: Order) -> int:
 
 def _mark(order: Order) -> str:
     mark = order.get("mark")
-    if not isinstance(mark, str):
-        raise FrameError(f"an order whose mark is {mark!r:.100}; it must be a str.")
+    if not isinstance(mark, str) or not is_mark(mark):
+        raise FrameError(f"an order whose mark is {mark!r:.100}, which no save has.")
     return mark
 
 

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 from .model import ServingError
 
 
 class Arrivals:
-    """Waits for messages, `most` at a time: one more ends the wait of the oldest. Owns a lock.
+    """Places for calls that wait, `most` at a time: one more ends the oldest. Owns a lock.
 
     A client that opens calls and sends nothing holds a thread and a place for each. Good clients
     send their message with the call, and so never wait long enough to be the oldest.
@@ -26,6 +27,37 @@ class Arrivals:
 
     def take(self, messages: Iterator[bytes], context: Any) -> bytes:
         """The one message of a call."""
+        self._begin(context)
+        try:
+            return next(messages)
+        except StopIteration:
+            raise ServingError("INVALID_ARGUMENT", "the call has no message; send one.") from None
+        finally:
+            self._end(context)
+
+    def each(self, messages: Iterator[bytes], context: Any) -> Iterator[bytes]:
+        """All messages of a call, which waits for each.
+
+        >>> list(Arrivals(4).each(iter([b"one", b"two"]), None))
+        [b'one', b'two']
+        """
+        while True:
+            with self.waiting(context):
+                data = next(messages, None)
+            if data is None:
+                return
+            yield data
+
+    @contextmanager
+    def waiting(self, context: Any) -> Iterator[None]:
+        """The call waits while this is open."""
+        self._begin(context)
+        try:
+            yield
+        finally:
+            self._end(context)
+
+    def _begin(self, context: Any) -> None:
         oldest = None
         with self._lock:
             if len(self._waiting) >= self._most:
@@ -33,13 +65,10 @@ class Arrivals:
             self._waiting[id(context)] = context
         if oldest is not None:
             oldest.cancel()
-        try:
-            return next(messages)
-        except StopIteration:
-            raise ServingError("INVALID_ARGUMENT", "the call has no message; send one.") from None
-        finally:
-            with self._lock:
-                self._waiting.pop(id(context), None)
+
+    def _end(self, context: Any) -> None:
+        with self._lock:
+            self._waiting.pop(id(context), None)
 
 
 class InFlight:

@@ -5,9 +5,11 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable, Mapping
+from contextlib import ExitStack
 from dataclasses import dataclass
 from os import PathLike
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import torch
@@ -112,7 +114,7 @@ def load_trusted(folder: Path, name: str, trust: BundleTrust, *, ask: Ask | None
     except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:
         reason = f"{type(error).__name__}: {error}"
         raise FileDamagedError(f"the manifest of {folder} makes no sense: {reason}.") from error
-    except (OSError, RuntimeError) as error:
+    except (MemoryError, OSError, RuntimeError) as error:
         raise FileDamagedError(f"{folder} cannot be loaded: {error}.") from error
     rows = 0 if model.followed is None else model.followed.rows()
     logging.getLogger("hedgerow").info(
@@ -131,10 +133,15 @@ def _load(folder: Path, name: str, trust: BundleTrust, ask: Ask | None) -> Model
     for file in program if manifest.arguments is not None else ():
         if file not in manifest.files:
             raise FileDamagedError(f"the manifest of {folder} names no {file}.")
-    files = checked_bytes(folder, manifest.files, () if manifest.is_old else PROGRAM_FILES)
+    wanted = () if manifest.is_old else PROGRAM_FILES
     configs = {n: TableConfig.from_dict(dict(p)) for n, p in manifest.tables.items()}
-    rows = _rows(folder, manifest, configs, ask)
-    return _Loading(folder, manifest, files, rows).model(name)
+    with ExitStack() as stack:
+        copies = None
+        if trust.keys:  # what is read later must be what was signed, whoever may write to `folder`
+            copies = Path(stack.enter_context(TemporaryDirectory(prefix="hedgerow-bundle-")))
+        files = checked_bytes(folder, manifest.files, wanted, copies)
+        rows = _rows(copies or folder, manifest, configs, ask)
+        return _Loading(folder, copies or folder, manifest, files, rows).model(name)
 
 
 def _rows(
@@ -155,12 +162,18 @@ def _rows(
 
 
 class _Loading:
-    """A bundle whose rows are there, to become a model."""
+    """A bundle whose rows are there, to become a model; its files lie in `checked`."""
 
     def __init__(
-        self, folder: Path, manifest: Manifest, files: Mapping[str, bytes], rows: ReadableRows
+        self,
+        folder: Path,
+        checked: Path,
+        manifest: Manifest,
+        files: Mapping[str, bytes],
+        rows: ReadableRows,
     ) -> None:
-        self._folder, self._manifest, self._files, self._rows = folder, manifest, files, rows
+        self._folder, self._checked = folder, checked
+        self._manifest, self._files, self._rows = manifest, files, rows
         self._close: list[Callable[[], None]] = []
 
     def model(self, name: str) -> Model:
@@ -186,8 +199,8 @@ class _Loading:
             one()
 
     def _version(self) -> int:
-        """That of the folder: a copy under another number is that version."""
-        name = self._folder.resolve().name
+        """That of the folder: a copy under another number, or a link, is that version."""
+        name = self._folder.absolute().name
         is_number = name.isascii() and name.isdecimal() and len(name) < 19
         return int(name) if is_number else self._manifest.version
 
@@ -198,7 +211,7 @@ class _Loading:
         arguments = Arguments.from_list(manifest.arguments)
         inputs = [*arguments.specs()]
         if manifest.is_old:
-            program, shared = read_old_program(self._folder / OLD_PROGRAM, inputs, rows)
+            program, shared = read_old_program(self._checked / OLD_PROGRAM, inputs, rows)
         else:
             program, shared = read_program(self._files, inputs, rows)
         self._close.append(lambda: registry.release(shared, rows))

@@ -71,23 +71,38 @@ def entries_below(folder: Path) -> dict[str, dict[str, Any]]:
     return {path.relative_to(folder).as_posix(): file_entry(path) for path in files}
 
 
+def _copied(path: Path, to: Path) -> dict[str, Any]:
+    """As file_entry(), of the bytes that `to` has then."""
+    to.parent.mkdir(exist_ok=True)
+    sha256 = hashlib.sha256()
+    with os.fdopen(_open(path), "rb", buffering=0) as file, to.open("xb") as copy:
+        while chunk := file.read(_CHUNK_BYTES):
+            sha256.update(chunk)
+            copy.write(chunk)
+        return {"bytes": copy.tell(), "sha256": sha256.hexdigest()}
+
+
 def checked_bytes(
-    folder: Path, files: Mapping[str, Mapping[str, Any]], wanted: Collection[str]
+    folder: Path,
+    files: Mapping[str, Mapping[str, Any]],
+    wanted: Collection[str],
+    copies: Path | None = None,
 ) -> dict[str, bytes]:
     """Every file that the manifest names is there, byte for byte; the bytes of some of them.
 
-    What is given is what was checked: a file that is exchanged meanwhile changes nothing.
+    What is given is what was checked: a file that is exchanged meanwhile changes nothing. Those
+    that are not `wanted` are copied to the folder `copies` as they are checked, if there is one.
     """
     held: dict[str, bytes] = {}
     for name, entry in files.items():
         path = folder / name
         try:
             if name in wanted:
-                held[name] = read_bytes(path)
+                held[name] = read_bytes(path, entry["bytes"])
                 sha256 = hashlib.sha256(held[name]).hexdigest()
                 found = {"bytes": len(held[name]), "sha256": sha256}
             else:
-                found = file_entry(path)
+                found = file_entry(path) if copies is None else _copied(path, copies / name)
         except FileMissingError as error:
             raise FileDamagedError(str(error)) from error
         if found != dict(entry):

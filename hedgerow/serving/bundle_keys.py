@@ -69,7 +69,7 @@ def check_signature(folder: Path, keys: tuple[bytes, ...], manifest: bytes) -> N
     except FileMissingError as error:
         raise FileDamagedError(
             f"{folder} is not signed, and only bundles of a trusted key are loaded here. Sign it: "
-            f"`hedgerow export ... --sign KEY`, or export(..., sign=KEY)."
+            f"`hedgerow export ... --sign KEY`, or export(..., key=KEY)."
         ) from error
     except (ValueError, RecursionError) as error:
         raise FileDamagedError(f"{folder / SIGNATURE} is no JSON: {error}.") from error

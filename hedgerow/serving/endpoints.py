@@ -74,7 +74,7 @@ def handlers(
     compat: Compat = None,
     reload_root: Path | None = None,
     observe: Observe | None = None,
-    most_waiting: int,
+    arrivals: Arrivals,
     most_bytes: int,
 ) -> list[Any]:
     """What grpcio calls, one handler a service.
@@ -84,7 +84,7 @@ def handlers(
     """
     import grpc
 
-    made, room = [], (Arrivals(most_waiting), InFlight(most_bytes))
+    made, room = [], (arrivals, InFlight(most_bytes))
     for service, functions in answers(registry, compat, reload_root).items():
         described = services.methods(service)
         behaviours = {

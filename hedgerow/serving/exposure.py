@@ -16,7 +16,7 @@ def is_local(address: str) -> bool:
     if address.startswith(("unix:", "unix-abstract:")):
         return True
     host = address.rpartition(":")[0].strip("[]")
-    if host == "localhost":
+    if host.lower() == "localhost":
         return True
     try:
         return ipaddress.ip_address(host).is_loopback

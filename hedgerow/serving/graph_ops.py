@@ -12,6 +12,7 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from ..core.errors import FileDamagedError
 
@@ -38,7 +39,7 @@ linalg_cross linalg_matrix_norm linalg_norm linalg_vecdot linalg_vector_norm lin
 log10 log1p log2 log_sigmoid log_softmax logaddexp logaddexp2 logcumsumexp logical_and logical_not
 logical_or logical_xor logit logsumexp lstm lstm_cell lt masked_fill masked_scatter masked_select
 matmul max max_pool1d max_pool2d maximum mean median meshgrid min minimum mish mm moveaxis movedim
-mul multinomial multiply mv nan_to_num nanmean nanmedian nansum narrow native_batch_norm
+mul multinomial multiply mv nan_to_num nanmean nanmedian nansum narrow
 native_dropout native_group_norm native_layer_norm ne neg negative new_full new_ones new_zeros
 nonzero norm normal not_equal numel one_hot ones ones_like outer pad pairwise_distance permute
 positive pow prelu prod quantile rad2deg rand rand_like randint randint_like randn randn_like
@@ -120,6 +121,51 @@ _NAMES: dict[Any, str] = {
 }
 
 
+def _guarded(op: Any, check: Callable[[dict[str, Any]], None]) -> Callable[..., Any]:
+    """An operation that does not look at its arguments as closely as it should."""
+    names = [one.name for one in op._schema.arguments]
+
+    def run(*given: Any, **named: Any) -> Any:
+        check({**dict(zip(names, given, strict=False)), **named})
+        return op(*given, **named)
+
+    run.__name__ = f"guarded_{str(op).replace('.', '_')}"
+    run._schema = op._schema  # pyright: ignore[reportFunctionMemberAccess]
+    return run
+
+
+def _check_channels(given: dict[str, Any]) -> None:
+    """One number a channel: the operation reads, and writes, as many as there are channels."""
+    shape = given["input"].shape
+    for name in ("weight", "bias", "running_mean", "running_var"):
+        value = given.get(name)
+        if value is not None and (len(shape) < 2 or value.shape != shape[1:2]):
+            raise FileDamagedError(
+                f"the graph normalizes a batch of shape {tuple(shape)} with a {name} of shape "
+                f"{tuple(value.shape)}; it must have a number for each channel."
+            )
+
+
+def _check_segments(given: dict[str, Any]) -> None:
+    """Segments lie inside the data: the operation reads what is beside it, too."""
+    data, offsets = given["data"], given.get("offsets")
+    if given.get("indices") is not None or given.get("unsafe") not in (None, False):
+        raise FileDamagedError("the graph reduces segments that are not checked.")
+    if offsets is None or not offsets.numel():
+        return
+    axis = given.get("axis") or 0
+    inside = int(offsets.min()) >= 0 and int(offsets.max()) <= data.shape[axis]
+    if not inside or bool((offsets.diff() < 0).any()):
+        raise FileDamagedError(f"the graph reduces segments outside its {data.shape[axis]} rows.")
+
+
+# Found by calling every operation of the list with arguments that do not fit each other.
+_CHECKS: dict[str, Callable[[dict[str, Any]], None]] = {
+    "_native_batch_norm_legit_no_training": _check_channels,
+    "segment_reduce": _check_segments,
+}
+
+
 def name_of(target: Any) -> str | None:
     """The name under which a graph's file knows what a node calls; None if it may not be called.
 
@@ -149,17 +195,50 @@ among the operations that a bundle may call.
         space, packet, overload = name.split(".")
         found = getattr(getattr(torch.ops, space), packet, None)
         if found is not None and overload in found.overloads():
-            return getattr(found, overload)
+            op, check = getattr(found, overload), _CHECKS.get(packet)
+            return _without_output_size(op) if check is None else _guarded(op, check)
     raise FileDamagedError(
         f"the graph calls {name[:100]!r}, which is not among the operations that a bundle may call."
     )
 
 
+def _without_output_size(op: Any) -> Callable[..., Any]:
+    """The operation; `repeat_interleave` counts its results itself.
+
+    Told a wrong count, torch writes them past the end of the memory that it took.
+    """
+    if not str(op).startswith("aten.repeat_interleave."):
+        return op
+
+    def repeat_interleave(*args: Any, output_size: object = None, **kwargs: Any) -> Tensor:
+        return op(*args, **kwargs)
+
+    repeat_interleave._schema = op._schema  # type: ignore[attr-defined]
+    return repeat_interleave
+
+
 def _allowed(name: str) -> bool:
-    """Whether a full name is of an operation of the list, or of its form that works in place."""
+    """Whether a full name is of an operation of the list, or of its form that works in place.
+
+    Forms that compute Python's numbers, and those of TorchScript, end the process where they are
+    given a zero or a wrong word: exported graphs have none of them.
+    """
     parts = name.split(".")
     if len(parts) != 3:
         return False
     packet = f"{parts[0]}.{parts[1]}"
     in_place = not packet.endswith("__") and packet.removesuffix("_") in ALLOWED
-    return (packet in ALLOWED or in_place) and not parts[2].endswith("out")
+    return (packet in ALLOWED or in_place) and _on_tensors(*parts)
+
+
+def _on_tensors(space: str, packet: str, overload: str) -> bool:
+    """Whether a form of an operation takes or gives tensors, or only checks what it is given; and
+    does not write its results into what it is given.
+    """
+    found = getattr(getattr(torch.ops, space), packet, None)
+    if found is None or overload not in found.overloads() or overload.startswith("prim"):
+        return False
+    schema = getattr(found, overload)._schema
+    values = [*schema.arguments, *schema.returns]
+    useful = not schema.returns or any("Tensor" in str(one.type) for one in values)
+    return useful and not any(one.is_out for one in schema.arguments)

@@ -28,6 +28,13 @@ _WORDS: dict[str, dict[str, Any]] = {
     "device": {"cpu": torch.device("cpu")},
     "float": {"inf": float("inf"), "-inf": -float("inf"), "nan": float("nan")},
 }
+# What torch calls the types of such arguments.
+_KINDS = {
+    "ScalarType": "dtype",
+    "Layout": "layout",
+    "MemoryFormat": "memory_format",
+    "Device": "device",
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,6 +87,21 @@ def read_graph(plain: Any, rows: Mapping[str, int], store: str) -> Graph:
     return Graph(values, tuple(outputs), reader.function([*outputs.values()]))
 
 
+def _check_words(name: str, schema: Any, args: list[Any], kwargs: dict[str, Any]) -> None:
+    """Types and the like are words: torch takes numbers for them, too, and looks at none."""
+    arguments = [] if schema is None else schema.arguments
+    given = {**dict(zip((one.name for one in arguments), args, strict=False)), **kwargs}
+    for one in arguments:
+        kind = _KINDS.get(str(one.real_type).removeprefix("Optional[").removesuffix("]"))
+        value = given.get(one.name)
+        if kind is not None and value is not None and _kind(value) != kind:
+            raise FileDamagedError(f"{name} has a {one.name} of {str(value)[:80]}; it is a {kind}.")
+
+
+def _kind(value: Any) -> str | None:
+    return next(iter(value)) if isinstance(value, dict) and len(value) == 1 else None
+
+
 def _value(one: Any) -> tuple[str, str]:
     kind, name = one if isinstance(one, list) and len(one) == 2 else (None, None)
     if kind not in ("weight", "constant", "input") or not isinstance(name, str):
@@ -114,6 +136,7 @@ class _Reader:
         for key in kwargs:
             if key not in known or not key.isidentifier():
                 raise FileDamagedError(f"{name} has no argument {key[:80]!r}.")
+        _check_words(name, schema, args, kwargs)
         if name == READ_ROWS:
             args = self._reading(args, kwargs)
         given = tuple(self._argument(value) for value in args)

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from http import HTTPStatus
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import TYPE_CHECKING, Any, Self
+from urllib.parse import urlsplit
 
 from ..core.errors import InputError
 from .http_door import Door
@@ -23,6 +24,7 @@ if TYPE_CHECKING:
     from .tls import Tls
 
 _CHUNK_BYTES = 1 << 16
+_SOCKETS = ("unix:", "unix-abstract:")  # for gRPC; here they would be names of hosts
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,7 +69,7 @@ class HttpServer:
         hosts: Collection[str] = (),
     ) -> None:
         host, _, port = address.rpartition(":")
-        if not host or not port.isdecimal():
+        if not host or not port.isdecimal() or address.startswith(_SOCKETS):
             raise InputError(f"address is {address!r}; give HOST:PORT, or port 0 for a free one.")
         context = None if tls is None else _context(tls)
         try:
@@ -271,7 +273,12 @@ class _Handler(BaseHTTPRequestHandler):
         if len(hosts) > 1 or len(origins) > 1 or (not hosts and self.request_version > "HTTP/1.0"):
             self._refuse(400, "send one Host header, and at most one Origin.")
             return False
-        reason = self.server.door.refusal("".join(hosts), origins[0] if origins else None)
+        try:  # a whole address in the first line goes before Host, as HTTP says
+            host = urlsplit(self.path).netloc or "".join(hosts)
+        except ValueError as error:  # http://[
+            self._refuse(400, f"Malformed request: {self.path[:100]}: {error}")
+            return False
+        reason = self.server.door.refusal(host, origins[0] if origins else None)
         if reason:
             self._refuse(403, reason)
         return not reason

@@ -99,7 +99,14 @@ def find_models(
     if name is not None and len(found) > 1:
         names = ", ".join(path.name for path in found)
         raise InputError(f"{folder} holds several models ({names}); --name fits only one.")
-    return tuple((name or _name(path), path, policy_of(policy)) for path in found)
+    named = [name or _name(path) for path in found]
+    for one, path in zip(named, found, strict=True):
+        if named.count(one) > 1:
+            raise InputError(
+                f"two models below {folder} would be called {one!r}, {path.name} is one of them; "
+                f"rename its folder, or serve one alone: hedgerow serve {path}."
+            )
+    return tuple((one, path, policy_of(policy)) for one, path in zip(named, found, strict=True))
 
 
 def _name(folder: Path) -> str:

@@ -159,6 +159,7 @@ class Registry:
         try:
             model = load()
             if (model.name, model.version) != (name, version):
+                model.close()
                 raise InputError(
                     f"version {version} of model {name} holds version {model.version} of model "
                     f"{model.name}; put it under its own name."

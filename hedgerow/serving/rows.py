@@ -122,7 +122,8 @@ def read_rows(folder: Path, configs: Mapping[str, TableConfig]) -> HostTables:
     """The tables with their rows, every byte of which was checked."""
     store = HostTables(configs)
     try:
-        loaded = load_tables(folder, store.tables)
+        # A bundle has no increments: who may write to it could add some that it does not name.
+        loaded = load_tables(folder, store.tables, increments=0)
     except CheckpointError as error:
         raise FileDamagedError(f"the rows of the bundle: {error}") from error
     missing = [name for name in configs if name not in loaded.rows]

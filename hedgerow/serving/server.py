@@ -4,18 +4,19 @@ from __future__ import annotations
 
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Self
+from typing import Self
 
 from ..core import checks
 from ..core.errors import StateError
 from ..wire.rpc import listen, new_server
 from ..wire.tensors import Compat, check_compat
+from .arrivals import Arrivals
 from .endpoints import SERVICES, Observe, handlers
 from .exposure import check_exposed
 from .health import HEALTH_SERVICE, Health
 from .pool import ElasticPool
 from .registry import Registry
-from .standard_services import add_services
+from .standard_services import add_reflection
 from .tls import Tls
 
 MAX_MESSAGE_BYTES = 64 << 20
@@ -67,13 +68,14 @@ class PredictionServer:
         self._server = new_server(
             self._pool, max_message_bytes, requests=most_requests, options=_OPTIONS
         )
+        arrivals = Arrivals(max(1, most_requests // 2))  # the other half is for quick clients
         self._server.add_generic_rpc_handlers(
             handlers(
                 registry,
                 compat=compat,
                 reload_root=reload_root,
                 observe=observe,
-                most_waiting=max(1, most_requests // 2),  # the other half is for quick clients
+                arrivals=arrivals,
                 most_bytes=_LARGE_REQUESTS * max_message_bytes,
             )
         )
@@ -82,8 +84,8 @@ class PredictionServer:
         except Exception:
             self._pool.shutdown()
             raise
-        self._health = Health(registry, self._server)
-        _reflect(self._server)
+        self._health = Health(registry, self._server, arrivals)
+        add_reflection(self._server, (*SERVICES, HEALTH_SERVICE), arrivals)
         self._state = "new"
 
     def start(self) -> Self:
@@ -117,17 +119,3 @@ class PredictionServer:
         trace: TracebackType | None,
     ) -> None:
         self.stop()
-
-
-def _reflect(server: Any) -> None:
-    """Tells clients such as grpcurl which services and messages there are."""
-    from grpc_health.v1 import health_pb2
-    from grpc_reflection.v1alpha import reflection, reflection_pb2
-
-    from ..wire.pool import new_pool
-
-    others: list[Any] = [health_pb2.DESCRIPTOR, reflection_pb2.DESCRIPTOR]
-    pool = new_pool(others)
-    names = (*SERVICES, HEALTH_SERVICE, reflection.SERVICE_NAME)
-    servicer = reflection.ReflectionServicer(names, pool=pool)
-    add_services(server, {reflection.SERVICE_NAME: servicer})

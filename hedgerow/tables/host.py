@@ -125,7 +125,8 @@ class HostTable(HostEvictions, HostMoves, HostReads, HostWatch):
     def __reduce__(self) -> str:
         raise TypeError(
             f"table {self.config.name!r} cannot be pickled or copied; "
-            f"move its rows with scan() and restore()."
+            f"hr.save keeps a model, model.state_dict() its rows, too; scan() and restore() move "
+            f"the rows of a table."
         )
 
     @property

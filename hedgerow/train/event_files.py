@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from pathlib import Path
 from typing import BinaryIO
 
@@ -10,6 +11,7 @@ import numpy as np
 from ..core.clock import Clock, SystemClock
 from ..core.local_path import local_path
 from ..core.protobuf import bytes_field, double_field, floats_field, varint_field
+from ..core.whole_file import naming
 from ..data.record_frames import frame
 from .events import PLACE, Event
 
@@ -40,10 +42,17 @@ class TensorBoard:
         self, folder: str | Path, from_step: int | None = None, *, clock: Clock | None = None
     ) -> None:
         self._clock = clock or SystemClock()
-        self._file = _new_file(local_path(folder), self._clock.now_s())
-        self._append(0, bytes_field(_FILE_VERSION, b"brain.Event:2"))
+        self._folder = local_path(folder)
+        with naming(self._folder):
+            self._file = _new_file(self._folder, self._clock.now_s())
         first_step = 0 if from_step is None else from_step + 1
-        self._append(first_step, bytes_field(_SESSION_LOG, varint_field(_STATUS, _START)))
+        try:
+            self._append(0, bytes_field(_FILE_VERSION, b"brain.Event:2"))
+            self._append(first_step, bytes_field(_SESSION_LOG, varint_field(_STATUS, _START)))
+        except BaseException:
+            with suppress(OSError):  # it tries once more to write what found no room
+                self._file.close()
+            raise
 
     def write(self, event: Event) -> None:
         """Appends the event's numbers; its texts and its place among steps are no scalars."""
@@ -57,12 +66,14 @@ class TensorBoard:
 
     def close(self) -> None:
         """Closes the file; a second call does nothing."""
-        self._file.close()
+        with naming(self._folder):
+            self._file.close()
 
     def _append(self, step: int, content: bytes) -> None:
         head = double_field(_WALL_TIME, self._clock.now_s()) + varint_field(_STEP, step)
-        self._file.write(frame(head + content))
-        self._file.flush()
+        with naming(self._folder):
+            self._file.write(frame(head + content))
+            self._file.flush()
 
 
 def _new_file(folder: Path, now_s: int) -> BinaryIO:

@@ -11,6 +11,7 @@ from typing import Any, Literal
 
 from ..core.errors import InputError
 from ..core.local_path import local_path
+from ..core.whole_file import write_whole
 from .config_text import Origin, read_text
 from .config_values import Count, Place, Rate, Size, plain, read_section
 from .job_data import DataJob
@@ -85,9 +86,7 @@ class Job:
 
     def save(self, path: Path) -> None:
         """Writes it as JSON, whole or not at all."""
-        part = path.with_suffix(".part")
-        part.write_text(json.dumps(self.to_dict(), indent=1) + "\n", encoding="utf-8")
-        part.replace(path)
+        write_whole(path, json.dumps(self.to_dict(), indent=1) + "\n")
 
 
 def read_job(path: str | PathLike[str], options: Mapping[str, Any] | None = None) -> Job:

@@ -11,6 +11,7 @@ from typing import BinaryIO
 
 from ..core.errors import FileDamagedError
 from ..core.local_path import local_path
+from ..core.whole_file import naming
 from .events import Event
 
 
@@ -33,12 +34,13 @@ class JsonLines:
     """
 
     def __init__(self, path: str | Path, kept: int | None = None) -> None:
-        path = local_path(path)
-        path.parent.mkdir(parents=True, exist_ok=True)
-        if kept is None or not path.exists():
-            self._file: BinaryIO = path.open("wb")
+        self._path = path = local_path(path)
+        with naming(path):
+            path.parent.mkdir(parents=True, exist_ok=True)
+            new = kept is None or not path.exists()
+            self._file: BinaryIO = path.open("wb" if new else "r+b")
+        if kept is None or new:
             return
-        self._file = path.open("r+b")
         try:
             _cut(self._file, str(path), kept)
         except BaseException:
@@ -48,12 +50,14 @@ class JsonLines:
     def write(self, event: Event) -> None:
         """Appends one line and hands it to the system."""
         values = {name: _fit_for_json(value) for name, value in event.items()}
-        self._file.write(json.dumps(values, allow_nan=False).encode() + b"\n")
-        self._file.flush()
+        with naming(self._path):
+            self._file.write(json.dumps(values, allow_nan=False).encode() + b"\n")
+            self._file.flush()
 
     def close(self) -> None:
         """Closes the file; a second call does nothing."""
-        self._file.close()
+        with naming(self._path):
+            self._file.close()
 
 
 def read_events(path: str | Path) -> list[dict[str, float | int | str]]:
@@ -103,7 +107,7 @@ def _event(line: bytes) -> dict | None:
     """The event of a line, or None: a torn one has no closing brace and parses as nothing."""
     try:
         event = json.loads(line)
-    except ValueError:
+    except (ValueError, RecursionError):
         return None
     if not isinstance(event, dict) or not {"kind", "step"} <= set(event):
         return None

@@ -38,6 +38,11 @@ class Progress:
         if set(state_dict) != names:
             raise CheckpointError(f"{state_dict!r} is no progress of a run; it must have {names}.")
         for name, value in state_dict.items():
+            of_loss = name == "best_loss"
+            if not (type(value) is int or (of_loss and (value is None or type(value) is float))):
+                kind = "a number or None" if of_loss else "a whole number"
+                raise CheckpointError(f"progress: {name} is {value!r:.80}; it must be {kind}.")
+        for name, value in state_dict.items():
             setattr(self, name, value)
 
     def note(self, loss: float) -> bool:

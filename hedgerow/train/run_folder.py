@@ -7,7 +7,12 @@ from pathlib import Path
 
 from torch import nn
 
-from ..core.errors import CheckpointExistsError, CheckpointMissingError, ConfigError
+from ..core.errors import (
+    CheckpointExistsError,
+    CheckpointMissingError,
+    ConfigError,
+    FileDamagedError,
+)
 from ..core.local_path import local_path
 from ..nn.saving import load
 from .checkpoints import Checkpoints
@@ -63,14 +68,26 @@ class RunFolder:
         """Whether a run has begun here."""
         return self.job.exists() or Checkpoints(self.checkpoints).any()
 
+    def check_plain(self) -> None:
+        """Raises where a link, a pipe or a device stands for one of its files.
+
+        A log is cut where a run goes on: through a link that would be a file elsewhere.
+        """
+        for path in (self.job, self.log):
+            if path.is_symlink() or (path.exists() and not path.is_file()):
+                raise FileDamagedError(
+                    f"{path} is no plain file, and a run has no others. Move it away, or choose "
+                    f"another --out."
+                )
+
     def begin(self, job: Job) -> None:
         """Makes it the folder of a new run; one with a run in it is refused."""
+        self.check_plain()
         if self.is_used():
             raise CheckpointExistsError(
                 f"{self.path} holds a run already; go on with it with --resume, or choose another "
                 f"--out."
             )
-        self.path.mkdir(parents=True, exist_ok=True)
         job.save(self.job)
 
     def go_on(self, job: Job) -> None:
@@ -86,6 +103,7 @@ class RunFolder:
 
     def read(self) -> Job:
         """The job of the run that is here."""
+        self.check_plain()
         if not self.job.is_file():
             raise CheckpointMissingError(f"{self.path} holds no run: it has no {self.job.name}.")
         return read_job(self.job)

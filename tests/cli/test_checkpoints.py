@@ -22,7 +22,7 @@ from hedgerow.core.errors import (
 )
 from hedgerow.routing.router import Router
 
-from ..tables.checkpoint.common import config, content, filled
+from ..tables.checkpoint.common import change_manifest, config, content, filled
 
 
 def _run(*arguments: object) -> str:
@@ -144,3 +144,10 @@ def test_inspect_of_a_model_with_its_optimizer_is_a_few_readable_lines(tmp_path:
     assert re.search(r"item +\d+ +5 +Adagrad", shown)
     told = json.loads(_run("inspect", tmp_path / "a", "--json"))
     assert told["metadata"]["user"] == note
+
+
+@pytest.mark.parametrize("extras", [7, None, [1], "x"])
+def test_inspect_shows_what_has_odd_metadata(tmp_path: Path, extras: object) -> None:
+    hr.save(torch.nn.Sequential(hr.EmbeddingBags([hr.Table("[/x]", 2)])), tmp_path / "a")
+    change_manifest(tmp_path / "a", lambda manifest: manifest["metadata"].update(extras=extras))
+    assert "[/x]" in _run("inspect", tmp_path / "a")

@@ -90,3 +90,10 @@ def test_what_cannot_be_sampled_is_named(tmp_path: Path) -> None:
         with pytest.raises(error, match=words):
             _run(*arguments, "--out", tmp_path / "stats.json")
     assert not (tmp_path / "stats.json").exists()
+
+
+def test_an_archive_of_arrays_is_refused(tmp_path: Path) -> None:
+    with (tmp_path / "a.npy").open("wb") as file:
+        np.savez(file, a=IDS)
+    with pytest.raises(FileDamagedError, match="but an archive"):
+        _run(tmp_path / "a.npy", "--out", tmp_path / "stats.json")

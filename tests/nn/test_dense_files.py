@@ -335,6 +335,26 @@ def test_bad_metadata_is_one_of_our_errors(
     assert extra.state == "before"
 
 
+class _Picky(nn.Linear):
+    """Has a state that is no tensor, and takes it at its word."""
+
+    def get_extra_state(self) -> Any:
+        return {"kind": 7}
+
+    def set_extra_state(self, state: Any) -> None:
+        self.kind = state["kind"] + 1
+
+
+@pytest.mark.parametrize("state", [None, 3, {"list": []}, {"dict": []}, {"dict": [["kind", "x"]]}])
+def test_a_state_that_a_module_does_not_take_is_refused(tmp_path: Path, state: Any) -> None:
+    model = nn.Sequential(_model(), _Picky(2, 2))
+    hr.save(model, tmp_path / "a")
+    change = _set("metadata", "objects", "1._extra_state", value=state)
+    change_manifest(tmp_path / "a", change)
+    with pytest.raises(CheckpointError, match="the state of the model does not fit"):
+        hr.load(model, tmp_path / "a")
+
+
 @pytest.mark.parametrize(
     "state", [{"dict": []}, None, 3, {"list": []}, {"dict": [["param_groups", {"list": [1]}]]}]
 )

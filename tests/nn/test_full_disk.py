@@ -9,8 +9,8 @@ import signal
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import pytest
@@ -19,9 +19,15 @@ from torch import nn
 
 import hedgerow as hr
 from hedgerow.core.errors import InputError, SaveError
+from hedgerow.core.whole_file import write_whole
+from hedgerow.planner.times.calibration import Calibration
 from hedgerow.tables.checkpoint.increments import compact
 from hedgerow.tables.checkpoint.reshard import reshard
+from hedgerow.train.event_files import TensorBoard
+from hedgerow.train.job import job_of
+from hedgerow.train.json_lines import JsonLines
 
+from ..planner.sample import sample
 from ..tables.checkpoint.common import content
 
 
@@ -71,6 +77,50 @@ def test_a_full_disk_is_told_with_the_file_and_the_room(
         assert content(fresh[0].table("user")) == content(small[0].table("user"))
 
 
+def _log(path: Path) -> None:
+    log = JsonLines(path)
+    try:
+        log.write({"kind": "train", "step": 1})
+    finally:
+        log.close()
+
+
+SMALL_FILES: dict[str, Callable[[Path], object]] = {
+    "plan": lambda path: sample().save(path),
+    "calibration": lambda path: Calibration.default("cpu").save(path),
+    "job": lambda path: job_of({"data": {"source": "clicks"}}).save(path),
+    "log": _log,
+    "events": lambda path: TensorBoard(path),
+}
+
+
+@pytest.mark.skipif(shutil.which("mount") is None, reason="no mount command")
+@pytest.mark.parametrize("kind", SMALL_FILES)
+def test_small_files_name_themselves_on_a_full_disk(tmp_path: Path, kind: str) -> None:
+    with _small_disk(tmp_path / "disk", "16k") as disk:
+        (disk / "old").write_text("before")
+        with (disk / "fill").open("wb", buffering=0) as fill, suppress(OSError):
+            while fill.write(b"x" * 1024):
+                continue
+        for name in ("new", "old", "below/new"):
+            if kind in ("log", "events") and name == "old":  # a log that starts anew is emptied
+                continue
+            with pytest.raises(SaveError, match=f"{disk / name} could not be written: No space"):
+                SMALL_FILES[kind](disk / name)
+        assert (disk / "old").read_text() == "before"
+        assert not [path for path in disk.rglob("*") if path.suffix == ".part"]
+
+
+def test_a_small_file_is_written_through_what_is_no_plain_file(tmp_path: Path) -> None:
+    (tmp_path / "link").symlink_to(tmp_path / "real")
+    for name in ("link", "link"):
+        write_whole(tmp_path / name, "text")
+        assert (tmp_path / "link").is_symlink()
+        assert (tmp_path / "real").read_text() == "text"
+    write_whole(Path("/dev/null"), "text")
+    assert Path("/dev/null").is_char_device()
+
+
 @pytest.mark.parametrize("limit", [0, 1, 500, 3000, 5000])
 def test_a_limit_of_file_sizes_is_told_too(tmp_path: Path, limit: int) -> None:
     hr.save(_model(5, 10), tmp_path / "a", step=1)
@@ -94,7 +144,8 @@ import torch, hedgerow as hr
 from hedgerow.core.errors import InputError, SaveError
 from hedgerow.tables.checkpoint.increments import compact
 from hedgerow.tables.checkpoint.reshard import reshard
-from tests.nn.test_full_disk import _model
+from pathlib import Path
+from tests.nn.test_full_disk import SMALL_FILES, _model
 root = sys.argv[1]
 model = _model(5, 3)
 table = model[0].table("user")
@@ -111,6 +162,7 @@ calls = {
     "reshard": lambda: reshard(root + "/there", root + "/new", 2),
     "closed": lambda: hr.save(model, root + "/closed/a", overwrite=True),
     "closed itself": lambda: hr.save(model, root + "/closed", overwrite=True),
+    **{kind: lambda write=write: write(Path(root) / kind) for kind, write in SMALL_FILES.items()},
 }
 for name, call in calls.items():
     try:
@@ -137,7 +189,7 @@ def test_folders_without_the_right_to_write_are_a_save_error() -> None:
             check=True,
         )
         lines = dict(line.rsplit(" ", 1) for line in told.stdout.splitlines())
-        assert len(lines) == 10
+        assert len(lines) == 10 + len(SMALL_FILES)
         assert set(lines.values()) == {"ok"}, told.stdout
         assert hr.load(_model(0, 3), root / "there").rows == {"user": 3}
     finally:

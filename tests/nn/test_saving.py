@@ -12,7 +12,7 @@ import torch
 from torch import nn
 
 import hedgerow as hr
-from hedgerow.core.errors import CheckpointError
+from hedgerow.core.errors import CheckpointError, InputError
 from hedgerow.tables.checkpoint import save
 
 BATCH = hr.IdBatch.from_lists({"user": [[7], [8], []], "item": [[1, 2], [], [2]]})
@@ -113,6 +113,23 @@ class _Counting:
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         self.state = state_dict
+
+
+@pytest.mark.parametrize("metadata", [{1: "a", "1": "b"}, {"x": [{None: 1, "null": 2}]}])
+def test_metadata_that_no_load_takes_replaces_no_checkpoint(
+    tmp_path: Path, metadata: dict[Any, Any]
+) -> None:
+    """JSON has no other keys than strings: two that differ may become one."""
+
+    def model() -> nn.Module:
+        return nn.Sequential(hr.EmbeddingBags([hr.Table("user", 2)]), nn.Linear(2, 1))
+
+    hr.save(model(), tmp_path / "a", step=1)
+    before = {path.name: path.read_bytes() for path in (tmp_path / "a").iterdir()}
+    with pytest.raises(InputError, match="a key stands twice"):
+        hr.save(model(), tmp_path / "a", step=2, metadata=metadata, overwrite=True)
+    assert {path.name: path.read_bytes() for path in (tmp_path / "a").iterdir()} == before
+    assert hr.load(model(), tmp_path / "a").step == 1
 
 
 def test_extras_come_back_as_they_were(tmp_path: Path) -> None:

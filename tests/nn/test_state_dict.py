@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import io
+import random
 import subprocess
 import sys
 import tempfile
@@ -187,6 +188,8 @@ CHANGES = {
     "empty": lambda rows: rows[:0],
     "a list": lambda rows: rows.tolist(),
     "two rows": lambda rows: rows.view(1, -1),
+    "without data": lambda rows: rows.to("meta"),
+    "sparse": lambda rows: rows.to_sparse(),
 }
 
 
@@ -246,6 +249,40 @@ def test_counts_of_an_admission_rule_are_carried() -> None:
     assert two.row_counts() == {"user": 0}
     see(two)  # the third sighting
     assert two.row_counts() == {"user": 1}
+
+
+@pytest.mark.parametrize(
+    "rule", [hr.Lfu(8, half_life=16), hr.Lfu(8), hr.Lfu(8, half_life="1h"), hr.Lru(8)]
+)
+def test_rows_leave_in_the_same_order_after_a_load_and_in_a_copy(rule: Any) -> None:
+    def made() -> hr.EmbeddingBags:
+        clock = ManualClock(77)
+        table = hr.Table("user", 2, evict=rule)
+        return hr.EmbeddingBags([table], optimizer=hr.Sgd(lr=1.0), clock=clock)
+
+    def see(module: nn.Module, ids: list[int]) -> None:
+        module(hr.IdBatch.from_dict({"user": torch.tensor(ids)}))["user"].sum().backward()
+
+    at_random = random.Random(0)
+    one, two = made(), made()
+    for _ in range(200):
+        see(one, [at_random.randrange(12) for _ in range(6)])
+    two.load_state_dict(one.state_dict())
+    all_of_them = (one, two, copy.deepcopy(one))
+    tables = [module.table("user") for module in all_of_them]
+    if isinstance(rule, hr.Lfu):
+        uses = [table.uses(torch.arange(12)).tolist() for table in tables]
+        assert sum(uses[0]) > 0
+        assert uses[0] == uses[1] == uses[2]
+    for new in range(100, 105):
+        for module in all_of_them:
+            see(module, [new, 3, new + 1])
+    assert content(tables[0]).keys() == content(tables[1]).keys() == content(tables[2]).keys()
+
+
+def test_a_model_that_is_pickled_names_what_keeps_it(trained: Ranker) -> None:
+    with pytest.raises(TypeError, match=r"cannot be pickled.*hr\.save keeps a model"):
+        torch.save(trained, io.BytesIO())
 
 
 def test_an_empty_model_is_carried_too() -> None:

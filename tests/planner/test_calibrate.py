@@ -444,6 +444,11 @@ def _changed(**values: Any) -> str:
         (_changed(residuals={"median": 0, "p90": float("nan"), "worst": 1}), ConfigError),
         (_changed(points=[{"kind": "step"}]), ConfigError),
         (_changed(points=3), ConfigError),
+        (_changed(points=[[1]]), ConfigError),
+        (_changed(points=[{"seen": "x"}]), ConfigError),
+        (_changed(points=[[["kind", "step"]]]), ConfigError),
+        (_changed(memory_bytes="x"), ConfigError),
+        (_changed(memory_bytes=float("inf")), ConfigError),
     ],
 )
 def test_files_that_are_none_are_refused(tmp_path: Path, text: str, error: type) -> None:
@@ -453,6 +458,10 @@ def test_files_that_are_none_are_refused(tmp_path: Path, text: str, error: type)
         Calibration.load(path)
     with pytest.raises(FileMissingError):
         Calibration.load(tmp_path / "none.json")
+    for bomb in ("[" * 100_000, "1" * 5000):
+        path.write_text(bomb)
+        with pytest.raises(FileDamagedError, match="is no JSON file"):
+            Calibration.load(path)
 
 
 def test_parameters_that_cannot_be_are_refused() -> None:

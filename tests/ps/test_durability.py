@@ -11,7 +11,8 @@ from typing import Any
 import pytest
 import torch
 
-from hedgerow.core.errors import ConfigError
+from hedgerow.core.errors import CheckpointError, ConfigError
+from hedgerow.ps.client_file import unpack
 from hedgerow.ps.errors import DeadlineError, RolledBackError
 from hedgerow.ps.frames import Origin, Request, Verb
 from hedgerow.ps.remote_shard import RemoteShard
@@ -244,3 +245,19 @@ def test_a_write_that_left_before_a_crash_is_said_to_be_unsure(tmp_path: Path) -
         with pytest.raises(DeadlineError, match="may have happened"):
             under_way.wait()
         shard.close()
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "[" * 100_000,
+        '{"segment": 0, "clients": [[1, 1, 1e999, []]]}',
+        '{"segment": Infinity, "clients": []}',
+        '{"segment": 0, "clients": 7}',
+        '{"segment": 0, "clients": [[1, 1, 1, [[1, 1, 1, [1], []]]]]}',
+    ],
+    ids=range(5),
+)
+def test_what_is_remembered_of_clients_is_checked(text: str) -> None:
+    with pytest.raises(CheckpointError, match="the blob of a server is not readable"):
+        unpack(text.encode())

@@ -169,3 +169,38 @@ def test_state_dicts_and_copies_of_rows_on_servers_name_hr_save(tmp_path: Path) 
             with pytest.raises(HedgerowError, match=r"rows are on 1 servers.*hr\.save"):
                 call()
         hr.save(model, tmp_path / "a")  # has them all
+
+
+@pytest.mark.parametrize("mark", ["*", "?" * 12, "[0-9a-f]*", "", None, 7, ["*"], "../x"])
+def test_an_order_with_a_mark_of_no_save_removes_nothing(tmp_path: Path, mark: object) -> None:
+    with ExitStack() as stack:
+        shards = connect(stack, start(stack, 1))
+        fill(shards)
+        save_servers(shards, tmp_path / "a", router=router(1), step=1)
+        before = {path.name for path in (tmp_path / "a").iterdir()}
+        orders = _Orders(Verb.SAVE, shards, 60.0, tmp_path / "a", router(1))
+        told = orders.one(0, "open", overwrite=True)
+        with pytest.raises(HedgerowError, match="mark"):
+            orders.one(0, "write", mark=mark, newest_s=told["newest_s"])
+        with pytest.raises(HedgerowError, match="mark"):
+            orders.one(0, "close", mark=mark, abandon=True)
+        assert {path.name for path in (tmp_path / "a").iterdir()} == before
+        orders.one(0, "close", mark=told["mark"], abandon=True)
+
+
+def test_a_manifest_that_no_load_takes_replaces_none(tmp_path: Path) -> None:
+    with ExitStack() as stack:
+        shards = connect(stack, start(stack, 1))
+        fill(shards)
+        save_servers(shards, tmp_path / "a", router=router(1), step=1)
+        orders = _Orders(Verb.SAVE, shards, 60.0, tmp_path / "a", router(1))
+        told = orders.one(0, "open", overwrite=True)
+        mark, newest_s = told["mark"], told["newest_s"]
+        written = orders.all("write", mark=mark, newest_s=newest_s)
+        more = {"written": [*written, *written], "step": 2, "metadata": {}}
+        with pytest.raises(HedgerowError, match="a file stands twice"):
+            orders.one(0, "finish", mark=mark, **more)
+        orders.all("close", mark=mark, abandon=True)
+        manifest = read_manifest(tmp_path / "a")
+        assert manifest.step == 1
+        assert {path.name for path in (tmp_path / "a").iterdir()} == manifest.names() | {MANIFEST}

@@ -11,16 +11,17 @@ PATH = "/tensorflow.serving.PredictionService/Predict"
 PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
 DATA, HEADERS, RST_STREAM, SETTINGS, GOAWAY = 0, 1, 3, 4, 7
 END_STREAM, END_HEADERS, ACK = 1, 4, 1
+NO_WINDOW = struct.pack(">HI", 4, 0)  # a client that takes no byte of an answer
 
 
 class RawHttp2:
-    """One connection to a gRPC server."""
+    """One connection to a gRPC server; `settings` are those that this client states."""
 
-    def __init__(self, address: str) -> None:
+    def __init__(self, address: str, settings: bytes = b"") -> None:
         host, _, port = address.rpartition(":")
         self.socket = socket.create_connection((host, int(port)), timeout=TIMEOUT_S)
         self.socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        self.socket.sendall(PREFACE + frame(SETTINGS, 0, 0, b""))
+        self.socket.sendall(PREFACE + frame(SETTINGS, 0, 0, settings))
 
     def open(self, stream: int, path: str = PATH) -> None:
         fields = {

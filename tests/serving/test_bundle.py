@@ -20,11 +20,14 @@ from hedgerow.core.errors import (
     FileDamagedError,
     FileMissingError,
     HedgerowError,
+    InputError,
     NotSupportedError,
 )
 from hedgerow.serving.bundle import load_bundle
 from hedgerow.serving.export import export
 from hedgerow.serving.model import Model, ServingError, Tensors
+from hedgerow.serving.process import find_models
+from hedgerow.serving.registry import Registry
 from hedgerow.serving.remote_rows import Ask
 from hedgerow.serving.version_folders import publish, versions_in
 
@@ -93,6 +96,34 @@ def test_a_copy_under_another_number_is_that_version(copied: Path) -> None:
     served = load_bundle(Path(shutil.copytree(copied, copied.with_name("12"))), "ctr")
     assert served.version == 12
     assert load_bundle(copied, "ctr").version == 4
+
+
+def test_a_link_under_another_number_is_that_version(copied: Path) -> None:
+    link = copied.with_name("12")
+    link.symlink_to(copied.name)
+    registry = Registry(load_bundle)
+    registry.watch("ctr", copied.parent, "all")
+    assert registry.versions("ctr") == [4, 12]
+    registry.close()
+
+
+def test_a_model_that_is_not_the_one_asked_for_is_closed() -> None:
+    closed: list[str] = []
+    other = Model("ctr", 5, {}, lambda: closed.append("5"))
+    registry = Registry()
+    assert not registry.load("ctr", 4, lambda: other)
+    assert closed == ["5"]
+    registry.close()
+
+
+def test_two_models_below_a_folder_that_would_have_one_name_are_refused(tmp_path: Path) -> None:
+    """`entry` has the name of the folder above, as another one may have, too."""
+    for name in ("entry", "ctr"):
+        (tmp_path / "ctr" / name / "1").mkdir(parents=True)
+    with pytest.raises(InputError, match=r"two models below .* would be called 'ctr'"):
+        find_models(tmp_path / "ctr")
+    ((name, folder, _),) = find_models(tmp_path / "ctr" / "entry")
+    assert (name, folder.name) == ("ctr", "entry")
 
 
 def test_a_manifest_of_another_time(copied: Path) -> None:

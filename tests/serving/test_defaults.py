@@ -16,7 +16,7 @@ import pytest
 import torch
 
 import hedgerow as hr
-from hedgerow.core.errors import ConfigError
+from hedgerow.core.errors import ConfigError, InputError
 from hedgerow.serving.client import PredictionClient
 from hedgerow.serving.http_door import Door
 from hedgerow.serving.model import ServingError
@@ -200,6 +200,20 @@ def test_a_wrong_host_is_refused(
     assert ask(address, "POST", "/v1/models/demo:predict", body, Host=host, **kind)[0] == status
 
 
+@pytest.mark.parametrize(
+    ("authority", "status"),
+    [("LOCALHOST:1", 200), ("evil.example", 403), ("localhost@evil.example", 403), ("[", 400)],
+)
+def test_a_whole_address_in_the_first_line_goes_before_host(
+    authority: str, status: int, servers: tuple[PredictionServer, RestServer]
+) -> None:
+    """As a browser sends it that takes this server for its proxy."""
+    address, target = servers[1].address, f"http://{authority}/v1/models/demo"
+    assert ask(address, "GET", target, Host="localhost")[0] == status
+    body, kind = b'{"instances": [1.0]}', {"Content_Type": "application/json"}
+    assert ask(address, "POST", target + ":predict", body, Host="localhost", **kind)[0] == status
+
+
 def test_names_that_are_allowed(tables: Any) -> None:
     registry = Registry()
     registry.add(demo(3))
@@ -263,6 +277,13 @@ def test_a_body_must_be_typed_as_json(
 def test_off_loopback_tls_or_insecure_is_needed(kind: Any, address: str) -> None:
     with pytest.raises(ConfigError, match="--insecure"):
         kind(Registry(), address)
+
+
+def test_http_does_not_take_a_host_named_unix_for_a_socket() -> None:
+    """For gRPC `unix:` begins the name of a file; here it would be a host, maybe a far one."""
+    for address in ("unix:0", "unix-abstract:0"):
+        with pytest.raises(InputError, match="give HOST:PORT"):
+            RestServer(Registry(), address)
 
 
 @pytest.mark.parametrize("option", ["--grpc", "--http"])

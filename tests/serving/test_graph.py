@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -13,6 +14,8 @@ from hedgerow.core.errors import FileDamagedError, NotSupportedError
 from hedgerow.serving.bundle import load_bundle
 from hedgerow.serving.export import export
 from hedgerow.serving.graph_ops import ALLOWED, op_of
+from hedgerow.serving.graph_reader import read_graph
+from hedgerow.serving.graph_writer import GRAPH_FORMAT, GRAPH_VERSION
 from hedgerow.serving.tensor_file import read_tensors, tensor_bytes
 
 X = torch.randn(3, 4, generator=torch.Generator().manual_seed(0))
@@ -122,6 +125,29 @@ def test_the_list_holds_operations_that_exist_and_none_that_opens_a_file() -> No
             op_of(f"aten.{name}.default")
 
 
+@pytest.mark.parametrize(
+    "name",
+    [
+        "aten.remainder.int",  # of zero: the process ends
+        "aten.to.prim_dtype",  # so it does
+        "aten.max.dim_max",  # writes its results into what it is given
+        "aten.sort.values",
+        "aten.add.out",
+    ],
+)
+def test_forms_of_an_operation_that_no_exported_graph_has_are_refused(name: str) -> None:
+    with pytest.raises(FileDamagedError, match="may call"):
+        op_of(name)
+
+
+def test_repeats_do_not_write_past_their_results() -> None:
+    """torch believes an `output_size`, and checks a negative number only after it wrote."""
+    repeat = op_of("aten.repeat_interleave.Tensor")
+    assert repeat(torch.tensor([2, 1]), output_size=3).tolist() == [0, 0, 1]
+    with pytest.raises(RuntimeError, match="negative"):
+        repeat(torch.tensor([50_000_000, -49_999_999]), output_size=1)
+
+
 def test_tensors_of_every_type_in_a_file() -> None:
     held = {
         str(dtype): torch.ones(2, 3).to(dtype)
@@ -134,3 +160,85 @@ def test_tensors_of_every_type_in_a_file() -> None:
         assert torch.equal(found[name], tensor)
         assert found[name].dtype == tensor.dtype
     found["torch.float32"].add_(1)  # its own memory
+
+
+def _graph(op: str, *args: Any, first: bool = False, **kwargs: Any) -> Any:
+    """Of one call, whose arguments may be the inputs; with `first`, the first of its results."""
+    pick = {"op": "operator.getitem", "args": [{"value": 5}, 0], "kwargs": {}}
+    plain = {
+        "format": GRAPH_FORMAT,
+        "format_version": GRAPH_VERSION,
+        "values": [["input", f"x{i}"] for i in range(5)],
+        "nodes": [{"op": op, "args": list(args), "kwargs": kwargs}, *([pick] if first else [])],
+        "outputs": {"y": {"value": 6 if first else 5}},
+    }
+    return read_graph(plain, {}, "")
+
+
+GIVEN = [{"value": i} for i in range(5)]
+
+
+@pytest.mark.parametrize(
+    ("op", "args", "kwargs"),
+    [
+        ("aten.sum.default", [GIVEN[0]], {"dtype": 6}),
+        ("aten.sum.default", [GIVEN[0]], {"dtype": GIVEN[1]}),
+        ("aten.sum.default", [GIVEN[0]], {"dtype": "float32"}),
+        ("aten.sum.default", [GIVEN[0]], {"dtype": True}),
+        ("aten.sum.default", [GIVEN[0]], {"dtype": {"layout": "strided"}}),
+        ("aten.view.dtype", [GIVEN[0], 6], {}),
+        ("aten.clone.default", [GIVEN[0]], {"memory_format": 0}),
+        ("aten.zeros_like.default", [GIVEN[0]], {"layout": 0}),
+        ("aten.zeros_like.default", [GIVEN[0]], {"device": "cpu"}),
+    ],
+)
+def test_types_are_words_and_no_numbers(op: str, args: list[Any], kwargs: Any) -> None:
+    """torch takes any number for one, and a process ends by some."""
+    with pytest.raises(FileDamagedError, match="it is a "):
+        _graph(op, *args, **kwargs)
+
+
+@pytest.mark.parametrize("short", range(1, 5))
+@pytest.mark.parametrize(
+    ("op", "more"),
+    [
+        ("aten._native_batch_norm_legit_no_training.default", [0.1, 1e-5]),
+    ],
+)
+def test_a_norm_reads_nothing_beside_its_arguments(op: str, more: list[Any], short: int) -> None:
+    graph = _graph(op, *GIVEN, *more, first=True)
+    given = [torch.randn(4, 3), *(torch.rand(3) + 1 for _ in range(4))]
+    (found,) = graph.run(*given)
+    assert found.shape == (4, 3)
+    given[short] = given[short][:2]
+    with pytest.raises(FileDamagedError, match="a number for each channel"):
+        graph.run(*given)
+
+
+@pytest.mark.parametrize(
+    ("op", "args"),
+    [
+        *(("mul.left_t", [[1], 2**40]), ("mul.right_", [2**40, [1]]), ("add.t", [[1], [1]])),
+        *(("add.str", ["a", "b"]), ("mul.int", [1, 2]), ("remainder.int", [1, 0])),
+        *(("to.prim_dtype", [GIVEN[0], 4000]), ("to.prim_Device", [GIVEN[0], None, 4000])),
+        ("native_batch_norm.default", [GIVEN[0], None, None, None, None, False, 0.1, 1e-5]),
+    ],
+)
+def test_operations_that_end_a_process_or_fill_it_are_refused(op: str, args: list[Any]) -> None:
+    with pytest.raises(FileDamagedError, match="not among the operations"):
+        _graph(f"aten.{op}", *args)
+
+
+@pytest.mark.parametrize("offsets", [[0, 9], [-1, 4], [0, 3, 1, 4], [2**40, 2**41]])
+def test_segments_lie_inside_their_data(offsets: list[int]) -> None:
+    graph = _graph("aten.segment_reduce.default", GIVEN[0], "sum", offsets=GIVEN[1])
+    rest = [torch.zeros(1)] * 3
+    (found,) = graph.run(torch.arange(4.0), torch.tensor([0, 1, 4]), *rest)
+    assert found.tolist() == [0.0, 6.0]
+    with pytest.raises(FileDamagedError, match="outside its 4 rows"):
+        graph.run(torch.arange(4.0), torch.tensor(offsets), *rest)
+    unchecked = _graph(
+        "aten.segment_reduce.default", GIVEN[0], "sum", lengths=GIVEN[1], unsafe=True
+    )
+    with pytest.raises(FileDamagedError, match="not checked"):
+        unchecked.run(torch.arange(4.0), torch.tensor([4]), *rest)

@@ -18,10 +18,13 @@ from torch import Tensor, nn
 
 import hedgerow as hr
 from hedgerow.core.errors import ConfigError, FileDamagedError, HedgerowError
+from hedgerow.serving import bundle
 from hedgerow.serving.bundle import load_bundle
 from hedgerow.serving.bundle_keys import new_key
 from hedgerow.serving.export import export
+from hedgerow.serving.manifest import read_manifest
 from hedgerow.serving.model import Model
+from hedgerow.tables.config import TableConfig
 
 from . import old_bundles
 from .old_bundles import EXPLOITS, make_old, reseal, seal
@@ -459,6 +462,55 @@ def test_only_what_a_trusted_key_signed_is_loaded(model: Small, tmp_path: Path) 
         load_bundle(signed, "m", key=short)
     with pytest.raises(HedgerowError, match="could not be written"):
         new_key(ours)
+
+
+def test_rows_that_the_manifest_does_not_name_are_not_read(model: Small, tmp_path: Path) -> None:
+    """An increment beside the rows of a signed bundle, from who may only write to its folder."""
+    key = tmp_path / "key"
+    new_key(key)
+    signed = export(model, tmp_path, example=EXAMPLE, version=4, key=key)
+    served = load_bundle(signed, "m", key=key)
+    right = predict(served)
+    others = [
+        hr.HostTable(TableConfig.from_dict(dict(plain)))
+        for plain in read_manifest(signed).tables.values()
+    ]
+    ids = torch.tensor([7, 8, 9])
+    others[0].assign(ids, torch.full((3, 2), 666.0))
+    hr.save_increment(signed / "rows", others, {"user": ids})
+    for trusted in (key, None):
+        assert predict(load_bundle(signed, "m", key=trusted)) == right
+
+
+def test_rows_that_are_exchanged_after_the_check_are_not_read(
+    model: Small, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    key = tmp_path / "key"
+    new_key(key)
+    signed = export(model, tmp_path / "a", example=EXAMPLE, version=4, key=key)
+    right = predict(load_bundle(signed, "m", key=key))
+    torch.manual_seed(1)
+    other = Small()
+    other(*EXAMPLE).sum().backward()
+    theirs = export(other, tmp_path / "b", example=EXAMPLE, version=4)
+    check = bundle.checked_bytes
+
+    def check_then_exchange(*given: Any) -> dict[str, bytes]:
+        found = check(*given)
+        shutil.rmtree(signed / "rows")
+        shutil.copytree(theirs / "rows", signed / "rows")
+        return found
+
+    monkeypatch.setattr(bundle, "checked_bytes", check_then_exchange)
+    assert predict(load_bundle(signed, "m", key=key)) == right
+
+
+def test_a_file_that_is_larger_than_the_manifest_says_is_not_read(copied: Path) -> None:
+    """Not even into memory: a file with holes may have any size."""
+    with (copied / "weights.safetensors").open("r+b") as file:
+        file.truncate(2**40)
+    with pytest.raises(FileDamagedError, match=r"weights\.safetensors has 1099511627776 bytes"):
+        load_bundle(copied, "m")
 
 
 def test_off_loopback_a_server_loads_signed_bundles_alone(model: Small, tmp_path: Path) -> None:

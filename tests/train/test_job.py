@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
 import re
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +18,7 @@ import hedgerow as hr
 from hedgerow.core.errors import (
     ConfigError,
     ConfigMissingError,
+    FileDamagedError,
     FileMissingError,
     UnknownNameError,
 )
@@ -27,6 +30,7 @@ from hedgerow.train.job import OPTIONS, Job, job_of, read_job
 from hedgerow.train.job_data import ColumnData, FileData
 from hedgerow.train.job_parts import build
 from hedgerow.train.record_names import named_kinds
+from hedgerow.train.run_folder import RunFolder
 
 DOCS = Path(__file__).parents[2] / "docs" / "jobs.md"
 
@@ -453,3 +457,32 @@ def test_memory_and_folder_of_a_job_go_together(told: dict[str, str]) -> None:
 def _clicks_with_rows(train: dict[str, str]) -> dict[str, Any]:
     tables = {"user": {"rows": 50_000}, "item": {"rows": 100}}
     return {"data": {"source": "clicks"}, "model": {"tables": tables}, "train": train}
+
+
+@pytest.mark.timeout(60)  # a pipe without a writer would be waited for
+@pytest.mark.parametrize("name", ["job.json", "log.jsonl"])
+@pytest.mark.parametrize("kind", ["link", "link to nothing", "pipe", "device", "folder"])
+def test_a_run_has_plain_files_alone(tmp_path: Path, name: str, kind: str) -> None:
+    """A log is cut where a run goes on: through a link that would be someone's file."""
+    job = job_of({"data": {"source": "clicks"}})
+    run, mine = RunFolder(tmp_path / "run"), tmp_path / "mine"
+    for begun in (False, True):
+        run.path.mkdir()
+        mine.write_text("keep")
+        if begun:
+            run.begin(job)
+        path = run.path / name
+        path.unlink(missing_ok=True)
+        if kind == "pipe":
+            os.mkfifo(path)
+        elif kind == "folder":
+            path.mkdir()
+        else:
+            targets = {"link": mine, "device": Path("/dev/zero")}
+            path.symlink_to(targets.get(kind, tmp_path / "nothing"))
+        for call in (run.read, lambda: run.go_on(job), lambda: run.begin(job)):
+            with pytest.raises(FileDamagedError, match=f"{name} is no plain file"):
+                call()
+        assert mine.read_text() == "keep"
+        assert not (tmp_path / "nothing").exists()
+        shutil.rmtree(run.path)

@@ -118,3 +118,10 @@ def test_damage_inside_is_named_and_the_file_left_alone(tmp_path: Path, line: by
     with pytest.raises(FileDamagedError, match="line 2"):
         read_events(path)
     assert path.read_bytes() == before
+
+
+def test_a_line_that_is_nested_deeply_is_damage(tmp_path: Path) -> None:
+    path = tmp_path / "log.jsonl"
+    path.write_text("[" * 100_000 + "\n" + '{"kind": "train", "step": 1}\n')
+    with pytest.raises(FileDamagedError, match="line 1 is no event"):
+        read_events(path)

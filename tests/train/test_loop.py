@@ -12,7 +12,7 @@ import torch
 from torch import nn
 
 import hedgerow as hr
-from hedgerow.core.errors import NotFiniteError, StateError
+from hedgerow.core.errors import CheckpointError, NotFiniteError, StateError
 from hedgerow.data.batch import Batch
 from hedgerow.train.checkpoints import Checkpoints
 from hedgerow.train.evaluate import evaluate
@@ -149,6 +149,21 @@ def test_an_equal_loss_is_no_better_one() -> None:
     ]
     progress.note(0.4)
     assert (progress.worse, progress.best_loss) == (1, 0.4)
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        *(("step", value) for value in ("x", None, 1.5, True, [1])),
+        *(("best_loss", value) for value in ("x", True, [0.5])),
+        *(("events", None), ("worse", 0.5)),
+    ],
+)
+def test_progress_of_another_kind_is_refused(name: str, value: object) -> None:
+    progress = Progress(step=3)
+    with pytest.raises(CheckpointError, match=f"progress: {name} is "):
+        progress.load_state_dict({**Progress(step=4).state_dict(), name: value})
+    assert progress == Progress(step=3)
 
 
 def test_early_stop_keeps_the_best_checkpoint(tmp_path: Path) -> None:

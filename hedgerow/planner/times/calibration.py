@@ -11,6 +11,7 @@ from typing import Any
 
 from ...core import checks
 from ...core.errors import ConfigError, FileDamagedError, FileMissingError
+from ...core.whole_file import write_whole
 from .device_defaults import default_parameters
 from .time_parameters import TimeParameters
 
@@ -224,15 +225,17 @@ class Calibration:
                 residuals=None if residuals is None else _residuals(residuals),
                 points=tuple(_point(point) for point in values["points"]),
             )
-        except (KeyError, TypeError) as error:
+        except ConfigError:
+            raise
+        except (ArithmeticError, AttributeError, KeyError, TypeError, ValueError) as error:
             raise ConfigError(
                 f"the calibration is not as it is written: {error!r}; measure again with `hedgerow "
                 f"calibrate`."
             ) from error
 
     def save(self, path: Path | str) -> None:
-        """As one JSON file."""
-        Path(path).write_text(json.dumps(self.to_dict(), indent=1) + "\n")
+        """As one JSON file, whole or not at all."""
+        write_whole(Path(path), json.dumps(self.to_dict(), indent=1) + "\n")
 
     @classmethod
     def load(cls, path: Path | str) -> Calibration:
@@ -241,9 +244,11 @@ class Calibration:
         if not place.is_file():
             raise FileMissingError(f"{place} is no file; make one with `hedgerow calibrate`.")
         try:
-            return cls.from_dict(json.loads(place.read_text()))
-        except (json.JSONDecodeError, UnicodeDecodeError) as error:
+            values = json.loads(place.read_text())
+        except (ValueError, RecursionError) as error:
             raise FileDamagedError(f"{place} is no JSON file: {error}.") from error
+        try:
+            return cls.from_dict(values)
         except ConfigError as error:
             raise ConfigError(f"{place}: {error}") from error
 

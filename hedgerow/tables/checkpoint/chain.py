@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
 
@@ -71,6 +71,7 @@ class Chain:
     folder: Path
     base: Manifest
     increments: tuple[Manifest, ...]
+    old_names: Mapping[str, str] = field(default_factory=dict)  # of tables renamed by `as_live`
 
     @staticmethod
     def read(folder: Path, increments: int | None = None) -> Chain:
@@ -107,7 +108,7 @@ class Chain:
         if not renames:
             return self
         base, *later = (_renamed(manifest, renames) for manifest in self.manifests)
-        return Chain(self.folder, base, tuple(later))
+        return Chain(self.folder, base, tuple(later), {new: old for old, new in renames.items()})
 
     @property
     def last(self) -> Manifest:

@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ...core.errors import CheckpointError, ConfigError, InputError
+from ...core.errors import CheckpointError, InputError
 from ..filters import FilterMeta, FilterState
 from ..own_rows import Counting, OwnRows
 
@@ -114,17 +114,18 @@ def _unpack(name: str, data: bytes) -> tuple[FilterState, list[str], Place]:
         start = _LENGTH_BYTES + length
         head = json.loads(data[_LENGTH_BYTES:start])
         meta = FilterMeta.from_dict(head["meta"])
-        _check_numbers(meta)
+        _check_numbers(meta.head, meta.head_increment, meta.failures, meta.slot_key)
+        _check_numbers(*meta.settings().values(), *(n for array in meta.arrays for n in array))
         tables = [str(table) for table in head["tables"]]
         place = Place(head.get("shard", 0), head.get("shards", 1))
+        _check_numbers(place.shard, place.shards)
         return FilterState(meta, tuple(_arrays(meta, data, start))), tables, place
-    except (ValueError, KeyError, TypeError, ConfigError, InputError) as error:
+    except (ValueError, KeyError, TypeError, RecursionError) as error:  # ours are ValueErrors, too
         raise CheckpointError(f"blob {name!r} is not the state of a filter: {error}.") from error
 
 
-def _check_numbers(meta: FilterMeta) -> None:
-    numbers = [meta.head, meta.head_increment, meta.failures, *meta.settings().values()]
-    for value in [*numbers, *(number for array in meta.arrays for number in array)]:
+def _check_numbers(*values: object) -> None:
+    for value in values:
         if type(value) is not int or not 0 <= value < 2**64:
             raise InputError(f"it holds {value!r} where a number from 0 to 2**64-1 belongs")
 

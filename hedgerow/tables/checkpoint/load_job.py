@@ -111,8 +111,9 @@ class LoadJob:
             staged = live.beside(rows, slot_key=key)
             self._staged[name] = staged
             fit = self._fits[name]
-            if fit.keeps_order and name in orders and staged.order is not None:
-                staged.order.restore(orders[name])
+            order = orders.get(chain.old_names.get(name, name))
+            if fit.keeps_order and order is not None and staged.order is not None:
+                staged.order.restore(order)
             self._rows[name], self._in_files[name] = _fill(staged, chain, fit, owner, self._meter)
         return dict(self._rows)
 

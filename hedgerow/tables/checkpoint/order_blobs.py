@@ -81,7 +81,7 @@ def _unpack(name: str, data: bytes) -> tuple[str, OrderState]:
     try:
         values = json.loads(data)
         table, newest, half_lives = (values[key] for key in ("table", "newest", "half_lives"))
-    except (ValueError, KeyError, TypeError) as error:
+    except (ValueError, KeyError, TypeError, RecursionError) as error:
         raise CheckpointError(f"blob {name!r} is not the state of an order: {error}.") from error
     good = (
         isinstance(table, str)

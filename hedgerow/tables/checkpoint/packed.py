@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeGuard
 
 import numpy as np
 import torch
@@ -17,11 +17,13 @@ from torch import Tensor
 from ...core.errors import CheckpointError, InputError, StateError
 from ...core.shapes import Int8
 from ...core.units import format_bytes
+from ..leave_order import OrderState
 from ..own_rows import OwnRows
 from .filter_blobs import ALONE, filters_to_restore
 from .fit import Fit
 from .freeze import freeze
 from .manifest_reader import plain_json, read_schema
+from .order_blobs import orders_to_restore
 from .save import table_source
 from .schema import TableSchema, row_bytes
 from .shard_file import RowsWriter, read_rows
@@ -141,12 +143,12 @@ class PackedRows:
 
     about: Mapping[str, Any]
     parts: tuple[_Part, ...]
-    filters: Mapping[str, bytes]
+    beside: Mapping[str, bytes]  # the states of filters and orders, by name
 
     @staticmethod
     def of(packed: object, where: str = "the rows") -> PackedRows:
         """Reads the head; `where` is what errors call it."""
-        if not isinstance(packed, Tensor) or packed.dtype != torch.uint8 or packed.dim() != 1:
+        if not _is_bytes(packed):
             kind = f"{packed.dtype}, {tuple(packed.shape)}" if isinstance(packed, Tensor) else ""
             raise CheckpointError(
                 f"{where} of a state dict are one row of bytes; this is a "
@@ -184,11 +186,12 @@ class PackedRows:
         if strict:
             _check_same(*self.differing(tables))
         pairs: list[tuple[OwnRows, OwnRows]] = []
+        orders = orders_to_restore(self.beside)
         for name, table in tables.items():
             part = self._part(name, table)
             if part is not None:
-                pairs.append((table, _filled(table, part)))
-        filters = filters_to_restore(self.filters, tables, ALONE, ignore_others=False)
+                pairs.append((table, _filled(table, part, orders.get(part.name))))
+        filters = filters_to_restore(self.beside, tables, ALONE, ignore_others=False)
         take_over(pairs, filters)
         for _, staged in pairs:
             staged.clear()
@@ -201,6 +204,12 @@ class PackedRows:
                 if part.name in names or (names == mine and mine & set(part.also)):
                     return part
         return None
+
+
+def _is_bytes(packed: object) -> TypeGuard[Tensor]:
+    if not isinstance(packed, Tensor) or packed.dtype != torch.uint8:
+        return False
+    return packed.dim() == 1 and packed.layout == torch.strided and not packed.is_meta
 
 
 def _read(where: str, head: Any, payload: np.ndarray) -> PackedRows:
@@ -245,13 +254,15 @@ def _check_same(missing: list[str], extra: list[str]) -> None:
         )
 
 
-def _filled(table: OwnRows, part: _Part) -> OwnRows:
+def _filled(table: OwnRows, part: _Part, order: OrderState | None) -> OwnRows:
     """An empty table beside, with the rows of a part."""
     import pyarrow as pa
 
     where = f"the rows of table {part.name!r} in a state dict"
     fit = Fit(table.config, part.schema, "error")
     staged: OwnRows = table.beside(part.rows)
+    if order is not None and fit.keeps_order and staged.order is not None:
+        staged.order.restore(order)
     columns = part.schema.columns()
     try:
         for rows in read_rows(pa.py_buffer(part.data), where, columns, part.rows):

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from ...core.errors import CheckpointError, HedgerowError, SaveError
+from ...core.errors import CheckpointError, HedgerowError, InputError, SaveError
 from ...routing.router import Router
 from .files import (
     PART,
@@ -26,6 +26,7 @@ from .files import (
     sync_folder,
 )
 from .manifest import DENSE, MANIFEST, BlobEntry, FileEntry, Manifest, Routing, TableEntry
+from .manifest_reader import parse_manifest
 from .meter import Meter
 from .routers import TableRouters
 from .schema import ID, TableSchema, deletion_columns, row_bytes
@@ -120,6 +121,15 @@ def new_mark() -> str:
     return secrets.token_hex(6)
 
 
+def is_mark(word: str) -> bool:
+    """Whether a word may be a mark, and so a part of the names of files.
+
+    >>> is_mark(new_mark()), is_mark("*")
+    (True, False)
+    """
+    return re.fullmatch(r"[0-9a-f]{12}", word) is not None
+
+
 def write_files(
     folder: Path,
     sources: Sequence[Source],
@@ -182,12 +192,23 @@ def write_manifest(
         step=header.step,
         metadata=header.metadata,
     ).sealed()
+    _check_readable(folder, data)
     sync_folder(folder)  # the names of the files, before the manifest that needs them
     last = HashedFile(folder / MANIFEST)
     last.write(data)
     last.publish()
     sync_folder(folder)
     return manifest
+
+
+def _check_readable(folder: Path, data: bytes) -> None:
+    """A manifest that nobody could read takes the place of none."""
+    try:
+        parse_manifest(data, folder / MANIFEST)
+    except CheckpointError as error:
+        raise InputError(
+            f"what is to be saved makes a manifest that no load takes: {error}"
+        ) from error
 
 
 def _shards_to_write(router: Router, header: Header, shard: int | None) -> range:

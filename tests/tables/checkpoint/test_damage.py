@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import random
 import re
@@ -299,3 +300,62 @@ def test_ids_of_a_file_are_plain_numbers_for_others(tmp_path: Path) -> None:
     assert read.schema.field("row").type.list_size == 7
     wanted = table.lookup(torch.tensor(read["id"].to_pylist())).rows_of()
     assert read["row"].to_pylist() == wanted.tolist()
+
+
+DEEP = "[" * 100_000
+
+
+def _counting() -> hr.HostTable:
+    segments = (hr.Segment(1, hr.Zeros(), hr.Sgd(lr=1.0)),)
+    return hr.HostTable(
+        hr.TableConfig("seen", segments, admit=hr.Within(1000, 2), evict=hr.Lru(50))
+    )
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"meta": {"slot_key": [1]}},
+        {"meta": {"slot_key": "x"}},
+        {"meta": {"slot_key": -1}},
+        {"meta": {"slot_key": 2**64}},
+        {"shards": "x"},
+        {"shards": 2, "shard": [0]},
+        {"shards": None},
+        None,
+    ],
+)
+def test_the_head_of_a_filter_is_checked(tmp_path: Path, wrong: Any) -> None:
+    table = _counting()
+    table.apply_gradients(torch.arange(9), torch.ones(9, 1))
+    hr.save_tables([table], tmp_path / "a")
+    path = next((tmp_path / "a").glob("blob-*filter*"))
+    data = path.read_bytes()
+    start = 8 + int.from_bytes(data[:8], "little")
+    head = json.loads(data[8:start])
+    for name, value in (wrong or {}).items():
+        head[name] = {**head[name], **value} if isinstance(value, dict) else value
+    text = (DEEP if wrong is None else json.dumps(head)).encode()
+    _write(tmp_path / "a", path, len(text).to_bytes(8, "little") + text + data[start:])
+    with pytest.raises(CheckpointError, match="is not the state of a filter"):
+        hr.load_tables(tmp_path / "a", [_counting()])
+
+
+def test_an_order_that_is_nested_deeply_is_refused(tmp_path: Path) -> None:
+    hr.save_tables([_counting()], tmp_path / "a")
+    _write(tmp_path / "a", next((tmp_path / "a").glob("blob-*order*")), DEEP.encode())
+    with pytest.raises(CheckpointError, match="is not the state of an order"):
+        hr.load_tables(tmp_path / "a", [_counting()])
+
+
+def _write(folder: Path, path: Path, data: bytes) -> None:
+    """Puts other bytes into a blob, with a checksum that fits."""
+    path.write_bytes(data)
+    entry = {"bytes": len(data), "sha256": hashlib.sha256(data).hexdigest()}
+
+    def change(manifest: dict[str, Any]) -> None:
+        for blob in manifest["blobs"]:
+            if blob["file"] == path.name:
+                blob.update(entry)
+
+    change_manifest(folder, change)

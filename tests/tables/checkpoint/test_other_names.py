@@ -57,3 +57,18 @@ def test_the_own_name_comes_first(tmp_path: Path) -> None:
 def test_names_are_texts() -> None:
     with pytest.raises(ConfigError, match="also"):
         table_config(also=["a"])
+
+
+def test_the_order_of_leaving_is_found_by_another_name(tmp_path: Path) -> None:
+    def made(name: str, *also: str) -> hr.HostTable:
+        segments = (hr.Segment(1, hr.Zeros(), hr.Sgd(lr=1.0)),)
+        rule = hr.Lfu(8, half_life=16)
+        return hr.HostTable(hr.TableConfig(name, segments, evict=rule, also=also))
+
+    old, new = made("old"), made("new", "old")
+    for _ in range(20):
+        old.apply_gradients(torch.arange(8), torch.ones(8, 1))
+    hr.save_tables([old], tmp_path / "a")
+    assert hr.load_tables(tmp_path / "a", [new]).rows == {"new": 8}
+    assert new.uses(torch.arange(8)).tolist() == old.uses(torch.arange(8)).tolist()
+    assert min(new.uses(torch.arange(8)).tolist()) > 0
