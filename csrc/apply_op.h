@@ -53,7 +53,7 @@ struct ApplyOp {
         good[i] = std::any_of(at.begin(), at.end(), [&](u32 k) { return usable(k); });
       }
     } else {
-      sum_function(worker.isa)({update.grads, update.grad_at, update.scale,
+      sum_function(worker.isa)({update.grads, update.grad_at, update.scale, update.clip,
                                 WriteOps::layout(table).dim, &plan, batch.groups.data(), n,
                                 reinterpret_cast<float*>(worker.room.data()), worker.sums, good});
     }

@@ -53,11 +53,13 @@ struct BagGrad {
   i64 strides[3];  // in floats: of bags (or ids), of what `first` keeps, of columns
 };
 
-// The place of the first gradient that is not finite: feature, bag and column; feature < 0: none.
+// The place of the first gradient that is not finite: feature, bag and column, of `first` among
+// those of all that it keeps; feature < 0: none.
 struct NotFinite {
   i64 feature = -1, bag = 0, column = 0;
 };
 
+// How one table is stepped.
 struct TableStep {
   std::span<const float> rates;
   i64 time;
@@ -65,11 +67,14 @@ struct TableStep {
 
 class Bags {
  public:
-  // `tables`: the number of each feature's table, from 0, for its rates and times in an update.
+  // `tables`: the number of each feature's table, from 0, among those that an update may step.
   Bags(std::vector<Feature> features, std::vector<u64> tables);
 
   u64 size() const { return features_.size(); }
-  u64 tables() const { return by_table_.size(); }
+  void check(const IdCells& cells) const;  // throws std::invalid_argument
+  std::span<const u64> features_of(u64 table) const {
+    return table < by_table_.size() ? by_table_[table] : std::span<const u64>();
+  }
   const Feature& feature(u64 f) const { return features_[f]; }
 
   // One output a feature: [samples, dim], [samples, first, dim] or, of `none`, [ids, dim]. Each
@@ -81,22 +86,31 @@ class Bags {
   NotFinite not_finite(const IdCells& cells, std::span<const BagGrad> grads,
                        std::span<const u8> rejects) const;
 
-  // One optimizer step for every row whose id has a gradient, table after table.
-  Applied learn(const IdCells& cells, const BagRows& found, std::span<const BagGrad> grads,
-                i64 step, std::span<const TableStep> steps) const;
-
   // Gradients [ids, dim] of the ids of one feature.
   void spread(const IdCells& cells, const BagRows& found, u64 feature, const BagGrad& grad,
               float* out) const;
 
  private:
   struct Part;
-  void check(const IdCells& cells) const;
   void read(const IdCells& cells, const Part& part, bool training, i64 step, float* out,
             bool reused, BagRows* keep) const;
 
   std::vector<Feature> features_;
   std::vector<std::vector<u64>> by_table_;  // the features of each table, in their order
 };
+
+// What one lookup of bags found, and the gradients that came back.
+struct BagsLearned {
+  const Bags* bags;
+  IdCells cells;
+  const BagRows* found;
+  std::vector<BagGrad> grads;
+};
+
+// One optimizer step for every row whose id has a gradient in any of these, table after table; the
+// gradients of equal ids are summed in the order of lookups, features and bags. `clip`: a summed
+// gradient that is longer is made so long; 0: none is.
+Applied learn_bags(std::span<const BagsLearned> learned, i64 step, std::span<const TableStep> steps,
+                   float clip);
 
 }  // namespace hedgerow

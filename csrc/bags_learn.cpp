@@ -158,7 +158,8 @@ NotFinite Bags::not_finite(const IdCells& cells, std::span<const BagGrad> grads,
         }
         const float* const at =
             grads[f].at + i64(unit) * grads[f].strides[0] + i64(k) * grads[f].strides[1];
-        if (const i64 column = bad(at, weight); column >= 0) return {i64(f), i64(unit), column};
+        if (const i64 column = bad(at, weight); column >= 0)
+          return {i64(f), i64(unit), i64(k * dim) + column};
       }
       if (all_equal && shown != 0) break;
     }
@@ -166,50 +167,68 @@ NotFinite Bags::not_finite(const IdCells& cells, std::span<const BagGrad> grads,
   return {};
 }
 
-Applied Bags::learn(const IdCells& cells, const BagRows& found, std::span<const BagGrad> grads,
-                    i64 step, std::span<const TableStep> steps) const {
-  check(cells);
+Applied learn_bags(std::span<const BagsLearned> learned, i64 step, std::span<const TableStep> steps,
+                   float clip) {
+  struct Given {
+    const BagsLearned* of;
+    u64 feature, ids;
+  };
+  for (const BagsLearned& one : learned) one.bags->check(one.cells);
   Gathered& room = Gathered::of_this_thread();
-  if (room.made.size() < size()) room.made.resize(size());
+  std::vector<Given> given;
   Applied total;
-  for (u64 t = 0; t < tables(); ++t) {
-    std::vector<u64> given;
+  for (u64 t = 0; t < steps.size(); ++t) {
+    given.clear();
     u64 n = 0;
-    for (u64 f : by_table_[t]) {
-      if (grads[f].at == nullptr || cells.count_of(f) == 0) continue;
-      if (found.from[f + 1] - found.from[f] != cells.count_of(f))
-        throw std::invalid_argument("the offsets of a batch changed between lookup and update");
-      given.push_back(f);
-      n += cells.count_of(f);
+    bool weighted = false;
+    for (const BagsLearned& one : learned) {
+      for (u64 f : one.bags->features_of(t)) {
+        const u64 ids = one.cells.count_of(f);
+        if (one.grads[f].at == nullptr || ids == 0) continue;
+        if (one.found->from[f + 1] - one.found->from[f] != ids)
+          throw std::invalid_argument("the offsets of a batch changed between lookup and update");
+        given.push_back({&one, f, ids});
+        n += ids;
+        weighted = weighted || one.cells.weights != nullptr;
+      }
     }
     if (given.empty()) continue;
-    const bool one = given.size() == 1;
+    if (room.made.size() < given.size()) room.made.resize(given.size());
+    Table& table = *given[0].of->bags->feature(given[0].feature).table;
+    KnownRows known{nullptr, given[0].of->found->changes[given[0].feature]};
     const float** const at = room.grads.ensure(n);
-    const i64* ids = cells.ids + cells.first_of(given[0]);
-    const u32* rows = found.rows.get() + found.from[given[0]];
-    const float* scale =
-        cells.weights == nullptr ? nullptr : cells.weights + cells.first_of(given[0]);
+    const i64* ids = nullptr;
+    const float* scale = nullptr;
+    bool all_known = true;
     u64 done = 0;
-    for (u64 f : given) {
-      const u64 many = cells.count_of(f), from = cells.first_of(f);
-      grads_of_ids(features_[f], cells, f, grads[f], found.best[f], room, room.made[f], at + done);
-      if (!one) {
-        std::copy_n(cells.ids + from, many,
-                    (done == 0 ? room.ids.ensure(n) : room.ids.data()) + done);
-        std::copy_n(found.rows.get() + found.from[f], many,
-                    (done == 0 ? room.rows.ensure(n) : room.rows.data()) + done);
-        if (scale != nullptr)
-          std::copy_n(cells.weights + from, many,
-                      (done == 0 ? room.scale.ensure(n) : room.scale.data()) + done);
+    for (u64 k = 0; k < given.size(); ++k) {
+      const auto [of, f, many] = given[k];
+      const IdCells& cells = of->cells;
+      const BagRows& found = *of->found;
+      grads_of_ids(of->bags->feature(f), cells, f, of->grads[f], found.best[f], room, room.made[k],
+                   at + done);
+      all_known = all_known && found.changes[f] == known.changes;
+      const i64* const own = cells.ids + cells.first_of(f);
+      const u32* const rows = found.rows.get() + found.from[f];
+      const float* const weights =
+          cells.weights == nullptr ? nullptr : cells.weights + cells.first_of(f);
+      if (given.size() == 1) {
+        ids = own;
+        known.rows = rows;
+        scale = weights;
+        continue;
       }
+      if (k == 0) {
+        ids = room.ids.ensure(n);
+        known.rows = room.rows.ensure(n);
+        scale = weighted ? room.scale.ensure(n) : nullptr;
+      }
+      std::copy_n(own, many, room.ids.data() + done);
+      std::copy_n(rows, many, room.rows.data() + done);
+      if (weighted && weights != nullptr) std::copy_n(weights, many, room.scale.data() + done);
+      if (weighted && weights == nullptr) std::fill_n(room.scale.data() + done, many, 1.0f);
       done += many;
     }
-    if (!one) {
-      ids = room.ids.data();
-      rows = room.rows.data();
-      if (scale != nullptr) scale = room.scale.data();
-    }
-    const KnownRows known{rows, found.changes[given[0]]};
     Update update{.grads = nullptr,
                   .rates = steps[t].rates.data(),
                   .step = step,
@@ -217,8 +236,9 @@ Applied Bags::learn(const IdCells& cells, const BagRows& found, std::span<const 
                   .per_occurrence = false};
     update.grad_at = at;
     update.scale = scale;
-    update.known = &known;
-    total += features_[given[0]].table->apply_gradients(ids, n, update);
+    update.clip = clip;
+    update.known = all_known ? &known : nullptr;
+    total += table.apply_gradients(ids, n, update);
   }
   room.trim();
   return total;

@@ -96,18 +96,21 @@ std::tuple<i64, i64, i64> not_finite(const HeldBags& self, const GivenCells& giv
   return {found.feature, found.bag, found.column};
 }
 
-std::tuple<i64, i64, i64> learn(const HeldBags& self, const GivenCells& given, const BagRows& found,
-                                const GivenGrads& grads, i64 step,
-                                const std::vector<std::vector<float>>& rates,
-                                const std::vector<i64>& times) {
+std::tuple<i64, i64, i64> learn(
+    const std::vector<std::tuple<const HeldBags*, GivenCells, const BagRows*, GivenGrads>>& given,
+    i64 step, const std::vector<std::vector<float>>& rates, const std::vector<i64>& times,
+    float clip) {
   const nb::gil_scoped_release release;
-  const std::vector<BagGrad> places = grads_of(grads);
-  check_count(self, places.size());
-  if (rates.size() != self.bags.tables() || times.size() != rates.size())
+  std::vector<BagsLearned> learned;
+  for (const auto& [self, cells, found, grads] : given) {
+    learned.push_back({&self->bags, cells_of(cells), found, grads_of(grads)});
+    check_count(*self, learned.back().grads.size());
+  }
+  if (times.size() != rates.size())
     throw std::invalid_argument("rates and times must be one a table");
   std::vector<TableStep> steps;
   for (u64 t = 0; t < rates.size(); ++t) steps.push_back({rates[t], times[t]});
-  const Applied done = self.bags.learn(cells_of(given), found, places, step, steps);
+  const Applied done = learn_bags(learned, step, steps, clip);
   return {done.inserted, done.refused, done.dropped};
 }
 
@@ -115,6 +118,7 @@ std::tuple<i64, i64, i64> learn(const HeldBags& self, const GivenCells& given, c
 
 void bind_bags(nb::module_& m) {
   nb::class_<BagRows>(m, "BagRows");
+  m.def("learn_bags", &learn);
   nb::class_<HeldBags>(m, "Bags")
       .def(
           "__init__",
@@ -124,7 +128,6 @@ void bind_bags(nb::module_& m) {
           "features"_a)
       .def("lookup", &look_up)
       .def("not_finite", &not_finite)
-      .def("learn", &learn)
       .def("spread", [](const HeldBags& self, const GivenCells& given, const BagRows& found,
                         u64 feature, const GivenGrads& grad, Address out) {
         const nb::gil_scoped_release release;

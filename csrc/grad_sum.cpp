@@ -1,6 +1,8 @@
 // Adds in the order of the batch, so that the sum does not depend on the number of threads.
 #include "grad_sum.h"
 
+#include <cmath>
+
 #include "finite.h"
 
 namespace hedgerow {
@@ -32,6 +34,18 @@ struct SumBody {
     }
   }
 
+  // By a factor, as torch scales: sums that are short enough stay as they are.
+  static HR_INLINE const float* clipped(const SumArgs& args, const float* sum, float* room) {
+    const u64 dim = u64(args.dim);
+    float squares = 0;
+    for (u64 c = 0; c < dim; ++c) squares += sum[c] * sum[c];
+    const float length = std::sqrt(squares);
+    if (!(length > args.clip)) return sum;
+    const float factor = args.clip / length;
+    for (u64 c = 0; c < dim; ++c) room[c] = sum[c] * factor;
+    return room;
+  }
+
   static HR_INLINE void run(const SumArgs& args) {
     const u64 dim = u64(args.dim);
     for (u64 i = 0; i < args.n; ++i) {
@@ -44,6 +58,8 @@ struct SumBody {
         args.sums[i] = sum;
       }
       args.finite[i] = all_finite(args.sums[i], dim);
+      if (args.clip > 0 && args.finite[i])
+        args.sums[i] = clipped(args, args.sums[i], args.room + i * dim);
     }
   }
 };

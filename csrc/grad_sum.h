@@ -10,6 +10,7 @@ struct SumArgs {
   const float* grads;           // [ids, dim], or null and
   const float* const* grad_at;  // the place of each,
   const float* scale;           // and what it is multiplied with, or null
+  float clip;                   // the length of the longest sum, or 0
   int dim;
   const Plan* plan;
   const Group* groups;  // n of them

@@ -61,6 +61,7 @@ struct Update {
   // Then `grads` is null, and no occurrence is a step of its own.
   const float* const* grad_at = nullptr;
   const float* scale = nullptr;
+  float clip = 0;  // a summed gradient that is longer is made so long; 0: none is
   const KnownRows* known = nullptr;
 };
 

@@ -39,9 +39,9 @@ struct Step {
     float* const room = out.data();
     bags.lookup(batch.ids_by_cell(), true, 0, {&room, 1}, true, &found);
     between();
-    const BagGrad grad{grads.data(), {kDim, 0, 1}};
+    const BagsLearned one{&bags, batch.ids_by_cell(), &found, {{grads.data(), {kDim, 0, 1}}}};
     const TableStep step{{&rate, 1}, 1};
-    bags.learn(batch.ids_by_cell(), found, {&grad, 1}, 0, {&step, 1});
+    learn_bags({&one, 1}, 0, {&step, 1}, 0);
   }
 };
 

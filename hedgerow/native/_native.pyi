@@ -577,16 +577,15 @@ class Bags:
     def not_finite(
         self, cells: _Cells, grads: _Grads, rejects: Sequence[bool], /
     ) -> tuple[int, int, int]: ...
-    def learn(
-        self,
-        cells: _Cells,
-        found: BagRows,
-        grads: _Grads,
-        step: int,
-        rates: Sequence[Sequence[float]],
-        times: Sequence[int],
-        /,
-    ) -> tuple[int, int, int]: ...
     def spread(
         self, cells: _Cells, found: BagRows, feature: int, grad: _Grads, out_at: int, /
     ) -> None: ...
+
+def learn_bags(
+    learned: Sequence[tuple[Bags, _Cells, BagRows, _Grads]],
+    step: int,
+    rates: Sequence[Sequence[float]],
+    times: Sequence[int],
+    clip: float,
+    /,
+) -> tuple[int, int, int]: ...

@@ -15,7 +15,7 @@ from .reference_admission import (
     SlidingFilter,
     admission_probability,
 )
-from .reference_bags import BagRows, Bags
+from .reference_bags import BagRows, Bags, learn_bags
 from .reference_bytes import crc32c, hash_strings, plain_request
 from .reference_gather import (
     add_rows,
@@ -84,6 +84,7 @@ __all__ = [
     "half_neighbours",
     "hash_strings",
     "join_rows",
+    "learn_bags",
     "lookup_between",
     "lookup_several",
     "mark_keys",

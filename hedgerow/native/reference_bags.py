@@ -32,7 +32,7 @@ class Bags:
     """Features: table, its number, pooling, rows of a bag that stay, whether first values show."""
 
     def __init__(self, features: Sequence[tuple[Table, int, str, int, bool]]) -> None:
-        self._features = features
+        self.features = features
 
     def lookup(
         self,
@@ -46,7 +46,7 @@ class Bags:
     ) -> BagRows | None:
         """Pools the rows of all features, one output each."""
         found = []
-        for f, (table, _, pooling, first, shows) in enumerate(self._features):
+        for f, (table, _, pooling, first, shows) in enumerate(self.features):
             ids, bags, weights = _cut(cells, f)
             dim = table.dim()
             rows = np.zeros((len(ids), dim), np.float32)
@@ -68,7 +68,7 @@ class Bags:
         self, cells: _Cells, grads: _Grads, rejects: Sequence[bool], /
     ) -> tuple[int, int, int]:
         """Feature, bag and column of the first gradient that is not finite; -1: there is none."""
-        for f, (table, _, pooling, first, _) in enumerate(self._features):
+        for f, (table, _, pooling, first, _) in enumerate(self.features):
             if not grads[4 * f] or not rejects[f]:
                 continue
             ids, bags, weights = _cut(cells, f)
@@ -81,47 +81,19 @@ class Bags:
                     given = 1.0 if own is None else own[k] if first else np.abs(own).max()
                     bad = ~np.isfinite(grad[b, k] * np.float32(abs(given)))
                     if bad.any():
-                        return f, b, int(bad.argmax())
+                        return f, b, k * table.dim() + int(bad.argmax())
         return -1, 0, 0
-
-    def learn(
-        self,
-        cells: _Cells,
-        found: BagRows,
-        grads: _Grads,
-        step: int,
-        rates: Sequence[Sequence[float]],
-        times: Sequence[int],
-        /,
-    ) -> tuple[int, int, int]:
-        """One optimizer step per table and id that has a gradient."""
-        done = np.zeros(3, np.int64)
-        for number, (own_rates, time) in enumerate(zip(rates, times, strict=True)):
-            own = [f for f, one in enumerate(self._features) if one[1] == number and grads[4 * f]]
-            parts = [
-                (_cut(cells, f)[0], self._each(cells, found, f, grads[4 * f : 4 * f + 4]))
-                for f in own
-            ]
-            parts = [part for part in parts if len(part[0])]
-            if not parts:
-                continue
-            ids = np.concatenate([part[0] for part in parts])
-            flat = np.ascontiguousarray(np.concatenate([part[1] for part in parts]))
-            table = self._features[own[0]][0]
-            where = (ids.ctypes.data, len(ids), flat.ctypes.data)
-            done += table.apply_gradients(*where, own_rates, step, time, False, 0)
-        inserted, refused, dropped = done.tolist()
-        return inserted, refused, dropped
 
     def spread(
         self, cells: _Cells, found: BagRows, feature: int, grad: _Grads, out_at: int, /
     ) -> None:
         """The gradient of each id of one feature."""
-        each = self._each(cells, found, feature, grad)
+        each = self.each(cells, found, feature, grad)
         at(out_at, each.shape, np.float32)[:] = each
 
-    def _each(self, cells: _Cells, found: BagRows, f: int, grad: _Grads) -> Floats:
-        table, _, pooling, first, _ = self._features[f]
+    def each(self, cells: _Cells, found: BagRows, f: int, grad: _Grads) -> Floats:
+        """The gradient of each id of feature `f`."""
+        table, _, pooling, first, _ = self.features[f]
         ids, bags, weights = _cut(cells, f)
         dim = table.dim()
         if pooling == "none":
@@ -138,6 +110,53 @@ class Bags:
             else:
                 each[bag] = units[b, 0] / _divisor(pooling, many)
         return each if weights is None else each * weights[:, None]
+
+
+def learn_bags(
+    learned: Sequence[tuple[Bags, _Cells, BagRows, _Grads]],
+    step: int,
+    rates: Sequence[Sequence[float]],
+    times: Sequence[int],
+    clip: float,
+    /,
+) -> tuple[int, int, int]:
+    """One optimizer step per table and id that has a gradient in any of these."""
+    done = np.zeros(3, np.int64)
+    for number, (own_rates, time) in enumerate(zip(rates, times, strict=True)):
+        parts, table = [], None
+        for bags, cells, found, grads in learned:
+            for f, (of_feature, at_table, *_) in enumerate(bags.features):
+                if at_table == number and grads[4 * f]:
+                    table = of_feature
+                    each = bags.each(cells, found, f, grads[4 * f : 4 * f + 4])
+                    parts.append((_cut(cells, f)[0], each))
+        parts = [part for part in parts if len(part[0])]
+        if table is None or not parts:
+            continue
+        ids = np.concatenate([part[0] for part in parts])
+        flat = np.concatenate([part[1] for part in parts])
+        if clip > 0:
+            ids, flat = _clipped(ids, flat, clip)
+        flat = np.ascontiguousarray(flat)
+        where = (ids.ctypes.data, len(ids), flat.ctypes.data)
+        done += table.apply_gradients(*where, own_rates, step, time, False, 0)
+    inserted, refused, dropped = done.tolist()
+    return inserted, refused, dropped
+
+
+def _clipped(ids: _Ids, grads: Floats, clip: float) -> tuple[_Ids, Floats]:
+    """Each id once, with its summed gradient, none longer than `clip`."""
+    sums: dict[int, Floats] = {}
+    for key, grad in zip(ids.tolist(), grads, strict=True):
+        sums[key] = sums[key] + grad if key in sums else grad.copy()
+    for key, total in sums.items():
+        squares = np.float32(0)
+        for value in total:
+            squares += value * value
+        length = np.sqrt(squares)
+        if np.isfinite(total).all() and length > clip:
+            sums[key] = total * (np.float32(clip) / length)
+    return np.array(list(sums), np.int64), np.stack(list(sums.values()))
 
 
 def _cut(cells: _Cells, f: int) -> tuple[_Ids, list[slice], Floats | None]:

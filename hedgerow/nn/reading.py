@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from ..core.shapes import Float32, Int64
-from ..tables.bags import Feature, FeatureKeys, Read
+from ..tables.bags import Feature, FeatureKeys, Gradients, Read
 from ..tables.schedules import Rate
 from ..tables.store import Applied, Lookup, TableKeys
 
@@ -69,14 +69,16 @@ class RowsRead:
         del i
         return grad.float()
 
-    def learns_whole(self, grads: Sequence[Tensor | None]) -> bool:
-        """Whether the store knows where the rows are, and all of them have a gradient."""
-        return self.found.slots is not None and all(grad is not None for grad in grads)
+    def learns(self, given: Sequence[Gradients], clip: float) -> bool:
+        """One read of which the store knows the way, with a gradient of every feature."""
+        knows = self.found.slots is not None or self.found.epoch is not None
+        return knows and len(given) == 1 and given[0].are_whole and not clip
 
-    def learn(self, grads: Sequence[Tensor | None], *, step: int, ts: int) -> None:
+    def learn(self, given: Sequence[Gradients], *, clip: float, step: int, ts: int) -> None:
         """One optimizer step per id, where its row was found."""
-        flat = flat_gradients([grad for grad in grads if grad is not None], self._empty)
-        self.store.apply_gradients(self.found, flat, step=step, ts=ts)
+        del clip
+        grads = [grad for grad in given[0].grads if grad is not None]
+        self.store.apply_gradients(self.found, flat_gradients(grads, self._empty), step=step, ts=ts)
 
     def _empty(self, floats: int) -> Float32[Tensor, "floats"]:
         return torch.empty(floats, dtype=torch.float32, device=self.keys.keys.ids.device)

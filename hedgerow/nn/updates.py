@@ -19,7 +19,7 @@ from ..core.recycle import Recycler
 from ..core.shapes import Float32, Int64
 from ..ps.server_tables import ServerTables
 from ..sharding.all_to_all_tables import AllToAllTables, Brought
-from ..tables.bags import Read
+from ..tables.bags import Gradients, Read
 from ..tables.multi.host_tables import HostTables
 from ..tables.store import TableKeys
 from ..tiers.tier_tables import TierTables
@@ -75,14 +75,6 @@ class RowGradients:
         return torch.ones_like(self.ids) if self.counts is None else self.counts
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class _Collected:
-    """The gradients of one read, by feature."""
-
-    read: Read
-    grads: tuple[Tensor | None, ...]
-
-
 class _Learn(Protocol):
     """One update of the rows."""
 
@@ -93,7 +85,7 @@ class _Backward:
     """What one running backward has collected. Only torch holds it: a failed one leaves nothing."""
 
     def __init__(self) -> None:
-        self.found: list[_Collected] = []
+        self.found: list[Gradients] = []
 
 
 class RowUpdates:
@@ -118,7 +110,7 @@ class RowUpdates:
         self._over: AllToAllTables | None = None
         self._model: Sequence[RowUpdates] = (self,)
         self._evict = Evictions(store.tables)
-        self._waiting: list[_Collected] = []
+        self._waiting: list[Gradients] = []
         self._merged: list[RowGradients] | None = None
         self._some = False  # of what is merged: whether any rank gave a gradient, of rows or none
         self._running: WeakValueDictionary[int, _Backward] = WeakValueDictionary()
@@ -148,7 +140,7 @@ class RowUpdates:
         if task not in self._running:
             for one in self._model:
                 one._open(task)
-        self._running[task].found.append(_Collected(read, tuple(grads)))
+        self._running[task].found.append(Gradients(read, tuple(grads)))
 
     def _open(self, task: int) -> None:
         backward = self._running[task] = _Backward()
@@ -177,11 +169,14 @@ class RowUpdates:
 
     def apply(self) -> None:
         """One optimizer step for every row that has a gradient."""
-        whole = self._whole()
-        if whole is not None:
-            self.drop()
-            self._step(partial(whole.read.learn, whole.grads))
-            return
+        clip = 0.0 if self._clip is None else self._clip.norm
+        waiting = self._waiting
+        if self._over is None and self._merged is None and any(one.are_some for one in waiting):
+            read = waiting[0].read
+            if read.learns(waiting, clip):
+                self.drop()
+                self._step(partial(read.learn, waiting, clip=clip))
+                return
         by_table, some = self._of_tables(refuse=True)
         self.drop()
         if not some:  # on all ranks
@@ -197,14 +192,6 @@ class RowUpdates:
         learn(step=self.step, ts=now_s)
         self.step += 1
         self._evict(before_s, now_s)
-
-    def _whole(self) -> _Collected | None:
-        """The one read that waits, if its update can go where its rows were found."""
-        if len(self._waiting) != 1 or self._over is not None:
-            return None
-        whole = self._waiting[0]
-        plain = self._merged is None and self._clip is None
-        return whole if plain and whole.read.learns_whole(whole.grads) else None
 
     def _write(self, by_table: Sequence[RowGradients], *, step: int, ts: int) -> None:
         splits = tuple(accumulate((len(one.ids) for one in by_table), initial=0))
@@ -248,7 +235,7 @@ class RowUpdates:
 
     def _given(self) -> bool:
         """Whether autograd gave a gradient here since the last update."""
-        return any(grad is not None for one in self._waiting for grad in one.grads)
+        return any(one.are_some for one in self._waiting)
 
     def _of_table(self, table: int, dim: int) -> RowGradients:
         """All that waits for one table, in the order of lookups and features."""
@@ -289,7 +276,7 @@ class RowUpdates:
         finite = all(bool(one.grads.isfinite().all()) for one in self._merged or ())
         whole = self._waiting[0] if len(self._waiting) == 1 else None
         at = None if whole is None else whole.read.at
-        if whole is not None and at is not None and all(one is not None for one in whole.grads):
+        if whole is not None and at is not None and whole.are_whole:
             grads = [grad for grad in whole.grads if grad is not None]
             return over.bring_gradients(at, self._flat(grads), finite=finite, given=True)
         mine = [self._of_table(k, dim) for k, dim in enumerate(self._store.dims)]

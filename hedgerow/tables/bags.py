@@ -143,13 +143,34 @@ class Read(Protocol):
         """The gradient of each id of feature `i`."""
         ...
 
-    def learns_whole(self, grads: Sequence[Tensor | None]) -> bool:
-        """Whether `learn` takes these, so that no row is looked for again."""
+    def learns(self, given: Sequence[Gradients], clip: float) -> bool:
+        """Whether `learn` takes all of these, so that no row is looked for again."""
         ...
 
-    def learn(self, grads: Sequence[Tensor | None], *, step: int, ts: int) -> None:
-        """One optimizer step per id with a gradient, by what the lookup found."""
+    def learn(self, given: Sequence[Gradients], *, clip: float, step: int, ts: int) -> None:
+        """One optimizer step per id with a gradient, by what the lookups found.
+
+        With a `clip` above 0 the summed gradient of a row is no longer than that.
+        """
         ...
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Gradients:
+    """What came back for one read, by feature."""
+
+    read: Read
+    grads: tuple[Tensor | None, ...]
+
+    @property
+    def are_whole(self) -> bool:
+        """Whether all features have a gradient."""
+        return None not in self.grads
+
+    @property
+    def are_some(self) -> bool:
+        """Whether any feature has one."""
+        return any(grad is not None for grad in self.grads)
 
 
 class BagsReader(Protocol):

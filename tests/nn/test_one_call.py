@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 import hedgerow as hr
 from hedgerow.core.errors import NotFiniteError
@@ -24,7 +24,9 @@ RULES: list[Any] = [
 ]
 
 
-def module(seed: int, unpooled: bool) -> hr.EmbeddingBags | hr.Embeddings:
+def module(
+    seed: int, unpooled: bool, clip: hr.ClipRow | None = None
+) -> hr.EmbeddingBags | hr.Embeddings:
     chance = random.Random(seed)
     tables = []
     for k in range(chance.randint(1, 3)):
@@ -35,14 +37,14 @@ def module(seed: int, unpooled: bool) -> hr.EmbeddingBags | hr.Embeddings:
             hr.Table(f"t{k}", chance.choice([1, 3, 8]), features=features, pooling=pooling, **own)
         )
     made = hr.Embeddings if unpooled else hr.EmbeddingBags
-    return made(tables, seed=7, slot_key=5)
+    return made(tables, seed=7, slot_key=5, clip=clip)
 
 
 def batches(names: Sequence[str], seed: int) -> list[hr.IdBatch]:
     chance = random.Random(seed)
     weighs, single = chance.random() < 0.4, chance.random() < 0.2
     made = []
-    for samples in (3, 3, 1, 40):
+    for samples in (3, 3, 0, 40):
         lists = {
             name: [
                 [chance.randrange(25) for _ in range(1 if single else chance.choice([0, 1, 2, 7]))]
@@ -73,8 +75,8 @@ def loss_of(out: dict[str, Any], seed: int) -> Tensor:
     return (flat * numbers).sum() + (flat[::2] ** 2).sum()
 
 
-def trained(seed: int, unpooled: bool, how: str) -> list[Tensor]:
-    model = module(seed, unpooled)
+def trained(seed: int, unpooled: bool, how: str, clip: hr.ClipRow | None = None) -> list[Tensor]:
+    model = module(seed, unpooled, clip)
     names = [feature for table in model.tables for feature in table.features]
     told = []
     for number, batch in enumerate(batches(names, seed)):
@@ -106,6 +108,18 @@ def test_it_is_what_torch_makes_of_rows(
 START = 0.25
 
 
+@pytest.mark.parametrize("how", ["all", "held"])
+@pytest.mark.parametrize("seed", range(10))
+def test_clipped_rows_are_those_that_torch_clips(
+    monkeypatch: pytest.MonkeyPatch, seed: int, how: str
+) -> None:
+    ours = trained(seed, False, how, hr.ClipRow(0.8))
+    monkeypatch.setattr(HostTables, "bags_reader", lambda self, bags: None)
+    theirs = trained(seed, False, how, hr.ClipRow(0.8))
+    for one, other in zip(ours, theirs, strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-5, atol=1e-6)
+
+
 def pair() -> tuple[hr.EmbeddingBags, hr.IdBatch]:
     tables = [hr.Table("a", 2, init=hr.Constant(START)), hr.Table("b", 2, features=["c", "d"])]
     batch = hr.IdBatch.from_lists({"a": [[1], [2]], "c": [[3, 4], []], "d": [[3], [5]]})
@@ -122,6 +136,24 @@ def test_a_step_searches_each_id_once() -> None:
         before = searched(model)
         sum(v.sum() for v in model(batch).values()).backward()
         assert searched(model) - before == len(batch.values)
+
+
+def test_so_do_accumulated_held_and_clipped_steps_of_several_modules() -> None:
+    first, batch = pair()
+    second = hr.EmbeddingBags(
+        [hr.Table("b", 2, features=["c", "d"])], optimizer=hr.Sgd(lr=1.0), clip=hr.ClipRow(1.0)
+    )
+    model, other = nn.ModuleList([first, second]), hr.IdBatch.from_lists({"c": [[3]], "d": [[3]]})
+    for _ in range(2):
+        before = searched(first), searched(second)
+        with hr.hold_updates(model):
+            for _ in range(2):
+                sum(v.sum() for v in first(batch).values()).backward()
+            out = [*second(batch).values(), second(other)["c"], second(batch, ["d"])["d"]]
+            sum(v.sum() for v in out).backward()
+        assert searched(first) - before[0] == 2 * len(batch.values)
+        assert searched(second) - before[1] == 4 + 2 + 2
+        assert (first.updates.step, second.updates.step) in ((1, 1), (2, 2))
 
 
 def test_rows_that_moved_between_lookup_and_update_are_searched_again() -> None:

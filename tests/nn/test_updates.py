@@ -310,7 +310,7 @@ def test_an_update_that_fails_when_a_hold_ends_leaves_none_of_other_modules() ->
             (model[0](BATCH)["user"].sum() + model[1](BATCH)["user"].sum()).backward()
 
     with pytest.MonkeyPatch.context() as broken:
-        broken.setattr(model[0].updates, "_write", _refuse)
+        broken.setattr(model[0].updates, "_step", _refuse)
         with pytest.raises(NotFiniteError):
             held()
     held()  # the step once more

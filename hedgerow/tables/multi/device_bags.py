@@ -11,7 +11,7 @@ from torch import Tensor
 
 from ...core.shapes import Float32, Int64
 from ...ops.segment import ragged_rows
-from ..bags import Bags, Feature, FeatureKeys
+from ..bags import Bags, Feature, FeatureKeys, Gradients
 from ..store import Lookup, Missing
 
 if TYPE_CHECKING:
@@ -95,12 +95,14 @@ class DeviceBags:
         rows, weights = ragged_rows(splits, grad, len(self.ids_of(i))), self.weights[i]
         return rows.float() if weights is None else rows * weights.unsqueeze(1)
 
-    def learns_whole(self, grads: Sequence[Tensor | None]) -> bool:
-        """Whether all features have a gradient."""
-        return all(grad is not None for grad in grads)
+    def learns(self, given: Sequence[Gradients], clip: float) -> bool:
+        """One read, with a gradient of every feature."""
+        return len(given) == 1 and given[0].are_whole and not clip
 
-    def learn(self, grads: Sequence[Tensor | None], *, step: int, ts: int) -> None:
+    def learn(self, given: Sequence[Gradients], *, clip: float, step: int, ts: int) -> None:
         """One optimizer step per id, in the slots where rows were found."""
-        given = [self.key_gradients(i, grad) for i, grad in enumerate(grads) if grad is not None]
-        flat = torch.cat([grad.reshape(-1) for grad in given])
+        del clip
+        grads = enumerate(given[0].grads)
+        rows = [self.key_gradients(i, grad) for i, grad in grads if grad is not None]
+        flat = torch.cat([part.reshape(-1) for part in rows])
         self.store.apply_gradients(self.found, flat, step=step, ts=ts)

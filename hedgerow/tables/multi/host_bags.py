@@ -13,7 +13,7 @@ from ... import native
 from ...core.errors import NotFiniteError
 from ...core.recycle import Recycler
 from ...core.shapes import Float32, Int64
-from ..bags import Bags, Feature, FeatureGroup
+from ..bags import Bags, Feature, FeatureGroup, Gradients
 from ..host import HostTable
 from ..memory_errors import memory_errors
 from ..store import Lookup
@@ -30,12 +30,10 @@ class HostBags:
 
     def __init__(self, tables: Sequence[HostTable], group: FeatureGroup, outputs: Recycler) -> None:
         self.features = group.features
+        self.tables = tables  # of the store
         self._places = list(group.places)
         self._outputs = outputs
-        numbers = sorted({feature.table for feature in self.features})
-        self._tables = [tables[k] for k in numbers]
-        self._of_feature = [numbers.index(feature.table) for feature in self.features]
-        owners = [self._tables[t] for t in self._of_feature]
+        owners = [tables[feature.table] for feature in self.features]
         self._dims = [table.layout.dim for table in owners]
         kept = [f.pooling[1] if isinstance(f.pooling, tuple) else 0 for f in self.features]
         self._tails = [
@@ -45,21 +43,19 @@ class HostBags:
         self._shaped: tuple[int, list[int], list[tuple[int, ...]]] = (-1, [], [])
         self._rejects = [table.config.not_finite == "reject" for table in owners]
         self._rejects_any = any(self._rejects)
-        fixed = [table.fixed_rates for table in self._tables]
-        self._rates = [one for one in fixed if one is not None] if all(fixed) else None
-        self._ordered = any(table.order is not None for table in self._tables)
-        self._core = native.Bags(
+        fixed = [table.fixed_rates for table in tables]
+        self.fixed_rates = [one for one in fixed if one is not None] if all(fixed) else None
+        self.counts_uses = any(table.order is not None for table in tables)
+        self.core = native.Bags(
             [
                 (
                     table.reader(0),
-                    number,
+                    feature.table,
                     feature.pooling if isinstance(feature.pooling, str) else feature.pooling[0],
                     many,
                     table.config.admit is None,
                 )
-                for table, number, feature, many in zip(
-                    owners, self._of_feature, self.features, kept, strict=True
-                )
+                for table, feature, many in zip(owners, self.features, kept, strict=True)
             ]
         )
 
@@ -74,7 +70,7 @@ class HostBags:
         for out, shape in zip(outs, shapes, strict=True):
             out.resize_(*shape)
         addresses = [out.data_ptr() for out in outs]
-        found = self._core.lookup(self._cells(bags), training, step, addresses, reused, keep)
+        found = self.core.lookup(self.cells(bags), training, step, addresses, reused, keep)
         return outs, None if found is None else BagsRead(self, bags, found)
 
     def _shapes(self, bags: Bags) -> tuple[list[int], list[tuple[int, ...]]]:
@@ -89,7 +85,8 @@ class HostBags:
                 self._shaped = (samples, sizes, shapes)
         return sizes, shapes
 
-    def _cells(self, bags: Bags) -> _Cells:
+    def cells(self, bags: Bags) -> _Cells:
+        """The ids of a batch as the core takes them."""
         batch = bags.batch
         weights = None if self._unpooled else batch.weights  # unpooled rows are shown as they are
         return (
@@ -101,56 +98,29 @@ class HostBags:
             0 if weights is None else weights.data_ptr(),
         )
 
-    def learn(
-        self,
-        bags: Bags,
-        found: native.BagRows,
-        grads: Sequence[Tensor | None],
-        *,
-        step: int,
-        ts: int,
-    ) -> None:
-        """One optimizer step per table and id. All is checked before the first row changes."""
-        held = [None if grad is None else _plain(grad) for grad in grads]  # alive during the call
-        places: list[int] = []  # one list: many tuples would wake the garbage collector
-        for grad in held:
-            places += _NO_GRADIENT if grad is None else _place(grad)
-        cells = self._cells(bags)
-        if self._rejects_any:
-            at, bag, column = self._core.not_finite(cells, places, self._rejects)
-            if at >= 0:
-                self._reject(held, at, bag, column)
-        rates = self._rates or [table.rates_at(step) for table in self._tables]
-        times = self._times(bags, held, ts)
-        with memory_errors():
-            self._core.learn(cells, found, places, step, rates, times)
-
     def spread(
         self, bags: Bags, found: native.BagRows, i: int, grad: Tensor
     ) -> Float32[Tensor, "n dim"]:
         """The gradient of each id of feature `i`."""
         grad = _plain(grad)
         out = torch.empty(len(bags.ids_of(i)), self._dims[i], dtype=torch.float32)
-        self._core.spread(self._cells(bags), found, i, _place(grad), out.data_ptr())
+        self.core.spread(self.cells(bags), found, i, _place(grad), out.data_ptr())
         return out
 
-    def _times(self, bags: Bags, grads: Sequence[Tensor | None], ts: int) -> list[int]:
-        """The stamp of each table's write."""
-        if not self._ordered:  # they have one clock
-            return [self._tables[0].stamp(ts, 0)] * len(self._tables)
-        borders, uses = bags.batch.borders(), [0] * len(self._tables)
-        for t, place, grad in zip(self._of_feature, self._places, grads, strict=True):
-            uses[t] += 0 if grad is None else borders[place + 1] - borders[place]
-        return [table.stamp(ts, n) if n else 0 for table, n in zip(self._tables, uses, strict=True)]
-
-    def _reject(self, grads: Sequence[Tensor | None], at: int, bag: int, column: int) -> None:
+    def check_finite(self, bags: Bags, grads: Sequence[Tensor | None], places: list[int]) -> None:
+        """Refuses the first gradient that a table which rejects such may not take."""
+        if not self._rejects_any:
+            return
+        at, bag, column = self.core.not_finite(self.cells(bags), places, self._rejects)
+        if at < 0:
+            return
         grad, feature = grads[at], self.features[at]
         assert grad is not None
         value = float(grad.reshape(grad.shape[0], -1)[bag, column])
         raise NotFiniteError(
             f"the gradient of feature {feature.name!r} at [{bag}, {column}] is {value}; table "
-            f"{self._tables[self._of_feature[at]].config.name!r} rejects what is not finite, and "
-            f"nothing was changed. Find its source, or make the table with not_finite='drop'."
+            f"{self.tables[feature.table].config.name!r} rejects what is not finite, and nothing "
+            f"was changed. Find its source, or make the table with not_finite='drop'."
         )
 
 
@@ -180,13 +150,45 @@ class BagsRead:
         """The gradient of each id of feature `i`."""
         return self.group.spread(self.bags, self.found, i, grad)
 
-    def learns_whole(self, grads: Sequence[Tensor | None]) -> bool:
-        """Whether there is a gradient."""
-        return any(grad is not None for grad in grads)
+    def learns(self, given: Sequence[Gradients], clip: float) -> bool:
+        """Any number of reads of one store."""
+        del clip
+        return all(
+            isinstance(one.read, BagsRead) and one.read.group.tables is self.group.tables
+            for one in given
+        )
 
-    def learn(self, grads: Sequence[Tensor | None], *, step: int, ts: int) -> None:
-        """One optimizer step per id with a gradient."""
-        self.group.learn(self.bags, self.found, grads, step=step, ts=ts)
+    def learn(self, given: Sequence[Gradients], *, clip: float, step: int, ts: int) -> None:
+        """One optimizer step per table and id. All is checked before the first row changes."""
+        tables = self.group.tables
+        uses = [0] * len(tables)
+        parts, held = [], []  # what the core reads lives until it is done
+        for one in given:
+            read = one.read
+            assert isinstance(read, BagsRead)  # as `learns` has seen
+            group, bags = read.group, read.bags
+            grads = [None if grad is None else _plain(grad) for grad in one.grads]
+            places: list[int] = []  # one list: many tuples would wake the garbage collector
+            for grad in grads:
+                places += _NO_GRADIENT if grad is None else _place(grad)
+            group.check_finite(bags, grads, places)
+            if group.counts_uses:
+                _count_uses(read, grads, uses)
+            parts.append((group.core, group.cells(bags), read.found, places))
+            held.append(grads)
+        rates = self.group.fixed_rates or [table.rates_at(step) for table in tables]
+        if self.group.counts_uses:
+            times = [table.stamp(ts, n) if n else 0 for table, n in zip(tables, uses, strict=True)]
+        else:  # they have one clock
+            times = [tables[0].stamp(ts, 0)] * len(tables)
+        with memory_errors():
+            native.learn_bags(parts, step, rates, times, clip)
+
+
+def _count_uses(read: BagsRead, grads: Sequence[Tensor | None], uses: list[int]) -> None:
+    """Adds how many ids of each table have a gradient."""
+    for i, (feature, grad) in enumerate(zip(read.features, grads, strict=True)):
+        uses[feature.table] += 0 if grad is None else len(read.ids_of(i))
 
 
 def _plain(grad: Tensor) -> Tensor:
