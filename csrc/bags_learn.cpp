@@ -125,6 +125,75 @@ void grads_of_ids(const Feature& feature, const IdCells& cells, u64 f, const Bag
     for (u64 i = u64(borders[bag]); i < u64(borders[bag + 1]); ++i) out[i - base] = units.of(bag);
 }
 
+// A feature with gradients, of one of several lookups.
+struct Given {
+  const BagsLearned* of;
+  u64 feature, ids;
+
+  const i64* own_ids() const { return of->cells.ids + of->cells.first_of(feature); }
+  const u32* rows() const { return of->found->rows.get() + of->found->from[feature]; }
+  const float* weights() const {
+    const float* const all = of->cells.weights;
+    return all == nullptr ? nullptr : all + of->cells.first_of(feature);
+  }
+  u64 changes() const { return of->found->changes[feature]; }
+};
+
+// The features of one table that have ids and gradients, lookup after lookup.
+std::vector<Given> given_to(u64 table, std::span<const BagsLearned> learned) {
+  std::vector<Given> given;
+  for (const BagsLearned& one : learned) {
+    for (u64 f : one.bags->features_of(table)) {
+      const u64 ids = one.cells.count_of(f);
+      if (one.grads[f].at == nullptr || ids == 0) continue;
+      if (one.found->from[f + 1] - one.found->from[f] != ids)
+        throw std::invalid_argument("the offsets of a batch changed between lookup and update");
+      given.push_back({&one, f, ids});
+    }
+  }
+  return given;
+}
+
+// The ids of one table, and where their gradients and rows are: as they lie, of one feature; of
+// several in the memory of the thread, one after the other.
+std::span<const i64> gather(const std::vector<Given>& given, Gathered& room, Update& update,
+                            KnownRows& known) {
+  u64 n = 0;
+  bool weighted = false, all_known = true;
+  for (const Given& one : given) {
+    n += one.ids;
+    weighted = weighted || one.weights() != nullptr;
+    all_known = all_known && one.changes() == given[0].changes();
+  }
+  if (room.made.size() < given.size()) room.made.resize(given.size());
+  const float** const at = room.grads.ensure(n);
+  const bool alone = given.size() == 1;
+  i64* const ids = alone ? nullptr : room.ids.ensure(n);
+  u32* const rows = alone ? nullptr : room.rows.ensure(n);
+  float* const scale = alone || !weighted ? nullptr : room.scale.ensure(n);
+  u64 done = 0;
+  for (u64 k = 0; k < given.size(); done += given[k++].ids) {
+    const Given& one = given[k];
+    grads_of_ids(one.of->bags->feature(one.feature), one.of->cells, one.feature,
+                 one.of->grads[one.feature], one.of->found->best[one.feature], room, room.made[k],
+                 at + done);
+    if (alone) continue;
+    std::copy_n(one.own_ids(), one.ids, ids + done);
+    std::copy_n(one.rows(), one.ids, rows + done);
+    if (scale == nullptr) continue;
+    if (one.weights() != nullptr) {
+      std::copy_n(one.weights(), one.ids, scale + done);
+    } else {
+      std::fill_n(scale + done, one.ids, 1.0f);
+    }
+  }
+  known = {alone ? given[0].rows() : rows, given[0].changes()};
+  update.known = all_known ? &known : nullptr;
+  update.grad_at = at;
+  update.scale = alone ? given[0].weights() : scale;
+  return {alone ? given[0].own_ids() : ids, n};
+}
+
 }  // namespace
 
 NotFinite Bags::not_finite(const IdCells& cells, std::span<const BagGrad> grads,
@@ -169,76 +238,22 @@ NotFinite Bags::not_finite(const IdCells& cells, std::span<const BagGrad> grads,
 
 Applied learn_bags(std::span<const BagsLearned> learned, i64 step, std::span<const TableStep> steps,
                    float clip) {
-  struct Given {
-    const BagsLearned* of;
-    u64 feature, ids;
-  };
   for (const BagsLearned& one : learned) one.bags->check(one.cells);
   Gathered& room = Gathered::of_this_thread();
-  std::vector<Given> given;
   Applied total;
   for (u64 t = 0; t < steps.size(); ++t) {
-    given.clear();
-    u64 n = 0;
-    bool weighted = false;
-    for (const BagsLearned& one : learned) {
-      for (u64 f : one.bags->features_of(t)) {
-        const u64 ids = one.cells.count_of(f);
-        if (one.grads[f].at == nullptr || ids == 0) continue;
-        if (one.found->from[f + 1] - one.found->from[f] != ids)
-          throw std::invalid_argument("the offsets of a batch changed between lookup and update");
-        given.push_back({&one, f, ids});
-        n += ids;
-        weighted = weighted || one.cells.weights != nullptr;
-      }
-    }
+    const std::vector<Given> given = given_to(t, learned);
     if (given.empty()) continue;
-    if (room.made.size() < given.size()) room.made.resize(given.size());
-    Table& table = *given[0].of->bags->feature(given[0].feature).table;
-    KnownRows known{nullptr, given[0].of->found->changes[given[0].feature]};
-    const float** const at = room.grads.ensure(n);
-    const i64* ids = nullptr;
-    const float* scale = nullptr;
-    bool all_known = true;
-    u64 done = 0;
-    for (u64 k = 0; k < given.size(); ++k) {
-      const auto [of, f, many] = given[k];
-      const IdCells& cells = of->cells;
-      const BagRows& found = *of->found;
-      grads_of_ids(of->bags->feature(f), cells, f, of->grads[f], found.best[f], room, room.made[k],
-                   at + done);
-      all_known = all_known && found.changes[f] == known.changes;
-      const i64* const own = cells.ids + cells.first_of(f);
-      const u32* const rows = found.rows.get() + found.from[f];
-      const float* const weights =
-          cells.weights == nullptr ? nullptr : cells.weights + cells.first_of(f);
-      if (given.size() == 1) {
-        ids = own;
-        known.rows = rows;
-        scale = weights;
-        continue;
-      }
-      if (k == 0) {
-        ids = room.ids.ensure(n);
-        known.rows = room.rows.ensure(n);
-        scale = weighted ? room.scale.ensure(n) : nullptr;
-      }
-      std::copy_n(own, many, room.ids.data() + done);
-      std::copy_n(rows, many, room.rows.data() + done);
-      if (weighted && weights != nullptr) std::copy_n(weights, many, room.scale.data() + done);
-      if (weighted && weights == nullptr) std::fill_n(room.scale.data() + done, many, 1.0f);
-      done += many;
-    }
     Update update{.grads = nullptr,
                   .rates = steps[t].rates.data(),
                   .step = step,
                   .time = steps[t].time,
                   .per_occurrence = false};
-    update.grad_at = at;
-    update.scale = scale;
     update.clip = clip;
-    update.known = all_known ? &known : nullptr;
-    total += table.apply_gradients(ids, n, update);
+    KnownRows known{};
+    const std::span<const i64> ids = gather(given, room, update, known);
+    Table& table = *given[0].of->bags->feature(given[0].feature).table;
+    total += table.apply_gradients(ids.data(), ids.size(), update);
   }
   room.trim();
   return total;
