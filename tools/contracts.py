@@ -61,6 +61,18 @@ BANNED = {
 }
 
 
+# What holds rows, and the modules of nn that make one, a placement each; the rest of nn knows
+# `ModuleStore` alone. A name that only types use is no import.
+STORES = {
+    *("HostTables", "DeviceTables", "TierTables", "AllToAllTables", "ServerTables"),
+    *("HostTable", "DeviceTable"),
+}
+BUILDERS = {
+    *("assemble", "distribute", "in_this_process", "on_disk", "on_servers", "server_shards"),
+    "tiers",
+}
+
+
 def _inside(path: Path, node: ast.ImportFrom) -> Iterator[str]:
     """Dotted names below the package that a relative import brings in."""
     package = path.with_suffix("").parts[:-1]
@@ -128,6 +140,23 @@ def _place_breaches(path: Path, tree: ast.AST) -> Iterator[str]:
             yield f"{path}:{line}: {'.'.join(use)} outside {place}: {why}"
 
 
+def _store_breaches(path: Path, tree: ast.Module) -> Iterator[str]:
+    if path.parts[:2] != ("hedgerow", "nn") or path.stem in BUILDERS:
+        return
+    for_types = {
+        id(inner)
+        for node in ast.walk(tree)
+        if isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING"
+        for inner in ast.walk(node)
+    }
+    for node in ast.walk(tree):
+        if isinstance(node, ast.ImportFrom) and id(node) not in for_types:
+            for alias in node.names:
+                if alias.name in STORES:
+                    at = f"{path}:{node.lineno}"
+                    yield f"{at}: {alias.name} is a store; only builders in nn know which it is"
+
+
 def _size_breaches(path: Path, text: str, tree: ast.Module) -> Iterator[str]:
     if text.count("\n") > MAX_FILE_LINES:
         yield f"{path}:1: {text.count(chr(10))} lines; at most {MAX_FILE_LINES}"
@@ -172,6 +201,7 @@ def breaches(root: Path) -> Iterator[str]:
         tree = ast.parse(text)
         yield from _import_breaches(path, tree)
         yield from _place_breaches(path, tree)
+        yield from _store_breaches(path, tree)
         yield from _size_breaches(path, text, tree)
     for full in sorted([*root.glob("csrc/**/*.h"), *root.glob("csrc/**/*.cpp")]):
         yield from _cpp_breaches(full.relative_to(root), full.read_text())

@@ -11,27 +11,23 @@ import torch
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
-from ..core import checks
 from ..core.checks import unknown
 from ..core.clock import Clock, SystemClock
-from ..core.errors import ConfigError, InputError, NotSupportedError, StateError
+from ..core.errors import ConfigError, InputError, NotSupportedError
 from ..core.id_batch import IdBatch, check_batch
-from ..ps.server_tables import ServerTables
 from ..sharding.agreement import Ranks
-from ..sharding.all_to_all_tables import AllToAllTables
 from ..tables.admission import Admission
 from ..tables.bags import Bags, Feature, FeatureGroup, FeatureKeys, Read
 from ..tables.config import TableConfig
 from ..tables.expiry import Eviction
-from ..tables.host import HostTable
 from ..tables.initializers import Initializer
-from ..tables.multi.host_tables import HostTables
+from ..tables.module_store import ModuleStore
 from ..tables.optimizer_base import Optimizer
-from ..tables.stats import TableStats, table_stats
+from ..tables.stats import TableStats
 from ..tables.store import Lookup
 from ..tables.table import Table
-from ..tiers.tier_tables import TierTables
 from .clip import ClipRow
+from .in_this_process import in_host_memory, on_a_device
 from .left_out import LEFT_OUT, TrainedRows
 from .pooling import pool_features
 from .read_only import ReadOnlyRows, refuse
@@ -39,13 +35,10 @@ from .reading import Collected, Make, RowsRead
 from .requires_grad import follow_requires_grad
 from .server_group import ServerGroup
 from .state_rows import copied, load_rows, packed_rows, take_rows
-from .updates import RowUpdates
+from .updates import OverRanks, RowUpdates
 
-if TYPE_CHECKING:  # it needs Triton
-    from ..tables.multi.device_tables import DeviceTables
-
-    Store = HostTables | DeviceTables | TierTables | AllToAllTables | ServerTables
-
+if TYPE_CHECKING:
+    from ..tables.host import HostTable
 
 _MOST_GROUPS = 64  # of features asked for together, that a module keeps
 _ROWS = "_extra_state"  # torch's key for what is neither a parameter nor a buffer
@@ -103,8 +96,7 @@ class Collection(nn.Module):
         self.tables = tuple(table.with_defaults(**defaults) for table in tables)
         self._check_names()
         configs = {table.name: table.resolve(seed, slot_key=slot_key) for table in self.tables}
-        own = HostTables(configs, clock=clock)
-        self.store: Store = own
+        self.store = in_host_memory(configs, clock)
         self.servers: ServerGroup | None = None  # where rows are, if not in processes like this
         self.ranks = Ranks()  # this process alone
         self.ahead: ReadsAhead | None = None
@@ -117,7 +109,7 @@ class Collection(nn.Module):
         )
         self._groups: dict[tuple[tuple[str, ...] | None, ...], FeatureGroup] = {}
         self.clip = clip
-        self.updates = RowUpdates(own, clip, clock)
+        self.updates = RowUpdates(self.store, clip, clock)
         self.rows_apart = False  # whether state dicts leave rows out: hr.save has them elsewhere
         self._anchor = torch.empty(0, requires_grad=True)
         self._still = frozenset(number[c.name] for c in configs.values() if _stands_still(c))
@@ -216,28 +208,19 @@ class Collection(nn.Module):
         """One of its tables: rows, scans and eviction are its own."""
         if name not in self.store.names:
             unknown("table", name, self.store.names)
-        if isinstance(self.store, ServerTables):
+        if not self.store.tables:
             raise NotSupportedError(
                 f"table {name!r} is on servers; ask for rows with module.store.table(k)."
             )
-        return self.store.table(self.store.names.index(name))
+        return self.store.tables[self.store.names.index(name)]
 
     def row_counts(self) -> dict[str, int]:
         """Rows of each table: of this process, or of all servers."""
-        if isinstance(self.store, ServerTables):
-            return dict(zip(self.store.names, self.store.sizes(), strict=True))
-        return {name: self.table(name).size() for name in self.store.names}
+        return self.store.row_counts()
 
     def table_stats(self) -> dict[str, TableStats]:
         """Rows, bytes, load and counts of each table: of this process, or of all servers."""
-        if isinstance(self.store, ServerTables):
-            return self.store.stats()
-        return {name: table_stats(self.table(name)) for name in self.store.names}
-
-    def spread(self, over: AllToAllTables, ranks: Ranks, model: Sequence[RowUpdates]) -> None:
-        """Reads and updates go to the rows of all ranks from now on; `model`: all its updates."""
-        self.store, self.ranks = over, ranks
-        self.updates.spread(over, model)
+        return self.store.stats_by_table()
 
     def place(
         self,
@@ -250,37 +233,20 @@ class Collection(nn.Module):
 
         `capacity_rows` says by name how many rows a table has room for.
         """
-        from ..tables.multi.device_tables import DeviceTables
-
-        own = DeviceTables(
-            self.configs_to_place(device),
-            device=device,
-            capacity_rows=capacity_rows,
-            on_host=on_host,
-            clock=self._clock,
+        configs = self.store.configs_to_move(device)
+        self.set_store(
+            on_a_device(configs, self._clock, device, capacity_rows=capacity_rows, on_host=on_host)
         )
-        self.keep_in(own)
 
-    def configs_to_place(self, where: object) -> dict[str, TableConfig]:
-        """The tables, which may still go `where` they are to be."""
-        if isinstance(self.store, AllToAllTables | ServerTables):
-            raise StateError("the model is distributed already; bring it to a device before.")
-        if isinstance(self.store, TierTables):
-            raise StateError(
-                f"tables of the model lie in two tiers already; they do not move to {where}. Make "
-                f"the model anew, and place it once."
-            )
-        if self.store.size():
-            raise StateError(
-                f"tables with {self.store.size()} rows do not move: bring the model to {where} "
-                f"first, then train or hr.load."
-            )
-        return {table.config.name: table.config for table in self.store.tables}
+    def set_store(self, store: ModuleStore, *, servers: ServerGroup | None = None) -> None:
+        """Rows are in this store from now on; those of before are none."""
+        self.store, self.servers = store, servers
+        self.updates.set_store(store)
 
-    def keep_in(self, own: DeviceTables | TierTables) -> None:
-        """Rows are in this store of the process from now on; those of before are none."""
-        self.store = own
-        self.updates.place(own)
+    def spread(self, over: OverRanks, ranks: Ranks, model: Sequence[RowUpdates]) -> None:
+        """Reads and updates go to the rows of all ranks from now on; `model`: all its updates."""
+        self.store, self.ranks = over, ranks
+        self.updates.spread(over, model)
 
     @property
     def clock(self) -> Clock:
@@ -290,26 +256,10 @@ class Collection(nn.Module):
     def _apply(self, fn: Any, recurse: bool = True) -> Self:
         """What `module.to(...)` calls: tables of this process go where the weights go."""
         found = super()._apply(fn, recurse)
-        here: torch.device = getattr(self.store, "device", checks.CPU)
-        target = fn(torch.empty(0, device=here)).device
-        if isinstance(self.store, HostTables) and target.type == "cuda":
+        target = fn(torch.empty(0, device=self.store.device)).device
+        if self.store.moves_to(target):
             self.place(target)
-        elif isinstance(self.store, TierTables) and here == checks.CPU != target:
-            raise StateError(
-                f"tables in two tiers of host memory do not move to {target}; bring the model's "
-                f"other modules there one by one, or let a plan place the tables on the device."
-            )
-        elif here != checks.CPU and target != here:
-            raise StateError(
-                f"tables on {here} do not move to {target}: hr.save the model, and hr.load it into "
-                f"one that was made there."
-            )
         return found
-
-    def move(self, store: ServerTables, servers: ServerGroup) -> None:
-        """Reads and updates go to the rows of servers from now on."""
-        self.store, self.servers = store, servers
-        self.updates.move(store)
 
     def get_extra_state(self) -> Tensor:
         """The rows, for `state_dict`."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from datetime import timedelta
 from pathlib import Path
+from typing import cast
 
 import torch
 import torch.distributed as dist
@@ -20,7 +21,7 @@ from ..ps.curve import ClientKeys
 from ..ps.server_tables import ServerTables
 from ..routing.router import Router
 from ..sharding.agreement import Ranks
-from ..sharding.all_to_all_tables import AllToAllTables
+from ..sharding.all_to_all_tables import AllToAllTables, ShardStore
 from ..sharding.exchange import WIRES, Exchange
 from .alike import about
 from .collection import Collection, collections_of, ranks_of, servers_of
@@ -167,7 +168,7 @@ def workers_of(model: nn.Module) -> Ranks:
 
 def _where(collections: Sequence[Collection]) -> torch.device:
     """Where the rows of all collections are."""
-    found = {getattr(one.store, "device", checks.CPU) for one in collections}
+    found = {one.store.device for one in collections}
     if len(found) > 1:
         raise StateError(
             f"the model has tables on {', '.join(sorted(map(str, found)))}; bring all of them to "
@@ -199,7 +200,8 @@ def _over(
     if isinstance(one.store, AllToAllTables | ServerTables):
         raise StateError("the model is distributed already; call hr.distribute once.")
     own = [routers[name] for name in one.store.names]
-    return AllToAllTables(one.store, own, reads, reduce=reduce, dedup=dedup, updates=updates)
+    local = cast("ShardStore", one.store)  # a store of this process has every verb
+    return AllToAllTables(local, own, reads, reduce=reduce, dedup=dedup, updates=updates)
 
 
 def _check(

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Protocol, runtime_checkable
 
 from ..tables.expiry import Eviction, Lfu, Lru, Ttl
-from ..tables.host import HostTable
+
+if TYPE_CHECKING:
+    from ..tables.host import HostTable
 
 # A share of the room, or of the age. A walk over all rows for one row too many would cost more
 # than the update; the smaller the share, the more walks, the larger, the longer rows stay.

@@ -9,16 +9,14 @@ from typing import Any, cast
 from torch import nn
 
 from ..core import registry
-from ..core.checks import CPU
 from ..core.errors import DtypeError, NotSupportedError
-from ..tiers.tier_tables import TierTables
+from ..tables.module_store import ModuleStore
 from .bags import EmbeddingBags
 from .collection import Collection, collections_of, undressed
 from .embeddings import Embeddings
 from .frozen import FrozenBags, FrozenEmbeddings, FrozenRows
 from .pytree import register_batches
 from .read_only import refuse
-from .read_op import Store
 
 _FORMS: dict[type[nn.Module], type[FrozenRows]] = {
     EmbeddingBags: FrozenBags,
@@ -62,10 +60,10 @@ def freeze(model: nn.Module, *, name: str | None = None) -> nn.Module:
     return _view(model, places, {})
 
 
-def _readable(module: Collection) -> Store:
+def _readable(module: Collection) -> ModuleStore:
     """The store of a module, if an exported program can read it."""
     store = module.store
-    if not isinstance(store, Store) or (isinstance(store, TierTables) and store.device != CPU):
+    if not store.programs_read:
         raise NotSupportedError(
             "freeze of tables on a device: programs are exported over rows in host memory. hr.save "
             "the model, hr.load it into one on the CPU, and freeze that."
@@ -73,7 +71,7 @@ def _readable(module: Collection) -> Store:
     return store
 
 
-def _claim(wanted: str, store: Store, *, exactly: bool) -> str:
+def _claim(wanted: str, store: ModuleStore, *, exactly: bool) -> str:
     """A name that is the store's own in this process: the wanted one, or that with a number."""
     for number in count(1):
         name = wanted if number == 1 else f"{wanted}#{number}"

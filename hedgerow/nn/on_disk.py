@@ -55,7 +55,7 @@ def keep_on_disk(
     limit = parse_bytes(memory)
     ranks = rank_info().world_size
     sizes = {spec.name: -(-spec.rows // ranks) for spec in specs_of(model, rows)}
-    found = [(one, one.configs_to_place(folder)) for one in collections_of(model)]
+    found = [(one, one.store.configs_to_move(folder)) for one in collections_of(model)]
     needs = {
         name: sizes[name] * stored_bytes(config)
         for _, configs in found
@@ -66,7 +66,7 @@ def keep_on_disk(
     _check(small, limit)
     for one, configs in found:
         if any(name in small for name in configs):
-            one.keep_in(TierTables([_made(c, small, folder, one) for c in configs.values()]))
+            one.set_store(TierTables([_made(c, small, folder, one) for c in configs.values()]))
     for name, part in small.items():
         logging.getLogger("hedgerow").info(
             "table %s: %s of rows, %s of them in memory, all others in a file in %s",

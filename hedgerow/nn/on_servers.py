@@ -51,7 +51,7 @@ def put_on_servers(
         own = [TablesOfShard(shard, of, config.segment_splits) for shard in shards]
         rules = [routers[name] for name in names]
         mine = {name: configs[name] for name in names}
-        one.move(ServerTables(own, mine, rules, dedup=dedup), group)
+        one.set_store(ServerTables(own, mine, rules, dedup=dedup), servers=group)
 
 
 def _check(model: nn.Module, collections: Sequence[Collection]) -> None:

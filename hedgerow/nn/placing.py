@@ -46,7 +46,7 @@ def place_as_planned(model: nn.Module, plan: Plan) -> None:
 def _place(one: Collection, placed: Mapping[str, Placed], device: torch.device) -> None:
     own = [placed[name] for name in one.store.names]
     if any(table.mode in IN_TIERS for table in own):
-        one.keep_in(tiers_as_planned(one, own, device))
+        one.set_store(tiers_as_planned(one, own, device))
     elif device != checks.CPU:
         room = {t.name: t.rows_per_rank for t in own if t.mode is Mode.HBM_ONLY}
         on_host = [t.name for t in own if t.mode is not Mode.HBM_ONLY]

@@ -16,7 +16,6 @@ from ..core.id_batch import IdBatch
 from ..sharding.pipeline import Item, Prefetch
 from ..tables.bags import Feature, FeatureKeys
 from ..tables.store import Lookup
-from ..tiers.tier_tables import TierTables
 from .collection import Collection, collections_of
 
 B = TypeVar("B")
@@ -160,7 +159,7 @@ class Ahead(Generic[B]):
             ready = item.value
             for call, keys in ready.asked.items():
                 store = self._collections[call.collection].store
-                if call not in ready.told and isinstance(store, TierTables):
+                if call not in ready.told:
                     ready.told.add(call)
                     store.prefetch(keys.keys)
 
@@ -174,7 +173,7 @@ class Ahead(Generic[B]):
         for call in calls:
             one, step = self._collections[call.collection], steps[call.collection]
             keys = FeatureKeys.of(ids[call.place], call.features, len(one.store.names))
-            if isinstance(one.store, TierTables) and one.store.reads_ahead:
+            if one.store.reads_ahead:
                 asked[call] = keys
             else:
                 found[call] = one.look_up(keys, training=True, step=step)

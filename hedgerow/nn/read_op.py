@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
 from collections.abc import Sequence
+from typing import Protocol, runtime_checkable
 
 import torch
 from torch import Tensor
@@ -13,30 +13,32 @@ from ..core.checks import unknown
 from ..core.errors import InputError, StateError
 from ..core.id_batch import IdBatch
 from ..ops.library import register, unknown_size
-from ..ps.server_tables import ServerTables
-from ..sharding.all_to_all_tables import AllToAllTables
 from ..tables.bags import Bags, Feature, FeatureGroup, Pooling
-from ..tables.multi.host_tables import HostTables
 from ..tables.store import Lookup, Missing, TableKeys
-from ..tiers.tier_tables import TierTables
 from .pooling import pool_features
 
 
-class RowsElsewhere(ABC):
-    """Base of stores that an exported program may read beside those that models have."""
+@runtime_checkable
+class ReadableRows(Protocol):
+    """What an exported program reads: the rows of a module, or others under its names."""
 
-    names: tuple[str, ...]
-    dims: tuple[int, ...]
+    @property
+    def names(self) -> tuple[str, ...]:
+        """The tables, in byte order."""
+        ...
 
-    @abstractmethod
+    @property
+    def dims(self) -> tuple[int, ...]:
+        """Columns of each table."""
+        ...
+
     def lookup(
         self, keys: TableKeys, *, missing: Missing = "zeros", step: int | None = None
     ) -> Lookup:
         """Rows of `keys`; an absent one gives zeros."""
+        ...
 
 
-Store = HostTables | TierTables | AllToAllTables | ServerTables
-ReadableRows = Store | RowsElsewhere
 _SCHEMA = (
     "read_rows(str store, str[] names, str[] features, str[] tables, str[] poolings, int[] dims, "
     "int step, Tensor values, Tensor offsets, Tensor? weights) -> Tensor[]"
@@ -59,7 +61,7 @@ def _pooling(text: str) -> Pooling:
 
 def _store(name: str, tables: Sequence[str], dims: Sequence[int]) -> ReadableRows:
     store = registry.find(name)
-    if not isinstance(store, Store | RowsElsewhere):
+    if not isinstance(store, ReadableRows):
         raise StateError(
             f"an exported program reads the store {name!r}, which is not in this process (any "
             f"more). Keep the model it came from alive, or build it again, load its rows with "

@@ -11,7 +11,6 @@ from torch import Tensor
 from ..core.errors import CheckpointError, NotSupportedError
 from ..core.shapes import Int8
 from ..tables.checkpoint.packed import PackedRows, pack_rows
-from ..tables.multi.host_tables import HostTables
 from ..tables.own_rows import OwnRows
 from .updates import RowUpdates
 
@@ -96,14 +95,9 @@ def _take(module: Collection, found: PackedRows, *, strict: bool) -> None:
 def copied(module: Collection, memo: dict[int, Any]) -> Collection:
     """A deep copy of a module with tables in host memory: rows of its own, the same clock."""
     _check_here(module, "a copy of")
-    if not isinstance(module.store, HostTables):
-        raise NotSupportedError(
-            f"a copy of a module whose rows are not all in host memory. {_SAVE} into a new one."
-        )
+    store = module.store.emptied(module.clock)
     new: Collection = object.__new__(type(module))
     memo[id(module)] = new
-    configs = {table.config.name: table.config for table in module.store.tables}
-    store = HostTables(configs, clock=module.clock)
     own: Mapping[str, Any] = {
         "store": store,
         "updates": RowUpdates(store, module.clip, module.clock),

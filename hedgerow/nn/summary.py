@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 from torch import nn
 
 from ..core.errors import DtypeError, InputError
-from ..tables.host import HostTable
 from ..tables.own_rows import OwnRows
 from ..tables.stats import TableStats, table_stats
 from .collection import collections_of, ranks_of, servers_of
+
+if TYPE_CHECKING:
+    from ..tables.host import HostTable
 
 _HELD = ("index_bytes", "row_bytes", "slack_bytes")  # of rows, without outputs kept for reuse
 

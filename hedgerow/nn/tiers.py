@@ -27,7 +27,7 @@ _TOLERANCE = 0.02  # of the planned bytes; more is said
 
 def tiers_as_planned(one: Collection, placed: Sequence[Placed], device: torch.device) -> TierTables:
     """The tables of a collection, empty, each as its line of the plan says."""
-    configs, tables = one.configs_to_place(device), []
+    configs, tables = one.store.configs_to_move(device), []
     lines = [line for line in placed if line.mode in IN_TIERS]
     asked = [(configs[line.name], planned_tiers(line)) for line in lines]
     in_tiers, groups = tier_tables(asked, device=device, clock=one.clock)

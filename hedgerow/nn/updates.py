@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
 from itertools import accumulate, pairwise
-from typing import TYPE_CHECKING, Protocol
+from typing import Protocol
 from weakref import WeakValueDictionary
 
 import torch
@@ -17,18 +17,14 @@ from ..core.clock import Clock
 from ..core.errors import NotFiniteError
 from ..core.recycle import Recycler
 from ..core.shapes import Float32, Int64
-from ..ps.server_tables import ServerTables
-from ..sharding.all_to_all_tables import AllToAllTables, Brought
+from ..sharding.brought import Brought
+from ..sharding.exchange import Exchange
 from ..tables.bags import Gradients, Read
-from ..tables.multi.host_tables import HostTables
-from ..tables.store import TableKeys
-from ..tiers.tier_tables import TierTables
+from ..tables.module_store import ModuleStore
+from ..tables.store import Lookup, TableKeys
 from .clip import ClipRow
 from .evictions import Evictions
 from .reading import Learns, flat_gradients
-
-if TYPE_CHECKING:  # it needs Triton
-    from ..tables.multi.device_tables import DeviceTables
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -75,6 +71,27 @@ class RowGradients:
         return torch.ones_like(self.ids) if self.counts is None else self.counts
 
 
+class OverRanks(ModuleStore, Protocol):
+    """A store whose rows are spread over ranks: gradients are brought to their owners first."""
+
+    @property
+    def exchange(self) -> Exchange:
+        """The ranks."""
+        ...
+
+    def bring_gradients(
+        self,
+        at: TableKeys | Lookup,
+        grads: Tensor,
+        *,
+        counts: Tensor | None = None,
+        finite: bool = True,
+        given: bool = False,
+    ) -> Brought:
+        """Gradients of all ranks for the rows of this one."""
+        ...
+
+
 class _Learn(Protocol):
     """One update of the rows."""
 
@@ -101,13 +118,12 @@ class RowUpdates:
     a backward makes every module of the model take part at its end, in the order of modules.
     """
 
-    def __init__(self, store: HostTables, clip: ClipRow | None, clock: Clock) -> None:
+    def __init__(self, store: ModuleStore, clip: ClipRow | None, clock: Clock) -> None:
         self.held = 0
         self.step = 0
-        self._store: HostTables | DeviceTables | TierTables | ServerTables = store
-        self._device = checks.CPU
+        self._store, self._device = store, store.device
         self._clip, self._clock = clip, clock
-        self._over: AllToAllTables | None = None
+        self._over: OverRanks | None = None
         self._model: Sequence[RowUpdates] = (self,)
         self._evict = Evictions(store.tables)
         self._waiting: list[Gradients] = []
@@ -116,18 +132,16 @@ class RowUpdates:
         self._running: WeakValueDictionary[int, _Backward] = WeakValueDictionary()
         self._memory = Recycler()
 
-    def spread(self, over: AllToAllTables, model: Sequence[RowUpdates]) -> None:
+    def spread(self, over: OverRanks, model: Sequence[RowUpdates]) -> None:
         """Rows are those of all ranks from now on; `model` are the updates of all its modules."""
         self._over, self._model = over, model
         self._evict = Evictions(over.tables, over.exchange.rank, over.exchange.ranks)
 
-    def place(self, store: DeviceTables | TierTables) -> None:
-        """Rows are in another store of this process from now on."""
+    def set_store(self, store: ModuleStore) -> None:
+        """Rows are in another store from now on. Servers make a step of every update of this
+        process, and run no rule of eviction for it.
+        """
         self._store, self._device, self._evict = store, store.device, Evictions(store.tables)
-
-    def move(self, store: ServerTables) -> None:
-        """Rows are on servers from now on, which make a step of every update of this process."""
-        self._store, self._evict = store, Evictions(())
 
     @property
     def store(self) -> Learns:
@@ -251,7 +265,7 @@ class RowUpdates:
             return RowGradients(nothing.new_empty(0, dtype=torch.int64), nothing)
         return RowGradients(_joined(ids), _joined(grads))
 
-    def _from_ranks(self, over: AllToAllTables, refuse: bool) -> tuple[list[RowGradients], bool]:
+    def _from_ranks(self, over: OverRanks, refuse: bool) -> tuple[list[RowGradients], bool]:
         """What all ranks have for the rows of this one; whether any of them has anything."""
         brought = self._brought(over)
         if refuse and brought.not_finite:
@@ -271,7 +285,7 @@ class RowUpdates:
         ]
         return found, brought.given
 
-    def _brought(self, over: AllToAllTables) -> Brought:
+    def _brought(self, over: OverRanks) -> Brought:
         """Of what waits, and of nothing else."""
         finite = all(bool(one.grads.isfinite().all()) for one in self._merged or ())
         whole = self._waiting[0] if len(self._waiting) == 1 else None

@@ -4,13 +4,21 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from typing import TypeVar
+from typing import TYPE_CHECKING, Self, TypeVar
 
 import torch
 from torch import Tensor
 from torch.autograd.graph import increment_version
 
-from ..core.errors import ConfigError, HedgerowError, InputError
+from ..core.checks import CPU
+from ..core.clock import Clock
+from ..core.errors import (
+    ConfigError,
+    HedgerowError,
+    InputError,
+    NotSupportedError,
+    StateError,
+)
 from ..core.recycle import Recycler
 from ..core.shapes import Bool, Float32, Int8, Int64
 from ..core.timings import Timings
@@ -28,6 +36,9 @@ from .routed import Routed, Share, finite_part, route
 from .shard import Pending, Shard
 from .some_tables import TablesOfShard
 from .worker_checks import check_finite, rates_now
+
+if TYPE_CHECKING:
+    from ..tables.host import HostTable
 
 A = TypeVar("A")
 S = TypeVar("S")
@@ -124,6 +135,56 @@ class ServerTables:
             dedup=self._dedup,
             timings=self.timings,
             model=self._model,
+        )
+
+    @property
+    def device(self) -> torch.device:
+        """Keys and rows of a call are in host memory."""
+        return CPU
+
+    @property
+    def tables(self) -> tuple[HostTable, ...]:
+        """None: all rows are on servers."""
+        return ()
+
+    def row_counts(self) -> dict[str, int]:
+        """Rows of each table on all servers."""
+        return dict(zip(self.names, self.sizes(), strict=True))
+
+    def stats_by_table(self) -> dict[str, TableStats]:
+        """Rows, bytes, load and counts of each table, over all servers."""
+        return self.stats()
+
+    @property
+    def programs_read(self) -> bool:
+        """Exported programs read them as modules do."""
+        return True
+
+    @property
+    def reads_ahead(self) -> bool:
+        """Whether `prefetch` does something."""
+        return False
+
+    def prefetch(self, keys: TableKeys) -> None:
+        """Nothing: rows are asked for when they are read."""
+        del keys
+
+    def configs_to_move(self, where: object) -> dict[str, TableConfig]:
+        """Refused: the rows are spread already."""
+        del where
+        raise StateError("the model is distributed already; bring it to a device before.")
+
+    def moves_to(self, device: torch.device) -> bool:
+        """The dense part goes alone."""
+        del device
+        return False
+
+    def emptied(self, clock: Clock) -> Self:
+        """Refused: the rows are not all here."""
+        del clock
+        raise NotSupportedError(
+            "a copy of a module whose rows are not all in host memory. Use hr.save(model, folder) "
+            "and hr.load(model, folder) into a new one."
         )
 
     # ---- reads

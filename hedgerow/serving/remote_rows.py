@@ -9,7 +9,6 @@ import torch
 from torch import Tensor
 
 from ..core.shapes import Int64
-from ..nn.read_op import RowsElsewhere
 from ..routing.router import Router
 from ..tables.store import Lookup, Missing, TableKeys
 from .model import ServingError, Tensors
@@ -18,7 +17,7 @@ Ask = Callable[[Mapping[str, Tensors]], Mapping[str, Tensors]]
 """The inputs of `raw_lookup` by sub graph (`ps_0`) in, all at once; the outputs of each out."""
 
 
-class RemoteRows(RowsElsewhere):
+class RemoteRows:
     """Reads every id once, from the server that owns it."""
 
     def __init__(self, dims: Mapping[str, int], routers: Mapping[str, Router], ask: Ask) -> None:

@@ -3,24 +3,29 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
-from typing import Protocol
+from typing import Protocol, Self
 
 import torch
 from torch import Tensor
 
 from ..core import checks
-from ..core.errors import ConfigError, InputError
+from ..core.clock import Clock
+from ..core.errors import ConfigError, InputError, NotSupportedError, StateError
 from ..core.recycle import Recycler
 from ..core.shapes import Bool, Float32, Int8, Int64
 from ..routing.router import Router
 from ..tables import arguments
 from ..tables.bags import Bags, BagsReader
+from ..tables.config import TableConfig
 from ..tables.host import HostTable
 from ..tables.multi import parts
+from ..tables.multi.several_tables import stays
 from ..tables.schedules import Rate
+from ..tables.stats import TableStats, table_stats
 from ..tables.store import Applied, Entries, Lookup, Missing, RowStore, TableKeys, as_keys
+from .brought import Brought
 from .delivery import (
     Delivery,
     Merging,
@@ -61,18 +66,6 @@ class _Journey:
 
     def __init__(self, of: AllToAllTables, packed: Packed, at: Delivery, number: int) -> None:
         self.of, self.packed, self.at, self.number = of, packed, at, number
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class Brought:
-    """Gradients that came to their owner: an id stands once for every rank that sent it."""
-
-    keys: TableKeys
-    grads: Float32[Tensor, "floats"]
-    counts: Int64[Tensor, "n"]  # occurrences
-    everywhere: int  # gradients that all ranks brought, whoever owns their rows
-    not_finite: tuple[int, ...]  # ranks that sent a NaN or an infinity; the same on all of them
-    given: bool  # whether any rank has a gradient, be it of no row
 
 
 class PendingLookup:
@@ -183,6 +176,45 @@ class AllToAllTables:
     def table(self, k: int = 0) -> HostTable:
         """The own shard of table `k`: whole rows, scans and statistics are its own."""
         return self.local.table(k)
+
+    def row_counts(self) -> dict[str, int]:
+        """Rows of each table, of the own shard."""
+        return {name: self.table(k).size() for k, name in enumerate(self.names)}
+
+    def stats_by_table(self) -> dict[str, TableStats]:
+        """Rows, bytes, load and counts of each table, of the own shard."""
+        return {name: table_stats(self.table(k)) for k, name in enumerate(self.names)}
+
+    @property
+    def programs_read(self) -> bool:
+        """Exported programs read them as modules do."""
+        return True
+
+    @property
+    def reads_ahead(self) -> bool:
+        """Whether `prefetch` does something."""
+        return False
+
+    def prefetch(self, keys: TableKeys) -> None:
+        """Nothing: rows are asked for when they are read."""
+        del keys
+
+    def configs_to_move(self, where: object) -> dict[str, TableConfig]:
+        """Refused: the rows are spread already."""
+        del where
+        raise StateError("the model is distributed already; bring it to a device before.")
+
+    def moves_to(self, device: torch.device) -> bool:
+        """They stay where they are."""
+        return stays(self.device, device)
+
+    def emptied(self, clock: Clock) -> Self:
+        """Refused: the rows are not all here."""
+        del clock
+        raise NotSupportedError(
+            "a copy of a module whose rows are not all in host memory. Use hr.save(model, folder) "
+            "and hr.load(model, folder) into a new one."
+        )
 
     # ---- reads
 

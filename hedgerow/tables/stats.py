@@ -15,9 +15,9 @@ def table_stats(table: OwnRows) -> TableStats:
 
     Bytes are those of the index, of live rows with their time stamps, of slack (room kept for new
     ids, and padding), of others (parts of pages, changed keys, snapshots, filters), of outputs that
-    are not in use, kept for the next lookup, and of all together. Working memory is not counted:
-    each thread keeps some for its next call, about 45 bytes per id of its largest one, until it
-    calls `clear()`.
+    are not in use, kept for the next lookup, and of all together. Working memory that threads keep
+    for their next calls, about 45 bytes per id of the largest one, is among others: each table
+    counts its part.
     `uncompressed_bytes` is what the rows would take as fp32 without optimizer state. `load_factor`
     is the filled part of the index, `longest_search` the most buckets a search visits. Counts are
     since the table was made.

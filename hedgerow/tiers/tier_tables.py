@@ -11,13 +11,15 @@ import torch
 from torch import Tensor
 
 from ..core import checks
+from ..core.errors import StateError
 from ..core.shapes import Bool, Float32, Int8, Int64
 from ..tables import arguments
 from ..tables.bags import Bags, BagsReader
+from ..tables.config import TableConfig
 from ..tables.host import HostTable
 from ..tables.multi import parts
 from ..tables.multi.multi_config import MultiConfig
-from ..tables.multi.several_tables import SeveralTables
+from ..tables.multi.several_tables import SeveralTables, stays
 from ..tables.schedules import Rate
 from ..tables.store import Applied, Lookup, Missing, TableKeys, as_keys
 from .build import TierTable
@@ -58,6 +60,27 @@ class TierTables(SeveralTables):
 
     def __repr__(self) -> str:
         return f"TierTables({', '.join(map(repr, self._tables))})"
+
+    @property
+    def programs_read(self) -> bool:
+        """Exported programs read rows in host memory alone."""
+        return self.device == checks.CPU
+
+    def configs_to_move(self, where: object) -> dict[str, TableConfig]:
+        """Refused: they lie in two tiers."""
+        raise StateError(
+            f"tables of the model lie in two tiers already; they do not move to {where}. Make "
+            f"the model anew, and place it once."
+        )
+
+    def moves_to(self, device: torch.device) -> bool:
+        """They stay where they are."""
+        if self.device == checks.CPU != device:
+            raise StateError(
+                f"tables in two tiers of host memory do not move to {device}; bring the model's "
+                f"other modules there one by one, or let a plan place the tables on the device."
+            )
+        return stays(self.device, device)
 
     # ---- reads
 

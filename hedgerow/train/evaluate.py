@@ -31,7 +31,7 @@ def device_of(model: nn.Module) -> torch.device:
     """Where a model takes its batches: where its tables are, or its weights if it has none."""
     tables = [one for one in model.modules() if isinstance(one, Collection)]
     if tables:
-        return getattr(tables[0].store, "device", checks.CPU)
+        return tables[0].store.device
     return next((weight.device for weight in model.parameters()), checks.CPU)
 
 

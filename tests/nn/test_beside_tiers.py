@@ -33,8 +33,8 @@ def _plain() -> hr.EmbeddingBags:
 
 def _tiered() -> hr.EmbeddingBags:
     model = _plain()
-    configs = model.configs_to_place("tiers").values()
-    model.keep_in(TierTables([tier_table(config, TIERS[config.name]) for config in configs]))
+    configs = model.store.configs_to_move("tiers").values()
+    model.set_store(TierTables([tier_table(config, TIERS[config.name]) for config in configs]))
     return model
 
 

@@ -35,9 +35,9 @@ def _in_tiers(mode: str, device: torch.device) -> hr.EmbeddingBags:
     model = _bags()
     (one,) = collections_of(model)
     tiers = Tiers(mode=mode, fast_rows=24, slots=32, allow_small=True)
-    configs = one.configs_to_place(device).values()
+    configs = one.store.configs_to_move(device).values()
     tables, groups = device_tier_tables([(config, tiers) for config in configs], device, one.clock)
-    one.keep_in(TierTables(tables, device=device, together=groups))
+    one.set_store(TierTables(tables, device=device, together=groups))
     return model
 
 

@@ -29,6 +29,12 @@ def test_this_repository_holds_its_contracts() -> None:
         ("ops/a.py", HEAD + "from ..tables.host import HostTable\n", "ops may not import"),
         ("planner/a.py", HEAD + "from ..tables.host import HostTable\n", "planner may not import"),
         ("core/a.py", HEAD + "import hedgerow.native\n", "relative import"),
+        ("nn/a.py", HEAD + "from ..tables.host import HostTable\n", "HostTable is a store"),
+        (
+            "nn/collection.py",
+            HEAD + "def f():\n    from ..ps.server_tables import ServerTables\n",
+            "ServerTables is a store",
+        ),
         ("attic/a.py", HEAD, "not in the import contract"),
         ("core/a.py", "x = 1\n", "states the purpose"),
         ("core/a.py", HEAD + "x = 1\n" * 800, "at most 800"),

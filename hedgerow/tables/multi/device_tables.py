@@ -29,7 +29,7 @@ from . import parts
 from .device_bags import POOLED, DeviceReader
 from .device_group import DeviceGroup
 from .multi_config import MultiConfig
-from .several_tables import SeveralTables
+from .several_tables import SeveralTables, stays
 
 _LEAST_ROWS = 1 << 16  # room of a table that does not say how many rows it will have
 
@@ -208,6 +208,15 @@ class DeviceTables(SeveralTables):
             return None
         pools = all(f.pooling in POOLED and self.is_on_device(f.table) for f in bags.group.features)
         return DeviceReader(self) if pools else None
+
+    @property
+    def programs_read(self) -> bool:
+        """Exported programs read rows in host memory alone."""
+        return False
+
+    def moves_to(self, device: torch.device) -> bool:
+        """They stay where they are."""
+        return stays(self.device, device)
 
     def is_on_device(self, k: int) -> bool:
         """Whether the rows of table `k` are on the device."""

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from ... import native
+from ...core.checks import CPU
 from ...core.clock import Clock
 from ...core.recycle import Recycler
 from ...core.shapes import Bool, Float32, Int8, Int64
@@ -74,6 +75,24 @@ class HostTables(SeveralTables):
     def __repr__(self) -> str:
         rows = ", ".join(f"{t.config.name!r}: {t.size()}" for t in self._tables)
         return f"HostTables(rows of {rows})"
+
+    @property
+    def device(self) -> torch.device:
+        """Host memory."""
+        return CPU
+
+    @property
+    def programs_read(self) -> bool:
+        """Exported programs read rows in host memory."""
+        return True
+
+    def moves_to(self, device: torch.device) -> bool:
+        """To a GPU, while they have no rows."""
+        return device.type == "cuda"
+
+    def emptied(self, clock: Clock) -> HostTables:
+        """The same tables without rows."""
+        return HostTables({table.config.name: table.config for table in self._tables}, clock=clock)
 
     # ---- reads
 

@@ -3,14 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import Any
+from typing import Any, Self
 
+import torch
 from torch import Tensor
 
-from ...core.errors import InputError
+from ...core.checks import CPU
+from ...core.clock import Clock
+from ...core.errors import InputError, NotSupportedError, StateError
 from ...core.shapes import Int64
 from .. import arguments
+from ..config import TableConfig
 from ..host import HostTable
+from ..stats import TableStats, table_stats
 from ..store import Entries, TableKeys
 from .multi_config import MultiConfig
 
@@ -63,6 +68,40 @@ class SeveralTables:
         """The largest `ts` that a write gave to any table."""
         return max(table.max_ts() for table in self._tables)
 
+    def row_counts(self) -> dict[str, int]:
+        """Rows of each table."""
+        return {table.config.name: table.size() for table in self._tables}
+
+    def stats_by_table(self) -> dict[str, TableStats]:
+        """Rows, bytes, load and counts of each table."""
+        return {table.config.name: table_stats(table) for table in self._tables}
+
+    @property
+    def reads_ahead(self) -> bool:
+        """Whether `prefetch` does something."""
+        return False
+
+    def prefetch(self, keys: TableKeys) -> None:
+        """Nothing: the rows are here."""
+        del keys
+
+    def configs_to_move(self, where: object) -> dict[str, TableConfig]:
+        """The tables, which may still go `where` they are to be: they have no rows."""
+        if self.size():
+            raise StateError(
+                f"tables with {self.size()} rows do not move: bring the model to {where} "
+                f"first, then train or hr.load."
+            )
+        return {table.config.name: table.config for table in self._tables}
+
+    def emptied(self, clock: Clock) -> Self:
+        """Refused: only tables in host memory are copied."""
+        del clock
+        raise NotSupportedError(
+            "a copy of a module whose rows are not all in host memory. Use hr.save(model, folder) "
+            "and hr.load(model, folder) into a new one."
+        )
+
     def _only(self, verb: str) -> HostTable:
         if len(self._tables) != 1:
             raise InputError(
@@ -70,3 +109,13 @@ class SeveralTables:
                 f"ask one of them: store.table(k).{verb}(...)."
             )
         return self.table()
+
+
+def stays(here: torch.device, device: torch.device) -> bool:
+    """False: tables on `here` do not move, and a module goes to another device without them."""
+    if here != CPU and device != here:
+        raise StateError(
+            f"tables on {here} do not move to {device}: hr.save the model, and hr.load it into "
+            f"one that was made there."
+        )
+    return False

@@ -1,0 +1,118 @@
+"""What a module asks of its rows, wherever they live."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Protocol, Self
+
+import torch
+from torch import Tensor
+
+from ..core.clock import Clock
+from .bags import Bags, BagsReader
+from .config import TableConfig
+from .schedules import Rate
+from .stats import TableStats
+from .store import Applied, Lookup, Missing, TableKeys
+
+if TYPE_CHECKING:
+    from .host import HostTable
+
+
+class ModuleStore(Protocol):
+    """The rows of the tables of one module: in this process, over ranks, or on servers.
+
+    Each placement has one builder, which makes such a store; nothing else asks which one it is.
+    """
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """The tables, in byte order."""
+        ...
+
+    @property
+    def dims(self) -> tuple[int, ...]:
+        """Columns of each table."""
+        ...
+
+    @property
+    def device(self) -> torch.device:
+        """Where keys and rows of a call are."""
+        ...
+
+    @property
+    def tables(self) -> Sequence[HostTable]:
+        """The tables, or their shards, that this process holds; none of tables on servers."""
+        ...
+
+    # ---- a step
+
+    def bags_reader(self, bags: Bags) -> BagsReader | None:
+        """What reads these bags pooled; None where their rows are to be read."""
+        ...
+
+    def lookup(
+        self, keys: TableKeys, *, missing: Missing = "zeros", step: int | None = None
+    ) -> Lookup:
+        """Rows of `keys`."""
+        ...
+
+    def apply_gradients(
+        self,
+        at: TableKeys | Lookup,
+        grads: Tensor,
+        *,
+        rates: Sequence[Rate] | None = None,
+        step: int | None = None,
+        ts: int = 0,
+        counts: Tensor | None = None,
+        per_occurrence: bool = False,
+    ) -> Applied:
+        """One optimizer step per distinct id, with its summed gradient; absent ids are born."""
+        ...
+
+    @property
+    def reads_ahead(self) -> bool:
+        """Whether `prefetch` does something."""
+        ...
+
+    def prefetch(self, keys: TableKeys) -> None:
+        """Is told of keys that a later lookup for training will ask for. It changes no number."""
+        ...
+
+    # ---- what it holds
+
+    def size(self) -> int:
+        """Rows of all tables."""
+        ...
+
+    def max_ts(self) -> int:
+        """The largest `ts` that a write gave to any table."""
+        ...
+
+    def row_counts(self) -> dict[str, int]:
+        """Rows of each table: of this process, or of all servers."""
+        ...
+
+    def stats_by_table(self) -> dict[str, TableStats]:
+        """Rows, bytes, load and counts of each table: of this process, or of all servers."""
+        ...
+
+    # ---- changes of place
+
+    def configs_to_move(self, where: object) -> Mapping[str, TableConfig]:
+        """The tables, if they may still go `where` they are to be; else raises."""
+        ...
+
+    def moves_to(self, device: torch.device) -> bool:
+        """Whether tables go along when a module goes there; raises where they cannot."""
+        ...
+
+    def emptied(self, clock: Clock) -> Self:
+        """A store of the same tables without rows, for a copy of the module; raises elsewhere."""
+        ...
+
+    @property
+    def programs_read(self) -> bool:
+        """Whether exported programs, which run in host memory, can read the rows."""
+        ...
