@@ -15,7 +15,9 @@ def test_the_readme_activates_before_it_calls_hedgerow() -> None:
     lines = [line.strip() for line in (ROOT / "README.md").read_text().splitlines()]
     commands = [k for k, line in enumerate(lines) if line.startswith("hedgerow ")]
     activates = [k for k, line in enumerate(lines) if line.startswith(". .venv/bin/activate")]
-    assert commands and activates and activates[0] < commands[0]
+    assert commands
+    assert activates
+    assert activates[0] < commands[0]
     assert lines.index("## Install") < lines.index("## What it looks like")
 
 
