@@ -201,3 +201,22 @@ def test_a_sparse_gradient_is_taken() -> None:
     rows = model.table("a").lookup(torch.tensor([1, 2])).rows_of()
     assert (model.table("a").size(), model.table("b").size()) == (2, 0)
     assert rows.tolist() == (START + torch.tensor([[0.0, 0.0], [-2.0, -2.0]])).tolist()
+
+
+def test_a_batch_that_changed_since_is_learnt_as_it_was_read() -> None:
+    ids, weights = {"a": [[1, 2], [3]]}, {"a": [[1.0, 2.0], [3.0]]}
+    for pooling, wanted in ("sum", [-1.0, -2.0, -3.0]), ("mean", [-0.5, -1.0, -3.0]):
+        table = hr.Table("a", 1, pooling=pooling)
+        model = hr.EmbeddingBags([table], optimizer=hr.Sgd(lr=1.0), init=hr.Zeros())
+        model.table("a").assign(torch.tensor([1, 2, 3, 9]), torch.zeros(4, 1))
+        batch = hr.IdBatch.from_lists(ids, weights)
+        assert batch.weights is not None
+        with hr.hold_updates(model):
+            model(batch)["a"].sum().backward()
+            batch.values.fill_(9)  # that has a row: its key stood in the index twice
+            batch.offsets[1] = 1
+            batch.weights.fill_(7.0)
+        found = model.table("a").lookup(torch.tensor([1, 2, 3, 9])).rows_of()
+        assert found.flatten().tolist() == [*wanted, 0.0]
+        rows = [key for part in model.table("a").scan() for key in part.ids.tolist()]
+        assert sorted(rows) == [1, 2, 3, 9]
