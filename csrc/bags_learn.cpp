@@ -225,9 +225,10 @@ NotFinite Bags::not_finite(const BagRows& found, std::span<const BagGrad> grads,
         float weight = 1.0f;
         if (cells.weights != nullptr) {
           weight = std::abs(cells.weights[from + k]);
-          if (!first)
-            for (u64 i = 1; i < ids; ++i)
-              weight = std::max(weight, std::abs(cells.weights[from + i]));
+          for (u64 i = 1; i < ids && !first && !std::isnan(weight); ++i) {
+            const float other = std::abs(cells.weights[from + i]);
+            if (!(weight >= other)) weight = other;  // a NaN, too
+          }
         }
         const float* const at =
             grads[f].at + i64(unit) * grads[f].strides[0] + i64(k) * grads[f].strides[1];

@@ -105,6 +105,19 @@ def test_it_is_what_torch_makes_of_rows(
         assert torch.equal(one, other)
 
 
+@pytest.mark.filterwarnings("ignore:Using backward")
+@pytest.mark.parametrize("learnt", [False, True])
+def test_a_backward_may_make_a_graph(learnt: bool) -> None:
+    tables = [hr.Table("a", 1), hr.Table("b", 1)]  # rows that torch pools, and others
+    model = hr.EmbeddingBags(tables, optimizer=hr.Sgd(lr=1.0), init=hr.Constant(3.0))
+    batch = hr.IdBatch.from_lists({"a": [[1]], "b": [[2]]}, {"a": [[2.0]], "b": [[1.0]]})
+    assert batch.weights is not None
+    batch.weights.requires_grad_(learnt)
+    (model(batch)["a"] ** 2 + model(batch)["b"] ** 2).sum().backward(create_graph=True)
+    assert model.table("a").lookup(torch.tensor([1])).rows_of().item() == 3 - 2 * 6 * 2
+    assert model.table("b").lookup(torch.tensor([2])).rows_of().item() == 3 - 2 * 3
+
+
 START = 0.25
 
 
@@ -184,6 +197,19 @@ def test_a_gradient_that_is_not_finite_is_named_and_changes_nothing() -> None:
     out = model(batch)
     with pytest.raises(NotFiniteError, match=r"'c' at \[0, 1\] is nan; table 'b' rejects"):
         (out["a"].sum() + (out["c"] * torch.tensor([1.0, float("nan")]))[0].sum()).backward()
+    assert model.store.size() == 0
+
+
+@pytest.mark.parametrize("weight", [float("nan"), float("inf"), 1e30])
+@pytest.mark.parametrize("place", [0, 1, 2])
+def test_a_weight_that_makes_a_gradient_not_finite_is_found_anywhere(
+    weight: float, place: int
+) -> None:
+    model, weights = pair()[0], [1.0, 1.0, 1.0]
+    weights[place] = weight
+    batch = hr.IdBatch.from_lists({"a": [[1, 2, 3]]}, {"a": [weights]})
+    with pytest.raises(NotFiniteError, match=r"'a' at \[0, 0\] is 10+\.0 times a weight"):
+        (model(batch, ["a"])["a"] * 1e10).sum().backward()
     assert model.store.size() == 0
 
 
