@@ -38,13 +38,21 @@ struct IdCells {
   u64 count_of(u64 feature) const { return u64(borders(feature)[samples]) - first_of(feature); }
 };
 
-// What a lookup found, for the update that follows.
+// What a lookup read and found, for the update that follows. Ids are its own: row numbers that were
+// taken for those of other ids would put a key into the index twice.
 struct BagRows {
-  std::vector<u64> from;               // of each feature's ids in `rows`, and the end
-  std::unique_ptr<u32[]> rows;         // of the ids, feature after feature
+  u64 samples = 0;
+  std::vector<u64> places;             // of the features: 0, 1, ...
+  std::unique_ptr<i64[]> ids;          // feature after feature
+  std::unique_ptr<i64[]> offsets;      // of them
+  std::unique_ptr<float[]> weights;    // or null
+  std::unique_ptr<u32[]> rows;         // of the ids
   std::vector<u64> changes;            // of each feature's table
   std::vector<std::vector<u32>> best;  // of `max`: which id gave each value, or kNoId
   static constexpr u32 kNoId = 0xffffffff;
+
+  u64 n() const { return u64(offsets[i64(places.size() * samples)]); }
+  IdCells cells() const { return {ids.get(), n(), offsets.get(), places, samples, weights.get()}; }
 };
 
 // A gradient of the vectors of a feature; null: none.
@@ -78,20 +86,20 @@ class Bags {
   const Feature& feature(u64 f) const { return features_[f]; }
 
   // One output a feature: [samples, dim], [samples, first, dim] or, of `none`, [ids, dim]. Each
-  // says whether its memory was written before. `keep`: what an update will need, or null.
+  // says whether its memory was written before. `found`: what an update will need, or null.
   void lookup(const IdCells& cells, bool training, i64 step, std::span<float* const> outs,
-              bool reused, BagRows* keep) const;
+              bool reused, BagRows* found) const;
 
   // The first gradient that a table which rejects such may not take.
-  NotFinite not_finite(const IdCells& cells, std::span<const BagGrad> grads,
+  NotFinite not_finite(const BagRows& found, std::span<const BagGrad> grads,
                        std::span<const u8> rejects) const;
 
   // Gradients [ids, dim] of the ids of one feature.
-  void spread(const IdCells& cells, const BagRows& found, u64 feature, const BagGrad& grad,
-              float* out) const;
+  void spread(const BagRows& found, u64 feature, const BagGrad& grad, float* out) const;
 
  private:
   struct Part;
+  void prepare(const IdCells& cells, BagRows& found) const;
   void read(const IdCells& cells, const Part& part, bool training, i64 step, float* out,
             bool reused, BagRows* keep) const;
 
@@ -102,7 +110,6 @@ class Bags {
 // What one lookup of bags found, and the gradients that came back.
 struct BagsLearned {
   const Bags* bags;
-  IdCells cells;
   const BagRows* found;
   std::vector<BagGrad> grads;
 };

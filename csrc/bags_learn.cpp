@@ -35,6 +35,12 @@ struct Gathered {
   }
 };
 
+// However an update ends, the memory of an unusually large one is let go.
+struct Trim {
+  Gathered& room;
+  ~Trim() { room.trim(); }
+};
+
 // How many gradients a bag has: one, of `first` some, and one for each id where there are no bags.
 u64 units_of(const Feature& feature, const IdCells& cells, u64 f) {
   return feature.pooling == Pooling::none ? cells.count_of(f) : cells.samples;
@@ -130,11 +136,12 @@ struct Given {
   const BagsLearned* of;
   u64 feature, ids;
 
-  const i64* own_ids() const { return of->cells.ids + of->cells.first_of(feature); }
-  const u32* rows() const { return of->found->rows.get() + of->found->from[feature]; }
+  u64 first() const { return of->found->cells().first_of(feature); }
+  const i64* own_ids() const { return of->found->ids.get() + first(); }
+  const u32* rows() const { return of->found->rows.get() + first(); }
   const float* weights() const {
-    const float* const all = of->cells.weights;
-    return all == nullptr ? nullptr : all + of->cells.first_of(feature);
+    const float* const all = of->found->weights.get();
+    return all == nullptr ? nullptr : all + first();
   }
   u64 changes() const { return of->found->changes[feature]; }
 };
@@ -144,11 +151,8 @@ std::vector<Given> given_to(u64 table, std::span<const BagsLearned> learned) {
   std::vector<Given> given;
   for (const BagsLearned& one : learned) {
     for (u64 f : one.bags->features_of(table)) {
-      const u64 ids = one.cells.count_of(f);
-      if (one.grads[f].at == nullptr || ids == 0) continue;
-      if (one.found->from[f + 1] - one.found->from[f] != ids)
-        throw std::invalid_argument("the offsets of a batch changed between lookup and update");
-      given.push_back({&one, f, ids});
+      const u64 ids = one.found->cells().count_of(f);
+      if (one.grads[f].at != nullptr && ids != 0) given.push_back({&one, f, ids});
     }
   }
   return given;
@@ -174,7 +178,7 @@ std::span<const i64> gather(const std::vector<Given>& given, Gathered& room, Upd
   u64 done = 0;
   for (u64 k = 0; k < given.size(); done += given[k++].ids) {
     const Given& one = given[k];
-    grads_of_ids(one.of->bags->feature(one.feature), one.of->cells, one.feature,
+    grads_of_ids(one.of->bags->feature(one.feature), one.of->found->cells(), one.feature,
                  one.of->grads[one.feature], one.of->found->best[one.feature], room, room.made[k],
                  at + done);
     if (alone) continue;
@@ -196,9 +200,9 @@ std::span<const i64> gather(const std::vector<Given>& given, Gathered& room, Upd
 
 }  // namespace
 
-NotFinite Bags::not_finite(const IdCells& cells, std::span<const BagGrad> grads,
+NotFinite Bags::not_finite(const BagRows& found, std::span<const BagGrad> grads,
                            std::span<const u8> rejects) const {
-  check(cells);
+  const IdCells cells = found.cells();
   for (u64 f = 0; f < size(); ++f) {
     const Feature& feature = features_[f];
     if (grads[f].at == nullptr || !rejects[f]) continue;
@@ -221,9 +225,10 @@ NotFinite Bags::not_finite(const IdCells& cells, std::span<const BagGrad> grads,
         float weight = 1.0f;
         if (cells.weights != nullptr) {
           weight = std::abs(cells.weights[from + k]);
-          if (!first)
-            for (u64 i = 1; i < ids; ++i)
-              weight = std::max(weight, std::abs(cells.weights[from + i]));
+          for (u64 i = 1; i < ids && !first && !std::isnan(weight); ++i) {
+            const float other = std::abs(cells.weights[from + i]);
+            if (!(weight >= other)) weight = other;  // a NaN, too
+          }
         }
         const float* const at =
             grads[f].at + i64(unit) * grads[f].strides[0] + i64(k) * grads[f].strides[1];
@@ -238,8 +243,8 @@ NotFinite Bags::not_finite(const IdCells& cells, std::span<const BagGrad> grads,
 
 Applied learn_bags(std::span<const BagsLearned> learned, i64 step, std::span<const TableStep> steps,
                    float clip) {
-  for (const BagsLearned& one : learned) one.bags->check(one.cells);
   Gathered& room = Gathered::of_this_thread();
+  const Trim trim{room};
   Applied total;
   for (u64 t = 0; t < steps.size(); ++t) {
     const std::vector<Given> given = given_to(t, learned);
@@ -255,13 +260,11 @@ Applied learn_bags(std::span<const BagsLearned> learned, i64 step, std::span<con
     Table& table = *given[0].of->bags->feature(given[0].feature).table;
     total += table.apply_gradients(ids.data(), ids.size(), update);
   }
-  room.trim();
   return total;
 }
 
-void Bags::spread(const IdCells& cells, const BagRows& found, u64 feature, const BagGrad& grad,
-                  float* out) const {
-  check(cells);
+void Bags::spread(const BagRows& found, u64 feature, const BagGrad& grad, float* out) const {
+  const IdCells cells = found.cells();
   Gathered room;
   Buffer<float> made;
   const u64 n = cells.count_of(feature), dim = features_[feature].dim();

@@ -7,6 +7,7 @@
 
 #include "bags.h"
 #include "isa.h"
+#include "plan.h"
 #include "pool.h"
 
 namespace hedgerow {
@@ -148,16 +149,21 @@ void Bags::check(const IdCells& cells) const {
 
 void Bags::read(const IdCells& cells, const Part& part, bool training, i64 step, float* out,
                 bool reused, BagRows* keep) const {
-  static thread_local std::unique_ptr<float[]> room;
-  static thread_local u64 room_floats = 0;
+  static thread_local Buffer<float> room;
   const Feature& feature = features_[part.feature];
   const i64* const borders = cells.borders(part.feature);
   const u64 dim = feature.dim(), base = u64(borders[0]);
   const Missing missing = training && feature.gives_first ? Missing::first_value : Missing::zeros;
-  u32* const rows = keep == nullptr ? nullptr : keep->rows.get() + keep->from[part.feature];
   const auto look_up = [&](u64 from, u64 n, float* into, bool before) {
-    feature.table->lookup(cells.ids + from, n, missing, step, into, before, nullptr,
-                          rows == nullptr ? nullptr : rows + (from - base));
+    const i64* const ids = cells.ids + from;
+    if (keep == nullptr) return feature.table->lookup(ids, n, missing, step, into, before);
+    const u64 at = keep->cells().first_of(part.feature) + (from - base);
+    i64* const own = keep->ids.get() + at;
+    parallel_for(i64((n + kWholeIds - 1) / kWholeIds), [&](i64 task) {
+      const u64 start = u64(task) * kWholeIds;
+      std::copy_n(ids + start, std::min(kWholeIds, n - start), own + start);
+    });
+    feature.table->lookup(own, n, missing, step, into, before, nullptr, keep->rows.get() + at);
   };
   if (feature.pooling == Pooling::none)
     return look_up(base + part.first, part.end - part.first, out + part.first * dim, reused);
@@ -172,10 +178,7 @@ void Bags::read(const IdCells& cells, const Part& part, bool training, i64 step,
   const u64 bag_floats = dim * (feature.pooling == Pooling::first ? feature.first : 1);
   std::fill(out + part.first * bag_floats, out + part.end * bag_floats, 0.0f);
   const u64 most = std::clamp(kRoomBytes / (sizeof(float) * dim), kLeastIds, kMostIds);
-  if (room_floats < most * dim) {
-    room = std::make_unique_for_overwrite<float[]>(most * dim);
-    room_floats = most * dim;
-  }
+  room.ensure(most * dim);
   const auto pool = pool_function(feature.pooling, active_isa());
   u32* const best = keep == nullptr || feature.pooling != Pooling::max
                         ? nullptr
@@ -183,9 +186,9 @@ void Bags::read(const IdCells& cells, const Part& part, bool training, i64 step,
   u64 bag = part.first;
   for (u64 from = u64(borders[part.first]); from < u64(borders[part.end]);) {
     const u64 n = std::min(most, u64(borders[part.end]) - from);
-    look_up(from, n, room.get(), true);
+    look_up(from, n, room.data(), true);
     while (u64(borders[bag + 1]) <= from) ++bag;
-    pool({room.get(), cells.weights, from, n, borders, bag, dim, feature.first, out, best,
+    pool({room.data(), cells.weights, from, n, borders, bag, dim, feature.first, out, best,
           u32(base)});
     from += n;
   }
@@ -193,22 +196,36 @@ void Bags::read(const IdCells& cells, const Part& part, bool training, i64 step,
     divide(feature.pooling, borders, part.first, part.end, dim, out);
 }
 
-void Bags::lookup(const IdCells& cells, bool training, i64 step, std::span<float* const> outs,
-                  bool reused, BagRows* keep) const {
-  check(cells);
-  if (keep != nullptr) {
-    u64 ids = 0;
-    for (u64 f = 0; f < size(); ++f) {
-      keep->from.push_back(ids);
-      ids += cells.count_of(f);
-      keep->changes.push_back(features_[f].table->changes());
-      keep->best.emplace_back();
-      if (features_[f].pooling == Pooling::max)
-        keep->best[f].assign(cells.samples * features_[f].dim(), BagRows::kNoId);
-    }
-    keep->from.push_back(ids);
-    keep->rows = std::make_unique_for_overwrite<u32[]>(ids);
+// Makes room for what a lookup keeps. Ids come with their rows.
+void Bags::prepare(const IdCells& cells, BagRows& found) const {
+  found.samples = cells.samples;
+  found.offsets = std::make_unique_for_overwrite<i64[]>(size() * cells.samples + 1);
+  i64 ids = 0;
+  for (u64 f = 0; f < size(); ++f) {
+    const i64 *const borders = cells.borders(f), moved = ids - borders[0];
+    std::transform(borders, borders + cells.samples, found.offsets.get() + f * cells.samples,
+                   [=](i64 border) { return border + moved; });
+    ids += i64(cells.count_of(f));
+    found.places.push_back(f);
+    found.changes.push_back(features_[f].table->changes());
+    found.best.emplace_back();
+    if (features_[f].pooling == Pooling::max)
+      found.best[f].assign(cells.samples * features_[f].dim(), BagRows::kNoId);
   }
+  found.offsets[i64(size() * cells.samples)] = ids;
+  found.ids = std::make_unique_for_overwrite<i64[]>(u64(ids));
+  found.rows = std::make_unique_for_overwrite<u32[]>(u64(ids));
+  if (cells.weights == nullptr) return;
+  found.weights = std::make_unique_for_overwrite<float[]>(u64(ids));
+  for (u64 f = 0; f < size(); ++f)
+    std::copy_n(cells.weights + cells.first_of(f), cells.count_of(f),
+                found.weights.get() + found.cells().first_of(f));
+}
+
+void Bags::lookup(const IdCells& cells, bool training, i64 step, std::span<float* const> outs,
+                  bool reused, BagRows* found) const {
+  check(cells);
+  if (found != nullptr) prepare(cells, *found);
   const CallScope scope;
   std::vector<Part> parts;
   u64 ids = 0;
@@ -218,7 +235,7 @@ void Bags::lookup(const IdCells& cells, bool training, i64 step, std::span<float
     ids += many;
     if (features_[f].pooling == Pooling::none) {
       if (many >= kWholeIds) {  // the table shares them out by itself
-        read(cells, {f, 0, many}, training, step, outs[f], reused, keep);
+        read(cells, {f, 0, many}, training, step, outs[f], reused, found);
       } else {
         for (u64 at = 0; at < many; at += kTaskIds)
           parts.push_back({f, at, std::min(many, at + kTaskIds)});
@@ -238,7 +255,7 @@ void Bags::lookup(const IdCells& cells, bool training, i64 step, std::span<float
   const RunAlone alone(ids < kAloneIds);
   parallel_for(i64(parts.size()), [&](i64 task) {
     const Part& part = parts[u64(task)];
-    read(cells, part, training, step, outs[part.feature], reused, keep);
+    read(cells, part, training, step, outs[part.feature], reused, found);
   });
 }
 

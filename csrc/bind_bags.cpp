@@ -86,24 +86,25 @@ std::unique_ptr<BagRows> look_up(const HeldBags& self, const GivenCells& given, 
   return found;
 }
 
-std::tuple<i64, i64, i64> not_finite(const HeldBags& self, const GivenCells& given,
+std::tuple<i64, i64, i64> not_finite(const HeldBags& self, const BagRows& found,
                                      const GivenGrads& grads, const std::vector<u8>& rejects) {
   const nb::gil_scoped_release release;
   const std::vector<BagGrad> places = grads_of(grads);
+  check_count(self, found.places.size());
   check_count(self, places.size());
   check_count(self, rejects.size());
-  const NotFinite found = self.bags.not_finite(cells_of(given), places, rejects);
-  return {found.feature, found.bag, found.column};
+  const NotFinite first = self.bags.not_finite(found, places, rejects);
+  return {first.feature, first.bag, first.column};
 }
 
 std::tuple<i64, i64, i64> learn(
-    const std::vector<std::tuple<const HeldBags*, GivenCells, const BagRows*, GivenGrads>>& given,
-    i64 step, const std::vector<std::vector<float>>& rates, const std::vector<i64>& times,
-    float clip) {
+    const std::vector<std::tuple<const HeldBags*, const BagRows*, GivenGrads>>& given, i64 step,
+    const std::vector<std::vector<float>>& rates, const std::vector<i64>& times, float clip) {
   const nb::gil_scoped_release release;
   std::vector<BagsLearned> learned;
-  for (const auto& [self, cells, found, grads] : given) {
-    learned.push_back({&self->bags, cells_of(cells), found, grads_of(grads)});
+  for (const auto& [self, found, grads] : given) {
+    learned.push_back({&self->bags, found, grads_of(grads)});
+    check_count(*self, found->places.size());
     check_count(*self, learned.back().grads.size());
   }
   if (times.size() != rates.size())
@@ -117,7 +118,12 @@ std::tuple<i64, i64, i64> learn(
 }  // namespace
 
 void bind_bags(nb::module_& m) {
-  nb::class_<BagRows>(m, "BagRows");
+  nb::class_<BagRows>(m, "BagRows")
+      .def("count", [](const BagRows& self, u64 f) { return self.cells().count_of(f); })
+      .def("ids", [](const BagRows& self, u64 f, Address out) {
+        const IdCells cells = self.cells();
+        std::copy_n(cells.ids + cells.first_of(f), cells.count_of(f), at<i64>(out));
+      });
   m.def("learn_bags", &learn);
   nb::class_<HeldBags>(m, "Bags")
       .def(
@@ -128,10 +134,10 @@ void bind_bags(nb::module_& m) {
           "features"_a)
       .def("lookup", &look_up)
       .def("not_finite", &not_finite)
-      .def("spread", [](const HeldBags& self, const GivenCells& given, const BagRows& found,
-                        u64 feature, const GivenGrads& grad, Address out) {
+      .def("spread", [](const HeldBags& self, const BagRows& found, u64 feature,
+                        const GivenGrads& grad, Address out) {
         const nb::gil_scoped_release release;
-        self.bags.spread(cells_of(given), found, feature, grads_of(grad).at(0), at<float>(out));
+        self.bags.spread(found, feature, grads_of(grad).at(0), at<float>(out));
       });
 }
 

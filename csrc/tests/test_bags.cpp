@@ -39,7 +39,7 @@ struct Step {
     float* const room = out.data();
     bags.lookup(batch.ids_by_cell(), true, 0, {&room, 1}, true, &found);
     between();
-    const BagsLearned one{&bags, batch.ids_by_cell(), &found, {{grads.data(), {kDim, 0, 1}}}};
+    const BagsLearned one{&bags, &found, {{grads.data(), {kDim, 0, 1}}}};
     const TableStep step{{&rate, 1}, 1};
     learn_bags({&one, 1}, 0, {&step, 1}, 0);
   }

@@ -560,7 +560,9 @@ _Cells = tuple[
 # Of each feature an address, 0 for none, and the strides of bags, of the first n, of columns.
 _Grads = Sequence[int]
 
-class BagRows: ...
+class BagRows:
+    def count(self, feature: int, /) -> int: ...
+    def ids(self, feature: int, out_at: int, /) -> None: ...
 
 class Bags:
     def __init__(self, features: Sequence[tuple[Table, int, str, int, bool]]) -> None: ...
@@ -575,14 +577,14 @@ class Bags:
         /,
     ) -> BagRows | None: ...
     def not_finite(
-        self, cells: _Cells, grads: _Grads, rejects: Sequence[bool], /
+        self, found: BagRows, grads: _Grads, rejects: Sequence[bool], /
     ) -> tuple[int, int, int]: ...
     def spread(
-        self, cells: _Cells, found: BagRows, feature: int, grad: _Grads, out_at: int, /
+        self, found: BagRows, feature: int, grad: _Grads, out_at: int, /
     ) -> None: ...
 
 def learn_bags(
-    learned: Sequence[tuple[Bags, _Cells, BagRows, _Grads]],
+    learned: Sequence[tuple[Bags, BagRows, _Grads]],
     step: int,
     rates: Sequence[Sequence[float]],
     times: Sequence[int],

@@ -23,9 +23,18 @@ _Ids = npt.NDArray[np.int64]
 
 @dataclass
 class BagRows:
-    """What a lookup read: the weighted rows of each feature, where its pooling asks for them."""
+    """What a lookup read: of each feature its ids, bags, weights, and weighted rows."""
 
+    cut: list[tuple[_Ids, list[slice], Floats | None]]
     rows: list[Floats]
+
+    def count(self, feature: int, /) -> int:
+        """How many ids a feature has."""
+        return len(self.cut[feature][0])
+
+    def ids(self, feature: int, out_at: int, /) -> None:
+        """The ids of a feature."""
+        at(out_at, (self.count(feature),), np.int64)[:] = self.cut[feature][0]
 
 
 class Bags:
@@ -45,14 +54,14 @@ class Bags:
         /,
     ) -> BagRows | None:
         """Pools the rows of all features, one output each."""
-        found = []
+        found, cut = [], []
         for f, (table, _, pooling, first, shows) in enumerate(self.features):
             ids, bags, weights = _cut(cells, f)
+            cut.append((ids, bags, weights))
             dim = table.dim()
             rows = np.zeros((len(ids), dim), np.float32)
             rule = "initializer" if training and shows else "zeros"
-            own = np.ascontiguousarray(ids)
-            table.lookup(own.ctypes.data, len(ids), rule, step, rows.ctypes.data, reused)
+            table.lookup(ids.ctypes.data, len(ids), rule, step, rows.ctypes.data, reused)
             found.append(rows)
             if pooling == "none":
                 at(outs_at[f], rows.shape, np.float32)[:] = rows
@@ -62,16 +71,16 @@ class Bags:
             rows = found[-1] = rows if weights is None else rows * weights[:, None]
             for b, bag in enumerate(bags):
                 out[b] = _pooled(rows[bag], pooling, kept)
-        return BagRows(found) if keeps else None
+        return BagRows(cut, found) if keeps else None
 
     def not_finite(
-        self, cells: _Cells, grads: _Grads, rejects: Sequence[bool], /
+        self, found: BagRows, grads: _Grads, rejects: Sequence[bool], /
     ) -> tuple[int, int, int]:
         """Feature, bag and column of the first gradient that is not finite; -1: there is none."""
         for f, (table, _, pooling, first, _) in enumerate(self.features):
             if not grads[4 * f] or not rejects[f]:
                 continue
-            ids, bags, weights = _cut(cells, f)
+            ids, bags, weights = found.cut[f]
             units = [slice(i, i + 1) for i in range(len(ids))] if pooling == "none" else bags
             grad = _strided(grads[4 * f : 4 * f + 4], len(units), max(first, 1), table.dim())
             for b, bag in enumerate(units):
@@ -85,16 +94,16 @@ class Bags:
         return -1, 0, 0
 
     def spread(
-        self, cells: _Cells, found: BagRows, feature: int, grad: _Grads, out_at: int, /
+        self, found: BagRows, feature: int, grad: _Grads, out_at: int, /
     ) -> None:
         """The gradient of each id of one feature."""
-        each = self.each(cells, found, feature, grad)
+        each = self.each(found, feature, grad)
         at(out_at, each.shape, np.float32)[:] = each
 
-    def each(self, cells: _Cells, found: BagRows, f: int, grad: _Grads) -> Floats:
+    def each(self, found: BagRows, f: int, grad: _Grads) -> Floats:
         """The gradient of each id of feature `f`."""
         table, _, pooling, first, _ = self.features[f]
-        ids, bags, weights = _cut(cells, f)
+        ids, bags, weights = found.cut[f]
         dim = table.dim()
         if pooling == "none":
             return _strided(grad, len(ids), 1, dim)[:, 0]
@@ -113,7 +122,7 @@ class Bags:
 
 
 def learn_bags(
-    learned: Sequence[tuple[Bags, _Cells, BagRows, _Grads]],
+    learned: Sequence[tuple[Bags, BagRows, _Grads]],
     step: int,
     rates: Sequence[Sequence[float]],
     times: Sequence[int],
@@ -124,12 +133,12 @@ def learn_bags(
     done = np.zeros(3, np.int64)
     for number, (own_rates, time) in enumerate(zip(rates, times, strict=True)):
         parts, table = [], None
-        for bags, cells, found, grads in learned:
+        for bags, found, grads in learned:
             for f, (of_feature, at_table, *_) in enumerate(bags.features):
                 if at_table == number and grads[4 * f]:
                     table = of_feature
-                    each = bags.each(cells, found, f, grads[4 * f : 4 * f + 4])
-                    parts.append((_cut(cells, f)[0], each))
+                    each = bags.each(found, f, grads[4 * f : 4 * f + 4])
+                    parts.append((found.cut[f][0], each))
         parts = [part for part in parts if len(part[0])]
         if table is None or not parts:
             continue
@@ -160,13 +169,13 @@ def _clipped(ids: _Ids, grads: Floats, clip: float) -> tuple[_Ids, Floats]:
 
 
 def _cut(cells: _Cells, f: int) -> tuple[_Ids, list[slice], Floats | None]:
-    """The ids of a feature, its bags among them, and the weights of the ids."""
+    """Copies of the ids of a feature, its bags among them, and the weights of the ids."""
     ids_at, n, offsets_at, places, samples, weights_at = cells
     borders = at(offsets_at, (places[f] + 1) * samples + 1, np.int64)[places[f] * samples :]
     start, stop = int(borders[0]), int(borders[samples])
     bags = [slice(int(a) - start, int(b) - start) for a, b in _pairs(borders[: samples + 1])]
-    weights = at(weights_at, n, np.float32)[start:stop] if weights_at else None
-    return at(ids_at, n, np.int64)[start:stop], bags, weights
+    weights = at(weights_at, n, np.float32)[start:stop].copy() if weights_at else None
+    return at(ids_at, n, np.int64)[start:stop].copy(), bags, weights
 
 
 def _pairs(borders: _Ids) -> Iterator[tuple[np.int64, np.int64]]:

@@ -114,5 +114,7 @@ class Collected(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *grads: Tensor | None) -> tuple[None, None, None]:
         """Hands the gradients over."""
+        if torch.is_grad_enabled():  # with create_graph; an update has no gradient of its own
+            grads = tuple(None if grad is None else grad.detach() for grad in grads)
         ctx.collect(ctx.read, grads)
         return None, None, None

@@ -105,6 +105,19 @@ def test_it_is_what_torch_makes_of_rows(
         assert torch.equal(one, other)
 
 
+@pytest.mark.filterwarnings("ignore:Using backward")
+@pytest.mark.parametrize("learnt", [False, True])
+def test_a_backward_may_make_a_graph(learnt: bool) -> None:
+    tables = [hr.Table("a", 1), hr.Table("b", 1)]  # rows that torch pools, and others
+    model = hr.EmbeddingBags(tables, optimizer=hr.Sgd(lr=1.0), init=hr.Constant(3.0))
+    batch = hr.IdBatch.from_lists({"a": [[1]], "b": [[2]]}, {"a": [[2.0]], "b": [[1.0]]})
+    assert batch.weights is not None
+    batch.weights.requires_grad_(learnt)
+    (model(batch)["a"] ** 2 + model(batch)["b"] ** 2).sum().backward(create_graph=True)
+    assert model.table("a").lookup(torch.tensor([1])).rows_of().item() == 3 - 2 * 6 * 2
+    assert model.table("b").lookup(torch.tensor([2])).rows_of().item() == 3 - 2 * 3
+
+
 START = 0.25
 
 
@@ -187,6 +200,19 @@ def test_a_gradient_that_is_not_finite_is_named_and_changes_nothing() -> None:
     assert model.store.size() == 0
 
 
+@pytest.mark.parametrize("weight", [float("nan"), float("inf"), 1e30])
+@pytest.mark.parametrize("place", [0, 1, 2])
+def test_a_weight_that_makes_a_gradient_not_finite_is_found_anywhere(
+    weight: float, place: int
+) -> None:
+    model, weights = pair()[0], [1.0, 1.0, 1.0]
+    weights[place] = weight
+    batch = hr.IdBatch.from_lists({"a": [[1, 2, 3]]}, {"a": [weights]})
+    with pytest.raises(NotFiniteError, match=r"'a' at \[0, 0\] is 10+\.0 times a weight"):
+        (model(batch, ["a"])["a"] * 1e10).sum().backward()
+    assert model.store.size() == 0
+
+
 def test_a_gradient_of_an_empty_bag_is_nobodys() -> None:
     model, batch = pair()
     out = model(batch)
@@ -201,3 +227,22 @@ def test_a_sparse_gradient_is_taken() -> None:
     rows = model.table("a").lookup(torch.tensor([1, 2])).rows_of()
     assert (model.table("a").size(), model.table("b").size()) == (2, 0)
     assert rows.tolist() == (START + torch.tensor([[0.0, 0.0], [-2.0, -2.0]])).tolist()
+
+
+def test_a_batch_that_changed_since_is_learnt_as_it_was_read() -> None:
+    ids, weights = {"a": [[1, 2], [3]]}, {"a": [[1.0, 2.0], [3.0]]}
+    for pooling, wanted in ("sum", [-1.0, -2.0, -3.0]), ("mean", [-0.5, -1.0, -3.0]):
+        table = hr.Table("a", 1, pooling=pooling)
+        model = hr.EmbeddingBags([table], optimizer=hr.Sgd(lr=1.0), init=hr.Zeros())
+        model.table("a").assign(torch.tensor([1, 2, 3, 9]), torch.zeros(4, 1))
+        batch = hr.IdBatch.from_lists(ids, weights)
+        assert batch.weights is not None
+        with hr.hold_updates(model):
+            model(batch)["a"].sum().backward()
+            batch.values.fill_(9)  # that has a row: its key stood in the index twice
+            batch.offsets[1] = 1
+            batch.weights.fill_(7.0)
+        found = model.table("a").lookup(torch.tensor([1, 2, 3, 9])).rows_of()
+        assert found.flatten().tolist() == [*wanted, 0.0]
+        rows = [key for part in model.table("a").scan() for key in part.ids.tolist()]
+        assert sorted(rows) == [1, 2, 3, 9]

@@ -70,8 +70,8 @@ class HostBags:
         for out, shape in zip(outs, shapes, strict=True):
             out.resize_(*shape)
         addresses = [out.data_ptr() for out in outs]
-        found = self.core.lookup(self.cells(bags), training, step, addresses, reused, keep)
-        return outs, None if found is None else BagsRead(self, bags, found)
+        found = self.core.lookup(self._cells(bags), training, step, addresses, reused, keep)
+        return outs, None if found is None else BagsRead(self, found)
 
     def _shapes(self, bags: Bags) -> tuple[list[int], list[tuple[int, ...]]]:
         """How many values each output has, and its shape; kept for batches of as many samples."""
@@ -85,7 +85,7 @@ class HostBags:
                 self._shaped = (samples, sizes, shapes)
         return sizes, shapes
 
-    def cells(self, bags: Bags) -> _Cells:
+    def _cells(self, bags: Bags) -> _Cells:
         """The ids of a batch as the core takes them."""
         batch = bags.batch
         weights = None if self._unpooled else batch.weights  # unpooled rows are shown as they are
@@ -98,27 +98,28 @@ class HostBags:
             0 if weights is None else weights.data_ptr(),
         )
 
-    def spread(
-        self, bags: Bags, found: native.BagRows, i: int, grad: Tensor
-    ) -> Float32[Tensor, "n dim"]:
+    def spread(self, found: native.BagRows, i: int, grad: Tensor) -> Float32[Tensor, "n dim"]:
         """The gradient of each id of feature `i`."""
         grad = _plain(grad)
-        out = torch.empty(len(bags.ids_of(i)), self._dims[i], dtype=torch.float32)
-        self.core.spread(self.cells(bags), found, i, _place(grad), out.data_ptr())
+        out = torch.empty(found.count(i), self._dims[i], dtype=torch.float32)
+        self.core.spread(found, i, _place(grad), out.data_ptr())
         return out
 
-    def check_finite(self, bags: Bags, grads: Sequence[Tensor | None], places: list[int]) -> None:
+    def check_finite(
+        self, found: native.BagRows, grads: Sequence[Tensor | None], places: list[int]
+    ) -> None:
         """Refuses the first gradient that a table which rejects such may not take."""
         if not self._rejects_any:
             return
-        at, bag, column = self.core.not_finite(self.cells(bags), places, self._rejects)
+        at, bag, column = self.core.not_finite(found, places, self._rejects)
         if at < 0:
             return
         grad, feature = grads[at], self.features[at]
         assert grad is not None
         value = float(grad.reshape(grad.shape[0], -1)[bag, column])
+        weighted = " times a weight of its ids" if math.isfinite(value) else ""
         raise NotFiniteError(
-            f"the gradient of feature {feature.name!r} at [{bag}, {column}] is {value}; table "
+            f"the gradient of feature {feature.name!r} at [{bag}, {column}] is {value}{weighted}; table "
             f"{self.tables[feature.table].config.name!r} rejects what is not finite, and nothing "
             f"was changed. Find its source, or make the table with not_finite='drop'."
         )
@@ -126,10 +127,9 @@ class HostBags:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class BagsRead:
-    """Bags that were read from host tables, and where their rows were."""
+    """Bags that were read from host tables, as they were then, and where their rows were."""
 
     group: HostBags
-    bags: Bags
     found: native.BagRows
 
     @property
@@ -144,11 +144,13 @@ class BagsRead:
 
     def ids_of(self, i: int) -> Int64[Tensor, "n"]:
         """The ids of feature `i`."""
-        return self.bags.ids_of(i)
+        ids = torch.empty(self.found.count(i), dtype=torch.int64)
+        self.found.ids(i, ids.data_ptr())
+        return ids
 
     def key_gradients(self, i: int, grad: Tensor) -> Float32[Tensor, "n dim"]:
         """The gradient of each id of feature `i`."""
-        return self.group.spread(self.bags, self.found, i, grad)
+        return self.group.spread(self.found, i, grad)
 
     def learns(self, given: Sequence[Gradients], clip: float) -> bool:
         """Any number of reads of one store."""
@@ -166,15 +168,15 @@ class BagsRead:
         for one in given:
             read = one.read
             assert isinstance(read, BagsRead)  # as `learns` has seen
-            group, bags = read.group, read.bags
+            group = read.group
             grads = [None if grad is None else _plain(grad) for grad in one.grads]
             places: list[int] = []  # one list: many tuples would wake the garbage collector
             for grad in grads:
                 places += _NO_GRADIENT if grad is None else _place(grad)
-            group.check_finite(bags, grads, places)
+            group.check_finite(read.found, grads, places)
             if group.counts_uses:
                 _count_uses(read, grads, uses)
-            parts.append((group.core, group.cells(bags), read.found, places))
+            parts.append((group.core, read.found, places))
             held.append(grads)
         rates = self.group.fixed_rates or [table.rates_at(step) for table in tables]
         if self.group.counts_uses:
@@ -188,7 +190,7 @@ class BagsRead:
 def _count_uses(read: BagsRead, grads: Sequence[Tensor | None], uses: list[int]) -> None:
     """Adds how many ids of each table have a gradient."""
     for i, (feature, grad) in enumerate(zip(read.features, grads, strict=True)):
-        uses[feature.table] += 0 if grad is None else len(read.ids_of(i))
+        uses[feature.table] += 0 if grad is None else read.found.count(i)
 
 
 def _plain(grad: Tensor) -> Tensor:
