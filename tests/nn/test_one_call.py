@@ -213,6 +213,15 @@ def test_a_weight_that_makes_a_gradient_not_finite_is_found_anywhere(
     assert model.store.size() == 0
 
 
+def test_rows_are_in_host_memory_whatever_the_default_device_is() -> None:
+    model, batch = pair()
+    with torch.device("meta"), hr.hold_updates(model):
+        out = model(batch)
+        sum(v.sum() for v in out.values()).backward()
+    assert out["a"].device.type == "cpu"
+    assert model.table("b").lookup(torch.tensor([3, 5])).rows_of().tolist() == [[-2, -2], [-1, -1]]
+
+
 def test_a_gradient_of_an_empty_bag_is_nobodys() -> None:
     model, batch = pair()
     out = model(batch)

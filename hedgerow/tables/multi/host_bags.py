@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from ... import native
+from ...core import checks
 from ...core.errors import NotFiniteError
 from ...core.recycle import Recycler
 from ...core.shapes import Float32, Int64
@@ -101,7 +102,7 @@ class HostBags:
     def spread(self, found: native.BagRows, i: int, grad: Tensor) -> Float32[Tensor, "n dim"]:
         """The gradient of each id of feature `i`."""
         grad = _plain(grad)
-        out = torch.empty(found.count(i), self._dims[i], dtype=torch.float32)
+        out = torch.empty(found.count(i), self._dims[i], dtype=torch.float32, device=checks.CPU)
         self.core.spread(found, i, _place(grad), out.data_ptr())
         return out
 
@@ -144,7 +145,7 @@ class BagsRead:
 
     def ids_of(self, i: int) -> Int64[Tensor, "n"]:
         """The ids of feature `i`."""
-        ids = torch.empty(self.found.count(i), dtype=torch.int64)
+        ids = torch.empty(self.found.count(i), dtype=torch.int64, device=checks.CPU)
         self.found.ids(i, ids.data_ptr())
         return ids
 
