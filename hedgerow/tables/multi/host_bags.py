@@ -120,9 +120,9 @@ class HostBags:
         value = float(grad.reshape(grad.shape[0], -1)[bag, column])
         weighted = " times a weight of its ids" if math.isfinite(value) else ""
         raise NotFiniteError(
-            f"the gradient of feature {feature.name!r} at [{bag}, {column}] is {value}{weighted}; table "
-            f"{self.tables[feature.table].config.name!r} rejects what is not finite, and nothing "
-            f"was changed. Find its source, or make the table with not_finite='drop'."
+            f"the gradient of feature {feature.name!r} at [{bag}, {column}] is {value}{weighted}; "
+            f"table {self.tables[feature.table].config.name!r} rejects what is not finite, and "
+            f"nothing was changed. Find its source, or make the table with not_finite='drop'."
         )
 
 
