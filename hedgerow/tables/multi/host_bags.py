@@ -10,7 +10,6 @@ import torch
 from torch import Tensor
 
 from ... import native
-from ...core import checks
 from ...core.errors import NotFiniteError
 from ...core.recycle import Recycler
 from ...core.shapes import Float32, Int64
@@ -102,7 +101,7 @@ class HostBags:
     def spread(self, found: native.BagRows, i: int, grad: Tensor) -> Float32[Tensor, "n dim"]:
         """The gradient of each id of feature `i`."""
         grad = _plain(grad)
-        out = torch.empty(found.count(i), self._dims[i], dtype=torch.float32, device=checks.CPU)
+        out = torch.empty(found.count(i), self._dims[i], dtype=torch.float32, device="cpu")
         self.core.spread(found, i, _place(grad), out.data_ptr())
         return out
 
@@ -145,7 +144,7 @@ class BagsRead:
 
     def ids_of(self, i: int) -> Int64[Tensor, "n"]:
         """The ids of feature `i`."""
-        ids = torch.empty(self.found.count(i), dtype=torch.int64, device=checks.CPU)
+        ids = torch.empty(self.found.count(i), dtype=torch.int64, device="cpu")
         self.found.ids(i, ids.data_ptr())
         return ids
 
