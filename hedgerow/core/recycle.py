@@ -45,11 +45,11 @@ class Recycler:
     def take(self, floats: int) -> tuple[Tensor, bool]:
         """A tensor of so many values, none of them set, and whether its memory was used before."""
         if 4 * floats < _LEAST_BYTES:
-            return torch.empty(floats, dtype=torch.float32), False
+            return _memory(floats), False
         block = self._fitting(floats)
         used = block is not None
         if block is None:
-            block = _Block(torch.empty(floats, dtype=torch.float32))
+            block = _Block(_memory(floats))
         loan = (ctypes.c_float * floats).from_address(block.memory.data_ptr())
         weakref.finalize(loan, _give_back, self._free, block).atexit = False
         return torch.from_numpy(np.ctypeslib.as_array(loan)), used
@@ -72,6 +72,10 @@ class Recycler:
                 return block
             self._free.append(block)
         return None
+
+
+def _memory(floats: int) -> Tensor:
+    return torch.empty(floats, dtype=torch.float32, device="cpu")  # whatever torch's default is
 
 
 def give_freed_memory_back() -> None:

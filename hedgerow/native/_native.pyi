@@ -579,9 +579,7 @@ class Bags:
     def not_finite(
         self, found: BagRows, grads: _Grads, rejects: Sequence[bool], /
     ) -> tuple[int, int, int]: ...
-    def spread(
-        self, found: BagRows, feature: int, grad: _Grads, out_at: int, /
-    ) -> None: ...
+    def spread(self, found: BagRows, feature: int, grad: _Grads, out_at: int, /) -> None: ...
 
 def learn_bags(
     learned: Sequence[tuple[Bags, BagRows, _Grads]],

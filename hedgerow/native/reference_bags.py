@@ -93,9 +93,7 @@ class Bags:
                         return f, b, k * table.dim() + int(bad.argmax())
         return -1, 0, 0
 
-    def spread(
-        self, found: BagRows, feature: int, grad: _Grads, out_at: int, /
-    ) -> None:
+    def spread(self, found: BagRows, feature: int, grad: _Grads, out_at: int, /) -> None:
         """The gradient of each id of one feature."""
         each = self.each(found, feature, grad)
         at(out_at, each.shape, np.float32)[:] = each

@@ -265,7 +265,7 @@ class HostTable(HostEvictions, HostMoves, HostReads, HostWatch):
         """Makes rows as new, at the clock's time; 0 = was absent, 1 = was there."""
         self._refuse_serving("reinitialize")
         ids = self._keys(keys).ids
-        status = torch.empty(len(ids), dtype=torch.int8)
+        status = torch.empty(len(ids), dtype=torch.int8, device="cpu")
         with memory_errors():
             stamp = self.stamp(self._clock.now_s(), 0)
             self._table.reinitialize(ids.data_ptr(), len(ids), stamp, status.data_ptr())
@@ -274,7 +274,7 @@ class HostTable(HostEvictions, HostMoves, HostReads, HostWatch):
     def erase(self, keys: TableKeys | Int64[Tensor, "n"]) -> Bool[Tensor, "n"]:
         """Removes rows and says which were there. Their memory serves the next new ids."""
         ids = self._keys(keys).ids
-        erased = torch.empty(len(ids), dtype=torch.bool)
+        erased = torch.empty(len(ids), dtype=torch.bool, device="cpu")
         with memory_errors():
             self._table.erase(ids.data_ptr(), len(ids), erased.data_ptr())
         return erased

@@ -100,14 +100,14 @@ class HostEvictions(Stamps):
 
 
 def _in_slices(take: _Step, capture: bool) -> Evicted:
-    ids, ts = (torch.empty(_SLICE_ROWS, dtype=torch.int64) for _ in range(2))
+    ids, ts = (torch.empty(_SLICE_ROWS, dtype=torch.int64, device="cpu") for _ in range(2))
     rows, cursor, done = 0, 0, False
     parts = [(ids[:0], ts[:0])]
     while not done:
         gone, cursor, done, needed = take(cursor, len(ids), ids.data_ptr(), ts.data_ptr())
         rows += gone
         if needed:
-            ids, ts = (torch.empty(needed, dtype=torch.int64) for _ in range(2))
+            ids, ts = (torch.empty(needed, dtype=torch.int64, device="cpu") for _ in range(2))
         elif capture and gone:
             parts.append((ids[:gone].clone(), ts[:gone].clone()))
     if not capture:

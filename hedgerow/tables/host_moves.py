@@ -25,7 +25,7 @@ class HostMoves(Stamps):
 
     def read_out(self, ids: Int64[Tensor, "n"]) -> MovingRows:
         """Whole rows; those of absent ids are zeros."""
-        found = torch.empty(len(ids), dtype=torch.bool)
+        found = torch.empty(len(ids), dtype=torch.bool, device="cpu")
         room = MovingRows(ids.contiguous(), found, *entry_room(self.layout, len(ids)))
         others = (room.found, room.rows, room.states, room.ts)
         self._table.entries(room.ids.data_ptr(), len(ids), *(part.data_ptr() for part in others))
@@ -43,7 +43,7 @@ class HostMoves(Stamps):
     def move_out(self, ids: Int64[Tensor, "n"]) -> None:
         """Lets rows go."""
         ids = ids.contiguous()
-        gone = torch.empty(len(ids), dtype=torch.bool)
+        gone = torch.empty(len(ids), dtype=torch.bool, device="cpu")
         self._table.move_out(ids.data_ptr(), len(ids), gone.data_ptr())
 
     def saw(self, ts: int) -> None:

@@ -108,7 +108,7 @@ class HostReads(Stamps):
     def contains(self, keys: TableKeys | Int64[Tensor, "n"]) -> Bool[Tensor, "n"]:
         """Whether each key has a row."""
         ids = self._keys(keys).ids
-        out = torch.empty(len(ids), dtype=torch.bool)
+        out = torch.empty(len(ids), dtype=torch.bool, device="cpu")
         self._table.contains(ids.data_ptr(), len(ids), out.data_ptr())
         return out
 
@@ -116,7 +116,7 @@ class HostReads(Stamps):
         """Raw rows with their optimizer states and times."""
         ids = self._keys(keys).ids
         n = len(ids)
-        found = torch.empty(n, dtype=torch.bool)
+        found = torch.empty(n, dtype=torch.bool, device="cpu")
         rows, raw, ts = entry_room(self.layout, n)
         self._table.entries(
             ids.data_ptr(), n, found.data_ptr(), rows.data_ptr(), raw.data_ptr(), ts.data_ptr()
@@ -151,7 +151,7 @@ class HostReads(Stamps):
 
     def _slice(self, cursor: int, room: int) -> tuple[Entries, int, bool, int]:
         while True:
-            ids = torch.empty(room, dtype=torch.int64)
+            ids = torch.empty(room, dtype=torch.int64, device="cpu")
             values, raw, ts = entry_room(self.layout, room)
             got, cursor, done, needed = self._table.scan(
                 cursor, room, ids.data_ptr(), values.data_ptr(), raw.data_ptr(), ts.data_ptr()
@@ -260,9 +260,9 @@ def all_found(n: int) -> Bool[Tensor, "n"]:
 def entry_room(layout: RowLayout, n: int) -> tuple[Tensor, Tensor, Tensor]:
     """Room for raw rows, states and times."""
     return (
-        torch.empty(n, layout.dim, dtype=torch.float32),
-        torch.empty(n, layout.state_floats, dtype=torch.float32),
-        torch.empty(n, dtype=torch.int64),
+        torch.empty(n, layout.dim, dtype=torch.float32, device="cpu"),
+        torch.empty(n, layout.state_floats, dtype=torch.float32, device="cpu"),
+        torch.empty(n, dtype=torch.int64, device="cpu"),
     )
 
 
@@ -278,7 +278,7 @@ def lookup_several(
 
     The caller has measured `out`.
     """
-    found = torch.empty(len(ids), dtype=torch.bool)
+    found = torch.empty(len(ids), dtype=torch.bool, device="cpu")
     rules, steps = zip(*(table._reading(missing, step) for table in tables), strict=True)
     native.lookup_several(
         *([table._table for table in tables], splits, rules, max(steps)),

@@ -102,7 +102,7 @@ class Snapshot:
         done = False
         while not done:
             self._check_usable()
-            ids = torch.empty(room, dtype=torch.int64)
+            ids = torch.empty(room, dtype=torch.int64, device="cpu")
             values, raw, ts = entry_room(self._layout, room)
             got, done, needed = self._table.read_snapshot(
                 self._ticket,

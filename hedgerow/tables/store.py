@@ -106,7 +106,7 @@ class Applied:
     @staticmethod
     def of(inserted: int = 0, refused: int = 0, dropped: int = 0) -> Applied:
         """From numbers."""
-        return Applied(torch.tensor([inserted, refused, dropped]))
+        return Applied(torch.tensor([inserted, refused, dropped], device="cpu"))
 
     @property
     def inserted(self) -> int:

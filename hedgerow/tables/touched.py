@@ -123,7 +123,7 @@ class TouchedKeys:
         try:
             while not done:
                 room = max(least, self.size())
-                ids = torch.empty(room, dtype=torch.int64)
+                ids = torch.empty(room, dtype=torch.int64, device="cpu")
                 got, shard, done, least, some_lost, dropped = self._table.take_touched(
                     self._consumer, shard, room, ids.data_ptr()
                 )
@@ -133,7 +133,9 @@ class TouchedKeys:
             if len(parts) == 1:  # as nearly always: nothing was touched meanwhile
                 taken = parts[0]
             else:
-                taken = torch.cat(parts) if parts else torch.empty(0, dtype=torch.int64)
+                taken = (
+                    torch.cat(parts) if parts else torch.empty(0, dtype=torch.int64, device="cpu")
+                )
         except BaseException:
             if whole:
                 self._table.touch_all(self._consumer)

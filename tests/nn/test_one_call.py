@@ -213,6 +213,21 @@ def test_a_weight_that_makes_a_gradient_not_finite_is_found_anywhere(
     assert model.store.size() == 0
 
 
+def test_rows_are_in_host_memory_whatever_the_default_device_is() -> None:
+    model, batch = pair()
+    with torch.device("meta"), hr.hold_updates(model):
+        out = model(batch)
+        torch.cat([v.sum(0) for v in out.values()]).sum().backward()
+    assert out["a"].device.type == "cpu"
+    table, ids = model.table("b"), torch.tensor([3, 5])
+    assert table.lookup(ids).rows_of().tolist() == [[-2, -2], [-1, -1]]
+    with torch.device("meta"):
+        assert table.contains(ids).tolist() == [True, True]
+        assert table.entries(ids).rows.tolist() == [[-2, -2], [-1, -1]]
+        assert sum(len(part.ids) for part in table.scan()) == 3
+        assert table.erase(ids).tolist() == [True, True]
+
+
 def test_a_gradient_of_an_empty_bag_is_nobodys() -> None:
     model, batch = pair()
     out = model(batch)

@@ -101,7 +101,7 @@ class HostBags:
     def spread(self, found: native.BagRows, i: int, grad: Tensor) -> Float32[Tensor, "n dim"]:
         """The gradient of each id of feature `i`."""
         grad = _plain(grad)
-        out = torch.empty(found.count(i), self._dims[i], dtype=torch.float32)
+        out = torch.empty(found.count(i), self._dims[i], dtype=torch.float32, device="cpu")
         self.core.spread(found, i, _place(grad), out.data_ptr())
         return out
 
@@ -119,9 +119,9 @@ class HostBags:
         value = float(grad.reshape(grad.shape[0], -1)[bag, column])
         weighted = " times a weight of its ids" if math.isfinite(value) else ""
         raise NotFiniteError(
-            f"the gradient of feature {feature.name!r} at [{bag}, {column}] is {value}{weighted}; table "
-            f"{self.tables[feature.table].config.name!r} rejects what is not finite, and nothing "
-            f"was changed. Find its source, or make the table with not_finite='drop'."
+            f"the gradient of feature {feature.name!r} at [{bag}, {column}] is {value}{weighted}; "
+            f"table {self.tables[feature.table].config.name!r} rejects what is not finite, and "
+            f"nothing was changed. Find its source, or make the table with not_finite='drop'."
         )
 
 
@@ -144,7 +144,7 @@ class BagsRead:
 
     def ids_of(self, i: int) -> Int64[Tensor, "n"]:
         """The ids of feature `i`."""
-        ids = torch.empty(self.found.count(i), dtype=torch.int64)
+        ids = torch.empty(self.found.count(i), dtype=torch.int64, device="cpu")
         self.found.ids(i, ids.data_ptr())
         return ids
 

@@ -282,7 +282,7 @@ class HostTables(SeveralTables):
         dtype: torch.dtype,
     ) -> Tensor:
         keys = self._keys(keys)
-        answers = torch.empty(len(keys.ids), dtype=dtype)
+        answers = torch.empty(len(keys.ids), dtype=dtype, device="cpu")
         for table, (start, stop) in zip(self._tables, pairwise(keys.splits), strict=True):
             if start < stop:
                 answers[start:stop] = verb(table, keys.ids[start:stop])
