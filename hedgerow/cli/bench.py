@@ -8,6 +8,7 @@ from typing import Annotated, Any
 
 import typer
 
+from .bench_modules import modules
 from .bench_report import finish, names
 from .bench_tiers import tiers
 from .options import AsJson, Quick, Rounds, Threads
@@ -386,4 +387,5 @@ def gpu(
     finish(report, as_json, show)
 
 
+app.command()(modules)
 app.command()(tiers)
