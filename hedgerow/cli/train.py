@@ -5,7 +5,7 @@ from __future__ import annotations
 import signal
 import threading
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from types import FrameType
@@ -110,10 +110,9 @@ def train(
         show_plan(_job(config, options, out, resume=resume), as_json=as_json)
         return
     how = _How(resume=resume, trusted=trusted, compare=compare, as_json=as_json)
-    with _console() as console:
+    with _console() as console, ExitStack() as stack:
         job = _job(config, options, out, resume=resume)
-        with job_ranks() as ranks:
-            why = _run(job, out, config, ranks, console, how).why
+        why = _run(job, out, config, _joined(stack), console, how).why
     if why == "interrupted":
         raise typer.Exit(1)
 
@@ -194,6 +193,12 @@ def _job(config: Path | None, options: Mapping[str, Any], out: Path | None, *, r
             "wide-clicks): `hedgerow train --data clicks`."
         )
     return read_job(config, options) if config else job_of({}, "the command line", options)
+
+
+@_ctrl_c_ends()
+def _joined(stack: ExitStack) -> Ranks:
+    """The ranks of the job, until the stack is left."""
+    return stack.enter_context(job_ranks())
 
 
 @contextmanager
@@ -280,6 +285,20 @@ def _built(job: Job, *, measure_threads: bool) -> Parts:
 def _trained(
     job: Job, parts: Parts, run: RunFolder, ranks: Ranks, console: Console, how: _How
 ) -> tuple[Trainer, Outcome]:
+    trainer = _ready(job, parts, run, ranks, console, how)
+    try:
+        with _failures_are_the_jobs():
+            return trainer, trainer.run()
+    finally:
+        for sink in trainer.sinks:
+            sink.close()
+
+
+@_ctrl_c_ends()
+def _ready(
+    job: Job, parts: Parts, run: RunFolder, ranks: Ranks, console: Console, how: _How
+) -> Trainer:
+    """A trainer that has everything and has not begun."""
     from ..train.checkpoints import Checkpoints
     from ..train.job_parts import schedule
     from ..train.loop import Trainer
@@ -308,9 +327,4 @@ def _trained(
             console,
         ]
         trainer.hooks.append(console)
-    try:
-        with _failures_are_the_jobs():
-            return trainer, trainer.run()
-    finally:
-        for sink in trainer.sinks:
-            sink.close()
+    return trainer

@@ -7,6 +7,8 @@ import re
 import signal
 import subprocess
 import sys
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import Any
 from unittest import mock
@@ -19,6 +21,7 @@ import torch
 from typer.testing import CliRunner
 
 from hedgerow.cli import app as program
+from hedgerow.cli import train as train_program
 from hedgerow.core.errors import (
     CheckpointExistsError,
     CheckpointMissingError,
@@ -526,3 +529,17 @@ def test_owner_rules_of_a_job(job: Path, capsys: Any) -> None:
     status, said = _status(capsys, "train", "--print-plan", job)
     assert status == 2
     assert "pass rows=" in said
+
+
+def test_ctrl_c_that_an_import_swallows_while_ranks_join_ends_the_job(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    @contextmanager
+    def swallows() -> Iterator[None]:
+        with suppress(KeyboardInterrupt):
+            signal.raise_signal(signal.SIGINT)
+        yield
+
+    monkeypatch.setattr(train_program, "job_ranks", swallows)
+    with ExitStack() as stack, pytest.raises(KeyboardInterrupt):
+        train_program._joined(stack)
