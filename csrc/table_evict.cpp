@@ -123,8 +123,7 @@ ScanStep Table::evict_slices(u64 cursor, u64 room, i64* ids, i64* times, Walk& w
 void Table::know_ages(const i64* ages) {
   if (std::equal(ages_.begin(), ages_.end(), ages, ages + kAgeSlots)) return;
   const CallScope scope;
-  const std::shared_lock uncleared(
-      clearing_);  // rows change tables, and their oldest times with them
+  const std::shared_lock uncleared(clearing_);  // an exchange of rows writes there, too
   ages_.assign(ages, ages + kAgeSlots);
   for (auto& shard : shards_) {
     const std::lock_guard writing(shard->writing);
