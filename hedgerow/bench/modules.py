@@ -99,7 +99,7 @@ def _steps(step: Callable[[int], None], many: int) -> None:
 
 
 def measure(size: Size, rounds: int, on_round: OnRound, ids: int = _IDS) -> dict[str, Any]:
-    """Rounds of as many steps as make about so many `ids`, the two in turns."""
+    """Time both modules in turns; a round has enough steps for about `ids` ids."""
     pair = _Pair.make(size)
     many = max(_BATCHES, min(1_000, ids // (size.tables * size.samples)))
     times = []

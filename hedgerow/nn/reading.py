@@ -4,37 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from ..core.shapes import Float32, Int64
 from ..tables.bags import Feature, FeatureKeys, Gradients, Read
-from ..tables.schedules import Rate
-from ..tables.store import Applied, Lookup, TableKeys
+from ..tables.store import Learns, Lookup
 
 Outputs = tuple[Tensor, ...]
 Make = Callable[[], tuple[Outputs, Read | None]]
 Collect = Callable[[Read, Sequence[Tensor | None]], None]
-
-
-class Learns(Protocol):
-    """A store, as far as an update of what a lookup found needs it."""
-
-    def apply_gradients(
-        self,
-        at: TableKeys | Lookup,
-        grads: Tensor,
-        *,
-        rates: Sequence[Rate] | None = None,
-        step: int | None = None,
-        ts: int = 0,
-        counts: Tensor | None = None,
-        per_occurrence: bool = False,
-    ) -> Applied:
-        """One optimizer step per distinct id, with its summed gradient; absent ids are born."""
-        ...
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -47,7 +28,7 @@ class RowsRead:
 
     @staticmethod
     def of(store: Learns, keys: FeatureKeys, found: Lookup) -> tuple[Outputs, RowsRead]:
-        """The outputs, and what an update needs: rows that nobody reads need not live on."""
+        """Return the outputs, and the lookup without its rows, which an update does not need."""
         return keys.rows(found), RowsRead(store, keys, replace(found, rows=found.rows[:0].clone()))
 
     @property

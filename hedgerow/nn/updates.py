@@ -24,7 +24,7 @@ from ..tables.module_store import ModuleStore
 from ..tables.store import Lookup, TableKeys
 from .clip import ClipRow
 from .evictions import Evictions
-from .reading import Learns, flat_gradients
+from .reading import flat_gradients
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -144,7 +144,7 @@ class RowUpdates:
         self._store, self._device, self._evict = store, store.device, Evictions(store.tables)
 
     @property
-    def store(self) -> Learns:
+    def store(self) -> ModuleStore:
         """Where rows learn."""
         return self._store
 

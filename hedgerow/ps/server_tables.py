@@ -4,20 +4,16 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Self, TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 import torch
 from torch import Tensor
 from torch.autograd.graph import increment_version
 
-from ..core.checks import CPU
-from ..core.clock import Clock
 from ..core.errors import (
     ConfigError,
     HedgerowError,
     InputError,
-    NotSupportedError,
-    StateError,
 )
 from ..core.recycle import Recycler
 from ..core.shapes import Bool, Float32, Int8, Int64
@@ -27,6 +23,7 @@ from ..tables import arguments
 from ..tables.bags import Bags, BagsReader
 from ..tables.config import TableConfig
 from ..tables.host_reads import MemoryUse
+from ..tables.module_store import SpreadStore
 from ..tables.multi import parts
 from ..tables.multi.multi_config import MultiConfig
 from ..tables.schedules import Rate
@@ -44,7 +41,7 @@ A = TypeVar("A")
 S = TypeVar("S")
 
 
-class ServerTables:
+class ServerTables(SpreadStore):
     """The RowStore of tables whose rows lie on several servers; as safe from many threads as these.
 
     `routers` name the owner of a key, one a table; by default `roundrobin`. A call sends one
@@ -138,11 +135,6 @@ class ServerTables:
         )
 
     @property
-    def device(self) -> torch.device:
-        """Keys and rows of a call are in host memory."""
-        return CPU
-
-    @property
     def tables(self) -> tuple[HostTable, ...]:
         """None: all rows are on servers."""
         return ()
@@ -154,38 +146,6 @@ class ServerTables:
     def stats_by_table(self) -> dict[str, TableStats]:
         """Rows, bytes, load and counts of each table, over all servers."""
         return self.stats()
-
-    @property
-    def programs_read(self) -> bool:
-        """Exported programs read them as modules do."""
-        return True
-
-    @property
-    def reads_ahead(self) -> bool:
-        """Whether `prefetch` does something."""
-        return False
-
-    def prefetch(self, keys: TableKeys) -> None:
-        """Nothing: rows are asked for when they are read."""
-        del keys
-
-    def configs_to_move(self, where: object) -> dict[str, TableConfig]:
-        """Refused: the rows are spread already."""
-        del where
-        raise StateError("the model is distributed already; bring it to a device before.")
-
-    def moves_to(self, device: torch.device) -> bool:
-        """The dense part goes alone."""
-        del device
-        return False
-
-    def emptied(self, clock: Clock) -> Self:
-        """Refused: the rows are not all here."""
-        del clock
-        raise NotSupportedError(
-            "a copy of a module whose rows are not all in host memory. Use hr.save(model, folder) "
-            "and hr.load(model, folder) into a new one."
-        )
 
     # ---- reads
 

@@ -112,7 +112,7 @@ def _both_ways(
 def _told_later(behaviour: Callable[..., Any], read: Read) -> Callable[..., None]:
     """Answers are sent by a thread of their own: those of the server are for calls that end.
 
-    Who reads nothing stops the thread that sends to it, and no other.
+    A client that does not read blocks only the thread that sends to it.
     """
 
     def send_all(responses: Iterator[Any], send: Callable[[bytes | None], None]) -> None:

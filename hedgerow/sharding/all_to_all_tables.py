@@ -5,23 +5,21 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from functools import partial
-from typing import Protocol, Self
+from typing import Protocol
 
 import torch
 from torch import Tensor
 
 from ..core import checks
-from ..core.clock import Clock
-from ..core.errors import ConfigError, InputError, NotSupportedError, StateError
+from ..core.errors import ConfigError, InputError
 from ..core.recycle import Recycler
 from ..core.shapes import Bool, Float32, Int8, Int64
 from ..routing.router import Router
 from ..tables import arguments
 from ..tables.bags import Bags, BagsReader
-from ..tables.config import TableConfig
 from ..tables.host import HostTable
+from ..tables.module_store import SpreadStore
 from ..tables.multi import parts
-from ..tables.multi.several_tables import stays
 from ..tables.schedules import Rate
 from ..tables.stats import TableStats, table_stats
 from ..tables.store import Applied, Entries, Lookup, Missing, RowStore, TableKeys, as_keys
@@ -82,7 +80,7 @@ class PendingLookup:
         return self._lookup
 
 
-class AllToAllTables:
+class AllToAllTables(SpreadStore):
     """The RowStore of tables whose rows are spread over all ranks of an exchange.
 
     Every call of keys is a collective: all ranks make the same calls in the same order, each with
@@ -184,37 +182,6 @@ class AllToAllTables:
     def stats_by_table(self) -> dict[str, TableStats]:
         """Rows, bytes, load and counts of each table, of the own shard."""
         return {name: table_stats(self.table(k)) for k, name in enumerate(self.names)}
-
-    @property
-    def programs_read(self) -> bool:
-        """Exported programs read them as modules do."""
-        return True
-
-    @property
-    def reads_ahead(self) -> bool:
-        """Whether `prefetch` does something."""
-        return False
-
-    def prefetch(self, keys: TableKeys) -> None:
-        """Nothing: rows are asked for when they are read."""
-        del keys
-
-    def configs_to_move(self, where: object) -> dict[str, TableConfig]:
-        """Refused: the rows are spread already."""
-        del where
-        raise StateError("the model is distributed already; bring it to a device before.")
-
-    def moves_to(self, device: torch.device) -> bool:
-        """They stay where they are."""
-        return stays(self.device, device)
-
-    def emptied(self, clock: Clock) -> Self:
-        """Refused: the rows are not all here."""
-        del clock
-        raise NotSupportedError(
-            "a copy of a module whose rows are not all in host memory. Use hr.save(model, folder) "
-            "and hr.load(model, folder) into a new one."
-        )
 
     # ---- reads
 

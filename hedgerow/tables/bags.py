@@ -68,7 +68,7 @@ class Bags:
         return self.batch.values[borders[place] : borders[place + 1]]
 
     def keys(self, tables: int) -> FeatureKeys:
-        """The ids as keys of so many tables."""
+        """Return the ids as keys of a store with `tables` tables."""
         return FeatureKeys.of(self.batch, self.group.features, tables, self.group.places)
 
 

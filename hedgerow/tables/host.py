@@ -336,7 +336,7 @@ class HostTable(HostEvictions, HostMoves, HostReads, HostWatch):
         give_freed_memory_back()
 
     def share_outputs(self, outputs: Recycler, tables: int) -> None:
-        """Keeps memory of large results in one place with so many tables, itself among them.
+        """Share the memory of large results with the other tables of a store of `tables` tables.
 
         Each counts its part of what is kept there.
         """
@@ -354,7 +354,7 @@ class HostTable(HostEvictions, HostMoves, HostReads, HostWatch):
         return self._fixed_rates
 
     def rates_at(self, step: int) -> list[float]:
-        """The rate of each segment for the update after so many."""
+        """Return the rate of each segment at update number `step`."""
         return self._fixed_rates or [rate_at(source, step) for source in self._rates]
 
     # ---- checks

@@ -1,4 +1,4 @@
-"""What a module asks of its rows, wherever they live."""
+"""The interface between a module and the store that holds its rows."""
 
 from __future__ import annotations
 
@@ -6,23 +6,24 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Protocol, Self
 
 import torch
-from torch import Tensor
 
+from ..core.checks import CPU
 from ..core.clock import Clock
+from ..core.errors import StateError
 from .bags import Bags, BagsReader
 from .config import TableConfig
-from .schedules import Rate
+from .multi.several_tables import not_copied, stays
 from .stats import TableStats
-from .store import Applied, Lookup, Missing, TableKeys
+from .store import Learns, Lookup, Missing, TableKeys
 
 if TYPE_CHECKING:
     from .host import HostTable
 
 
-class ModuleStore(Protocol):
+class ModuleStore(Learns, Protocol):
     """The rows of the tables of one module: in this process, over ranks, or on servers.
 
-    Each placement has one builder, which makes such a store; nothing else asks which one it is.
+    One builder per placement makes the store. Other code uses this interface only.
     """
 
     @property
@@ -55,20 +56,6 @@ class ModuleStore(Protocol):
         self, keys: TableKeys, *, missing: Missing = "zeros", step: int | None = None
     ) -> Lookup:
         """Rows of `keys`."""
-        ...
-
-    def apply_gradients(
-        self,
-        at: TableKeys | Lookup,
-        grads: Tensor,
-        *,
-        rates: Sequence[Rate] | None = None,
-        step: int | None = None,
-        ts: int = 0,
-        counts: Tensor | None = None,
-        per_occurrence: bool = False,
-    ) -> Applied:
-        """One optimizer step per distinct id, with its summed gradient; absent ids are born."""
         ...
 
     @property
@@ -116,3 +103,40 @@ class ModuleStore(Protocol):
     def programs_read(self) -> bool:
         """Whether exported programs, which run in host memory, can read the rows."""
         ...
+
+
+class SpreadStore:
+    """What stores share whose rows are spread over ranks or servers."""
+
+    @property
+    def programs_read(self) -> bool:
+        """Exported programs read these rows as modules do."""
+        return True
+
+    @property
+    def reads_ahead(self) -> bool:
+        """`prefetch` does nothing."""
+        return False
+
+    def prefetch(self, keys: TableKeys) -> None:
+        """Does nothing: `lookup` requests the rows."""
+        del keys
+
+    def configs_to_move(self, where: object) -> dict[str, TableConfig]:
+        """Raises: the rows are spread already."""
+        del where
+        raise StateError("the model is distributed already; bring it to a device before.")
+
+    def moves_to(self, device: torch.device) -> bool:
+        """Returns False: the tables stay where they are."""
+        return stays(self.device, device)
+
+    @property
+    def device(self) -> torch.device:
+        """Keys and rows of a call are in host memory."""
+        return CPU
+
+    def emptied(self, clock: Clock) -> Self:
+        """Raises: this process does not hold all rows."""
+        del clock
+        raise not_copied()

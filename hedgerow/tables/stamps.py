@@ -36,7 +36,7 @@ class Stamps:
         return now_s
 
     def stamp(self, ts: int, uses: int) -> int:
-        """The stamp of a write of so many ids at this time."""
+        """Return the stamp of a write at time `ts` that uses `uses` ids."""
         ts = self._time(ts)
         return ts if self._order is None else self._order.stamp(ts, uses)
 

@@ -158,19 +158,8 @@ class Entries:
         return Entries(ids, found, rows, states, ts, order)
 
 
-class RowStore(Protocol):
-    """Rows of K tables, wherever they live. Reading never inserts."""
-
-    def lookup(
-        self,
-        keys: TableKeys,
-        *,
-        missing: Missing = "zeros",
-        step: int | None = None,
-        out: Tensor | None = None,
-    ) -> Lookup:
-        """Rows of `keys`; an absent one gives zeros or the first value it would be born with."""
-        ...
+class Learns(Protocol):
+    """Rows that gradients change."""
 
     def apply_gradients(
         self,
@@ -184,6 +173,21 @@ class RowStore(Protocol):
         per_occurrence: bool = False,
     ) -> Applied:
         """One optimizer step per distinct id, with its summed gradient; absent ids are born."""
+        ...
+
+
+class RowStore(Learns, Protocol):
+    """Rows of K tables, wherever they live. Reading never inserts."""
+
+    def lookup(
+        self,
+        keys: TableKeys,
+        *,
+        missing: Missing = "zeros",
+        step: int | None = None,
+        out: Tensor | None = None,
+    ) -> Lookup:
+        """Rows of `keys`; an absent one gives zeros or the first value it would be born with."""
         ...
 
     def assign(self, keys: TableKeys, rows: Tensor, *, ts: int = 0) -> Applied:

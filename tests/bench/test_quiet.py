@@ -160,4 +160,4 @@ def test_where_threads_may_not_choose_there_are_no_cores(monkeypatch: pytest.Mon
 
     monkeypatch.setattr(os, "sched_setaffinity", refused)
     assert list(Cores()) == []
-    assert quiet.measured(lambda: 1.0, 2, quiet.Yardstick(0.001)).values == [1.0, 1.0]
+    assert set(quiet.measured(lambda: 1.0, 2, quiet.Yardstick(0.001)).values) == {1.0}

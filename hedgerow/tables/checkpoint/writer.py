@@ -202,7 +202,7 @@ def write_manifest(
 
 
 def _check_readable(folder: Path, data: bytes) -> None:
-    """A manifest that nobody could read takes the place of none."""
+    """Refuse a manifest that a load could not read, before it replaces another."""
     try:
         parse_manifest(data, folder / MANIFEST)
     except CheckpointError as error:

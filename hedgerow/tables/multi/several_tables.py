@@ -95,12 +95,9 @@ class SeveralTables:
         return {table.config.name: table.config for table in self._tables}
 
     def emptied(self, clock: Clock) -> Self:
-        """Refused: only tables in host memory are copied."""
+        """Raises: only tables in host memory are copied."""
         del clock
-        raise NotSupportedError(
-            "a copy of a module whose rows are not all in host memory. Use hr.save(model, folder) "
-            "and hr.load(model, folder) into a new one."
-        )
+        raise not_copied()
 
     def _only(self, verb: str) -> HostTable:
         if len(self._tables) != 1:
@@ -119,3 +116,11 @@ def stays(here: torch.device, device: torch.device) -> bool:
             f"one that was made there."
         )
     return False
+
+
+def not_copied() -> NotSupportedError:
+    """The error of a copy of a module whose rows are not all in host memory."""
+    return NotSupportedError(
+        "a copy of a module whose rows are not all in host memory. Use hr.save(model, folder) "
+        "and hr.load(model, folder) into a new one."
+    )
