@@ -75,7 +75,7 @@ def compare_with_plan(line: Placed, table: HostTable | DeviceTable | TierTable) 
         return None
     slots, (rows, _) = _slots(line), _room(line)
     planned = slots.count(rows) * line.row_bytes + slots.metadata(rows)
-    held = sum(fast._table.nbytes) + beside
+    held = sum(fast.arrays.nbytes) + beside
     off = held / planned - 1
     if abs(off) > _TOLERANCE:
         logging.getLogger("hedgerow").warning(

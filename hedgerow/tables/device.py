@@ -17,7 +17,7 @@ from ..core.errors import ConfigError, DtypeError, InputError, ServingTableError
 from ..core.shapes import Bool, Float32, Int64
 from ..kernels import apply, apply_each, find, find_or_insert, lookup
 from ..kernels import step as steps
-from ..kernels.layout import LANES, Grouped, group
+from ..kernels.layout import LANES, Arrays, Grouped, group
 from ..kernels.sum_gradients import sum_gradients
 from ..kernels.toolchain import interpreted
 from . import arguments
@@ -88,9 +88,9 @@ class DeviceTable(DeviceMoves):
         check_config(config)
         self.layout = RowLayout(config)
         own = [s.optimizer.rate() if s.optimizer else 0.0 for s in config.segments]
-        self._rates = check_rates(own if rates is None else rates, len(own))
+        self.rates = check_rates(own if rates is None else rates, len(own))
         self._follows_step = any(s.optimizer and s.optimizer.follows_step for s in config.segments)
-        self._clock: Clock = clock or SystemClock()
+        self.clock: Clock = clock or SystemClock()
         self._events = Counters()
         self._order = LeaveOrder.of(config.evict)
         self._restoring = Lock()
@@ -99,7 +99,7 @@ class DeviceTable(DeviceMoves):
             raise ConfigError(
                 "device is 'cpu', where kernels run only under TRITON_INTERPRET=1; use HostTable."
             )
-        self._parts = tuple(parts_of(config, self.layout, self.device))
+        self.parts = tuple(parts_of(config, self.layout, self.device))
         self._starts = torch.tensor(self.layout.starts(), dtype=torch.float32, device=self.device)
         self._filter = filter
         self._slot_key = slot_key_of(config.slot_key)
@@ -109,14 +109,14 @@ class DeviceTable(DeviceMoves):
         self.full, self._calls = full, 0
         self._known = self._since = 0
         slots = checks.count("capacity_rows", capacity_rows, least=1)
-        self._table = self._new_arrays(-(-slots // LANES))
+        self.arrays = self._new_arrays(-(-slots // LANES))
         self._totals = torch.zeros(5, dtype=torch.int64, device=self.device)
-        self._epoch = object()  # replaced whenever rows move
+        self.epoch = object()  # replaced whenever rows move
         self._max_ts = 0
         self._oldest_s: int | None = None  # no row is older, as `DeviceEvictions` counts
         self._captured_s: list[int] = []  # the least time of a CUDA graph, which writes it again
         self._looked_at = 0  # rows, by evictions
-        self._timed = False  # whether any row may have another time than 0
+        self.is_timed = False  # whether any row may have another time than 0
         self._start_watch()
 
     def __repr__(self) -> str:
@@ -145,9 +145,14 @@ class DeviceTable(DeviceMoves):
                 f"table {self.config.name!r} has rows, and its slot key cannot change under them; "
                 f"set it before rows are there."
             )
-        self._slot_key, self._epoch = slot_key, object()
-        self._table.clear()  # places of erased ids, too
-        self._table.place_by(slot_key)
+        self._slot_key, self.epoch = slot_key, object()
+        self.arrays.clear()  # places of erased ids, too
+        self.arrays.place_by(slot_key)
+
+    def use_arrays(self, arrays: Arrays, slot_key: int) -> None:
+        """Keeps its rows in these empty arrays from now on, placed by this slot key."""
+        arrays.place_by(slot_key)
+        self.arrays, self._slot_key = arrays, slot_key
 
     def _make_admission(self) -> DeviceAdmission | None:
         if self._filter is not None and not isinstance(self._filter, DeviceFilter):
@@ -182,7 +187,7 @@ class DeviceTable(DeviceMoves):
         An absent id gives zeros, or with `missing="initializer"` the first value it would be born
         with. Room behind the keys gives zeros.
         """
-        keys = self._keys(keys)
+        keys = self.checked_keys(keys)
         n = len(keys.ids)
         arguments.missing_rule(missing)
         if missing == "training":
@@ -196,10 +201,10 @@ class DeviceTable(DeviceMoves):
             out = torch.empty(n, self.config.dim, dtype=torch.float32, device=self.device)
         else:
             out = arguments.output(out, n, self.config.dim, self.device)
-        parts = () if missing == "zeros" else self._parts
-        with self._here():
-            slots = lookup.lookup(self._table, keys.ids, out, parts, keys.used)
-        return Lookup(keys, out.view(-1), (self.config.dim,), slots, self._epoch)
+        parts = () if missing == "zeros" else self.parts
+        with self.on_device():
+            slots = lookup.lookup(self.arrays, keys.ids, out, parts, keys.used)
+        return Lookup(keys, out.view(-1), (self.config.dim,), slots, self.epoch)
 
     def apply_gradients(
         self,
@@ -223,8 +228,8 @@ class DeviceTable(DeviceMoves):
         call = self._call(at, grads, rates, step, counts)
         # A half-life in uses counts the ids, not their `counts`: to add those up would wait.
         now, done = self._write(ts, len(call.keys.ids))
-        slots = at.slots if isinstance(at, Lookup) and at.epoch is self._epoch else None
-        with self._here():
+        slots = at.slots if isinstance(at, Lookup) and at.epoch is self.epoch else None
+        with self.on_device():
             if each:
                 self._step_each(call, now, done)
             else:
@@ -239,21 +244,21 @@ class DeviceTable(DeviceMoves):
         step: int | None,
         counts: Tensor | None,
     ) -> _Step:
-        self._refuse_serving("apply_gradients")
-        keys = self._keys(at.keys if isinstance(at, Lookup) else at)
-        grads = self._rows("grads", grads, len(keys.ids))
+        self.refuse_serving("apply_gradients")
+        keys = self.checked_keys(at.keys if isinstance(at, Lookup) else at)
+        grads = self.checked_rows("grads", grads, len(keys.ids))
         if counts is not None:
             checks.tensor("counts", counts, torch.int64, (len(keys.ids),), self.device)
             counts = counts.clamp(min=1)  # to refuse other counts would wait for the device
-        found, number = self._rates_at(rates, step)
+        found, number = self.rates_at(rates, step)
         if self.config.admit is not None and self.config.admit.needs_step:
             arguments.needed_step(step, True, self.config.name, "admits ids")
         at_step = arguments.NO_STEP if step is None else number
         return _Step(keys, grads, found, number, counts, at_step)
 
-    def _rates_at(self, rates: Sequence[Rate] | None, step: int | None) -> tuple[list[float], int]:
+    def rates_at(self, rates: Sequence[Rate] | None, step: int | None) -> tuple[list[float], int]:
         """The rates of an update, given or the table's own, and its step."""
-        sources = self._rates if rates is None else check_rates(rates, len(self._parts))
+        sources = self.rates if rates is None else check_rates(rates, len(self.parts))
         scheduled = any(callable(source) for source in sources)
         needed = scheduled or self._follows_step
         number = arguments.needed_step(step, needed, self.config.name, "learns")
@@ -261,7 +266,7 @@ class DeviceTable(DeviceMoves):
 
     def _step(self, call: _Step, slots: Tensor | None, now: int, done: Int64[Tensor, "3"]) -> None:
         used = call.keys.used
-        if self._admission is None and not self._is_watched(learned=True) and self.full != "evict":
+        if self._admission is None and not self.is_watched(learned=True) and self.full != "evict":
             self._plain_step(call, slots, now, done)
             return
         grouped = self._admitted(group(call.keys.ids), used, done, call.number, call.counts)
@@ -272,11 +277,11 @@ class DeviceTable(DeviceMoves):
             self._give_way(grouped, wanted, now, done)
         placed = self._placed(grouped, learned=True)
         apply.apply(
-            *(self._table, grouped, call.grads, done, self._parts, call.rates, now),
+            *(self.arrays, grouped, call.grads, done, self.parts, call.rates, now),
             slots=slots,
             used=used,
             placed=placed,
-            stamp=self._timed,
+            stamp=self.is_timed,
             at_step=call.at_step,
         )
         more: dict[str, Any] = {"used": used, "counts": call.counts}
@@ -290,14 +295,14 @@ class DeviceTable(DeviceMoves):
         where: dict[str, Any] = {"slots": slots, "used": keys.used, "at_step": call.at_step}
         if keys.distinct:
             apply.apply(
-                *(self._table, Grouped(keys.ids, None), call.grads, done, self._parts),
+                *(self.arrays, Grouped(keys.ids, None), call.grads, done, self.parts),
                 *(call.rates, now),
                 **where,
-                stamp=self._timed,
+                stamp=self.is_timed,
             )
         else:
             steps.step(
-                *(self._table, keys.ids, call.grads, done, self._parts, call.rates, now), **where
+                *(self.arrays, keys.ids, call.grads, done, self.parts, call.rates, now), **where
             )
 
     def _step_each(self, call: _Step, now: int, done: Int64[Tensor, "3"]) -> None:
@@ -306,7 +311,7 @@ class DeviceTable(DeviceMoves):
         seen = Sightings.of(grouped, call.keys.used, call.counts)
         taken = seen.live
         if self._admission is not None:
-            absent = find.find(self._table, grouped.ids) < 0
+            absent = find.find(self.arrays, grouped.ids) < 0
             refused = self._admission.refused(seen, absent, call.number, each=True)
             self._keep_out(refused, done)
             taken = taken & ~refused
@@ -315,11 +320,11 @@ class DeviceTable(DeviceMoves):
         taken = taken & usable
         wanted = seen.total(taken.long()) > 0  # where a group begins
         self._give_way(grouped, wanted, now, done)
-        slots, born = find_or_insert.find_or_insert(self._table, grouped.ids, wanted=wanted)
+        slots, born = find_or_insert.find_or_insert(self.arrays, grouped.ids, wanted=wanted)
         done[0] += born.sum()
         done[1] += (wanted & (slots < 0)).sum()
         apply_each.apply_each(
-            *(self._table, grouped, taken, call.grads, slots, born, self._parts),
+            *(self.arrays, grouped, taken, call.grads, slots, born, self.parts),
             *(call.rates, now, call.at_step),
         )
         more: dict[str, Any] = {"used": call.keys.used, "counts": call.counts}
@@ -339,8 +344,8 @@ class DeviceTable(DeviceMoves):
             replace(self.config, slot_key=key),
             capacity_rows=max(self.capacity_rows, needed),
             device=self.device,
-            rates=self._rates,
-            clock=self._clock,
+            rates=self.rates,
+            clock=self.clock,
             filter=self._filter,
             full=self.full,
         )
@@ -358,14 +363,14 @@ class DeviceTable(DeviceMoves):
                 f"{other.device} differ; only tables of one config and device exchange rows."
             )
         for table in (self, other):
-            table._before_change()
-        self._table, other._table = other._table, self._table
+            table.before_change()
+        self.arrays, other.arrays = other.arrays, self.arrays
         self._slot_key, other._slot_key = other._slot_key, self._slot_key
         self._max_ts, other._max_ts = other._max_ts, self._max_ts
-        self._timed, other._timed = other._timed, self._timed
+        self.is_timed, other.is_timed = other.is_timed, self.is_timed
         join(self._order, other._order)
         self._oldest_s = other._oldest_s = 0
         for table in (self, other):
-            table._epoch = object()
+            table.epoch = object()
             table._known = table.capacity_rows  # counted anew before the next growth
-            table._mark_all()
+            table.mark_all()

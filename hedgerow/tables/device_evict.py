@@ -38,7 +38,7 @@ class DeviceEvictions(DeviceWrites):
                 f"evict=Ttl(...), Lru(...) or Lfu(...)."
             )
         if len(ids):
-            with self._here():
+            with self.on_device():
                 self._erase(ids, Grouped(ids, None), None)
         self._events.add("evicted", len(ids))
         return Evicted(len(ids), ids, ts) if capture else Evicted(len(ids))
@@ -46,11 +46,11 @@ class DeviceEvictions(DeviceWrites):
     def _older(self, rule: Ttl, now_s: int | None) -> tuple[Tensor, Tensor]:
         """Ids and times of the rows that have expired."""
         if now_s is None:
-            now_s = self._max_ts if rule.reference == "newest" else self._clock.now_s()
+            now_s = self._max_ts if rule.reference == "newest" else self.clock.now_s()
         if self._oldest_s is None or now_s - self._oldest_s < rule.shortest_s():
             return self._no_rows()
         slots, ids = self._all_rows()
-        ts = self._table.read(TIMES, slots)
+        ts = self.arrays.read(TIMES, slots)
         leaving = expired(ids, ts, now_s, rule)
         # Where ids of some slots may stay longer than others, their rows count as younger.
         later = rule.ages_s().to(self.device)[slot_of(ids)] - rule.shortest_s()
@@ -65,16 +65,16 @@ class DeviceEvictions(DeviceWrites):
             return self._no_rows()
         assert self._order is not None
         slots, ids = self._all_rows()
-        stamps, order = self._stamps_at(self._table, slots), ids.argsort()
+        stamps, order = self._stamps_at(self.arrays, slots), ids.argsort()
         order = order[self._order.ranks(stamps[order]).argsort(stable=True)]
         leaving = order[: max(0, len(ids) - budget)]
         return ids[leaving], self._order.seconds(stamps[leaving])
 
     def _all_rows(self) -> tuple[Int64[Tensor, "n"], Int64[Tensor, "n"]]:
         """Slots and ids of all rows."""
-        slots = self._table.taken().nonzero()[:, 0]
+        slots = self.arrays.taken().nonzero()[:, 0]
         self._looked_at += len(slots)
-        return slots, self._table.ids(slots)
+        return slots, self.arrays.ids(slots)
 
     def _no_rows(self) -> tuple[Tensor, Tensor]:
         nothing = torch.empty(0, dtype=torch.int64, device=self.device)

@@ -20,7 +20,7 @@ class DeviceGrowth(DeviceReads):
     """The part of `DeviceTable` that owns its slots."""
 
     full: Any
-    _epoch: object
+    epoch: object
     _slot_key: int
 
     @property
@@ -35,7 +35,7 @@ class DeviceGrowth(DeviceReads):
         captured with this table.
         """
         needed = _buckets(checks.count("rows", rows) / FILL)
-        if needed > self._table.buckets:
+        if needed > self.arrays.buckets:
             # Rows may stand closer than FILL, and would not all find room in few more slots.
             self._move_to(max(needed, _buckets(self.size() / FILL)))
 
@@ -46,17 +46,18 @@ class DeviceGrowth(DeviceReads):
         count could fill the table; and then it grows, or it was far from full.
         """
         self._since += n
-        if self.full != "grow" or self._capturing():
+        if self.full != "grow" or self.is_capturing():
             return
         if self.size_at_most() <= FILL * self.capacity_rows:
             return
         self.size()
         self._since = n
         if self._known + n > _ROOMY * self.capacity_rows:
-            wanted = max(2 * self._table.buckets, _buckets((self._known + n) / _ROOMY))
+            wanted = max(2 * self.arrays.buckets, _buckets((self._known + n) / _ROOMY))
             self._move_to(wanted)
 
-    def _capturing(self) -> bool:
+    def is_capturing(self) -> bool:
+        """Whether a CUDA graph is being captured, in which nothing may be allocated anew."""
         return self.device.type == "cuda" and torch.cuda.is_current_stream_capturing()
 
     def _new_arrays(self, buckets: int) -> Arrays:
@@ -73,15 +74,15 @@ class DeviceGrowth(DeviceReads):
 
     def _move_to(self, buckets: int) -> None:
         """All rows in so many buckets, or in more if one of them finds no room."""
-        rows = int(self._table.taken().sum())
+        rows = int(self.arrays.taken().sum())
         larger = self._new_arrays(buckets)
-        with self._here():
-            moved = rehash(self._table, larger)
+        with self.on_device():
+            moved = rehash(self.arrays, larger)
         if int((moved >= 0).sum()) < rows:
             del larger, moved
             self._move_to(2 * buckets)
             return
-        self._table, self._epoch = larger, object()
+        self.arrays, self.epoch = larger, object()
 
 
 def _buckets(slots: float) -> int:

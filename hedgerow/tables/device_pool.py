@@ -13,9 +13,9 @@ from .store import Lookup, Missing, TableKeys
 
 def find(table: DeviceTable, keys: TableKeys) -> Lookup:
     """Where the rows of `keys` are: a lookup without rows, for `pool_bags` and an update."""
-    slots = table._find(keys)
+    slots = table.find_slots(keys)
     nothing = torch.empty(0, dtype=torch.float32, device=table.device)
-    return Lookup(keys, nothing, (table.config.dim,), slots, table._epoch)
+    return Lookup(keys, nothing, (table.config.dim,), slots, table.epoch)
 
 
 def pool_bags(
@@ -33,8 +33,8 @@ def pool_bags(
     Absent ids count as `DeviceTable.lookup` would give them.
     """
     born = missing == "initializer" or (missing == "training" and table.config.admit is None)
-    with table._here():
+    with table.on_device():
         return pool.pool(
-            *(table._table, ids, slots, splits, pooling, weights),
-            table._parts if born else (),
+            *(table.arrays, ids, slots, splits, pooling, weights),
+            table.parts if born else (),
         )

@@ -31,7 +31,7 @@ class DeviceReads(Stamps):
     config: TableConfig
     layout: RowLayout
     device: torch.device
-    _table: Arrays
+    arrays: Arrays
     _totals: Int64[Tensor, "5"]  # inserted, refused, dropped, erased, evicted for others
     _events: Counters
     _max_ts: int
@@ -42,16 +42,16 @@ class DeviceReads(Stamps):
     @property
     def capacity_rows(self) -> int:
         """Slots."""
-        return self._table.buckets * LANES
+        return self.arrays.buckets * LANES
 
     def contains(self, keys: TableKeys | Int64[Tensor, "n"]) -> Bool[Tensor, "n"]:
         """Whether each key has a row."""
-        return self._find(self._keys(keys)) >= 0
+        return self.find_slots(self.checked_keys(keys)) >= 0
 
     def entries(self, keys: TableKeys | Int64[Tensor, "n"]) -> Entries:
         """Whole rows."""
-        keys = self._keys(keys)
-        return self._entries(self._table, keys.ids, self._find(keys))
+        keys = self.checked_keys(keys)
+        return self._entries(self.arrays, keys.ids, self.find_slots(keys))
 
     def scan(self, rows: int | None = None) -> Iterator[Entries]:
         """All rows, in slices of `rows` (about 16 MiB if None), in no particular order.
@@ -59,11 +59,11 @@ class DeviceReads(Stamps):
         Do not write meanwhile.
         """
         for slots in self._slot_slices(rows):
-            yield self._entries(self._table, self._table.ids(slots), slots)
+            yield self._entries(self.arrays, self.arrays.ids(slots), slots)
 
     def size(self) -> int:
         """Rows."""
-        self._known, self._since = int(self._table.taken().sum()), 0
+        self._known, self._since = int(self.arrays.taken().sum()), 0
         return self._known
 
     def size_at_most(self) -> int:
@@ -86,7 +86,7 @@ class DeviceReads(Stamps):
 
     def memory(self) -> MemoryUse:
         """Bytes by purpose; slots without a row are slack."""
-        held, live = self._table.nbytes, self.size() * 4 * self._table.stride
+        held, live = self.arrays.nbytes, self.size() * 4 * self.arrays.stride
         others = self._feed_bytes() + (0 if self._filter is None else self._filter.memory_bytes())
         return MemoryUse(held[0], live, held[1] - live, others)
 
@@ -121,23 +121,24 @@ class DeviceReads(Stamps):
         """What the consumers of touched keys hold."""
         raise NotImplementedError
 
-    def _here(self) -> AbstractContextManager[object]:
+    def on_device(self) -> AbstractContextManager[object]:
         """Kernels start on the current device, which may be another one."""
         if self.device.type != "cuda" or self.device.index == torch.cuda.current_device():
             return _STAY
         return torch.cuda.device(self.device)
 
-    def _find(self, keys: TableKeys) -> Int64[Tensor, "n"]:
-        with self._here():
-            return find.find(self._table, keys.ids, keys.used)
+    def find_slots(self, keys: TableKeys) -> Int64[Tensor, "n"]:
+        """The slot of each key; -1 = absent."""
+        with self.on_device():
+            return find.find(self.arrays, keys.ids, keys.used)
 
     def _slot_slices(self, rows: int | None) -> tuple[Tensor, ...]:
         """The slots that have rows, as many at once as a scan gives."""
-        taken = self._table.taken().nonzero()[:, 0]
+        taken = self.arrays.taken().nonzero()[:, 0]
         return taken.split(slice_rows(self.layout, rows)) if len(taken) else ()
 
     def _entries(self, table: Arrays, ids: Tensor, slots: Tensor) -> Entries:
-        with self._here():
+        with self.on_device():
             rows = lookup.gather(table, slots)
         found = slots >= 0
         at = slots.clamp(min=0)
@@ -154,8 +155,10 @@ class DeviceReads(Stamps):
             return stamps
         return (stamps & ~MARK) | (table.read(SCORES, slots) & MARK)
 
-    def _keys(self, keys: TableKeys | Tensor) -> TableKeys:
+    def checked_keys(self, keys: TableKeys | Tensor) -> TableKeys:
+        """The keys, or raises what is wrong with them."""
         return arguments.keys_of_one_table(keys, MAX_IDS, self.device, room=True)
 
-    def _rows(self, name: str, rows: Tensor, n: int) -> Tensor:
+    def checked_rows(self, name: str, rows: Tensor, n: int) -> Tensor:
+        """The rows, or raises what is wrong with them."""
         return arguments.rows_of_batch(name, rows, n, self.config.dim, self.device)

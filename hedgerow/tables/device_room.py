@@ -26,7 +26,7 @@ class DeviceRoom(DeviceWatch):
     """The part of `DeviceTable` that lets rows of a full table go. It never waits."""
 
     full: Full
-    _parts: tuple[Part, ...]
+    parts: tuple[Part, ...]
     _starts: Float32[Tensor, "states"]
     _totals: Int64[Tensor, "5"]
     _calls: int
@@ -58,7 +58,7 @@ class DeviceRoom(DeviceWatch):
         """
         if self.full != "evict" or not len(grouped.ids):
             return
-        self._epoch = object()
+        self.epoch = object()
         self._calls = self._calls % _CALLS + 1
         order = wanted.logical_not().argsort(stable=True)
         ids, asked = grouped.ids[order], wanted.sum().view(1)
@@ -67,7 +67,7 @@ class DeviceRoom(DeviceWatch):
         # A use is counted when the row is written.
         scores = torch.full_like(ids, 0 if by_use else now if order is None else now & MARK)
         out = insert_and_evict(
-            *(self._table, ids, scores),
+            *(self.arrays, ids, scores),
             call=self._calls,
             now=now,
             mode="use" if by_use else "assign",
@@ -76,11 +76,11 @@ class DeviceRoom(DeviceWatch):
         )
         left = out.codes == EVICTED
         new = left | (out.codes == INSERTED) | (out.codes == RECLAIMED)
-        rows = [first_values(ids, part.dim, part.first, part.start) for part in self._parts]
+        rows = [first_values(ids, part.dim, part.first, part.start) for part in self.parts]
         states = self._starts.expand(len(ids), -1).contiguous()
         nothing = torch.zeros_like(done)  # the ids that are not new look as if they were dropped
         assign(
-            *(self._table, group(ids), torch.cat(rows, dim=1), new, self._starts, nothing, now),
+            *(self.arrays, group(ids), torch.cat(rows, dim=1), new, self._starts, nothing, now),
             states=states,
         )
         done[0] += new.sum()

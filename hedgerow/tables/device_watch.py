@@ -68,7 +68,7 @@ class DeviceWatch(DeviceGrowth):
         """
         if at_start is not None:
             at_start()
-        table, slots = self._table, self._slot_slices(None)
+        table, slots = self.arrays, self._slot_slices(None)
         parts = (self._entries(table, table.ids(part), part) for part in slots)
         size = sum(map(len, slots))
         opened = DeviceSnapshot(self.config.name, parts, size, self.max_ts())
@@ -80,7 +80,7 @@ class DeviceWatch(DeviceGrowth):
 
     # ---- what writes tell
 
-    def _before_change(self) -> None:
+    def before_change(self) -> None:
         """Open snapshots keep what is about to change; once, since then they have all of it."""
         while self._snapshots:
             opened = self._snapshots.pop()()
@@ -90,13 +90,13 @@ class DeviceWatch(DeviceGrowth):
     def _wants(self, *, learned: bool) -> list[DeviceTouched]:
         return [c for c in self._consumers.values() if learned or c.settings.all_changes]
 
-    def _is_watched(self, *, learned: bool) -> bool:
+    def is_watched(self, *, learned: bool) -> bool:
         """Whether anybody wants to know which rows a write changed."""
         return self._scored or bool(self._consumers and self._wants(learned=learned))
 
     def _placed(self, grouped: Grouped, *, learned: bool) -> Int64[Tensor, "n"] | None:
         """Room for a kernel to say which rows it wrote, if anybody wants to know."""
-        return torch.empty_like(grouped.ids) if self._is_watched(learned=learned) else None
+        return torch.empty_like(grouped.ids) if self.is_watched(learned=learned) else None
 
     def _note(
         self,
@@ -121,14 +121,14 @@ class DeviceWatch(DeviceGrowth):
             if use is not None and self._order is not None and self._order.by_use:
                 seen = Sightings.of(grouped, used, counts)
                 weights = weights_times(use & MARK, seen.total(seen.occurrences))
-                touch(self._table, slots, weights, "use")
+                touch(self.arrays, slots, weights, "use")
             else:
                 self._score(slots)
 
     def _score(self, slots: Int64[Tensor, "n"]) -> None:
         """Scores rows that were written; without a score a row could never leave."""
-        marks = self._table.read(TIMES, slots.clamp(min=0)) & MARK
-        touch(self._table, slots, marks, "assign")
+        marks = self.arrays.read(TIMES, slots.clamp(min=0)) & MARK
+        touch(self.arrays, slots, marks, "assign")
 
     def _mark(
         self, ids: Int64[Tensor, "n"], touched: Bool[Tensor, "n"], *, learned: bool = False
@@ -136,6 +136,7 @@ class DeviceWatch(DeviceGrowth):
         for consumer in self._wants(learned=learned) if len(ids) else ():
             consumer.mark(ids, touched)
 
-    def _mark_all(self) -> None:
+    def mark_all(self) -> None:
+        """Tells every consumer of touched keys that any row may have changed."""
         for consumer in self._wants(learned=False):
             consumer.mark_all()

@@ -26,7 +26,7 @@ class DeviceWrites(DeviceRoom):
 
     _admission: DeviceAdmission | None
     _restoring: Lock
-    _timed: bool
+    is_timed: bool
 
     def assign(
         self,
@@ -36,18 +36,18 @@ class DeviceWrites(DeviceRoom):
         ts: int = 0,
     ) -> Applied:
         """Sets rows. The last of equals wins. Waits for the device if `not_finite` is "reject"."""
-        keys = self._keys(keys)
-        rows = self._rows("rows", rows, len(keys.ids))
-        usable = self._usable(rows, keys.used)
+        keys = self.checked_keys(keys)
+        rows = self.checked_rows("rows", rows, len(keys.ids))
+        usable = self.usable_rows(rows, keys.used)
         now, done = self._write(ts, len(keys.ids))
-        with self._here():
+        with self.on_device():
             grouped = self._admitted(group(keys.ids), keys.used, done, self._second(now))
             if self.config.skip_zero_embedding:
                 grouped = self._skip_zeros(grouped, keys.used, rows, usable, done)
             self._make_way(grouped, keys.used, usable, now, done)
             placed = self._placed(grouped, learned=False)
             assign.assign(
-                *(self._table, grouped, rows, usable, self._starts, done, now, keys.used),
+                *(self.arrays, grouped, rows, usable, self._starts, done, now, keys.used),
                 placed=placed,
             )
             self._note(grouped, placed, use=now, used=keys.used)
@@ -64,18 +64,18 @@ class DeviceWrites(DeviceRoom):
 
         Waits for the device if `not_finite` is "reject".
         """
-        keys = self._keys(keys)
-        rows = self._rows("rows", rows, len(keys.ids))
-        usable = self._usable(rows, keys.used)
+        keys = self.checked_keys(keys)
+        rows = self.checked_rows("rows", rows, len(keys.ids))
+        usable = self.usable_rows(rows, keys.used)
         now, done = self._write(ts, len(keys.ids))
-        with self._here():
+        with self.on_device():
             grouped = self._admitted(group(keys.ids), keys.used, done, self._second(now))
             self._make_way(grouped, keys.used, usable, now, done)
             begun = torch.empty_like(rows)
-            lookup.lookup(self._table, grouped.ids, begun, self._parts)
+            lookup.lookup(self.arrays, grouped.ids, begun, self.parts)
             placed = self._placed(grouped, learned=False)
             assign_add.assign_add(
-                *(self._table, grouped, rows, usable, begun, self._starts),
+                *(self.arrays, grouped, rows, usable, begun, self._starts),
                 *(done, now, keys.used, placed),
             )
             self._note(grouped, placed, use=now, used=keys.used)
@@ -101,20 +101,20 @@ class DeviceWrites(DeviceRoom):
             states = [{} for _ in self.config.segments]
         raw, ts = self.layout.join(states, n), self._stamps(given)
         newest = int(ts.max()) if n else 0
-        with self._restoring, self._here():
+        with self._restoring, self.on_device():
             ids, rows, raw, ts = (x.to(self.device) for x in (given.ids, given.rows, raw, ts))
             return self._restore(ids, rows, raw, ts, newest)
 
     def _restore(self, ids: Tensor, rows: Tensor, raw: Tensor, ts: Tensor, newest: int) -> Applied:
-        usable = self._usable(rows, None)
-        self._begin_at(newest, len(ids))
+        usable = self.usable_rows(rows, None)
+        self.begin_at(newest, len(ids))
         self._oldest_s, done = 0, self._nothing_done()  # times of all kinds
         grouped = group(ids)
         if self.config.skip_zero_embedding:
             grouped = self._skip_zeros(grouped, None, rows, usable, done)
         placed = self._placed(grouped, learned=False)
         assign.assign(
-            *(self._table, grouped, rows, usable, self._starts, done, 0, None, raw, ts),
+            *(self.arrays, grouped, rows, usable, self._starts, done, 0, None, raw, ts),
             placed=placed,
         )
         self._note(grouped, placed)
@@ -125,74 +125,74 @@ class DeviceWrites(DeviceRoom):
 
         An id that finds no room stays absent: 0.
         """
-        self._refuse_serving("reinitialize")
-        keys = self._keys(keys)
+        self.refuse_serving("reinitialize")
+        keys = self.checked_keys(keys)
         n = len(keys.ids)
         newest_s = self._max_ts  # the clock's time is not one that a write gave
-        now, done = self._write(self._clock.now_s(), n, uses=0)
+        now, done = self._write(self.clock.now_s(), n, uses=0)
         self._max_ts = newest_s
-        with self._here():
-            before = find.find(self._table, keys.ids, keys.used) >= 0
+        with self.on_device():
+            before = find.find(self.arrays, keys.ids, keys.used) >= 0
             grouped = group(keys.ids)
-            new = [first_values(keys.ids, p.dim, p.first, p.start) for p in self._parts]
+            new = [first_values(keys.ids, p.dim, p.first, p.start) for p in self.parts]
             states = self._starts.expand(n, -1).contiguous()
             usable = torch.ones_like(before)
             placed = torch.empty_like(grouped.ids)
             assign.assign(
-                *(self._table, grouped, torch.cat(new, dim=1), usable, self._starts, done),
+                *(self.arrays, grouped, torch.cat(new, dim=1), usable, self._starts, done),
                 *(now, keys.used, states, None, placed),
             )
             self._note(grouped, placed, learned=True, use=0)
             seen = Sightings.of(grouped, keys.used, None)
             again = torch.empty_like(before).scatter_(0, _order(grouped), seen.number > 0)
-            there = find.find(self._table, keys.ids, keys.used) >= 0
+            there = find.find(self.arrays, keys.ids, keys.used) >= 0
         self._done(done)
         return (there & (before | again)).to(torch.int8)
 
     def erase(self, keys: TableKeys | Int64[Tensor, "n"]) -> Bool[Tensor, "n"]:
         """Removes rows and says which were there. Their places serve the next new ids."""
-        keys = self._keys(keys)
-        with self._here():
+        keys = self.checked_keys(keys)
+        with self.on_device():
             erased = self._erase(keys.ids, group(keys.ids), keys.used)
         self._totals[3] += erased.sum()
         return erased
 
     def clear(self) -> None:
         """Removes all rows; their memory stays the table's."""
-        self._before_change()
-        self._epoch = object()
-        self._table.clear()
+        self.before_change()
+        self.epoch = object()
+        self.arrays.clear()
         self._oldest_s = None
-        self._mark_all()
+        self.mark_all()
 
     # ---- inside
 
     def _erase(self, ids: Tensor, grouped: Grouped, used: Tensor | None) -> Bool[Tensor, "n"]:
-        self._before_change()
-        self._epoch = object()  # a slot that a lookup told may be another id's by the next update
-        erased = erase.erase(self._table, grouped, used)
+        self.before_change()
+        self.epoch = object()  # a slot that a lookup told may be another id's by the next update
+        erased = erase.erase(self.arrays, grouped, used)
         self._mark(ids, erased)
         return erased
 
     def _write(self, ts: int, n: int, *, uses: int | None = None) -> tuple[int, Int64[Tensor, "3"]]:
         """The stamp of a call that may bring `n` ids, and room for what it counts."""
         now = self.stamp(ts, n if uses is None else uses)
-        return self._begin_at(now, n), self._nothing_done()
+        return self.begin_at(now, n), self._nothing_done()
 
     def _nothing_done(self) -> Int64[Tensor, "3"]:
         """Room for what a call counts."""
         self._kept_out = None
         return torch.zeros(3, dtype=torch.int64, device=self.device)
 
-    def _begin_at(self, now: int, n: int) -> int:
+    def begin_at(self, now: int, n: int) -> int:
         """What comes before every write of `n` ids with this stamp."""
-        self._before_change()
+        self.before_change()
         self._make_room(n)
         self._max_ts = max(self._max_ts, self._second(now))
-        self._timed |= now > 0
+        self.is_timed |= now > 0
         if n:
             self._oldest_s = now if self._oldest_s is None else min(self._oldest_s, now)
-            if self._capturing():
+            if self.is_capturing():
                 self._captured_s = [min([now, *self._captured_s])]
         return now
 
@@ -202,7 +202,7 @@ class DeviceWrites(DeviceRoom):
             self._raise_if_full(done)
         return Applied(done)
 
-    def _usable(self, rows: Tensor, used: Tensor | None) -> Bool[Tensor, "n"]:
+    def usable_rows(self, rows: Tensor, used: Tensor | None) -> Bool[Tensor, "n"]:
         """Which rows are finite; raises for those that are not where the table says so."""
         usable = rows.isfinite().all(dim=1)
         if self.config.not_finite != "reject":
@@ -230,7 +230,7 @@ class DeviceWrites(DeviceRoom):
         if self._admission is None:
             return grouped
         seen = Sightings.of(grouped, used, counts)
-        absent = find.find(self._table, grouped.ids) < 0
+        absent = find.find(self.arrays, grouped.ids) < 0
         refused = self._admission.refused(seen, absent, step, each=False)
         self._keep_out(refused, done)
         return _without(grouped, refused)
@@ -261,7 +261,8 @@ class DeviceWrites(DeviceRoom):
         self._totals[3] += erased.sum()
         return _without(grouped, skipped)
 
-    def _refuse_serving(self, verb: str) -> None:
+    def refuse_serving(self, verb: str) -> None:
+        """Raises if the table only serves."""
         if self.config.serving:
             raise ServingTableError(
                 f"{verb} on the serving table {self.config.name!r}; only training tables learn. "

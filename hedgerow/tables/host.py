@@ -84,7 +84,7 @@ class HostTable(HostEvictions, HostMoves, HostReads, HostWatch):
             or (s.optimizer and s.optimizer.follows_step)
             for s in config.segments
         )
-        self._clock: Clock = clock or SystemClock()
+        self.clock: Clock = clock or SystemClock()
         self._shared_name = shared_name
         self._outputs, self._output_sharers = Recycler(), 1
         self._events = Counters()
@@ -99,7 +99,7 @@ class HostTable(HostEvictions, HostMoves, HostReads, HostWatch):
         self._rows_in = rows_in
         self._file = None if rows_in is None else rows_in.open()
         with memory_errors():
-            self._table = native.Table(
+            self.native_table = native.Table(
                 [native_segment(s) for s in config.segments],
                 config.serving,
                 config.skip_zero_embedding,
@@ -142,12 +142,12 @@ class HostTable(HostEvictions, HostMoves, HostReads, HostWatch):
     @property
     def slot_key(self) -> int:
         """The secret by which ids are placed."""
-        return self._table.slot_key()
+        return self.native_table.slot_key()
 
     def use_slot_key(self, slot_key: int) -> None:
         """Places ids by this key from now on; only before rows are there."""
         check_slot_key("HostTable", slot_key)
-        if slot_key != self.slot_key and not self._table.place_by(slot_key):
+        if slot_key != self.slot_key and not self.native_table.place_by(slot_key):
             raise StateError(
                 f"table {self.config.name!r} has rows, and its slot key cannot change under them; "
                 f"set it before rows are there."
@@ -186,10 +186,10 @@ class HostTable(HostEvictions, HostMoves, HostReads, HostWatch):
         rules and `Lfu` read it. With `per_occurrence` every occurrence is a step of its own.
         """
         checks.flag("per_occurrence", per_occurrence)
-        ids, grads, now, at_step = self._update_arguments(at, grads, rates, step, counts)
-        return self._apply_checked(ids, grads, now, at_step, ts, counts, per_occurrence)
+        ids, grads, now, at_step = self.update_arguments(at, grads, rates, step, counts)
+        return self.apply_checked(ids, grads, now, at_step, ts, counts, per_occurrence)
 
-    def _apply_checked(
+    def apply_checked(
         self,
         ids: Int64[Tensor, "n"],
         grads: Float32[Tensor, "n dim"],
@@ -201,7 +201,7 @@ class HostTable(HostEvictions, HostMoves, HostReads, HostWatch):
     ) -> Applied:
         """The update itself, of what `_update_arguments` gave."""
         with memory_errors():
-            done = self._table.apply_gradients(
+            done = self.native_table.apply_gradients(
                 ids.data_ptr(),
                 len(ids),
                 grads.data_ptr(),
@@ -221,10 +221,10 @@ class HostTable(HostEvictions, HostMoves, HostReads, HostWatch):
         ts: int = 0,
     ) -> Applied:
         """Sets rows and keeps optimizer state (fresh for an absent id). The last of equals wins."""
-        ids, rows = self._keys_and_rows(keys, rows)
+        ids, rows = self.checked_keys_and_rows(keys, rows)
         with memory_errors():
             stamp = self.stamp(ts, len(ids))
-            done = self._table.assign(ids.data_ptr(), len(ids), rows.data_ptr(), stamp)
+            done = self.native_table.assign(ids.data_ptr(), len(ids), rows.data_ptr(), stamp)
         return Applied.of(*done)
 
     def assign_add(
@@ -235,15 +235,15 @@ class HostTable(HostEvictions, HostMoves, HostReads, HostWatch):
         ts: int = 0,
     ) -> Applied:
         """Adds to rows; an absent one starts from its first value (serving tables: zeros)."""
-        ids, rows = self._keys_and_rows(keys, rows)
+        ids, rows = self.checked_keys_and_rows(keys, rows)
         with memory_errors():
             stamp = self.stamp(ts, len(ids))
-            done = self._table.assign_add(ids.data_ptr(), len(ids), rows.data_ptr(), stamp)
+            done = self.native_table.assign_add(ids.data_ptr(), len(ids), rows.data_ptr(), stamp)
         return Applied.of(*done)
 
     def restore(self, entries: Entries) -> Applied:
         """Puts whole rows back: embedding, states and times as `entries` or `scan` gave them."""
-        ids, rows = self._keys_and_rows(entries.ids, entries.rows)
+        ids, rows = self.checked_keys_and_rows(entries.ids, entries.rows)
         checks.tensor("found", entries.found, torch.bool, (len(ids),))
         checks.tensor("ts", entries.ts, torch.int64, (len(ids),))
         if not entries.found.numpy().all():
@@ -256,27 +256,27 @@ class HostTable(HostEvictions, HostMoves, HostReads, HostWatch):
             states = [{} for _ in self.config.segments]
         raw, ts = self.layout.join(states, len(ids)), self._stamps(entries)
         with memory_errors():
-            done = self._table.restore(
+            done = self.native_table.restore(
                 ids.data_ptr(), len(ids), rows.data_ptr(), raw.data_ptr(), ts.data_ptr()
             )
         return Applied.of(*done)
 
     def reinitialize(self, keys: TableKeys | Int64[Tensor, "n"]) -> Int8[Tensor, "n"]:
         """Makes rows as new, at the clock's time; 0 = was absent, 1 = was there."""
-        self._refuse_serving("reinitialize")
-        ids = self._keys(keys).ids
+        self.refuse_serving("reinitialize")
+        ids = self.checked_keys(keys).ids
         status = torch.empty(len(ids), dtype=torch.int8, device="cpu")
         with memory_errors():
-            stamp = self.stamp(self._clock.now_s(), 0)
-            self._table.reinitialize(ids.data_ptr(), len(ids), stamp, status.data_ptr())
+            stamp = self.stamp(self.clock.now_s(), 0)
+            self.native_table.reinitialize(ids.data_ptr(), len(ids), stamp, status.data_ptr())
         return status
 
     def erase(self, keys: TableKeys | Int64[Tensor, "n"]) -> Bool[Tensor, "n"]:
         """Removes rows and says which were there. Their memory serves the next new ids."""
-        ids = self._keys(keys).ids
+        ids = self.checked_keys(keys).ids
         erased = torch.empty(len(ids), dtype=torch.bool, device="cpu")
         with memory_errors():
-            self._table.erase(ids.data_ptr(), len(ids), erased.data_ptr())
+            self.native_table.erase(ids.data_ptr(), len(ids), erased.data_ptr())
         return erased
 
     def beside(self, rows: int, *, slot_key: int | None = None) -> HostTable:
@@ -294,7 +294,7 @@ class HostTable(HostEvictions, HostMoves, HostReads, HostWatch):
         made = HostTable(
             roomy,
             rates=self._rates,
-            clock=self._clock,
+            clock=self.clock,
             filter=self._filter,
             rows_in=self._rows_in,
         )
@@ -318,7 +318,7 @@ class HostTable(HostEvictions, HostMoves, HostReads, HostWatch):
                 f"tables {self.config.name!r} keep their rows in {self._rows_in} and in "
                 f"{other._rows_in}; only tables with one rows_in exchange rows."
             )
-        if not self._table.exchange(other._table):
+        if not self.native_table.exchange(other.native_table):
             raise StateError(
                 f"rows of table {self.config.name!r} cannot be exchanged while a snapshot is open; "
                 f"nothing was changed. Close the snapshot first."
@@ -327,7 +327,7 @@ class HostTable(HostEvictions, HostMoves, HostReads, HostWatch):
 
     def clear(self) -> None:
         """Removes all rows and gives their memory back."""
-        if not self._table.clear():
+        if not self.native_table.clear():
             raise StateError(
                 f"clear of table {self.config.name!r} while a snapshot of it is open; nothing was "
                 f"removed. Close the snapshot first."
@@ -359,7 +359,7 @@ class HostTable(HostEvictions, HostMoves, HostReads, HostWatch):
 
     # ---- checks
 
-    def _update_arguments(
+    def update_arguments(
         self,
         at: TableKeys | Lookup | Int64[Tensor, "n"],
         grads: Float32[Tensor, "n dim"],
@@ -374,19 +374,20 @@ class HostTable(HostEvictions, HostMoves, HostReads, HostWatch):
         A call on several tables asks each of them before it changes the first. Unless it may
         `reject` gradients that are not finite, they are left out as a config says with "drop".
         """
-        self._refuse_serving("apply_gradients")
-        ids = self._keys(at.keys if isinstance(at, Lookup) else at).ids
-        grads = self._rows("grads", grads, len(ids), reject=reject)
+        self.refuse_serving("apply_gradients")
+        ids = self.checked_keys(at.keys if isinstance(at, Lookup) else at).ids
+        grads = self.checked_rows("grads", grads, len(ids), reject=reject)
         arguments.occurrences(counts, len(ids))
         sources = self._rates if rates is None else check_rates(rates, len(self._rates))
         needed = self._updates_need_step or any(callable(source) for source in sources)
-        at_step = self._step(step, needed, "learns")
+        at_step = self.checked_step(step, needed, "learns")
         if self.config.admit is not None and self.config.admit.needs_step:
-            self._step(step, True, "admits ids")
+            self.checked_step(step, True, "admits ids")
         now = [rate_at(source, at_step) for source in sources]
         return ids, grads, now, arguments.NO_STEP if step is None else at_step
 
-    def _rows(self, name: str, rows: Tensor, n: int, *, reject: bool = True) -> Tensor:
+    def checked_rows(self, name: str, rows: Tensor, n: int, *, reject: bool = True) -> Tensor:
+        """The rows, or raises what is wrong with them."""
         rows = arguments.rows_of_batch(name, rows, n, self.layout.dim)
         if reject and self.config.not_finite == "reject":
             at = native.first_not_finite(rows.data_ptr(), rows.numel())
@@ -399,11 +400,15 @@ class HostTable(HostEvictions, HostMoves, HostReads, HostWatch):
                 )
         return rows
 
-    def _keys_and_rows(self, keys: TableKeys | Tensor, rows: Tensor) -> tuple[Tensor, Tensor]:
-        ids = self._keys(keys).ids
-        return ids, self._rows("rows", rows, len(ids))
+    def checked_keys_and_rows(
+        self, keys: TableKeys | Tensor, rows: Tensor
+    ) -> tuple[Tensor, Tensor]:
+        """Keys and rows of a write, or raises what is wrong with them."""
+        ids = self.checked_keys(keys).ids
+        return ids, self.checked_rows("rows", rows, len(ids))
 
-    def _refuse_serving(self, verb: str) -> None:
+    def refuse_serving(self, verb: str) -> None:
+        """Raises if the table only serves."""
         if self.config.serving:
             raise ServingTableError(
                 f"{verb} on the serving table {self.config.name!r}; only training tables learn. "

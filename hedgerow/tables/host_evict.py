@@ -36,7 +36,7 @@ class HostEvictions(Stamps):
     """The part of `HostTable` that lets rows go. One eviction runs at a time, under its lock."""
 
     config: TableConfig
-    _table: native.Table
+    native_table: native.Table
     _evicting: ForkLock
 
     def evict(
@@ -71,11 +71,11 @@ class HostEvictions(Stamps):
     def _evict_older(self, rule: Ttl, now_s: int | None, capture: bool) -> Evicted:
         if now_s is None:
             newest = rule.reference == "newest"
-            now_s = self._table.newest_time() if newest else self._clock.now_s()
+            now_s = self.native_table.newest_time() if newest else self.clock.now_s()
         reference, ages = now_s, rule.ages_s()
 
         def take(cursor: int, room: int, ids_at: int, times_at: int) -> tuple[int, int, bool, int]:
-            return self._table.evict_older(
+            return self.native_table.evict_older(
                 reference, ages.data_ptr(), cursor, room, ids_at, times_at
             )
 
@@ -84,13 +84,13 @@ class HostEvictions(Stamps):
     def _evict_to(self, rule: Lru | Lfu, rows: int, capture: bool) -> Evicted:
         assert self._order is not None
         order, top = ("use" if isinstance(rule, Lfu) else "time"), self._order.top
-        left, score, key = self._table.find_cut(order, rows, top)
+        left, score, key = self.native_table.find_cut(order, rows, top)
         if left == 0:
             return _in_slices(lambda *_: (0, 0, True, 0), capture)
 
         def take(cursor: int, room: int, ids_at: int, times_at: int) -> tuple[int, int, bool, int]:
             nonlocal left
-            step = self._table.evict_ranked(
+            step = self.native_table.evict_ranked(
                 order, left, score, key, cursor, room, ids_at, times_at, top
             )
             left -= step[0]

@@ -21,14 +21,16 @@ class HostMoves(Stamps):
     """The part of `HostTable` that tiers use. Of a move nobody is told, and nothing is counted."""
 
     layout: RowLayout
-    _table: native.Table
+    native_table: native.Table
 
     def read_out(self, ids: Int64[Tensor, "n"]) -> MovingRows:
         """Whole rows; those of absent ids are zeros."""
         found = torch.empty(len(ids), dtype=torch.bool, device="cpu")
         room = MovingRows(ids.contiguous(), found, *entry_room(self.layout, len(ids)))
         others = (room.found, room.rows, room.states, room.ts)
-        self._table.entries(room.ids.data_ptr(), len(ids), *(part.data_ptr() for part in others))
+        self.native_table.entries(
+            room.ids.data_ptr(), len(ids), *(part.data_ptr() for part in others)
+        )
         return room
 
     def move_in(self, moving: MovingRows) -> Bool[Tensor, "n"]:
@@ -37,18 +39,18 @@ class HostMoves(Stamps):
         parts = [x.contiguous() for x in (here.ids, here.rows, here.states, here.ts)]
         ids_at, *others = (part.data_ptr() for part in parts)
         with memory_errors():
-            self._table.move_in(ids_at, len(here), *others)
+            self.native_table.move_in(ids_at, len(here), *others)
         return all_found(len(here))
 
     def move_out(self, ids: Int64[Tensor, "n"]) -> None:
         """Lets rows go."""
         ids = ids.contiguous()
         gone = torch.empty(len(ids), dtype=torch.bool, device="cpu")
-        self._table.move_out(ids.data_ptr(), len(ids), gone.data_ptr())
+        self.native_table.move_out(ids.data_ptr(), len(ids), gone.data_ptr())
 
     def saw(self, ts: int) -> None:
         """A row was written at this time, in another store."""
-        self._table.assign(0, 0, 0, ts if self._order is None else ts << MARK_BITS)
+        self.native_table.assign(0, 0, 0, ts if self._order is None else ts << MARK_BITS)
 
 
 def read_several(
@@ -65,7 +67,7 @@ def read_several(
 
     How many of each table were found.
     """
-    cores = [table._table for table in tables]
+    cores = [table.native_table for table in tables]
     return native.read_several(cores, splits, ids_at, found_at, rows_at, states_at, times_at)
 
 
@@ -77,6 +79,6 @@ def move_in_several(
     If it fails, some have come; it may be tried again.
     """
     parts = (moving.ids, moving.rows, moving.states, moving.ts)
-    cores = [table._table for table in tables]
+    cores = [table.native_table for table in tables]
     with memory_errors():
         native.move_in_several(cores, starts, ends, *(part.data_ptr() for part in parts))

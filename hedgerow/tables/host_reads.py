@@ -48,7 +48,7 @@ class HostReads(Stamps):
 
     config: TableConfig
     layout: RowLayout
-    _table: native.Table
+    native_table: native.Table
     _outputs: Recycler
     _output_sharers: int  # tables that keep results there
     _events: Counters
@@ -68,7 +68,7 @@ class HostReads(Stamps):
         An absent id gives zeros, or with `missing="initializer"` the first value it would be born
         with. `step` matters only to tables with a one_bit segment.
         """
-        keys = self._keys(keys)
+        keys = self.checked_keys(keys)
         n = len(keys.ids)
         if out is None:
             memory, reused = self._outputs.take(n * self.layout.dim)
@@ -85,10 +85,10 @@ class HostReads(Stamps):
 
         `reused` says whether that memory was written before.
         """
-        rule, at_step = self._reading(missing, step)
-        self._table.lookup(ids_at, n, rule, at_step, rows_at, reused)
+        rule, at_step = self.reading(missing, step)
+        self.native_table.lookup(ids_at, n, rule, at_step, rows_at, reused)
 
-    def _reading(self, missing: Missing, step: int | None) -> tuple[str, int]:
+    def reading(self, missing: Missing, step: int | None) -> tuple[str, int]:
         """What the core is told of a lookup."""
         arguments.missing_rule(missing)
         if missing == "training":
@@ -98,27 +98,29 @@ class HostReads(Stamps):
                 f"table {self.config.name!r} is a serving table and has no initializer; "
                 f"use missing='zeros'."
             )
-        return missing, self._step(step, self._table.needs_step(), "shows one_bit segments")
+        return missing, self.checked_step(
+            step, self.native_table.needs_step(), "shows one_bit segments"
+        )
 
     def reader(self, step: int | None = None) -> native.Table:
         """The core's table, for lookups at a step: where rows are shown by it, one is needed."""
-        self._step(step, self._table.needs_step(), "shows one_bit segments")
-        return self._table
+        self.checked_step(step, self.native_table.needs_step(), "shows one_bit segments")
+        return self.native_table
 
     def contains(self, keys: TableKeys | Int64[Tensor, "n"]) -> Bool[Tensor, "n"]:
         """Whether each key has a row."""
-        ids = self._keys(keys).ids
+        ids = self.checked_keys(keys).ids
         out = torch.empty(len(ids), dtype=torch.bool, device="cpu")
-        self._table.contains(ids.data_ptr(), len(ids), out.data_ptr())
+        self.native_table.contains(ids.data_ptr(), len(ids), out.data_ptr())
         return out
 
     def entries(self, keys: TableKeys | Int64[Tensor, "n"]) -> Entries:
         """Raw rows with their optimizer states and times."""
-        ids = self._keys(keys).ids
+        ids = self.checked_keys(keys).ids
         n = len(ids)
         found = torch.empty(n, dtype=torch.bool, device="cpu")
         rows, raw, ts = entry_room(self.layout, n)
-        self._table.entries(
+        self.native_table.entries(
             ids.data_ptr(), n, found.data_ptr(), rows.data_ptr(), raw.data_ptr(), ts.data_ptr()
         )
         return Entries(ids, found, rows, self.layout.split(raw), *self._shown(ts))
@@ -153,7 +155,7 @@ class HostReads(Stamps):
         while True:
             ids = torch.empty(room, dtype=torch.int64, device="cpu")
             values, raw, ts = entry_room(self.layout, room)
-            got, cursor, done, needed = self._table.scan(
+            got, cursor, done, needed = self.native_table.scan(
                 cursor, room, ids.data_ptr(), values.data_ptr(), raw.data_ptr(), ts.data_ptr()
             )
             if got or done or not needed:
@@ -165,14 +167,14 @@ class HostReads(Stamps):
 
     def size(self) -> int:
         """Rows."""
-        return self._table.size()
+        return self.native_table.size()
 
     def __len__(self) -> int:
         return self.size()
 
     def max_ts(self) -> int:
         """The largest `ts` that a write gave."""
-        return self._second(self._table.newest_time())
+        return self._second(self.native_table.newest_time())
 
     def uses(self, keys: TableKeys | Int64[Tensor, "n"]) -> Float64[Tensor, "n"]:
         """How often each key was used, under an `Lfu` rule, in uses of now."""
@@ -180,7 +182,7 @@ class HostReads(Stamps):
 
     def memory(self) -> MemoryUse:
         """Bytes by purpose. An admission filter counts in each of the tables that share it."""
-        index, row, slack, other = self._table.memory()
+        index, row, slack, other = self.native_table.memory()
         filter_bytes = 0 if self._filter is None else self._filter.memory_bytes()
         return MemoryUse(index, row, slack, other + filter_bytes + self._output_bytes())
 
@@ -199,9 +201,9 @@ class HostReads(Stamps):
         `uncompressed_bytes` is what the rows would take as fp32, without optimizer state. Of rows
         in a file, `file_bytes` is its size and `resident_bytes` what of it is in memory.
         """
-        use, rows, counted = self.memory(), self.size(), self._table.counted()
+        use, rows, counted = self.memory(), self.size(), self.native_table.counted()
         file = self._file
-        load_factor, longest_search = self._table.load()
+        load_factor, longest_search = self.native_table.load()
         return {
             "rows": rows,
             "uncompressed_bytes": rows * 4 * self.layout.dim,
@@ -224,10 +226,12 @@ class HostReads(Stamps):
 
     # ---- checks
 
-    def _keys(self, keys: TableKeys | Tensor) -> TableKeys:
+    def checked_keys(self, keys: TableKeys | Tensor) -> TableKeys:
+        """The keys, or raises what is wrong with them."""
         return arguments.keys_of_one_table(keys, _MAX_IDS)
 
-    def _step(self, step: int | None, needed: bool, why: str) -> int:
+    def checked_step(self, step: int | None, needed: bool, why: str) -> int:
+        """The step of a call; raises if it is needed and was not given."""
         return arguments.needed_step(step, needed, self.config.name, why)
 
 
@@ -279,9 +283,9 @@ def lookup_several(
     The caller has measured `out`.
     """
     found = torch.empty(len(ids), dtype=torch.bool, device="cpu")
-    rules, steps = zip(*(table._reading(missing, step) for table in tables), strict=True)
+    rules, steps = zip(*(table.reading(missing, step) for table in tables), strict=True)
     native.lookup_several(
-        *([table._table for table in tables], splits, rules, max(steps)),
+        *([table.native_table for table in tables], splits, rules, max(steps)),
         *(ids.data_ptr(), out.data_ptr(), found.data_ptr()),
     )
     return found

@@ -20,7 +20,7 @@ class HostWatch:
 
     config: TableConfig
     layout: RowLayout
-    _table: native.Table
+    native_table: native.Table
     _order: LeaveOrder | None
 
     def _start_watch(self) -> None:
@@ -49,7 +49,7 @@ class HostWatch:
         with self._opening:
             known = self._consumers.get(consumer)
             if known is None:
-                known = TouchedKeys(self._table, consumer, settings, self._forget)
+                known = TouchedKeys(self.native_table, consumer, settings, self._forget)
                 self._consumers[consumer] = known
         if known.settings != settings:
             raise NameTakenError(
@@ -85,6 +85,6 @@ class HostWatch:
             raise InputError(f"at_start is {at_start!r}; it must be a function without arguments.")
         checks.flag("paused", paused)
         return Snapshot(
-            *(self._table, self.config.name, self.layout, aside_bytes, at_start, paused),
+            *(self.native_table, self.config.name, self.layout, aside_bytes, at_start, paused),
             order=self._order,
         )

@@ -22,14 +22,14 @@ class Stamps:
     A stamp is the time, or what `LeaveOrder` makes of it where the table has one.
     """
 
-    _clock: Clock
+    clock: Clock
     _events: Counters
     _order: LeaveOrder | None
 
-    def _time(self, ts: int) -> int:
+    def next_time(self, ts: int) -> int:
         """The time of a write."""
         ts = checks.count("ts", ts)
-        now_s = self._clock.now_s() if ts else 0
+        now_s = self.clock.now_s() if ts else 0
         if ts <= now_s + _FUTURE_S:
             return ts
         self._events.add("clamped_ts")
@@ -37,7 +37,7 @@ class Stamps:
 
     def stamp(self, ts: int, uses: int) -> int:
         """Return the stamp of a write at time `ts` that uses `uses` ids."""
-        ts = self._time(ts)
+        ts = self.next_time(ts)
         return ts if self._order is None else self._order.stamp(ts, uses)
 
     @property
@@ -54,7 +54,7 @@ class Stamps:
 
     def _stamps(self, entries: Entries) -> Int64[Tensor, "n"]:
         """The stamps of restored rows."""
-        now_s, times = self._clock.now_s(), entries.ts.numpy()
+        now_s, times = self.clock.now_s(), entries.ts.numpy()
         beyond, ts = times > now_s + _FUTURE_S, entries.ts
         if beyond.any():
             self._events.add("clamped_ts", int(beyond.sum()))

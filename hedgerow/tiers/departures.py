@@ -47,7 +47,7 @@ class Departures:
     ) -> None:
         self._caches, self._group = caches, group
         self._used, self._changed, self._left = used, changed, left
-        self._slots = [fast_of(table)._table.buckets * LANES for table in caches]
+        self._slots = [fast_of(table).arrays.buckets * LANES for table in caches]
         device = used.device
         self._stream = torch.cuda.Stream(device) if device.type == "cuda" else None
         # One for all tables: rows that set out are followed by all of them, or by none.
@@ -132,10 +132,10 @@ class Departures:
         wanted = [need.wanted(n) for need, n in zip(needs, ready, strict=True)]
         with self._caches[0]._moves.alone():
             for table in self._caches:
-                fast_of(table)._before_change()
+                fast_of(table).before_change()
             if self._next is not None:
                 for table in self._caches:
-                    fast_of(table)._epoch = object()
+                    fast_of(table).epoch = object()
                 chosen, self._next = self._next.chosen, None
                 self._group.take_out(chosen, self._used, self._changed, self._left)
             for table in self._caches:

@@ -32,7 +32,7 @@ class DeviceCachePlaces(DevicePlaces):
 
     def __init__(self, table: DeviceTable, rows: int) -> None:
         super().__init__(table, rows)
-        slots = len(table._table.values)
+        slots = len(table.arrays.values)
         self.used: Int32[Tensor, "slots"] = torch.full(
             (slots,), NEVER, dtype=torch.int32, device=table.device
         )
@@ -89,7 +89,7 @@ class DeviceCachePlaces(DevicePlaces):
         self._stays += 1
         if self.numbers_stays:
             assert slots is not None
-            with self._table._here():
+            with self._table.on_device():
                 mark.mark(slots, self._born, None, self._stays)
 
     def give(self, at: Ids | Tensor) -> None:
@@ -109,7 +109,7 @@ class DeviceCachePlaces(DevicePlaces):
         """
         slots = self._tensor(at)
         slots = slots[slots >= 0]
-        slots = slots[self._table._table.taken()[slots]]
+        slots = slots[self._table.arrays.taken()[slots]]
         self.used[slots] = torch.where(self.used[slots] == NEVER, now, self.used[slots])
 
     def clear(self) -> None:
@@ -130,7 +130,7 @@ class DeviceCachePlaces(DevicePlaces):
     def whose(self, at: Ids | Tensor) -> tuple[Int64[Tensor, "n"], Int64[Tensor, "m"]]:
         """The ids at places, and those of them with changed rows; on the device."""
         slots = self._tensor(at)
-        ids = self._table._table.ids(slots)
+        ids = self._table.arrays.ids(slots)
         return ids, ids[self.changed[slots]]
 
     def take_moved(self) -> tuple[int, int]:
@@ -157,7 +157,7 @@ class DeviceCachePlaces(DevicePlaces):
     def let_go(self, at: Ids, born: Ids) -> None:
         """Ends one `hold` of these; not of ids that left in between."""
         slots = self._tensor(at)
-        same = (self._born[slots] == self._tensor(born)) & self._table._table.taken()[slots]
+        same = (self._born[slots] == self._tensor(born)) & self._table.arrays.taken()[slots]
         self._pins[slots[same]] -= 1
         self._holds -= 1
 
@@ -185,7 +185,7 @@ class DeviceCachePlaces(DevicePlaces):
         find none, again and again.
         """
         used = self._last_used()
-        slots = self._table._table.buckets * LANES  # behind them are those of two special ids
+        slots = self._table.arrays.buckets * LANES  # behind them are those of two special ids
         lines = used[:slots].view(-1, LANES)
         full = (lines != NEVER).sum(dim=1) >= LANES - 1
         oldest, lane = lines.min(dim=1)
@@ -201,7 +201,7 @@ class DeviceCachePlaces(DevicePlaces):
 
     def _last_used(self) -> Int32[Tensor, "slots"]:
         """Of each slot; those that are free or held seem to be used last."""
-        used = torch.where(self._table._table.taken(), self.used, NEVER)
+        used = torch.where(self._table.arrays.taken(), self.used, NEVER)
         if self._holds:
             used[self._pins > 0] = NEVER
         return used

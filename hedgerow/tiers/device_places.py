@@ -47,21 +47,21 @@ class DevicePlaces:
 
     def find(self, ids: Ids) -> Ids:
         """The place of each id, -1 where it has none."""
-        with self._table._here():
-            slots = find.find(self._table._table, self._tensor(ids))
+        with self._table.on_device():
+            slots = find.find(self._table.arrays, self._tensor(ids))
         return slots.cpu().numpy()
 
     def at(self) -> Ids:
         """All taken places, in order."""
-        return self._table._table.taken().nonzero()[:, 0].cpu().numpy()
+        return self._table.arrays.taken().nonzero()[:, 0].cpu().numpy()
 
     def ids_at(self, at: Ids) -> Ids:
         """The ids at taken places."""
-        return self._table._table.ids(self._tensor(at)).cpu().numpy()
+        return self._table.arrays.ids(self._tensor(at)).cpu().numpy()
 
     def are_taken(self, at: Ids) -> np.ndarray:
         """Which of these places somebody has."""
-        return self._table._table.taken()[self._tensor(at)].cpu().numpy()
+        return self._table.arrays.taken()[self._tensor(at)].cpu().numpy()
 
     def take(self, ids: Ids) -> Ids:
         """The places of ids whose rows have just come."""
@@ -83,8 +83,8 @@ class DevicePlaces:
 
     def least_used(self, uses: Uses, n: int) -> Ids:
         """The n places whose ids are used least, in any order; fewer if fewer are taken."""
-        at = self._table._table.taken().nonzero()[:, 0]
-        theirs = uses.of(self._table._table.ids(at))
+        at = self._table.arrays.taken().nonzero()[:, 0]
+        theirs = uses.of(self._table.arrays.ids(at))
         found = theirs.topk(min(n, len(at)), largest=False, sorted=False)
         return at[found.indices].cpu().numpy()
 

@@ -70,7 +70,7 @@ class TierWrites(TwoTiers):
     def check_room(self, ids: Int64[Tensor, "n"], step: int | None) -> None:
         """The part of `check_update` that no single store has."""
         if self.config.admit is not None and self.config.admit.needs_step:
-            self.slow._step(step, True, "admits ids")
+            self.slow.checked_step(step, True, "admits ids")
 
     def assign(
         self,
@@ -115,7 +115,7 @@ class TierWrites(TwoTiers):
         with self._writing:
             at, here, rest = self._split(ids)
             self._settle(ids[rest])
-            with one_call(self.slow.order, self.slow._clock.now_s(), 0):
+            with one_call(self.slow.order, self.slow.clock.now_s(), 0):
                 status[rest] = self.slow.reinitialize(ids[rest])
                 if len(here):
                     self._changing(at[here.numpy()])
@@ -147,9 +147,9 @@ class TierWrites(TwoTiers):
 
     def _set(self, verb: str, keys: TableKeys | Tensor, rows: Tensor, ts: int) -> Applied:
         ids = self._keys(keys).ids
-        rows = self.fast._rows("rows", rows, len(ids))
+        rows = self.fast.checked_rows("rows", rows, len(ids))
         if not isinstance(self.fast, HostTable):
-            self.fast._usable(rows, None)
+            self.fast.usable_rows(rows, None)
         with self._writing:
             return self._in_tiers(verb, ids.cpu(), rows, ts)
 
@@ -168,7 +168,7 @@ class TierWrites(TwoTiers):
         self._settle(behind)
         if counts is not None:
             settings["counts"] = some_of(counts, rest).cpu()
-        ts = self.slow._time(ts)  # a time of the future is counted once
+        ts = self.slow.next_time(ts)  # a time of the future is counted once
         uses = len(ids) if counts is None else int(counts.sum())
         with one_call(self.slow.order, ts, uses):
             write: Callable[..., Applied] = getattr(self.slow, verb)
@@ -188,7 +188,7 @@ class TierWrites(TwoTiers):
             raise InputError("entries holds ids that were not found; select those with found True.")
         if int(given.ts.min()) < 0:
             raise InputError(f"ts holds {int(given.ts.min())}; a time is at least 0.")
-        self.slow._rows("rows", given.rows, len(given))
+        self.slow.checked_rows("rows", given.rows, len(given))
         self.layout.join(given.states, len(given))
 
 
@@ -202,7 +202,7 @@ def check_update(
 ) -> None:
     """Refuses what `apply_gradients` of any table would refuse, before it is called."""
     if isinstance(table, HostTable):
-        table._update_arguments(ids, grads, rates, step, counts)
+        table.update_arguments(ids, grads, rates, step, counts)
     elif isinstance(table, TierWrites):
         table.check_update(ids, grads, rates, step, counts)
     else:

@@ -202,7 +202,7 @@ class Together:
             sizes = _sizes(keys)
             # A table without keys in the call is not told of its time: rows would expire by it.
             times = [
-                table.slow._time(ts) if n else 0
+                table.slow.next_time(ts) if n else 0
                 for table, n in zip(self._tables, sizes, strict=True)
             ]
             with one_call(self._tables[0].slow.order, max(times), sum(sizes)):
@@ -264,12 +264,12 @@ class Together:
         for k, share in rest.shares():
             mine = None if seen is None else seen[share]
             slow, ids = self._tables[k].slow, rest.ids[share]
-            checked = slow._update_arguments(ids, own[share], rates, step, mine, reject=not brought)
+            checked = slow.update_arguments(ids, own[share], rates, step, mine, reject=not brought)
             calls.append((k, checked, mine))
         done = []
         for k, checked, mine in calls:  # all were asked before the first changes
             self._tables[k]._settle(checked[0])
-            done.append(self._tables[k].slow._apply_checked(*checked, times[k], mine, False))
+            done.append(self._tables[k].slow.apply_checked(*checked, times[k], mine, False))
         return done
 
     # ---- helpers

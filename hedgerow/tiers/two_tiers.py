@@ -254,7 +254,7 @@ class TwoTiers:
         rule = self.config.evict
         if now_s is not None or not isinstance(rule, Ttl):
             return now_s
-        return self.max_ts() if rule.reference == "newest" else self.slow._clock.now_s()
+        return self.max_ts() if rule.reference == "newest" else self.slow.clock.now_s()
 
     def _keys(self, keys: TableKeys | Tensor) -> TableKeys:
         return arguments.keys_of_one_table(keys, _MAX_IDS, self.device, room=True).exact()

@@ -155,4 +155,4 @@ def test_rows_come_to_the_twin_as_to_the_core() -> None:
 def test_a_rule_that_is_none_is_refused() -> None:
     made, (ids, splits) = tables(1, 3), asked([2])
     with pytest.raises(ValueError, match="missing is 'maybe'"):
-        native.lookup_several([made[0]._table], splits, ["maybe"], 0, ids.data_ptr(), 0, 0)
+        native.lookup_several([made[0].native_table], splits, ["maybe"], 0, ids.data_ptr(), 0, 0)

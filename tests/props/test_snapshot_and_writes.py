@@ -101,7 +101,7 @@ def test_the_table_itself_is_the_same_with_and_without_a_snapshot(
 ) -> None:
     watched, plain = HostTable(CONFIGS[0]), twin_of(CONFIGS[0])
     for table in (watched, plain):
-        table._clock = _Clock()
+        table.clock = _Clock()
         _write(table, "assign", POOL, 1)
     with watched.snapshot() as view:
         slices = view.scan(rows)

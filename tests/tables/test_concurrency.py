@@ -126,7 +126,7 @@ def test_the_gil_is_released_during_a_call(table: HostTable) -> None:
     """A second Python thread makes progress while one call runs."""
     ids = _ids(1_500_000, 4)
     rows = torch.ones(len(ids), DIM)
-    native_table = table._table
+    native_table = table.native_table
     ticks, running = 0, threading.Event()
     done = threading.Event()
 

@@ -145,14 +145,14 @@ def test_reading_changes_nothing(device: torch.device) -> None:
     table = _table(device, evict=Lfu(9))
     ids = torch.arange(6, device=device)
     table.assign(ids, torch.ones(6, 3, device=device), ts=3)
-    before = table._table.index.clone(), table._table.values.clone()
+    before = table.arrays.index.clone(), table.arrays.values.clone()
     table.lookup(ids, missing="initializer")
     table.entries(ids)
     list(table.scan(2))
     with table.snapshot() as rows:
         assert sum(len(part) for part in rows.scan()) == 6
-    assert torch.equal(table._table.index, before[0])
-    assert torch.equal(table._table.values, before[1])
+    assert torch.equal(table.arrays.index, before[0])
+    assert torch.equal(table.arrays.values, before[1])
 
 
 def test_held_rows_of_every_table_of_a_group_stay(device: torch.device) -> None:

@@ -134,7 +134,7 @@ def test_rows_that_came_before_a_break_are_counted(
 
 def _cached(table: Any) -> tuple[int, int]:
     """Rows in the cache, and how many of them would never leave."""
-    taken = table.fast._table.taken()
+    taken = table.fast.arrays.taken()
     return table.fast.size(), int((taken & (table.places.used[: len(taken)] == NEVER)).sum())
 
 

@@ -39,12 +39,11 @@ class DeviceGroup:
         for table, count in zip(tables, buckets, strict=True):
             rows = self._arrays.values[at * LANES : (at + count) * LANES + 2]
             own = self._arrays.index[at : at + count + 1]
-            table._table = Arrays(own, rows, first.config.dim, marked=self._arrays.marked)
-            table._slot_key = first.slot_key
-            table._table.place_by(first.slot_key)
+            arrays = Arrays(own, rows, first.config.dim, marked=self._arrays.marked)
+            table.use_arrays(arrays, first.slot_key)
             table.share_order(first.order)
             at += count + 1
-        self._own = [table._table for table in tables]
+        self._own = [table.arrays for table in tables]
         self._totals = torch.zeros(
             len(tables), len(first._totals), dtype=torch.int64, device=first.device
         )
@@ -52,7 +51,7 @@ class DeviceGroup:
             table._totals = own
         self._counted = self._totals[:, :3]
         self._parts = _common_parts(tables)
-        self._same_rates = all(table._rates == first._rates for table in tables)
+        self._same_rates = all(table.rates == first.rates for table in tables)
         self._last = ((), torch.empty(0, dtype=torch.int64))  # splits, and where they are
 
     @staticmethod
@@ -71,17 +70,17 @@ class DeviceGroup:
 
     def whole(self) -> bool:
         """Whether every table still has its part of the arrays, and none wants to be told more."""
-        key = self._tables[0]._slot_key
+        key = self._tables[0].slot_key
         for table, own in zip(self._tables, self._own, strict=True):  # all() takes twice as long
-            if table._table is not own or table._slot_key != key:
+            if table.arrays is not own or table.slot_key != key:
                 return False
-            if table._is_watched(learned=True):
+            if table.is_watched(learned=True):
                 return False
         return True
 
     def epochs(self) -> tuple[object, ...]:
         """Another mark whenever a row of a table has moved."""
-        return tuple([table._epoch for table in self._tables])
+        return tuple([table.epoch for table in self._tables])
 
     # ---- before a step
 
@@ -100,14 +99,16 @@ class DeviceGroup:
         given = rates is not None and any(one is not None for one in rates)
         for k, (table, n) in enumerate(zip(self._tables, sizes, strict=True)):
             if n:
-                found.append(table._rates_at(None if rates is None else rates[k], step)[0])
+                found.append(table.rates_at(None if rates is None else rates[k], step)[0])
                 if self._same_rates and not given:
                     break
         return found[0] if found and all(one == found[0] for one in found) else None
 
     def times(self, ts: int, sizes: Sequence[int]) -> list[int]:
         """The time of a write for each table that has keys, 0 for the others."""
-        return [table._time(ts) if n else 0 for table, n in zip(self._tables, sizes, strict=True)]
+        return [
+            table.next_time(ts) if n else 0 for table, n in zip(self._tables, sizes, strict=True)
+        ]
 
     def stamps(self, times: Sequence[int], sizes: Sequence[int]) -> list[int]:
         """The stamp of a write at these times for each table that has keys, 0 for the others."""
@@ -127,30 +128,30 @@ class DeviceGroup:
         for k, (table, n) in enumerate(zip(self._tables, sizes, strict=True)):
             if not n:
                 continue
-            table._begin_at(times[k] if times else 0, n)
+            table.begin_at(times[k] if times else 0, n)
             if moves:
-                table._timed, table._epoch = True, object()
+                table.is_timed, table.epoch = True, object()
 
     # ---- the step
 
     def lookup(self, keys: TableKeys, out: Float32[Tensor, "n dim"], *, born: bool) -> Tensor:
         """Rows into `out`; the slots, each within its table."""
         parts = self._parts if born else ()
-        with self._tables[0]._here():
+        with self._tables[0].on_device():
             return lookup.lookup(self._arrays, keys.ids, out, parts, keys.used, self._cuts(keys))
 
     def find_and_list(
         self, keys: TableKeys, room: int
     ) -> tuple[Int64[Tensor, "n"], absent.Listing]:
         """Slots, each within its table; and keys without a row, up to `room` of each table."""
-        with self._tables[0]._here():
+        with self._tables[0].on_device():
             return absent.find_and_list(self._arrays, keys.ids, self._cuts(keys), room)
 
     def read(
         self, keys: TableKeys, slots: Int64[Tensor, "n"], out: Float32[Tensor, "n dim"]
     ) -> None:
         """Rows of slots, each within its table, into `out`; of -1 zeros."""
-        with self._tables[0]._here():
+        with self._tables[0].on_device():
             lookup.read(self._arrays, slots, out, self._cuts(keys))
 
     def step(
@@ -164,7 +165,7 @@ class DeviceGroup:
     ) -> Int64[Tensor, "K 3"]:
         """One step on all tables; what each counted, which is added to what it has counted."""
         done = torch.zeros(len(self._tables), 3, dtype=torch.int64, device=keys.ids.device)
-        with self._tables[0]._here():
+        with self._tables[0].on_device():
             step.step(
                 *(self._arrays, keys.ids, grads, done, self._parts, rates, now),
                 slots=slots,
@@ -177,14 +178,14 @@ class DeviceGroup:
 
     def find(self, keys: TableKeys) -> Int64[Tensor, "n"]:
         """The slots of keys, each within its table; -1 = absent."""
-        with self._tables[0]._here():
+        with self._tables[0].on_device():
             return find.find(self._arrays, keys.ids, keys.used, self._cuts(keys))
 
     def numbered(
         self, keys: TableKeys, slots: Int64[Tensor, "n"], marks: seat.Marks | None = None
     ) -> Int32[Tensor, "n"]:
         """Slots as all tables together number them, marked if that is asked for; -1 stays."""
-        with self._tables[0]._here():
+        with self._tables[0].on_device():
             cuts = self._cuts(keys)
             return seat.seat(self._arrays, keys.ids, slots, None, cuts, insert=False, marks=marks)
 
@@ -200,7 +201,7 @@ class DeviceGroup:
         """`step` on the rows of these slots alone: nothing is born."""
         done = torch.zeros(len(self._tables), 3, dtype=torch.int64, device=keys.ids.device)
         cuts = self._cuts(keys)
-        with self._tables[0]._here():
+        with self._tables[0].on_device():
             batch = runs.runs(self._arrays, numbered, keys.ids, done, cuts)
             step.update(
                 *(self._arrays, keys.ids, batch, grads, done, self._parts, rates, now, cuts),
@@ -216,7 +217,7 @@ class DeviceGroup:
 
         As `put_rows.put_rows`, with slots numbered through all tables.
         """
-        with self._tables[0]._here():
+        with self._tables[0].on_device():
             return put_rows.put_rows(self._arrays, coming, uses, now, waiting)
 
     def old_rows(
@@ -244,7 +245,7 @@ class DeviceGroup:
             for share, count in zip(shares, buckets, strict=True)
         ]
         numbers = numbers_on([*starts, *ranks], device)
-        with self._tables[0]._here():
+        with self._tables[0].on_device():
             ages = leave.oldest(self._arrays, used, numbers[len(starts) :], sample=sample)
             chosen = leave.choose_old(
                 *(self._arrays, used, changed, ages, numbers[: len(starts)]),
@@ -263,7 +264,7 @@ class DeviceGroup:
 
     def clean(self, chosen: leave.Chosen, changed: Bool[Tensor, "slots"]) -> None:
         """The rows that were listed as changed are written elsewhere."""
-        with self._tables[0]._here():
+        with self._tables[0].on_device():
             leave.clean(chosen, changed)
 
     def take_out(
@@ -274,7 +275,7 @@ class DeviceGroup:
         left: Int64[Tensor, "K"],
     ) -> None:
         """Chosen rows leave, see `leave.take_out`."""
-        with self._tables[0]._here():
+        with self._tables[0].on_device():
             leave.take_out(self._arrays, chosen, used, changed, left)
 
     def absent(
@@ -284,14 +285,14 @@ class DeviceGroup:
 
         On any stream: those cuts that are kept are another's, who may replace them meanwhile.
         """
-        with self._tables[0]._here():
+        with self._tables[0].on_device():
             return absent.absent(self._arrays, keys.ids, _cuts_of(keys), used, now, room)
 
     def absent_slots(
         self, keys: TableKeys, slots: Int64[Tensor, "n"], room: int | None = None
     ) -> absent.Listing:
         """Keys whose slot is -1, up to `room` of each table, or all."""
-        with self._tables[0]._here():
+        with self._tables[0].on_device():
             return absent.absent_slots(keys.ids, slots, self._cuts(keys), room)
 
     def spread(self, dtype: torch.dtype) -> tuple[Tensor, list[Tensor]]:
@@ -304,7 +305,7 @@ class DeviceGroup:
         return whole, parts
 
     def _cuts(self, keys: TableKeys) -> Int64[Tensor, "K+1"]:
-        capturing = self._tables[0]._capturing()  # a graph needs its own: those kept are replaced
+        capturing = self._tables[0].is_capturing()  # a graph needs its own: those kept are replaced
         last = self._last  # once: another thread's call may replace it
         if last[0] == keys.splits and not capturing:  # most calls of a model have the same
             return last[1]
@@ -323,11 +324,11 @@ def kind_of(table: object) -> object:
     """What must be the same; None for a table that is for itself."""
     if not isinstance(table, DeviceTable) or table.full != "refuse" or table.config.serving:
         return None
-    if table.config.admit is not None or table._table.lines != 2:
+    if table.config.admit is not None or table.arrays.lines != 2:
         return None
     parts = (
         (part.start, part.dim, part.state, part.rule, part.first.kind, *part.numbers.tolist())
-        for part in table._parts
+        for part in table.parts
     )
     key = table.config.slot_key
     return table.order is not None, table.config.dim, table.layout.state_floats, key, *parts
@@ -335,7 +336,7 @@ def kind_of(table: object) -> object:
 
 def _common_parts(tables: Sequence[DeviceTable]) -> tuple[Part, ...]:
     """The parts of the first table, with the first values of all."""
-    columns = zip(*(table._parts for table in tables), strict=True)
+    columns = zip(*(table.parts for table in tables), strict=True)
     return tuple(
         replace(own[0], draws=draws_of([part.first for part in own], tables[0].device))
         for own in columns

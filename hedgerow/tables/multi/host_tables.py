@@ -213,7 +213,7 @@ class HostTables(SeveralTables):
         given = [one for one in zip(self._tables, places, strict=True) if one[1][1]]
         with memory_errors():
             return native.assign_in(
-                [table._table for table, _ in given],
+                [table.native_table for table, _ in given],
                 message,
                 [place for _, place in given],
                 [table.stamp(ts, place[1]) for table, place in given],
@@ -236,7 +236,7 @@ class HostTables(SeveralTables):
         keys = self._keys(keys)
         for k, table in enumerate(self._tables):
             if len(keys.ids_of(k)):
-                table._refuse_serving("reinitialize")
+                table.refuse_serving("reinitialize")
         return self._each(keys, HostTable.reinitialize, torch.int8)
 
     def erase(self, keys: TableKeys | Int64[Tensor, "n"]) -> Bool[Tensor, "n"]:
