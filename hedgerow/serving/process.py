@@ -152,8 +152,9 @@ def open_servers(
     registry = _registry(plan, stack)
     stack.callback(registry.close)
     entries = [name for name, folder, _ in plan.models if folder.name == ENTRY]
-    if len(entries) == 1:
-        registry.alias(ENTRY, entries[0])
+    alone = entries or [name for name, _, _ in plan.models]
+    if len(alone) == 1:  # `hedgerow export` writes models without a sub graph `entry`
+        registry.alias(ENTRY, alone[0])
     for name, folder, policy in plan.models:
         registry.watch(name, folder, policy)
     _check_ready(registry, [name for name, _, _ in plan.models])
