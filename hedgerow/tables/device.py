@@ -93,7 +93,7 @@ class DeviceTable(DeviceMoves):
         self._follows_step = any(s.optimizer and s.optimizer.follows_step for s in config.segments)
         self.clock: Clock = clock or SystemClock()
         self._events = Counters()
-        self.stamps = Stamps(self.clock, LeaveOrder.of(config.evict), self._events)
+        self.stamps = Stamps(self.clock, self._events, LeaveOrder.of(config.evict))
         self._restoring = Lock()
         self.device = torch.empty(0, device=device).device  # with its number
         if self.device.type == "cpu" and not interpreted():

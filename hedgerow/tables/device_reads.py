@@ -171,7 +171,7 @@ class DeviceReads:
         dim = self.config.dim
         states = table.values[at, dim : dim + self.layout.state_floats]
         states = torch.where(found[:, None], states, 0.0)
-        return Entries(ids, found, rows, self.layout.named(states), *self.stamps.shown(times))
+        return Entries(ids, found, rows, self.layout.named(states), *self.stamps.times_of(times))
 
     def _stamps_at(self, table: Arrays, slots: Int64[Tensor, "n"]) -> Int64[Tensor, "n"]:
         """The stamps of rows; the weight of their uses stands beside their times."""

@@ -99,7 +99,7 @@ class DeviceWrites(DeviceRoom):
         states: Sequence[Mapping[str, Tensor]] = given.states
         if self.config.serving:
             states = [{} for _ in self.config.segments]
-        raw, ts = self.layout.join(states, n), self.stamps.of_entries(given)
+        raw, ts = self.layout.join(states, n), self.stamps.stamps_of(given)
         newest = int(ts.max()) if n else 0
         with self._restoring, self.on_device():
             ids, rows, raw, ts = (x.to(self.device) for x in (given.ids, given.rows, raw, ts))

@@ -21,7 +21,7 @@ from .expiry import Evicted
 from .filters import SlidingFilter
 from .followed import SyncClient, checked_client
 from .host_core import HostCore
-from .host_parts import HostEviction, HostFeed, HostMoves
+from .host_parts import HostEvictions, HostFeed, HostMoves
 from .layout import entry_room, slice_rows
 from .leave_order import LeaveOrder, join, uses_of
 from .memory_errors import memory_errors
@@ -73,7 +73,7 @@ class HostTable:
             config, rates=rates, clock=clock, filter=filter, rows_in=rows_in
         )
         self.layout = core.layout
-        self.eviction = HostEviction(config, core.native_table, core.stamps, core.events)
+        self.evictions = HostEvictions(config, core.native_table, core.stamps, core.events)
         self.feed = HostFeed(config.name, core.layout, core.native_table, core.stamps)
         self.moves = HostMoves(core.layout, core.native_table, core.stamps)
         # What tiers ask of their two tables, of which one may be a `DeviceTable`.
@@ -177,7 +177,7 @@ class HostTable:
         self.core.native_table.entries(
             ids.data_ptr(), n, found.data_ptr(), rows.data_ptr(), raw.data_ptr(), ts.data_ptr()
         )
-        return Entries(ids, found, rows, self.layout.split(raw), *self.core.stamps.shown(ts))
+        return Entries(ids, found, rows, self.layout.split(raw), *self.core.stamps.times_of(ts))
 
     def scan(self, rows: int | None = None) -> Iterator[Entries]:
         """All rows, in slices of at most `rows` (about 16 MiB if None), in no particular order.
@@ -214,7 +214,7 @@ class HostTable:
             )
             if got or done or not needed:
                 states = self.layout.split(raw[:got])
-                shown = self.core.stamps.shown(ts[:got])
+                shown = self.core.stamps.times_of(ts[:got])
                 entries = Entries(ids[:got], all_found(got), values[:got], states, *shown)
                 return entries, cursor, done, needed or room
             room = needed
@@ -346,7 +346,7 @@ class HostTable:
         states: Sequence[Mapping[str, Tensor]] = entries.states
         if self.config.serving:
             states = [{} for _ in self.config.segments]
-        raw, ts = self.layout.join(states, len(ids)), self.core.stamps.of_entries(entries)
+        raw, ts = self.layout.join(states, len(ids)), self.core.stamps.stamps_of(entries)
         with memory_errors():
             done = self.core.native_table.restore(
                 ids.data_ptr(), len(ids), rows.data_ptr(), raw.data_ptr(), ts.data_ptr()
@@ -381,7 +381,7 @@ class HostTable:
         returns the ids and times of the rows that left. `rows` replaces the number of a rule of
         room: a shard or a tier keeps its share of that number, which may be 0.
         """
-        return self.eviction.evict(now_s=now_s, capture=capture, rows=rows)
+        return self.evictions.evict(now_s=now_s, capture=capture, rows=rows)
 
     # ---- changes and all rows at once
 

@@ -58,7 +58,7 @@ class HostCore:
         )
         self.events = Counters()
         order = LeaveOrder.of(config.evict)
-        self.stamps = Stamps(clock or SystemClock(), order, self.events)
+        self.stamps = Stamps(clock or SystemClock(), self.events, order)
         self.outputs, self._output_sharers = Recycler(), 1
         slot_key = slot_key_of(config.slot_key)
         self.filter = filter

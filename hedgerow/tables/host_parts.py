@@ -30,7 +30,7 @@ _SLICE_ROWS = 65536  # looked at in one native call
 _Step = Callable[[int, int, int, int], tuple[int, int, bool, int]]
 
 
-class HostEviction:
+class HostEvictions:
     """Removes rows by the rule of a host table. One eviction runs at a time, under a lock."""
 
     def __init__(

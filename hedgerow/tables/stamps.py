@@ -24,12 +24,12 @@ class Stamps:
     and counts as a `clamped_ts` event.
 
     >>> from hedgerow.core.clock import ManualClock
-    >>> stamps = Stamps(ManualClock(1000), None, Counters())
+    >>> stamps = Stamps(ManualClock(1000), Counters(), None)
     >>> stamps.stamp(990, uses=1), stamps.stamp(10**9, uses=1)
     (990, 1000)
     """
 
-    def __init__(self, clock: Clock, order: LeaveOrder | None, events: Counters) -> None:
+    def __init__(self, clock: Clock, events: Counters, order: LeaveOrder | None) -> None:
         self.clock = clock
         self.order = order
         self._events = events
@@ -56,7 +56,7 @@ class Stamps:
         """The time of a stamp."""
         return stamp if self.order is None else self.order.second(stamp)
 
-    def of_entries(self, entries: Entries) -> Int64[Tensor, "n"]:
+    def stamps_of(self, entries: Entries) -> Int64[Tensor, "n"]:
         """The stamps of rows that are put back."""
         now_s, times = self.clock.now_s(), entries.ts.numpy()
         beyond, ts = times > now_s + _FUTURE_S, entries.ts
@@ -69,7 +69,7 @@ class Stamps:
         self.order.saw(stamps)
         return stamps
 
-    def shown(
+    def times_of(
         self, stamps: Int64[Tensor, "n"]
     ) -> tuple[Int64[Tensor, "n"], Int64[Tensor, "n"] | None]:
         """Times and marks of stamps, as `Entries` has them."""
