@@ -80,8 +80,6 @@ class HostTable:
         self.checked_rows, self.checked_step = core.checked_rows, core.checked_step
         self.update_arguments, self.apply_checked = core.update_arguments, core.apply_checked
         self.next_time, self.share_order = core.stamps.next_time, core.stamps.share_order
-        self.read_out, self.saw = self.moves.read_out, self.moves.saw
-        self.move_in, self.move_out = self.moves.move_in, self.moves.move_out
         self._shared_name = shared_name
         if shared_name is not None:
             registry.register(shared_name, self)
@@ -135,6 +133,28 @@ class HostTable:
     def order(self) -> LeaveOrder | None:
         """The order in which rows leave; None without a rule of room."""
         return self.core.stamps.order
+
+    # ---- moves, under the names that a `DeviceTable` has too
+
+    @property
+    def read_out(self) -> Callable[[Int64[Tensor, "n"]], MovingRows]:
+        """See `HostMoves.read_out`."""
+        return self.moves.read_out
+
+    @property
+    def move_in(self) -> Callable[[MovingRows], Bool[Tensor, "n"]]:
+        """See `HostMoves.move_in`."""
+        return self.moves.move_in
+
+    @property
+    def move_out(self) -> Callable[[Int64[Tensor, "n"]], None]:
+        """See `HostMoves.move_out`."""
+        return self.moves.move_out
+
+    @property
+    def saw(self) -> Callable[[int], None]:
+        """See `HostMoves.saw`."""
+        return self.moves.saw
 
     # ---- reads
 
