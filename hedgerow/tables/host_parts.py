@@ -146,6 +146,12 @@ class HostFeed:
         with self._opening:
             return self._consumers.get(name)
 
+    @property
+    def consumers(self) -> tuple[str, ...]:
+        """The names of the consumers of touched keys that are open."""
+        with self._opening:
+            return tuple(self._consumers)
+
     def _forget(self, consumer: str) -> None:
         with self._opening:
             self._consumers.pop(consumer, None)
