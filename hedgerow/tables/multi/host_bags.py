@@ -67,9 +67,9 @@ class HostBags:
         flat, reused = self._outputs.take(sum(sizes))
         # Parts that are no views of each other: autograd takes in-place changes of such outputs.
         outs = torch.unsafe_split_with_sizes(flat, sizes)
+        addresses: list[int] = []  # filled in the loop: each comprehension would be a call
         for out, shape in zip(outs, shapes, strict=True):
-            out.resize_(*shape)
-        addresses = [out.data_ptr() for out in outs]
+            addresses.append(out.resize_(*shape).data_ptr())
         found = self.core.lookup(self._cells(bags), training, step, addresses, reused, keep)
         return outs, None if found is None else BagsRead(self, found)
 
@@ -155,10 +155,10 @@ class BagsRead:
     def learns(self, given: Sequence[Gradients], clip: float) -> bool:
         """Any number of reads of one store."""
         del clip
-        return all(
-            isinstance(one.read, BagsRead) and one.read.group.tables is self.group.tables
-            for one in given
-        )
+        for one in given:
+            if not (isinstance(one.read, BagsRead) and one.read.group.tables is self.group.tables):
+                return False
+        return True
 
     def learn(self, given: Sequence[Gradients], *, clip: float, step: int, ts: int) -> None:
         """One optimizer step per table and id. All is checked before the first row changes."""
