@@ -7,11 +7,13 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from ..core.errors import DtypeError
 from ..core.fids import slot_of
 from ..core.shapes import Bool, Float64, Int64
 from ..kernels.draws import draws
 from ..kernels.layout import Grouped
 from .admission import Question, check_reachable
+from .config import TableConfig
 from .device_filter import DeviceFilter
 from .expiry import SLOTS
 
@@ -124,6 +126,32 @@ class DeviceAdmission:
         chance = _probability(self._question.form, parameter, asked)
         good = draws(seen.ids, seen.number, self._seed, step).double() < chance
         return seen.first(good) if each else torch.where(good, 0, _NEVER)
+
+
+def filter_of(
+    config: TableConfig, given: DeviceFilter | None, slot_key: int, device: torch.device
+) -> DeviceFilter | None:
+    """The filter of a table: the `given` one, or a new one if the admission rule counts ids."""
+    if given is not None and not isinstance(given, DeviceFilter):
+        raise DtypeError(f"filter is {given!r}; pass a DeviceFilter, as another table's filter.")
+    question = None if config.admit is None else config.admit.question()
+    if given is not None or question is None or question.form != "count":
+        return given
+    assert config.admit is not None
+    settings = config.admit.filter_settings()
+    return DeviceFilter(seed=config.row_seed, device=device, slot_key=slot_key, **settings)
+
+
+def admission_of(
+    config: TableConfig, filter: DeviceFilter | None, device: torch.device
+) -> DeviceAdmission | None:
+    """What asks the admission rule of a table; None if it admits every id."""
+    question = None if config.admit is None else config.admit.question()
+    if question is None:
+        return None
+    return DeviceAdmission(
+        question, table=config.name, seed=config.row_seed, filter=filter, device=device
+    )
 
 
 def _probability(form: str, parameter: Tensor, occurrences: Tensor) -> Float64[Tensor, "n"]:

@@ -17,14 +17,19 @@ _FUTURE_S = 3600  # how far clocks of other machines may run ahead
 
 
 class Stamps:
-    """The part of a table that looks at times. One bogus time would expire all other rows.
+    """The stamps that the writes of one table give to rows.
 
-    A stamp is the time, or what `LeaveOrder` makes of it where the table has one.
+    A stamp is the time of the write, or what `LeaveOrder` makes of that time if the table has a
+    rule of room. A time that lies far in the future is replaced by the clock's time and counted
+    as the event `clamped_ts`: one bogus time would expire all other rows.
     """
 
     clock: Clock
     _events: Counters
     _order: LeaveOrder | None
+
+    def __init__(self, clock: Clock, events: Counters, order: LeaveOrder | None) -> None:
+        self.clock, self._events, self._order = clock, events, order
 
     def next_time(self, ts: int) -> int:
         """The time of a write."""
@@ -49,11 +54,12 @@ class Stamps:
         """From now on marks come from there: the order of another store of the same table."""
         self._order = order
 
-    def _second(self, stamp: int) -> int:
+    def second(self, stamp: int) -> int:
+        """The time of a stamp."""
         return stamp if self._order is None else self._order.second(stamp)
 
-    def _stamps(self, entries: Entries) -> Int64[Tensor, "n"]:
-        """The stamps of restored rows."""
+    def stamps_of(self, entries: Entries) -> Int64[Tensor, "n"]:
+        """The stamps of rows that are restored."""
         now_s, times = self.clock.now_s(), entries.ts.numpy()
         beyond, ts = times > now_s + _FUTURE_S, entries.ts
         if beyond.any():
@@ -65,8 +71,10 @@ class Stamps:
         self._order.saw(stamps)
         return stamps
 
-    def _shown(
+    def times_of(
         self, stamps: Int64[Tensor, "n"]
     ) -> tuple[Int64[Tensor, "n"], Int64[Tensor, "n"] | None]:
         """Times and marks of stamps, as `Entries` has them."""
         return shown(self._order, stamps)
+
+    _second, _stamps, _shown = second, stamps_of, times_of  # as the host table calls them
