@@ -168,6 +168,18 @@ class DeviceTable:
         `Lfu` read it. With `per_occurrence` every occurrence is a step of its own, in order.
         """
         each = checks.flag("per_occurrence", per_occurrence)
+        update = self.update_arguments(at, grads, rates, step, counts)
+        return self._step.apply_each(update, ts) if each else self._step.apply(update, ts)
+
+    def update_arguments(
+        self,
+        at: TableKeys | Lookup | Int64[Tensor, "n"],
+        grads: Float32[Tensor, "n dim"],
+        rates: Sequence[Rate] | None,
+        step: int | None,
+        counts: Int64[Tensor, "n"] | None,
+    ) -> Update:
+        """The arguments of `apply_gradients`, checked; raises what it would raise of them."""
         self.refuse_serving("apply_gradients")
         found = at if isinstance(at, Lookup) else None
         keys = self.checked_keys(at.keys if isinstance(at, Lookup) else at)
@@ -179,8 +191,7 @@ class DeviceTable:
         if self.config.admit is not None and self.config.admit.needs_step:
             arguments.needed_step(step, True, self.config.name, "admits ids")
         at_step = arguments.NO_STEP if step is None else number
-        update = Update(keys, found, grads, now, number, at_step, counts, ts)
-        return self._step.apply_each(update) if each else self._step.apply(update)
+        return Update(keys, found, grads, now, number, at_step, counts)
 
     def rates_at(self, rates: Sequence[Rate] | None, step: int | None) -> tuple[list[float], int]:
         """The rates of an update, given or the table's own, and its step."""

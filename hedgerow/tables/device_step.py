@@ -29,7 +29,6 @@ class Update:
     number: int  # of the step; 0 where none was given and none is needed
     at_step: int  # the number, or NO_STEP where none was given
     counts: Int64[Tensor, "n"] | None
-    ts: int
 
 
 class DeviceStep:
@@ -43,10 +42,10 @@ class DeviceStep:
         self._slots, self._times, self._writes = slots, times, writes
         self._sorts = not writes.admits_all or slots.full == "evict"
 
-    def apply(self, update: Update) -> Applied:
+    def apply(self, update: Update, ts: int) -> Applied:
         """One step per distinct id, with its summed gradient."""
         # A half-life in uses counts the ids, not their `counts`: to add those up would wait.
-        write = self._writes.start(update.ts, len(update.keys.ids))
+        write = self._writes.start(ts, len(update.keys.ids))
         found = update.found  # rows may have moved to make room
         slots = found.slots if found is not None and found.epoch is self._slots.epoch else None
         with self._slots.on_device():
@@ -94,12 +93,12 @@ class DeviceStep:
         )
         self._writes.note(grouped, placed, learned=True, use=write.now, used=used, counts=counts)
 
-    def apply_each(self, update: Update) -> Applied:
+    def apply_each(self, update: Update, ts: int) -> Applied:
         """One step per occurrence of an id, in input order.
 
         An id gets a row if one of its occurrences is admitted and finite.
         """
-        write = self._writes.start(update.ts, len(update.keys.ids))
+        write = self._writes.start(ts, len(update.keys.ids))
         with self._slots.on_device():
             self._each(update, write)
         return self._writes.finish(write)
