@@ -529,10 +529,6 @@ class DeviceTable:
         """The time of a write: `ts`, or the clock's time if `ts` lies far in the future."""
         return self.stamps.next_time(ts)
 
-    def stamp(self, ts: int, uses: int) -> int:
-        """The stamp of a write at time `ts` that uses `uses` ids."""
-        return self.stamps.stamp(ts, uses)
-
     def begin_at(self, now: int, n: int) -> int:
         """What comes before every write of `n` ids with this stamp; the stamp."""
         self.writes.begin(now, n)

@@ -15,7 +15,7 @@ from ..core.forklock import ForkLock
 from ..core.shapes import Int64
 from .config import TableConfig
 from .expiry import Lfu, Lru, Ttl
-from .stamps import Stamps
+from .host_reads import HostStamps
 
 _SLICE_ROWS = 65536  # looked at in one native call
 
@@ -32,7 +32,7 @@ class Evicted:
     ts: Int64[Tensor, "rows"] | None = None
 
 
-class HostEvictions(Stamps):
+class HostEvictions(HostStamps):
     """The part of `HostTable` that lets rows go. One eviction runs at a time, under its lock."""
 
     config: TableConfig

@@ -10,14 +10,13 @@ from torch import Tensor
 from .. import native
 from ..core.shapes import Bool, Int64
 from ..core.use_weights import MARK_BITS
-from .host_reads import all_found, entry_room
+from .host_reads import HostStamps, all_found, entry_room
 from .layout import RowLayout
 from .memory_errors import memory_errors
 from .moving import MovingRows
-from .stamps import Stamps
 
 
-class HostMoves(Stamps):
+class HostMoves(HostStamps):
     """The part of `HostTable` that tiers use. Of a move nobody is told, and nothing is counted."""
 
     layout: RowLayout

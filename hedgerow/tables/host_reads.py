@@ -12,6 +12,7 @@ from torch import Tensor
 
 from .. import native
 from ..core import checks
+from ..core.clock import Clock
 from ..core.counters import Counters
 from ..core.errors import ConfigError, InputError, ServingTableError, StateError
 from ..core.recycle import Recycler
@@ -20,12 +21,12 @@ from . import arguments
 from .config import TableConfig
 from .filters import SlidingFilter
 from .layout import RowLayout
-from .leave_order import LeaveOrder
-from .stamps import Stamps
+from .leave_order import LeaveOrder, shown
 from .store import Entries, Lookup, Missing, TableKeys
 
 _MAX_IDS = 2**32 - 2  # of one call: positions inside a batch are 32-bit
 _SLICE_BYTES = 2**24
+_FUTURE_S = 3600  # how far clocks of other machines may run ahead
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,7 +44,63 @@ class MemoryUse:
         return self.index_bytes + self.row_bytes + self.slack_bytes + self.other_bytes
 
 
-class HostReads(Stamps):
+class HostStamps:
+    """The part of `HostTable` that looks at times. One bogus time would expire all other rows.
+
+    A stamp is the time, or what `LeaveOrder` makes of it where the table has one.
+    """
+
+    clock: Clock
+    _events: Counters
+    _order: LeaveOrder | None
+
+    def next_time(self, ts: int) -> int:
+        """The time of a write."""
+        ts = checks.count("ts", ts)
+        now_s = self.clock.now_s() if ts else 0
+        if ts <= now_s + _FUTURE_S:
+            return ts
+        self._events.add("clamped_ts")
+        return now_s
+
+    def stamp(self, ts: int, uses: int) -> int:
+        """Return the stamp of a write at time `ts` that uses `uses` ids."""
+        ts = self.next_time(ts)
+        return ts if self._order is None else self._order.stamp(ts, uses)
+
+    @property
+    def order(self) -> LeaveOrder | None:
+        """What tells the order in which rows leave; None without a rule of room."""
+        return self._order
+
+    def share_order(self, order: LeaveOrder | None) -> None:
+        """From now on marks come from there: the order of another store of the same table."""
+        self._order = order
+
+    def _second(self, stamp: int) -> int:
+        return stamp if self._order is None else self._order.second(stamp)
+
+    def _stamps(self, entries: Entries) -> Int64[Tensor, "n"]:
+        """The stamps of restored rows."""
+        now_s, times = self.clock.now_s(), entries.ts.numpy()
+        beyond, ts = times > now_s + _FUTURE_S, entries.ts
+        if beyond.any():
+            self._events.add("clamped_ts", int(beyond.sum()))
+            ts = torch.from_numpy(np.where(beyond, now_s, times))
+        if self._order is None:
+            return ts
+        stamps = self._order.stamps(ts, entries.order)
+        self._order.saw(stamps)
+        return stamps
+
+    def _shown(
+        self, stamps: Int64[Tensor, "n"]
+    ) -> tuple[Int64[Tensor, "n"], Int64[Tensor, "n"] | None]:
+        """Times and marks of stamps, as `Entries` has them."""
+        return shown(self._order, stamps)
+
+
+class HostReads(HostStamps):
     """The reading half of `HostTable`."""
 
     config: TableConfig
