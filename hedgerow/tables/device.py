@@ -39,29 +39,37 @@ from .touched import DEFAULT_CAPACITY, Overflow
 
 
 class DeviceTable:
-    """Rows for any 64-bit id in `capacity_rows` slots; one thread and one stream at a time.
+    """Rows for any 64-bit id in the memory of one device, in `capacity_rows` slots.
 
-    `lookup` and `apply_gradients` never wait for the device, so they take part in CUDA graphs (a
-    captured step keeps its rate, `step` and `ts`). What they count stays there until asked for.
+    Use it from one thread and on one stream. `lookup` and `apply_gradients` never wait for the
+    device, so CUDA graphs can capture them; a captured step keeps its rate, `step` and `ts`. What
+    they count stays on the device until it is read.
 
-    From about 0.85 of the slots taken, some ids find no room. `full` says what then happens: they
-    are refused and counted ("refuse"), or a `TableFullError` tells of them too ("raise": to know,
-    every write waits for the device, so none can be captured); rows leave for them ("evict": of
-    those in reach the one with the oldest `ts`, or under `Lfu` the least used); or the table moves
-    to more slots ("grow"), for which it counts its rows, and waits, whenever as many ids were
-    written as might fill it.
+    Once about 0.85 of the slots are taken, some ids find no room. `full` decides what happens then:
 
-    It has all verbs of `HostTable`, with its numbers: to the bit, but for ids with more than 256
-    occurrences in one call, whose gradients are added in another fixed order, and for sums of
-    squares over a row (`RowAdagrad`). Not waiting forces three differences: gradients that are not
-    finite are left out and counted whatever `not_finite` says, a number below 1 in `counts` is
-    taken as 1 instead of refused, and the window of an admission filter moves on between calls.
+    - "refuse": these ids are refused and counted.
+    - "raise": they are refused and counted, and a `TableFullError` is raised. To know of them,
+      every write waits for the device, so no write can be captured.
+    - "evict": rows leave for them. Of the rows in reach, the row with the oldest `ts` leaves, or
+      under `Lfu` the least used row.
+    - "grow": the table moves to more slots. Whenever so many ids were written that they might fill
+      the table, it counts its rows, which waits for the device.
 
-    A table that cannot live on a device is refused by name: rows stored in less than fp32
-    (compressors, rounding), update rules other than the twelve, more than 1024 columns.
+    It has all verbs of `HostTable` and gives the same numbers, to the bit, with two exceptions:
+    gradients of an id with more than 256 occurrences in one call, and sums of squares over a row
+    (`RowAdagrad`), are added in another fixed order. Because it does not wait, it differs in three
+    ways: gradients that are not finite are left out and counted whatever `not_finite` says, a
+    number below 1 in `counts` is taken as 1 instead of refused, and the window of an admission
+    filter moves on between calls.
+
+    A table that cannot live on a device raises an error that names the reason: rows stored in less
+    than fp32 (compressors, rounding), another update rule than the twelve, more than 1024 columns.
 
     With `TRITON_INTERPRET=1` set before the first import, `device="cpu"` runs the same kernels in
     Python, for tests.
+
+    It is composed of parts: `slots` (arrays, room and growth), `times` and `stamps` of rows, `feed`
+    (touched keys and snapshots) and `writes`. Stores of several tables use these parts.
     """
 
     def __init__(

@@ -24,7 +24,7 @@ _CALLS = 2**15 - 1  # numbers of calls that scores tell apart
 
 
 class DeviceRoom:
-    """Room for new ids in a full table: rows leave by their scores, or an error is raised."""
+    """What a full table does for new ids, beside refusing them: rows leave, or an error is raised."""
 
     def __init__(self, name: str, slots: DeviceSlots, feed: DeviceFeed, stamps: Stamps) -> None:
         self._name, self._slots, self._feed, self._stamps = name, slots, feed, stamps
@@ -43,11 +43,11 @@ class DeviceRoom:
     def give_way(
         self, grouped: Grouped, wanted: Bool[Tensor, "n"], now: int, done: Int64[Tensor, "3"]
     ) -> None:
-        """Inserts rows of the `wanted` ids, one of each group; never waits for the device.
+        """Inserts rows for the `wanted` ids, one of each group; never waits for the device.
 
-        If a bucket is full, the row with the smallest score leaves. Rows of ids that are there are
-        scored anew, so that they stay; new rows start as they would be born. The score is the time
-        of the row, or under `Lfu` how often it was used. Only for a table with full="evict".
+        Where an id finds no room, the row with the smallest score in its buckets leaves. The score
+        is the time of the row, or under `Lfu` how often it was used. Rows of wanted ids that exist
+        get a new score, so that they stay. New rows get their first values.
         """
         if not len(grouped.ids):
             return

@@ -21,7 +21,7 @@ from .slot_key import slot_key_of
 from .store import Entries
 from .touched import DEFAULT_CAPACITY, Overflow, Touched, TouchedSettings
 
-_ROOM = 1.25  # places a key: none is refused before the capacity is reached
+_ROOM = 1.25  # slots per key: no key is refused before the capacity is reached
 
 
 class DeviceFeed:
@@ -74,7 +74,7 @@ class DeviceFeed:
         return opened
 
     def nbytes(self) -> int:
-        """What the consumers of touched keys hold of the device's memory."""
+        """Bytes of device memory that the consumers of touched keys take."""
         return sum(consumer.nbytes for consumer in self._consumers.values())
 
     # ---- what writes tell
@@ -112,9 +112,9 @@ class DeviceFeed:
 class DeviceTouched:
     """One consumer's touched keys of one table, from `DeviceTable.touched`.
 
-    As `TouchedKeys`; ids lie on the table's device. It takes its memory at once, about 20 bytes a
-    key of the capacity. With `overflow="forget"` the capacity is looked at once a call. Not safe
-    from many threads: it is the table's, which is not.
+    It works as `TouchedKeys`, with ids on the table's device. It takes about 20 bytes per key of
+    its capacity when it is opened. With `overflow="forget"` the capacity is checked once per call.
+    Not thread-safe, like the table.
     """
 
     def __init__(
@@ -142,11 +142,11 @@ class DeviceTouched:
 
     @property
     def nbytes(self) -> int:
-        """What it holds of the device's memory."""
+        """Bytes of device memory that it takes."""
         return sum(self._keys.nbytes)
 
     def mark(self, ids: Int64[Tensor, "n"], touched: Bool[Tensor, "n"]) -> None:
-        """Adds the `touched` ids; never waits."""
+        """Adds the `touched` ids, without waiting for the device."""
         if self.settings.overflow == "forget":
             self._forget_if_full(touched)
         slots, new = find_or_insert(self._keys, ids, wanted=touched)
@@ -160,11 +160,11 @@ class DeviceTouched:
         self._whole |= full
 
     def mark_all(self) -> None:
-        """Any key may have changed."""
+        """Marks the whole table: any key may have changed."""
         self._whole.fill_(1)
 
     def take(self) -> Touched:
-        """The keys touched since the last take; it starts collecting anew. Waits for the device."""
+        """The keys touched since the last take; waits for the device. Collecting starts again."""
         self._check_open()
         whole, forgotten = bool(self._whole), int(self._forgotten)
         ids = self._keys.ids(self._keys.taken().nonzero()[:, 0])
@@ -172,7 +172,7 @@ class DeviceTouched:
         return Touched(ids[:0] if whole else ids, whole, forgotten)
 
     def give_back(self, taken: Touched | Int64[Tensor, "n"]) -> None:
-        """Puts keys back for the next take: what was taken could not be delivered."""
+        """Puts keys that were taken but could not be delivered back, for the next take."""
         self._check_open()
         ids = taken.ids if isinstance(taken, Touched) else taken
         checks.tensor("ids", ids, torch.int64, (None,), self._size.device)
@@ -186,12 +186,12 @@ class DeviceTouched:
         self.mark(ids, torch.ones_like(ids, dtype=torch.bool))
 
     def size(self) -> int:
-        """Keys that wait to be taken; those of a full consumer do not count."""
+        """Number of keys that wait to be taken; 0 if the whole table does."""
         self._check_open()
         return 0 if bool(self._whole) else int(self._size)
 
     def overflows(self) -> int:
-        """How often there were more keys than the capacity, since the consumer was opened."""
+        """How often more keys were touched than the capacity, since the consumer was opened."""
         self._check_open()
         return int(self._overflows)
 
@@ -224,10 +224,10 @@ class DeviceTouched:
 class DeviceSnapshot:
     """All rows of a table at one instant (`DeviceTable.snapshot`), in slices in host memory.
 
-    They are read off the device as they are asked for. The first write after the snapshot copies
-    the rest to host memory before it changes anything; so a save that nobody trains beside copies
-    no more than a slice at a time. Several scans, also of several threads, share the rows: each is
-    given once.
+    A scan copies each slice off the device when it is read. The first write after the snapshot
+    copies the slices that were not read yet to host memory before it changes a row. So a save
+    without training beside it holds one slice at a time. Several scans, also of several threads,
+    share the rows: each row is given once.
     """
 
     def __init__(self, name: str, slices: Iterator[Entries], size: int, max_ts: int) -> None:
@@ -253,7 +253,7 @@ class DeviceSnapshot:
         self.close()
 
     def resume(self) -> None:
-        """Nobody waits."""
+        """Does nothing: no writer waits for a snapshot of a table on a device."""
 
     def scan(self, rows: int | None = None) -> Iterator[Entries]:
         """The rows, in the slices of the table's own scan."""
@@ -273,12 +273,12 @@ class DeviceSnapshot:
             return None if part is None else part.to("cpu")
 
     def keep(self) -> None:
-        """Copies what was not read yet: the table is about to change."""
+        """Copies the slices that were not read yet to host memory: the table is about to change."""
         with self._reading:
             self._aside.extend(part.to("cpu") for part in self._slices)
 
     def close(self) -> None:
-        """Gives memory back; a second call does nothing."""
+        """Frees the copied rows; a second call does nothing."""
         with self._reading:
             self._closed = True
             self._slices = iter(())

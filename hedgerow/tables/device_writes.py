@@ -1,4 +1,4 @@
-"""How rows are written to a table on a device, by all verbs but the optimizer step, and moved."""
+"""Writes to a table on a device: what all of them share, the verbs beside the step, and moves."""
 
 from __future__ import annotations
 
@@ -39,11 +39,12 @@ class Write:
 
 
 class DeviceWrites:
-    """Writes rows. Arguments are checked by the table; nothing here waits unless its text says so.
+    """Writes rows, of arguments that the table has checked.
 
-    Every write runs in the same order: `start` (open snapshots copy, the table grows), `admitted`
-    and `make_way` (which ids may have a row, and room for them), a kernel, `note` (consumers of
-    touched keys, scores) and `finish` (counts).
+    Every write takes the same steps: `start` lets open snapshots copy and the table grow,
+    `admitted` and `give_way` decide which ids get a row, a kernel writes, `note` tells consumers of
+    touched keys and scores rows, and `finish` counts. A method waits for the device only where its
+    docstring says so.
     """
 
     def __init__(
@@ -64,21 +65,21 @@ class DeviceWrites:
     # ---- what every write does
 
     def start(self, ts: int, n: int, *, uses: int | None = None) -> Write:
-        """Starts a call at time `ts` that may insert `n` ids and uses as many, or `uses`."""
+        """Starts a call at time `ts` that may insert `n` ids, and counts as `uses` uses, or `n`."""
         now = self._stamps.stamp(ts, n if uses is None else uses)
         self.begin(now, n)
         return Write(now, torch.zeros(3, dtype=torch.int64, device=self._slots.device))
 
     def begin(self, now: int, n: int) -> None:
-        """What comes before every write of `n` ids with this stamp."""
+        """Prepares for a write of `n` ids with this stamp."""
         self._feed.before_change()
         self._slots.make_room(n)
         self._times.wrote(now, n, captured=self._slots.is_capturing())
 
     def finish(self, write: Write) -> Applied:
-        """Adds the counts of a call to those of the table; what the call did.
+        """Adds the counts of a call to the table's counts, and returns them.
 
-        Raises an error, for which it waits, if a table with full="raise" left ids without room.
+        A table with full="raise" waits for the device and raises an error if ids found no room.
         """
         done = write.done
         self._slots.totals[:3] += done
@@ -97,7 +98,7 @@ class DeviceWrites:
         step: int,
         counts: Tensor | None = None,
     ) -> Grouped:
-        """The groups that have a row or may have one; the others become room."""
+        """The same groups; groups whose id the admission rule refuses become room."""
         if self.admits_all:
             return grouped
         seen = Sightings.of(grouped, used, counts)
@@ -107,10 +108,9 @@ class DeviceWrites:
     def refused(
         self, grouped: Grouped, seen: Sightings, write: Write, step: int, *, each: bool
     ) -> Bool[Tensor, "n"] | None:
-        """The occurrences that the table's admission rule refuses, which are counted.
+        """Which occurrences the admission rule refuses; None if the table admits every id.
 
-        None if it admits every id. `each` occurrence is a question of its own, or all occurrences
-        of an id are one.
+        Refused occurrences are counted. With `each`, every occurrence is a question of its own.
         """
         if self._admission is None:
             return None
@@ -121,7 +121,7 @@ class DeviceWrites:
         return refused
 
     def give_way(self, grouped: Grouped, wanted: Bool[Tensor, "n"], write: Write) -> None:
-        """Lets rows leave for the `wanted` ids, one of each group, if the table does that."""
+        """Lets rows leave for the `wanted` ids, one of each group, if the table has full="evict"."""
         if self._slots.full == "evict":
             self._room.give_way(grouped, wanted, write.now, write.done)
 
@@ -140,7 +140,7 @@ class DeviceWrites:
         return self._slots.scored or self._feed.is_watched(learned=learned)
 
     def room_for_slots(self, grouped: Grouped, *, learned: bool) -> Int64[Tensor, "n"] | None:
-        """Room in which a kernel says which slots it wrote, if that must be known."""
+        """A tensor for the slots that a kernel writes; None if they need not be known."""
         return torch.empty_like(grouped.ids) if self.is_watched(learned=learned) else None
 
     def note(
@@ -153,11 +153,12 @@ class DeviceWrites:
         used: Int64[Tensor, "1"] | None = None,
         counts: Int64[Tensor, "n"] | None = None,
     ) -> None:
-        """Tells consumers, and scores rows, that were written where `placed` is at least 0.
+        """Tells consumers which rows were written, and scores these rows.
 
-        `placed` has one such slot for each id. `use` is the stamp of the call if its ids are uses
-        of their rows, 0 if they are not, and None if the rows came with stamps of their own.
-        `counts` are the occurrences that each id stands for.
+        `placed` holds the slot of each written row at one occurrence of its id, and is below 0 at
+        all others. `use` is the stamp of the call if its ids are uses of their rows, 0 if they are
+        not, and None if the rows came with stamps of their own. `counts` says how many occurrences
+        each id stands for.
         """
         if placed is None:
             return
@@ -263,7 +264,7 @@ class DeviceWrites:
         return self.finish(write)
 
     def reinitialize(self, keys: TableKeys) -> Int8[Tensor, "n"]:
-        """Makes rows as new, at the clock's time; 0 = was absent, 1 = was there."""
+        """Resets rows to their first values, at the clock's time; 0 = was absent, 1 = was there."""
         slots, n = self._slots, len(keys.ids)
         newest = self._times.newest  # the clock's time is not one that a write gave
         write = self.start(self._stamps.clock.now_s(), n, uses=0)
@@ -402,5 +403,5 @@ def _order(grouped: Grouped) -> Int64[Tensor, "n"]:
 
 
 def _without(grouped: Grouped, which: Bool[Tensor, "n"]) -> Grouped:
-    """The same groups, of which some become room: as if they came from behind the input's end."""
+    """The same groups, of which `which` become room: their order points behind the input."""
     return Grouped(grouped.ids, torch.where(which, len(grouped.ids), _order(grouped)))
