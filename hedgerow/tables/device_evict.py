@@ -24,7 +24,7 @@ _CALLS = 2**15 - 1  # numbers of calls that scores tell apart
 
 
 class DeviceRoom:
-    """What a full table does for new ids, beside refusing them: rows leave, or an error is raised."""
+    """What a full table does beside refusing new ids: other rows leave, or an error is raised."""
 
     def __init__(self, name: str, slots: DeviceSlots, feed: DeviceFeed, stamps: Stamps) -> None:
         self._name, self._slots, self._feed, self._stamps = name, slots, feed, stamps

@@ -121,7 +121,7 @@ class DeviceWrites:
         return refused
 
     def give_way(self, grouped: Grouped, wanted: Bool[Tensor, "n"], write: Write) -> None:
-        """Lets rows leave for the `wanted` ids, one of each group, if the table has full="evict"."""
+        """With full="evict", lets rows leave for the `wanted` ids, one of each group."""
         if self._slots.full == "evict":
             self._room.give_way(grouped, wanted, write.now, write.done)
 
