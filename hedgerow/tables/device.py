@@ -27,13 +27,13 @@ from .device_filter import DeviceFilter
 from .device_slots import FILL, MAX_IDS, DeviceSlots, Full, RowTimes, check_config
 from .device_step import DeviceStep, Update
 from .device_writes import DeviceMoves, DeviceWrites
-from .host_evict import Evicted
-from .host_reads import MemoryUse, uses_of
-from .leave_order import LeaveOrder, join
+from .expiry import Evicted
+from .leave_order import LeaveOrder, join, uses_of
 from .moving import MovingRows
 from .schedules import Rate, check_rates, rate_at
 from .slot_key import check_slot_key
 from .stamps import Stamps
+from .stats import MemoryUse
 from .store import Applied, Entries, Lookup, Missing, TableKeys
 from .touched import DEFAULT_CAPACITY, Overflow
 

@@ -16,8 +16,7 @@ from ..kernels.layout import EVICTED, INSERTED, MARK, RECLAIMED, TIMES, Grouped,
 from .config import TableConfig
 from .device_feed import DeviceFeed
 from .device_slots import DeviceSlots, RowTimes
-from .expiry import Lfu, Lru, Ttl, expired
-from .host_evict import Evicted
+from .expiry import Evicted, Lfu, Lru, Ttl, expired
 from .stamps import Stamps
 
 _CALLS = 2**15 - 1  # numbers of calls that scores tell apart

@@ -29,8 +29,7 @@ from ..kernels.rehash import rehash
 from ..kernels.rules import RULES
 from .compressors import Bf16, Fp16, Fp32
 from .config import Segment, TableConfig
-from .host_reads import slice_rows
-from .layout import RowLayout
+from .layout import RowLayout, slice_rows
 from .moving import MovingRows
 from .optimizer_base import Rule
 from .slot_key import slot_key_of
