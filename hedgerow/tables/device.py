@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
-from threading import Lock
-from typing import Any, get_args
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import replace
+from typing import Self, get_args
 
 import torch
 from torch import Tensor
@@ -13,65 +13,63 @@ from torch import Tensor
 from ..core import checks
 from ..core.clock import Clock, SystemClock
 from ..core.counters import Counters
-from ..core.errors import ConfigError, DtypeError, InputError, ServingTableError, StateError
-from ..core.shapes import Bool, Float32, Int64
-from ..kernels import apply, apply_each, find, find_or_insert, lookup
-from ..kernels import step as steps
-from ..kernels.layout import LANES, Arrays, Grouped, group
-from ..kernels.sum_gradients import sum_gradients
+from ..core.errors import ConfigError, InputError, ServingTableError, StateError
+from ..core.shapes import Bool, Float32, Float64, Int8, Int64
+from ..kernels import lookup
+from ..kernels.layout import Arrays, Part
 from ..kernels.toolchain import interpreted
 from . import arguments
 from .config import TableConfig
-from .device_admission import DeviceAdmission, Sightings
-from .device_config import check_config, parts_of
+from .device_admission import admission_of, filter_of
+from .device_evict import DeviceEvictions
+from .device_feed import DeviceFeed, DeviceSnapshot, DeviceTouched
 from .device_filter import DeviceFilter
-from .device_growth import FILL
-from .device_moves import DeviceMoves
-from .device_room import Full
-from .layout import RowLayout
-from .leave_order import LeaveOrder, join
+from .device_slots import FILL, MAX_IDS, DeviceSlots, Full, RowTimes, check_config
+from .device_step import DeviceStep, Update
+from .device_writes import DeviceMoves, DeviceWrites
+from .expiry import Evicted
+from .leave_order import LeaveOrder, join, uses_of
+from .moving import MovingRows
 from .schedules import Rate, check_rates, rate_at
-from .slot_key import check_slot_key, slot_key_of
+from .slot_key import check_slot_key
 from .stamps import Stamps
-from .store import Applied, Lookup, Missing, TableKeys
+from .stats import MemoryUse
+from .store import Applied, Entries, Lookup, Missing, TableKeys
+from .touched import DEFAULT_CAPACITY, Overflow
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class _Step:
-    """One call of `apply_gradients`, checked."""
+class DeviceTable:
+    """Rows for any 64-bit id in the memory of one device, in `capacity_rows` slots.
 
-    keys: TableKeys
-    grads: Float32[Tensor, "n dim"]
-    rates: list[float]
-    number: int
-    counts: Int64[Tensor, "n"] | None
-    at_step: int  # the number, or NO_STEP
+    Use it from one thread and on one stream. `lookup` and `apply_gradients` never wait for the
+    device, so CUDA graphs can capture them; a captured step keeps its rate, `step` and `ts`. What
+    they count stays on the device until it is read.
 
+    Once about 0.85 of the slots are taken, some ids find no room. `full` decides what happens then:
 
-class DeviceTable(DeviceMoves):
-    """Rows for any 64-bit id in `capacity_rows` slots; one thread and one stream at a time.
+    - "refuse": these ids are refused and counted.
+    - "raise": they are refused and counted, and a `TableFullError` is raised. To know of them,
+      every write waits for the device, so no write can be captured.
+    - "evict": rows leave for them. Of the rows in reach, the row with the oldest `ts` leaves, or
+      under `Lfu` the least used row.
+    - "grow": the table moves to more slots. Whenever so many ids were written that they might fill
+      the table, it counts its rows, which waits for the device.
 
-    `lookup` and `apply_gradients` never wait for the device, so they take part in CUDA graphs (a
-    captured step keeps its rate, `step` and `ts`). What they count stays there until asked for.
+    It has all verbs of `HostTable` and gives the same numbers, to the bit, with two exceptions:
+    gradients of an id with more than 256 occurrences in one call, and sums of squares over a row
+    (`RowAdagrad`), are added in another fixed order. Because it does not wait, it differs in three
+    ways: gradients that are not finite are left out and counted whatever `not_finite` says, a
+    number below 1 in `counts` is taken as 1 instead of refused, and the window of an admission
+    filter moves on between calls.
 
-    From about 0.85 of the slots taken, some ids find no room. `full` says what then happens: they
-    are refused and counted ("refuse"), or a `TableFullError` tells of them too ("raise": to know,
-    every write waits for the device, so none can be captured); rows leave for them ("evict": of
-    those in reach the one with the oldest `ts`, or under `Lfu` the least used); or the table moves
-    to more slots ("grow"), for which it counts its rows, and waits, whenever as many ids were
-    written as might fill it.
-
-    It has all verbs of `HostTable`, with its numbers: to the bit, but for ids with more than 256
-    occurrences in one call, whose gradients are added in another fixed order, and for sums of
-    squares over a row (`RowAdagrad`). Not waiting forces three differences: gradients that are not
-    finite are left out and counted whatever `not_finite` says, a number below 1 in `counts` is
-    taken as 1 instead of refused, and the window of an admission filter moves on between calls.
-
-    A table that cannot live on a device is refused by name: rows stored in less than fp32
-    (compressors, rounding), update rules other than the twelve, more than 1024 columns.
+    A table that cannot live on a device raises an error that names the reason: rows stored in less
+    than fp32 (compressors, rounding), another update rule than the twelve, more than 1024 columns.
 
     With `TRITON_INTERPRET=1` set before the first import, `device="cpu"` runs the same kernels in
     Python, for tests.
+
+    It is composed of parts: `slots` (arrays, room and growth), `times` and `stamps` of rows, `feed`
+    (touched keys and snapshots) and `writes`. Stores of several tables use these parts.
     """
 
     def __init__(
@@ -87,38 +85,34 @@ class DeviceTable(DeviceMoves):
     ) -> None:
         self.config = config
         check_config(config)
-        self.layout = RowLayout(config)
         own = [s.optimizer.rate() if s.optimizer else 0.0 for s in config.segments]
         self.rates = check_rates(own if rates is None else rates, len(own))
         self._follows_step = any(s.optimizer and s.optimizer.follows_step for s in config.segments)
-        self.clock: Clock = clock or SystemClock()
-        self._events = Counters()
-        self.stamps = Stamps(self.clock, self._events, LeaveOrder.of(config.evict))
-        self._restoring = Lock()
         self.device = torch.empty(0, device=device).device  # with its number
         if self.device.type == "cpu" and not interpreted():
             raise ConfigError(
                 "device is 'cpu', where kernels run only under TRITON_INTERPRET=1; use HostTable."
             )
-        self.parts = tuple(parts_of(config, self.layout, self.device))
-        self._starts = torch.tensor(self.layout.starts(), dtype=torch.float32, device=self.device)
-        self._filter = filter
-        self._slot_key = slot_key_of(config.slot_key)
-        self._admission = self._make_admission()
         if full not in get_args(Full):
             raise InputError(f"full is {full!r}; it must be one of {', '.join(get_args(Full))}.")
-        self.full, self._calls = full, 0
-        self._known = self._since = 0
-        slots = checks.count("capacity_rows", capacity_rows, least=1)
-        self.arrays = self._new_arrays(-(-slots // LANES))
-        self._totals = torch.zeros(5, dtype=torch.int64, device=self.device)
-        self.epoch = object()  # replaced whenever rows move
-        self._max_ts = 0
-        self._oldest_s: int | None = None  # no row is older, as `DeviceEvictions` counts
-        self._captured_s: list[int] = []  # the least time of a CUDA graph, which writes it again
-        self._looked_at = 0  # rows, by evictions
-        self.is_timed = False  # whether any row may have another time than 0
-        self._start_watch()
+        room = checks.count("capacity_rows", capacity_rows, least=1)
+        self._events = Counters()
+        self.stamps = Stamps(clock or SystemClock(), self._events, LeaveOrder.of(config.evict))
+        self.slots = DeviceSlots(config, self.device, self.stamps, capacity_rows=room, full=full)
+        self.layout = self.slots.layout
+        self.full: Full = full
+        self.times = RowTimes()
+        self.feed = DeviceFeed(config.name, self.slots)
+        self._filter = filter_of(config, filter, self.slots.slot_key, self.device)
+        self.writes = DeviceWrites(
+            *(config, self.slots, self.times, self.stamps, self.feed),
+            admission_of(config, self._filter, self.device),
+        )
+        self._step = DeviceStep(self.slots, self.times, self.writes)
+        self._moves = DeviceMoves(self.slots, self.times, self.feed, self.writes)
+        self._evictions = DeviceEvictions(
+            config, self.slots, self.times, self.feed, self.stamps, self._events
+        )
 
     def __repr__(self) -> str:
         return (
@@ -126,52 +120,8 @@ class DeviceTable(DeviceMoves):
             f"rows of {self.config.dim} x {[s.optimizer for s in self.config.segments]})"
         )
 
-    @property
-    def filter(self) -> DeviceFilter | None:
-        """What counts absent ids for the admission rule; None if nothing does."""
-        return self._filter
-
-    @property
-    def slot_key(self) -> int:
-        """The secret by which ids are placed."""
-        return self._slot_key
-
-    def use_slot_key(self, slot_key: int) -> None:
-        """Places ids by this key from now on; only before rows are there."""
-        check_slot_key("DeviceTable", slot_key)
-        if slot_key == self._slot_key:
-            return
-        if self.size():
-            raise StateError(
-                f"table {self.config.name!r} has rows, and its slot key cannot change under them; "
-                f"set it before rows are there."
-            )
-        self._slot_key, self.epoch = slot_key, object()
-        self.arrays.clear()  # places of erased ids, too
-        self.arrays.place_by(slot_key)
-
-    def use_arrays(self, arrays: Arrays, slot_key: int) -> None:
-        """Keeps its rows in these empty arrays from now on, placed by this slot key."""
-        arrays.place_by(slot_key)
-        self.arrays, self._slot_key = arrays, slot_key
-
-    def _make_admission(self) -> DeviceAdmission | None:
-        if self._filter is not None and not isinstance(self._filter, DeviceFilter):
-            raise DtypeError(
-                f"filter is {self._filter!r}; pass a DeviceFilter, as another table's filter."
-            )
-        admit, seed = self.config.admit, self.config.row_seed
-        question = None if admit is None else admit.question()
-        if admit is None or question is None:
-            return None
-        if question.form == "count" and self._filter is None:
-            settings = admit.filter_settings()
-            self._filter = DeviceFilter(
-                seed=seed, device=self.device, slot_key=self._slot_key, **settings
-            )
-        return DeviceAdmission(
-            question, table=self.config.name, seed=seed, filter=self._filter, device=self.device
-        )
+    def __len__(self) -> int:
+        return self.size()
 
     # ---- the step: nothing here waits for the device
 
@@ -189,7 +139,8 @@ class DeviceTable(DeviceMoves):
         with. Room behind the keys gives zeros.
         """
         keys = self.checked_keys(keys)
-        n = len(keys.ids)
+        n, slots = len(keys.ids), self.slots
+        dim = slots.layout.dim
         arguments.missing_rule(missing)
         if missing == "training":
             missing = "initializer" if self.config.admit is None else "zeros"
@@ -199,13 +150,13 @@ class DeviceTable(DeviceMoves):
                 f"use missing='zeros'."
             )
         if out is None:
-            out = torch.empty(n, self.config.dim, dtype=torch.float32, device=self.device)
+            out = torch.empty(n, dim, dtype=torch.float32, device=self.device)
         else:
-            out = arguments.output(out, n, self.config.dim, self.device)
-        parts = () if missing == "zeros" else self.parts
-        with self.on_device():
-            slots = lookup.lookup(self.arrays, keys.ids, out, parts, keys.used)
-        return Lookup(keys, out.view(-1), (self.config.dim,), slots, self.epoch)
+            out = arguments.output(out, n, dim, self.device)
+        parts = () if missing == "zeros" else slots.parts
+        with slots.on_device():
+            found = lookup.lookup(slots.arrays, keys.ids, out, parts, keys.used)
+        return Lookup(keys, out.view(-1), (dim,), found, slots.epoch)
 
     def apply_gradients(
         self,
@@ -220,116 +171,234 @@ class DeviceTable(DeviceMoves):
     ) -> Applied:
         """One step per distinct id, its gradients summed in input order; absent ids are born first.
 
-        At a lookup of this table, rows that it found are not looked for again. `counts` says how
-        often each id occurred where the caller has removed duplicates; admission rules and `Lfu`
-        read it.
-        With `per_occurrence` every occurrence is a step of its own, in order.
+        If `at` is a lookup of this table, rows that it found are not searched for again. `counts`
+        says how often each id occurred where the caller has removed duplicates; admission rules and
+        `Lfu` read it. With `per_occurrence` every occurrence is a step of its own, in order.
         """
         each = checks.flag("per_occurrence", per_occurrence)
-        call = self._call(at, grads, rates, step, counts)
-        # A half-life in uses counts the ids, not their `counts`: to add those up would wait.
-        now, done = self._write(ts, len(call.keys.ids))
-        slots = at.slots if isinstance(at, Lookup) and at.epoch is self.epoch else None
-        with self.on_device():
-            if each:
-                self._step_each(call, now, done)
-            else:
-                self._step(call, slots, now, done)
-        return self._done(done)
+        update = self.update_arguments(at, grads, rates, step, counts)
+        return self._step.apply_each(update, ts) if each else self._step.apply(update, ts)
 
-    def _call(
+    def update_arguments(
         self,
-        at: TableKeys | Lookup | Tensor,
-        grads: Tensor,
+        at: TableKeys | Lookup | Int64[Tensor, "n"],
+        grads: Float32[Tensor, "n dim"],
         rates: Sequence[Rate] | None,
         step: int | None,
-        counts: Tensor | None,
-    ) -> _Step:
+        counts: Int64[Tensor, "n"] | None,
+    ) -> Update:
+        """The arguments of `apply_gradients`, checked; raises what it would raise of them."""
         self.refuse_serving("apply_gradients")
+        found = at if isinstance(at, Lookup) else None
         keys = self.checked_keys(at.keys if isinstance(at, Lookup) else at)
         grads = self.checked_rows("grads", grads, len(keys.ids))
         if counts is not None:
             checks.tensor("counts", counts, torch.int64, (len(keys.ids),), self.device)
             counts = counts.clamp(min=1)  # to refuse other counts would wait for the device
-        found, number = self.rates_at(rates, step)
+        now, number = self.rates_at(rates, step)
         if self.config.admit is not None and self.config.admit.needs_step:
             arguments.needed_step(step, True, self.config.name, "admits ids")
         at_step = arguments.NO_STEP if step is None else number
-        return _Step(keys, grads, found, number, counts, at_step)
+        return Update(keys, found, grads, now, number, at_step, counts)
 
     def rates_at(self, rates: Sequence[Rate] | None, step: int | None) -> tuple[list[float], int]:
         """The rates of an update, given or the table's own, and its step."""
-        sources = self.rates if rates is None else check_rates(rates, len(self.parts))
+        sources = self.rates if rates is None else check_rates(rates, len(self.slots.parts))
         scheduled = any(callable(source) for source in sources)
         needed = scheduled or self._follows_step
         number = arguments.needed_step(step, needed, self.config.name, "learns")
         return [rate_at(source, number) for source in sources], number
 
-    def _step(self, call: _Step, slots: Tensor | None, now: int, done: Int64[Tensor, "3"]) -> None:
-        used = call.keys.used
-        if self._admission is None and not self.is_watched(learned=True) and self.full != "evict":
-            self._plain_step(call, slots, now, done)
-            return
-        grouped = self._admitted(group(call.keys.ids), used, done, call.number, call.counts)
-        if self.full == "evict":
-            slots = None  # they may be others' now
-            sums, number = sum_gradients(grouped, call.grads, used)
-            wanted = (number > 0) & sums.isfinite().all(dim=1)  # nobody leaves for what is dropped
-            self._give_way(grouped, wanted, now, done)
-        placed = self._placed(grouped, learned=True)
-        apply.apply(
-            *(self.arrays, grouped, call.grads, done, self.parts, call.rates, now),
-            slots=slots,
-            used=used,
-            placed=placed,
-            stamp=self.is_timed,
-            at_step=call.at_step,
-        )
-        more: dict[str, Any] = {"used": used, "counts": call.counts}
-        self._note(grouped, placed, learned=True, use=now, **more)
+    # ---- other writes
 
-    def _plain_step(
-        self, call: _Step, slots: Tensor | None, now: int, done: Int64[Tensor, "3"]
-    ) -> None:
-        """Keys that differ need no sort."""
-        keys = call.keys
-        where: dict[str, Any] = {"slots": slots, "used": keys.used, "at_step": call.at_step}
-        if keys.distinct:
-            apply.apply(
-                *(self.arrays, Grouped(keys.ids, None), call.grads, done, self.parts),
-                *(call.rates, now),
-                **where,
-                stamp=self.is_timed,
-            )
-        else:
-            steps.step(
-                *(self.arrays, keys.ids, call.grads, done, self.parts, call.rates, now), **where
-            )
+    def assign(
+        self,
+        keys: TableKeys | Int64[Tensor, "n"],
+        rows: Float32[Tensor, "n dim"],
+        *,
+        ts: int = 0,
+    ) -> Applied:
+        """Sets rows. The last of equals wins. Waits for the device if `not_finite` is "reject"."""
+        keys = self.checked_keys(keys)
+        rows = self.checked_rows("rows", rows, len(keys.ids))
+        return self.writes.assign(keys, rows, self.usable_rows(rows, keys.used), ts)
 
-    def _step_each(self, call: _Step, now: int, done: Int64[Tensor, "3"]) -> None:
-        """A row is needed where an occurrence is let in and usable; then each takes its step."""
-        grouped = group(call.keys.ids)
-        seen = Sightings.of(grouped, call.keys.used, call.counts)
-        taken = seen.live
-        if self._admission is not None:
-            absent = find.find(self.arrays, grouped.ids) < 0
-            refused = self._admission.refused(seen, absent, call.number, each=True)
-            self._keep_out(refused, done)
-            taken = taken & ~refused
-        usable: Bool[Tensor, "n"] = call.grads.isfinite().all(dim=1)[grouped.order]
-        done[2] += (taken & ~usable).sum()
-        taken = taken & usable
-        wanted = seen.total(taken.long()) > 0  # where a group begins
-        self._give_way(grouped, wanted, now, done)
-        slots, born = find_or_insert.find_or_insert(self.arrays, grouped.ids, wanted=wanted)
-        done[0] += born.sum()
-        done[1] += (wanted & (slots < 0)).sum()
-        apply_each.apply_each(
-            *(self.arrays, grouped, taken, call.grads, slots, born, self.parts),
-            *(call.rates, now, call.at_step),
+    def assign_add(
+        self,
+        keys: TableKeys | Int64[Tensor, "n"],
+        rows: Float32[Tensor, "n dim"],
+        *,
+        ts: int = 0,
+    ) -> Applied:
+        """Adds to rows; an absent one starts from its first value (serving tables: zeros).
+
+        Waits for the device if `not_finite` is "reject".
+        """
+        keys = self.checked_keys(keys)
+        rows = self.checked_rows("rows", rows, len(keys.ids))
+        return self.writes.assign_add(keys, rows, self.usable_rows(rows, keys.used), ts)
+
+    def restore(self, entries: Entries) -> Applied:
+        """Puts whole rows back: embedding, states and times as `entries` or `scan` gave them.
+
+        The entries may lie on any device. Several threads may restore together, as a load does.
+        """
+        return self.writes.restore(entries)
+
+    def reinitialize(self, keys: TableKeys | Int64[Tensor, "n"]) -> Int8[Tensor, "n"]:
+        """Makes rows as new, at the clock's time; 0 = was absent, 1 = was there.
+
+        An id that finds no room stays absent: 0.
+        """
+        self.refuse_serving("reinitialize")
+        return self.writes.reinitialize(self.checked_keys(keys))
+
+    def erase(self, keys: TableKeys | Int64[Tensor, "n"]) -> Bool[Tensor, "n"]:
+        """Removes rows and says which were there. Their slots serve the next new ids."""
+        return self.writes.erase(self.checked_keys(keys))
+
+    def clear(self) -> None:
+        """Removes all rows; their memory stays the table's."""
+        self.writes.clear()
+
+    def evict(
+        self, *, now_s: int | None = None, capture: bool = False, rows: int | None = None
+    ) -> Evicted:
+        """Removes the rows that the table's rule says must go; their slots serve new ids.
+
+        As `HostTable.evict`, but it waits for the device, where captured ids and times stay.
+        """
+        return self._evictions.evict(now_s=now_s, capture=capture, rows=rows)
+
+    def reserve(self, rows: int) -> None:
+        """Makes room for `rows` rows. Rows that are there move with states, times and uses.
+
+        Needs memory for the old slots and the new ones together, and ends CUDA graphs that were
+        captured with this table.
+        """
+        self.slots.reserve(checks.count("rows", rows))
+
+    # ---- reads; all but `contains` wait for the device
+
+    def contains(self, keys: TableKeys | Int64[Tensor, "n"]) -> Bool[Tensor, "n"]:
+        """Whether each key has a row."""
+        return self.slots.find(self.checked_keys(keys)) >= 0
+
+    def entries(self, keys: TableKeys | Int64[Tensor, "n"]) -> Entries:
+        """Whole rows."""
+        keys, slots = self.checked_keys(keys), self.slots
+        return slots.entries(slots.arrays, keys.ids, slots.find(keys))
+
+    def scan(self, rows: int | None = None) -> Iterator[Entries]:
+        """All rows, in slices of `rows` (about 16 MiB if None), in no particular order.
+
+        Do not write meanwhile.
+        """
+        arrays = self.slots.arrays
+        for slots in self.slots.slices(rows):
+            yield self.slots.entries(arrays, arrays.ids(slots), slots)
+
+    def uses(self, keys: TableKeys | Int64[Tensor, "n"]) -> Float64[Tensor, "n"]:
+        """How often each key was used, under an `Lfu` rule; as `HostTable.uses`."""
+        return uses_of(self.stamps.order, self.entries(keys), self.config.name)
+
+    def size(self) -> int:
+        """Number of rows."""
+        return self.slots.size()
+
+    def memory(self) -> MemoryUse:
+        """Bytes by purpose; slots without a row are slack."""
+        arrays = self.slots.arrays
+        held, live = arrays.nbytes, self.size() * 4 * arrays.stride
+        others = self.feed.nbytes() + (0 if self._filter is None else self._filter.memory_bytes())
+        return MemoryUse(held[0], live, held[1] - live, others)
+
+    def stats(self) -> dict[str, float]:
+        """Rows, bytes, load and everything counted since the table was made."""
+        use, rows = self.memory(), self.size()
+        *counts, evicted = self.slots.totals.tolist()
+        counted = ("inserted", "refused", "dropped", "erased")
+        return {
+            "rows": rows,
+            "uncompressed_bytes": rows * 4 * self.layout.dim,
+            "index_bytes": use.index_bytes,
+            "row_bytes": use.row_bytes,
+            "slack_bytes": use.slack_bytes,
+            "other_bytes": use.other_bytes,
+            "output_bytes": 0,
+            "load_factor": rows / self.capacity_rows,
+            "longest_search": 2,
+            **dict(zip(counted, counts, strict=True)),
+            "evicted": self._events.read("evicted") + evicted,
+            "clamped_ts": self._events.read("clamped_ts"),
+        }
+
+    # ---- reads without waiting
+
+    @property
+    def capacity_rows(self) -> int:
+        """Number of slots."""
+        return self.slots.capacity_rows
+
+    def size_at_most(self) -> int:
+        """An upper bound of the number of rows, without waiting for the device.
+
+        It takes every id that was written since the last `size()` for a new one. Replays of CUDA
+        graphs are not counted.
+        """
+        return self.slots.size_at_most()
+
+    def max_ts(self) -> int:
+        """The largest `ts` that a write gave."""
+        return self.stamps.second(self.times.newest)
+
+    def table(self, k: int = 0) -> Self:
+        """The store of table `k` alone: there is only one."""
+        arguments.table_number(k, 1)
+        return self
+
+    @property
+    def clock(self) -> Clock:
+        """The clock that times of writes are compared with."""
+        return self.stamps.clock
+
+    @property
+    def filter(self) -> DeviceFilter | None:
+        """What counts absent ids for the admission rule; None if nothing does."""
+        return self._filter
+
+    # ---- what others follow
+
+    def touched(
+        self,
+        consumer: str,
+        *,
+        capacity: int = DEFAULT_CAPACITY,
+        all_changes: bool = False,
+        overflow: Overflow = "whole_table",
+    ) -> DeviceTouched:
+        """The keys changed since `consumer` last took them; collected from the first call on.
+
+        As `HostTable.touched`. Writes go on without waiting for the device; taking waits.
+        """
+        return self.feed.touched(
+            consumer, capacity=capacity, all_changes=all_changes, overflow=overflow
         )
-        more: dict[str, Any] = {"used": call.keys.used, "counts": call.counts}
-        self._note(grouped, slots, learned=True, use=now, **more)
+
+    def consumer(self, name: str) -> DeviceTouched | None:
+        """The consumer of touched keys that is open under a name, if one is."""
+        return self.feed.consumer(name)
+
+    def snapshot(
+        self, *, at_start: Callable[[], object] | None = None, paused: bool = False
+    ) -> DeviceSnapshot:
+        """All rows as they are when this returns, to be read while writers go on.
+
+        A device table has one thread, so no write can happen meanwhile: `paused` changes nothing.
+        """
+        if at_start is not None:
+            at_start()
+        return self.feed.snapshot(self.max_ts())
 
     # ---- all rows at once
 
@@ -340,7 +409,7 @@ class DeviceTable(DeviceMoves):
         another `slot_key`, which then comes with the rows.
         """
         needed = int(checks.count("rows", rows) / FILL) + 1
-        key = self._slot_key if slot_key is None else slot_key
+        key = self.slot_key if slot_key is None else slot_key
         made = DeviceTable(
             replace(self.config, slot_key=key),
             capacity_rows=max(self.capacity_rows, needed),
@@ -364,14 +433,145 @@ class DeviceTable(DeviceMoves):
                 f"{other.device} differ; only tables of one config and device exchange rows."
             )
         for table in (self, other):
-            table.before_change()
-        self.arrays, other.arrays = other.arrays, self.arrays
-        self._slot_key, other._slot_key = other._slot_key, self._slot_key
-        self._max_ts, other._max_ts = other._max_ts, self._max_ts
-        self.is_timed, other.is_timed = other.is_timed, self.is_timed
-        join(self._order, other._order)
-        self._oldest_s = other._oldest_s = 0
+            table.feed.before_change()
+        self.slots.exchange(other.slots)
+        self.times.exchange(other.times)
+        join(self.stamps.order, other.stamps.order)
         for table in (self, other):
-            table.epoch = object()
-            table._known = table.capacity_rows  # counted anew before the next growth
-            table.mark_all()
+            table.feed.mark_all()
+
+    @property
+    def slot_key(self) -> int:
+        """The secret by which ids are placed."""
+        return self.slots.slot_key
+
+    def use_slot_key(self, slot_key: int) -> None:
+        """Places ids by this key from now on; only before rows are there."""
+        check_slot_key("DeviceTable", slot_key)
+        if slot_key == self.slot_key:
+            return
+        if self.size():
+            raise StateError(
+                f"table {self.config.name!r} has rows, and its slot key cannot change under them; "
+                f"set it before rows are there."
+            )
+        self.slots.place_by(slot_key)
+
+    # ---- for tiers, which move rows from one store to another
+
+    def read_out(self, ids: Int64[Tensor, "n"]) -> MovingRows:
+        """Whole rows, on the device; rows of absent ids are zeros. Waits for the device."""
+        return self._moves.read_out(ids)
+
+    def move_in(self, moving: MovingRows) -> Bool[Tensor, "n"]:
+        """Takes rows from anywhere; which of them found room. Waits for the device.
+
+        A move is not counted, and consumers of touched keys are not told of it.
+        """
+        return self._moves.move_in(moving)
+
+    def move_out(self, ids: Int64[Tensor, "n"]) -> None:
+        """Removes rows that another store has now; the ids differ."""
+        self._moves.move_out(ids)
+
+    def move_out_unset(self, ids: Int64[Tensor, "n"]) -> None:
+        """Removes those of the ids that were given a slot but never a row."""
+        self._moves.move_out_unset(ids)
+
+    @property
+    def order(self) -> LeaveOrder | None:
+        """What tells the order in which rows leave; None without a rule of room."""
+        return self.stamps.order
+
+    def share_order(self, order: LeaveOrder | None) -> None:
+        """From now on marks come from the order of another store of the same table."""
+        self.stamps.share_order(order)
+
+    # ---- for stores that start kernels on the rows of this table
+
+    @property
+    def arrays(self) -> Arrays:
+        """Keys, times, rows and states."""
+        return self.slots.arrays
+
+    @property
+    def parts(self) -> tuple[Part, ...]:
+        """The segments as kernels know them."""
+        return self.slots.parts
+
+    @property
+    def epoch(self) -> object:
+        """Replaced whenever a row may have moved or left: slots found before are out of date."""
+        return self.slots.epoch
+
+    @epoch.setter
+    def epoch(self, epoch: object) -> None:
+        self.slots.epoch = epoch
+
+    @property
+    def is_timed(self) -> bool:
+        """Whether any row may have another time than 0."""
+        return self.times.is_timed
+
+    @is_timed.setter
+    def is_timed(self, is_timed: bool) -> None:
+        self.times.is_timed = is_timed
+
+    def use_arrays(self, arrays: Arrays, slot_key: int) -> None:
+        """Keeps its rows in these empty arrays from now on, placed by this slot key."""
+        self.slots.use_arrays(arrays, slot_key)
+
+    def on_device(self) -> AbstractContextManager[object]:
+        """Makes the table's device the current one, on which kernels start."""
+        return self.slots.on_device()
+
+    def is_capturing(self) -> bool:
+        """Whether a CUDA graph is being captured, in which nothing may be allocated anew."""
+        return self.slots.is_capturing()
+
+    def find_slots(self, keys: TableKeys) -> Int64[Tensor, "n"]:
+        """The slot of each key; -1 = absent."""
+        return self.slots.find(keys)
+
+    def next_time(self, ts: int) -> int:
+        """The time of a write: `ts`, or the clock's time if `ts` lies far in the future."""
+        return self.stamps.next_time(ts)
+
+    def begin_at(self, now: int, n: int) -> int:
+        """What comes before every write of `n` ids with this stamp; the stamp."""
+        self.writes.begin(now, n)
+        return now
+
+    def before_change(self) -> None:
+        """Lets open snapshots copy what they have not read yet: rows are about to change."""
+        self.feed.before_change()
+
+    def is_watched(self, *, learned: bool) -> bool:
+        """Whether a write must say which rows it wrote."""
+        return self.writes.is_watched(learned=learned)
+
+    def mark_all(self) -> None:
+        """Tells consumers of all changes that any row may have changed."""
+        self.feed.mark_all()
+
+    # ---- checks
+
+    def checked_keys(self, keys: TableKeys | Tensor) -> TableKeys:
+        """The keys, or raises what is wrong with them."""
+        return arguments.keys_of_one_table(keys, MAX_IDS, self.device, room=True)
+
+    def checked_rows(self, name: str, rows: Tensor, n: int) -> Tensor:
+        """The rows, or raises what is wrong with them."""
+        return arguments.rows_of_batch(name, rows, n, self.layout.dim, self.device)
+
+    def usable_rows(self, rows: Tensor, used: Tensor | None) -> Bool[Tensor, "n"]:
+        """Which rows are finite; waits and raises for others where `not_finite` is "reject"."""
+        return self.writes.usable_rows(rows, used)
+
+    def refuse_serving(self, verb: str) -> None:
+        """Raises if the table only serves."""
+        if self.config.serving:
+            raise ServingTableError(
+                f"{verb} on the serving table {self.config.name!r}; only training tables learn. "
+                f"Use assign, or make the table with serving=False."
+            )

@@ -1,4 +1,4 @@
-"""Admission on a device: which absent ids of a call may have a row, without waiting for it."""
+"""Admission on a device: which absent ids of a call may have a row. Nothing waits for it."""
 
 from __future__ import annotations
 
@@ -7,11 +7,13 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from ..core.errors import DtypeError
 from ..core.fids import slot_of
 from ..core.shapes import Bool, Float64, Int64
 from ..kernels.draws import draws
 from ..kernels.layout import Grouped
 from .admission import Question, check_reachable
+from .config import TableConfig
 from .device_filter import DeviceFilter
 from .expiry import SLOTS
 
@@ -20,19 +22,19 @@ _NEVER = 2**62
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Sightings:
-    """The occurrences of a call, equal ids side by side: where each group begins, what counts."""
+    """The occurrences of the ids of one call, sorted so that equal ids are neighbours, a group."""
 
     ids: Int64[Tensor, "n"]
-    start: Int64[Tensor, "n"]  # of its group
-    number: Int64[Tensor, "n"]  # in its group
-    live: Bool[Tensor, "n"]  # not room
-    occurrences: Int64[Tensor, "n"]  # that each stands for
+    start: Int64[Tensor, "n"]  # where its group begins
+    number: Int64[Tensor, "n"]  # its place in its group, from 0
+    live: Bool[Tensor, "n"]  # False: room behind the keys
+    occurrences: Int64[Tensor, "n"]  # how many occurrences it stands for
 
     @staticmethod
     def of(
         grouped: Grouped, used: Int64[Tensor, "1"] | None, counts: Int64[Tensor, "n"] | None
     ) -> Sightings:
-        """Without asking the device for anything."""
+        """The sightings of grouped ids, without waiting for the device."""
         ids, order = grouped.ids, grouped.order
         at = torch.arange(len(ids), device=ids.device)
         order = at if order is None else order
@@ -46,18 +48,24 @@ class Sightings:
         return Sightings(ids, start, at - start, live, occurrences)
 
     def total(self, of: Int64[Tensor, "n"]) -> Int64[Tensor, "n"]:
-        """Sums over each group, where it begins; 0 elsewhere."""
+        """The sum over each group, at the group's first position; 0 at the others."""
         return torch.zeros_like(of).scatter_add_(0, self.start, of)
 
     def first(self, good: Bool[Tensor, "n"]) -> Int64[Tensor, "n"]:
-        """The number of the first good occurrence of each group, where it begins; else _NEVER."""
+        """The number of the first `good` occurrence of each group, at its first position.
+
+        `_NEVER` at the other positions, and for groups without a good occurrence.
+        """
         numbers = torch.where(good & self.live, self.number, _NEVER)
         never = torch.full_like(numbers, _NEVER)
         return never.scatter_reduce_(0, self.start, numbers, "amin")
 
 
 class DeviceAdmission:
-    """One table's rule. All occurrences of an id in a call are one question, or one each."""
+    """Asks the admission rule of one table which ids may have a row.
+
+    All occurrences of an id in a call are one question, or each occurrence is one.
+    """
 
     def __init__(
         self,
@@ -81,16 +89,19 @@ class DeviceAdmission:
     def refused(
         self, seen: Sightings, absent: Bool[Tensor, "n"], step: int, *, each: bool
     ) -> Bool[Tensor, "n"]:
-        """Which occurrences are kept out; `each` is a question of its own until one is let in."""
-        size = seen.total(seen.live.long())
-        asked = absent & (size > 0)  # the size stands where a group begins
+        """Which occurrences are refused.
+
+        With `each`, every occurrence is a question of its own until one of them is admitted.
+        """
+        size = seen.total(seen.live.long())  # of each group, at its first position
+        asked = absent & (size > 0)
         parameter = self._parameter(seen.ids)
         if self._question.form == "count":
             first = self._by_count(seen, asked & (parameter > 0), parameter, each)
         else:
             first = self._by_chance(seen, parameter, step, each)
-        kept_out = torch.where(asked & (parameter > 0), first.minimum(size), 0)
-        return seen.live & (seen.number < kept_out[seen.start])
+        refused = torch.where(asked & (parameter > 0), first.minimum(size), 0)
+        return seen.live & (seen.number < refused[seen.start])
 
     def _parameter(self, ids: Tensor) -> Float64[Tensor, "n"]:
         if len(self._parameters) == 1:
@@ -98,7 +109,7 @@ class DeviceAdmission:
         return self._parameters[slot_of(ids)]
 
     def _by_count(self, seen: Sightings, asked: Tensor, threshold: Tensor, each: bool) -> Tensor:
-        """The first occurrence that is let in, where a group begins."""
+        """The number of the first occurrence that is admitted, at each group's first position."""
         if self._filter is None:
             raise AssertionError("a counting rule has a filter")
         before = self._filter.counts(seen.ids, asked, table=self._table)
@@ -124,6 +135,32 @@ class DeviceAdmission:
         chance = _probability(self._question.form, parameter, asked)
         good = draws(seen.ids, seen.number, self._seed, step).double() < chance
         return seen.first(good) if each else torch.where(good, 0, _NEVER)
+
+
+def filter_of(
+    config: TableConfig, given: DeviceFilter | None, slot_key: int, device: torch.device
+) -> DeviceFilter | None:
+    """The filter of a table: the `given` one, or a new one if the admission rule counts ids."""
+    if given is not None and not isinstance(given, DeviceFilter):
+        raise DtypeError(f"filter is {given!r}; pass a DeviceFilter, as another table's filter.")
+    question = None if config.admit is None else config.admit.question()
+    if given is not None or question is None or question.form != "count":
+        return given
+    assert config.admit is not None
+    settings = config.admit.filter_settings()
+    return DeviceFilter(seed=config.row_seed, device=device, slot_key=slot_key, **settings)
+
+
+def admission_of(
+    config: TableConfig, filter: DeviceFilter | None, device: torch.device
+) -> DeviceAdmission | None:
+    """What asks the admission rule of a table; None if it admits every id."""
+    question = None if config.admit is None else config.admit.question()
+    if question is None:
+        return None
+    return DeviceAdmission(
+        question, table=config.name, seed=config.row_seed, filter=filter, device=device
+    )
 
 
 def _probability(form: str, parameter: Tensor, occurrences: Tensor) -> Float64[Tensor, "n"]:

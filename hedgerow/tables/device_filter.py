@@ -30,7 +30,7 @@ _SPREAD = 0x9E3779B97F4A7C15  # so that seeds near each other give other salts
 
 @dataclass(frozen=True)
 class DeviceFilterMeta(FilterMeta):
-    """What the state of a `DeviceFilter` is of: cells in use, and where they stand."""
+    """Describes the state of a `DeviceFilter`: the cells in use and their places."""
 
     kind = "device_filter"
 
@@ -38,10 +38,11 @@ class DeviceFilterMeta(FilterMeta):
 class DeviceFilter:
     """Counts ids over about the last `capacity_ids` distinct ones, without waiting for the device.
 
-    It answers as `SlidingFilter` does, but its window moves on between calls, not inside one. It
-    takes all its memory at once, 10 bytes an id of the capacity: 3 GB by default, so give a rule
-    the window it needs, as `Within(10_000_000, 3)`. One thread and one stream at a time. Where ids
-    are counted depends on the `slot_key`, drawn at random unless given; it is part of the state.
+    It answers as `SlidingFilter` does, except that its window moves on between calls, not inside
+    one. It takes all its memory when it is made, 10 bytes per id of the capacity: 3 GB by default,
+    so give a rule the window it needs, as `Within(10_000_000, 3)`. Not thread-safe; use it on one
+    stream. The cells in which ids are counted depend on the `slot_key`, which is drawn at random
+    unless given and is part of the state.
     """
 
     def __init__(
@@ -79,7 +80,7 @@ class DeviceFilter:
     def counts(
         self, ids: Int64[Tensor, "n"], asked: Bool[Tensor, "n"] | None = None, *, table: str
     ) -> Int64[Tensor, "n"]:
-        """The counts of ids, 0 where they were not asked for; nothing is counted."""
+        """The counts of ids, 0 for ids that are not `asked`. This counts nothing."""
         checks.tensor("ids", ids, torch.int64, (None,), self.device)
         return counts_of(self._cells, ids, self._asked(ids, asked), self._salt(table))
 
@@ -119,18 +120,21 @@ class DeviceFilter:
         return self._cells.cells.nbytes
 
     def meta(self) -> DeviceFilterMeta:
-        """The state without its arrays."""
+        """The description of the state, without its arrays; waits for the device."""
         return self._meta(0)
 
     def dump(self) -> FilterState:
-        """All cells in use and their places, in host memory."""
+        """All cells in use and their places, copied to host memory."""
         cells = self._cells.cells.cpu()
         places = cells.nonzero()[:, 0]
         arrays = (places, cells[places])
         return FilterState(self._meta(len(places)), tuple(x.view(torch.uint8) for x in arrays))
 
     def restore(self, state: FilterState) -> None:
-        """Puts back what `dump` gave, of equal settings; a damaged state changes nothing."""
+        """Restores a state that a filter with equal settings dumped.
+
+        If the state is damaged, it raises an error and the filter stays as it is.
+        """
         mine, given = self.meta().settings(), state.meta.settings()
         if not isinstance(state.meta, DeviceFilterMeta) or mine != given:
             raise InputError(

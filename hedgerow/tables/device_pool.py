@@ -1,4 +1,4 @@
-"""Reads of a table on a device that need no row of their own: where rows are, and bags of them."""
+"""Finds rows of a table on a device and pools bags of them, without a copy of each row."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from .store import Lookup, Missing, TableKeys
 
 
 def find(table: DeviceTable, keys: TableKeys) -> Lookup:
-    """Where the rows of `keys` are: a lookup without rows, for `pool_bags` and an update."""
+    """A lookup that holds the slots of `keys` but no rows, for `pool_bags` and for an update."""
     slots = table.find_slots(keys)
     nothing = torch.empty(0, dtype=torch.float32, device=table.device)
     return Lookup(keys, nothing, (table.config.dim,), slots, table.epoch)
@@ -28,9 +28,9 @@ def pool_bags(
     weights: Float32[Tensor, "n"] | None = None,
     missing: Missing = "zeros",
 ) -> Float32[Tensor, "bags dim"]:
-    """Bags of found ids, pooled straight from the rows: "sum", "mean" or "sqrtn".
+    """One vector per bag of found ids; `pooling` is "sum", "mean" or "sqrtn".
 
-    Absent ids count as `DeviceTable.lookup` would give them.
+    An absent id counts with the row that `DeviceTable.lookup` would give for it.
     """
     born = missing == "initializer" or (missing == "training" and table.config.admit is None)
     with table.on_device():

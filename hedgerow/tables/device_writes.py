@@ -1,273 +1,399 @@
-"""The verbs of a table on a device that set, add, restore, reinitialize or erase rows."""
+"""Writes to a table on a device: what all of them share, the verbs beside the step, and moves."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from threading import Lock
 
 import torch
 from torch import Tensor
 
 from ..core import checks
-from ..core.errors import InputError, NotFiniteError, ServingTableError
+from ..core.errors import InputError, NotFiniteError
 from ..core.shapes import Bool, Float32, Int8, Int64
-from ..kernels import assign, assign_add, erase, find, lookup
-from ..kernels.first_values import first_values
-from ..kernels.layout import Grouped, group
+from ..core.use_weights import weights_times
+from ..kernels import assign, assign_add, find, lookup
+from ..kernels.layout import LANES, MARK, NEWBORN, TIMES, Grouped, group
+from ..kernels.pins import touch
+from .config import TableConfig
 from .device_admission import DeviceAdmission, Sightings
-from .device_room import DeviceRoom
+from .device_evict import DeviceRoom
+from .device_feed import DeviceFeed
+from .device_slots import DeviceSlots, RowTimes
+from .moving import MovingRows
+from .stamps import Stamps
 from .store import Applied, Entries, TableKeys
 
+_BORN = 2**40  # what `apply` adds to the slots of new rows
 _LEAST_SQUARE = 2.0**-126  # of a row that skip_zero_embedding keeps
 
 
-class DeviceWrites(DeviceRoom):
-    """The writing part of `DeviceTable`, without its step."""
+@dataclass(slots=True, eq=False)
+class Write:
+    """One writing call: the stamp that its rows get, and what it counts."""
 
-    _admission: DeviceAdmission | None
-    _restoring: Lock
-    is_timed: bool
+    now: int
+    done: Int64[Tensor, "3"]  # rows inserted, refused, dropped
+    kept_out: Int64[Tensor, ""] | None = None  # ids refused by the admission rule
+
+
+class DeviceWrites:
+    """Writes rows, of arguments that the table has checked.
+
+    Every write takes the same steps: `start` lets open snapshots copy and the table grow,
+    `admitted` and `give_way` decide which ids get a row, a kernel writes, `note` tells consumers of
+    touched keys and scores rows, and `finish` counts. A method waits for the device only where its
+    docstring says so.
+    """
+
+    def __init__(
+        self,
+        config: TableConfig,
+        slots: DeviceSlots,
+        times: RowTimes,
+        stamps: Stamps,
+        feed: DeviceFeed,
+        admission: DeviceAdmission | None,
+    ) -> None:
+        self._config, self._slots, self._times = config, slots, times
+        self._stamps, self._feed, self._admission = stamps, feed, admission
+        self.admits_all = admission is None
+        self._room = DeviceRoom(config.name, slots, feed, stamps)
+        self._restoring = Lock()
+
+    # ---- what every write does
+
+    def start(self, ts: int, n: int, *, uses: int | None = None) -> Write:
+        """Starts a call at time `ts` that may insert `n` ids, and counts as `uses` uses, or `n`."""
+        now = self._stamps.stamp(ts, n if uses is None else uses)
+        self.begin(now, n)
+        return Write(now, torch.zeros(3, dtype=torch.int64, device=self._slots.device))
+
+    def begin(self, now: int, n: int) -> None:
+        """Prepares for a write of `n` ids with this stamp."""
+        self._feed.before_change()
+        self._slots.make_room(n)
+        self._times.wrote(now, n, captured=self._slots.is_capturing())
+
+    def finish(self, write: Write) -> Applied:
+        """Adds the counts of a call to the table's counts, and returns them.
+
+        A table with full="raise" waits for the device and raises an error if ids found no room.
+        """
+        done = write.done
+        self._slots.totals[:3] += done
+        if self._slots.full == "raise":
+            refused = done[1]
+            self._room.raise_if_full(
+                refused if write.kept_out is None else refused - write.kept_out
+            )
+        return Applied(done)
+
+    def admitted(
+        self,
+        grouped: Grouped,
+        used: Tensor | None,
+        write: Write,
+        step: int,
+        counts: Tensor | None = None,
+    ) -> Grouped:
+        """The same groups; groups whose id the admission rule refuses become room."""
+        if self.admits_all:
+            return grouped
+        seen = Sightings.of(grouped, used, counts)
+        refused = self.refused(grouped, seen, write, step, each=False)
+        return grouped if refused is None else _without(grouped, refused)
+
+    def refused(
+        self, grouped: Grouped, seen: Sightings, write: Write, step: int, *, each: bool
+    ) -> Bool[Tensor, "n"] | None:
+        """Which occurrences the admission rule refuses; None if the table admits every id.
+
+        Refused occurrences are counted. With `each`, every occurrence is a question of its own.
+        """
+        if self._admission is None:
+            return None
+        absent = find.find(self._slots.arrays, grouped.ids) < 0
+        refused = self._admission.refused(seen, absent, step, each=each)
+        write.kept_out = refused.sum()
+        write.done[1] += write.kept_out
+        return refused
+
+    def give_way(self, grouped: Grouped, wanted: Bool[Tensor, "n"], write: Write) -> None:
+        """With full="evict", lets rows leave for the `wanted` ids, one of each group."""
+        if self._slots.full == "evict":
+            self._room.give_way(grouped, wanted, write.now, write.done)
+
+    def _make_way(
+        self, grouped: Grouped, used: Tensor | None, usable: Tensor, write: Write
+    ) -> None:
+        """Lets rows leave for the ids that have a usable row to write."""
+        if self._slots.full != "evict":
+            return
+        seen = Sightings.of(grouped, used, None)
+        good = seen.live & usable[_order(grouped).clamp(max=len(usable) - 1)]
+        self.give_way(grouped, seen.total(good.long()) > 0, write)
+
+    def is_watched(self, *, learned: bool) -> bool:
+        """Whether a write must say which rows it wrote."""
+        return self._slots.scored or self._feed.is_watched(learned=learned)
+
+    def room_for_slots(self, grouped: Grouped, *, learned: bool) -> Int64[Tensor, "n"] | None:
+        """A tensor for the slots that a kernel writes; None if they need not be known."""
+        return torch.empty_like(grouped.ids) if self.is_watched(learned=learned) else None
+
+    def note(
+        self,
+        grouped: Grouped,
+        placed: Int64[Tensor, "n"] | None,
+        *,
+        learned: bool = False,
+        use: int | None = None,
+        used: Int64[Tensor, "1"] | None = None,
+        counts: Int64[Tensor, "n"] | None = None,
+    ) -> None:
+        """Tells consumers which rows were written, and scores these rows.
+
+        `placed` holds the slot of each written row at one occurrence of its id, and is below 0 at
+        all others. `use` is the stamp of the call if its ids are uses of their rows, 0 if they are
+        not, and None if the rows came with stamps of their own. `counts` says how many occurrences
+        each id stands for.
+        """
+        if placed is None:
+            return
+        self._feed.mark(grouped.ids, placed >= 0, learned=learned)
+        if not self._slots.scored:
+            return
+        slots = torch.where(placed >= 0, placed % _BORN, -1)
+        order = self._stamps.order
+        if use is not None and order is not None and order.by_use:
+            seen = Sightings.of(grouped, used, counts)
+            weights = weights_times(use & MARK, seen.total(seen.occurrences))
+            touch(self._slots.arrays, slots, weights, "use")
+        else:
+            self._slots.score(slots)
+
+    # ---- the verbs
 
     def assign(
         self,
-        keys: TableKeys | Int64[Tensor, "n"],
+        keys: TableKeys,
         rows: Float32[Tensor, "n dim"],
-        *,
-        ts: int = 0,
+        usable: Bool[Tensor, "n"],
+        ts: int,
     ) -> Applied:
-        """Sets rows. The last of equals wins. Waits for the device if `not_finite` is "reject"."""
-        keys = self.checked_keys(keys)
-        rows = self.checked_rows("rows", rows, len(keys.ids))
-        usable = self.usable_rows(rows, keys.used)
-        now, done = self._write(ts, len(keys.ids))
-        with self.on_device():
-            grouped = self._admitted(group(keys.ids), keys.used, done, self.stamps.second(now))
-            if self.config.skip_zero_embedding:
-                grouped = self._skip_zeros(grouped, keys.used, rows, usable, done)
-            self._make_way(grouped, keys.used, usable, now, done)
-            placed = self._placed(grouped, learned=False)
+        """Sets rows; the last of equal ids wins."""
+        slots, write = self._slots, self.start(ts, len(keys.ids))
+        with slots.on_device():
+            step = self._stamps.second(write.now)
+            grouped = self.admitted(group(keys.ids), keys.used, write, step)
+            if self._config.skip_zero_embedding:
+                grouped = self._skip_zeros(grouped, keys.used, rows, usable, write)
+            self._make_way(grouped, keys.used, usable, write)
+            placed = self.room_for_slots(grouped, learned=False)
             assign.assign(
-                *(self.arrays, grouped, rows, usable, self._starts, done, now, keys.used),
+                *(slots.arrays, grouped, rows, usable, slots.starts),
+                *(write.done, write.now, keys.used),
                 placed=placed,
             )
-            self._note(grouped, placed, use=now, used=keys.used)
-        return self._done(done)
+            self.note(grouped, placed, use=write.now, used=keys.used)
+        return self.finish(write)
 
     def assign_add(
         self,
-        keys: TableKeys | Int64[Tensor, "n"],
+        keys: TableKeys,
         rows: Float32[Tensor, "n dim"],
-        *,
-        ts: int = 0,
+        usable: Bool[Tensor, "n"],
+        ts: int,
     ) -> Applied:
-        """Adds to rows; an absent one starts from its first value (serving tables: zeros).
-
-        Waits for the device if `not_finite` is "reject".
-        """
-        keys = self.checked_keys(keys)
-        rows = self.checked_rows("rows", rows, len(keys.ids))
-        usable = self.usable_rows(rows, keys.used)
-        now, done = self._write(ts, len(keys.ids))
-        with self.on_device():
-            grouped = self._admitted(group(keys.ids), keys.used, done, self.stamps.second(now))
-            self._make_way(grouped, keys.used, usable, now, done)
+        """Adds to rows; an absent one starts from its first value."""
+        slots, write = self._slots, self.start(ts, len(keys.ids))
+        with slots.on_device():
+            step = self._stamps.second(write.now)
+            grouped = self.admitted(group(keys.ids), keys.used, write, step)
+            self._make_way(grouped, keys.used, usable, write)
             begun = torch.empty_like(rows)
-            lookup.lookup(self.arrays, grouped.ids, begun, self.parts)
-            placed = self._placed(grouped, learned=False)
+            lookup.lookup(slots.arrays, grouped.ids, begun, slots.parts)
+            placed = self.room_for_slots(grouped, learned=False)
             assign_add.assign_add(
-                *(self.arrays, grouped, rows, usable, begun, self._starts),
-                *(done, now, keys.used, placed),
+                *(slots.arrays, grouped, rows, usable, begun, slots.starts),
+                *(write.done, write.now, keys.used, placed),
             )
-            self._note(grouped, placed, use=now, used=keys.used)
-        return self._done(done)
+            self.note(grouped, placed, use=write.now, used=keys.used)
+        return self.finish(write)
 
     def restore(self, entries: Entries) -> Applied:
-        """Puts whole rows back: embedding, states and times as `entries` or `scan` gave them.
-
-        The entries may lie anywhere. Threads may restore together, which a load does.
-        """
+        """Puts whole rows back; owns a lock, so that threads may restore together."""
         given = entries.to("cpu")
         n = len(given.ids)
         checks.tensor("ids", given.ids, torch.int64, (None,))
         checks.tensor("found", given.found, torch.bool, (n,))
         checks.tensor("ts", given.ts, torch.int64, (n,))
-        checks.tensor("rows", given.rows, torch.float32, (n, self.config.dim))
+        checks.tensor("rows", given.rows, torch.float32, (n, self._slots.layout.dim))
         if not given.found.numpy().all():
             raise InputError("entries holds ids that were not found; select those with found True.")
         if n and int(given.ts.min()) < 0:
             raise InputError(f"ts holds {int(given.ts.min())}; a time is at least 0.")
         states: Sequence[Mapping[str, Tensor]] = given.states
-        if self.config.serving:
-            states = [{} for _ in self.config.segments]
-        raw, ts = self.layout.join(states, n), self.stamps.stamps_of(given)
-        newest = int(ts.max()) if n else 0
-        with self._restoring, self.on_device():
-            ids, rows, raw, ts = (x.to(self.device) for x in (given.ids, given.rows, raw, ts))
-            return self._restore(ids, rows, raw, ts, newest)
+        if self._config.serving:
+            states = [{} for _ in self._config.segments]
+        raw, stamps = self._slots.layout.join(states, n), self._stamps.stamps_of(given)
+        newest = int(stamps.max()) if n else 0
+        with self._restoring, self._slots.on_device():
+            device = self._slots.device
+            moving = MovingRows(given.ids, given.found, given.rows, raw, stamps).to(device)
+            return self._restore(moving, newest)
 
-    def _restore(self, ids: Tensor, rows: Tensor, raw: Tensor, ts: Tensor, newest: int) -> Applied:
-        usable = self.usable_rows(rows, None)
-        self.begin_at(newest, len(ids))
-        self._oldest_s, done = 0, self._nothing_done()  # times of all kinds
-        grouped = group(ids)
-        if self.config.skip_zero_embedding:
-            grouped = self._skip_zeros(grouped, None, rows, usable, done)
-        placed = self._placed(grouped, learned=False)
+    def _restore(self, given: MovingRows, newest: int) -> Applied:
+        rows, usable = given.rows, self.usable_rows(given.rows, None)
+        self.begin(newest, len(given))
+        self._times.oldest = 0  # the rows have times of all kinds
+        slots = self._slots
+        write = Write(newest, torch.zeros(3, dtype=torch.int64, device=slots.device))
+        grouped = group(given.ids)
+        if self._config.skip_zero_embedding:
+            grouped = self._skip_zeros(grouped, None, rows, usable, write)
+        placed = self.room_for_slots(grouped, learned=False)
         assign.assign(
-            *(self.arrays, grouped, rows, usable, self._starts, done, 0, None, raw, ts),
+            *(slots.arrays, grouped, rows, usable, slots.starts, write.done),
+            *(0, None, given.states, given.ts),
             placed=placed,
         )
-        self._note(grouped, placed)
-        return self._done(done)
+        self.note(grouped, placed)
+        return self.finish(write)
 
-    def reinitialize(self, keys: TableKeys | Int64[Tensor, "n"]) -> Int8[Tensor, "n"]:
-        """Makes rows as new, at the clock's time; 0 = was absent, 1 = was there.
-
-        An id that finds no room stays absent: 0.
-        """
-        self.refuse_serving("reinitialize")
-        keys = self.checked_keys(keys)
-        n = len(keys.ids)
-        newest_s = self._max_ts  # the clock's time is not one that a write gave
-        now, done = self._write(self.clock.now_s(), n, uses=0)
-        self._max_ts = newest_s
-        with self.on_device():
-            before = find.find(self.arrays, keys.ids, keys.used) >= 0
+    def reinitialize(self, keys: TableKeys) -> Int8[Tensor, "n"]:
+        """Resets rows to their first values, at the clock's time; 0 = was absent, 1 = was there."""
+        slots, n = self._slots, len(keys.ids)
+        newest = self._times.newest  # the clock's time is not one that a write gave
+        write = self.start(self._stamps.clock.now_s(), n, uses=0)
+        self._times.newest = newest
+        with slots.on_device():
+            before = find.find(slots.arrays, keys.ids, keys.used) >= 0
             grouped = group(keys.ids)
-            new = [first_values(keys.ids, p.dim, p.first, p.start) for p in self.parts]
-            states = self._starts.expand(n, -1).contiguous()
+            rows, states = slots.first_rows(keys.ids)
             usable = torch.ones_like(before)
             placed = torch.empty_like(grouped.ids)
             assign.assign(
-                *(self.arrays, grouped, torch.cat(new, dim=1), usable, self._starts, done),
-                *(now, keys.used, states, None, placed),
+                *(slots.arrays, grouped, rows, usable, slots.starts, write.done),
+                *(write.now, keys.used, states, None, placed),
             )
-            self._note(grouped, placed, learned=True, use=0)
+            self.note(grouped, placed, learned=True, use=0)
             seen = Sightings.of(grouped, keys.used, None)
             again = torch.empty_like(before).scatter_(0, _order(grouped), seen.number > 0)
-            there = find.find(self.arrays, keys.ids, keys.used) >= 0
-        self._done(done)
+            there = find.find(slots.arrays, keys.ids, keys.used) >= 0
+        self.finish(write)
         return (there & (before | again)).to(torch.int8)
 
-    def erase(self, keys: TableKeys | Int64[Tensor, "n"]) -> Bool[Tensor, "n"]:
-        """Removes rows and says which were there. Their places serve the next new ids."""
-        keys = self.checked_keys(keys)
-        with self.on_device():
-            erased = self._erase(keys.ids, group(keys.ids), keys.used)
-        self._totals[3] += erased.sum()
-        return erased
+    def erase(self, keys: TableKeys) -> Bool[Tensor, "n"]:
+        """Removes rows and says which were there."""
+        with self._slots.on_device():
+            return self._erase(keys.ids, group(keys.ids), keys.used)
 
     def clear(self) -> None:
-        """Removes all rows; their memory stays the table's."""
-        self.before_change()
-        self.epoch = object()
-        self.arrays.clear()
-        self._oldest_s = None
-        self.mark_all()
-
-    # ---- inside
-
-    def _erase(self, ids: Tensor, grouped: Grouped, used: Tensor | None) -> Bool[Tensor, "n"]:
-        self.before_change()
-        self.epoch = object()  # a slot that a lookup told may be another id's by the next update
-        erased = erase.erase(self.arrays, grouped, used)
-        self._mark(ids, erased)
-        return erased
-
-    def _write(self, ts: int, n: int, *, uses: int | None = None) -> tuple[int, Int64[Tensor, "3"]]:
-        """The stamp of a call that may bring `n` ids, and room for what it counts."""
-        now = self.stamps.stamp(ts, n if uses is None else uses)
-        return self.begin_at(now, n), self._nothing_done()
-
-    def _nothing_done(self) -> Int64[Tensor, "3"]:
-        """Room for what a call counts."""
-        self._kept_out = None
-        return torch.zeros(3, dtype=torch.int64, device=self.device)
-
-    def begin_at(self, now: int, n: int) -> int:
-        """What comes before every write of `n` ids with this stamp."""
-        self.before_change()
-        self._make_room(n)
-        self._max_ts = max(self._max_ts, self.stamps.second(now))
-        self.is_timed |= now > 0
-        if n:
-            self._oldest_s = now if self._oldest_s is None else min(self._oldest_s, now)
-            if self.is_capturing():
-                self._captured_s = [min([now, *self._captured_s])]
-        return now
-
-    def _done(self, done: Int64[Tensor, "3"]) -> Applied:
-        self._totals[:3] += done
-        if self.full == "raise":
-            self._raise_if_full(done)
-        return Applied(done)
+        """Removes all rows."""
+        self._feed.before_change()
+        self._slots.clear()
+        self._times.oldest = None
+        self._feed.mark_all()
 
     def usable_rows(self, rows: Tensor, used: Tensor | None) -> Bool[Tensor, "n"]:
-        """Which rows are finite; raises for those that are not where the table says so."""
+        """Which rows are finite.
+
+        If the table rejects rows that are not, it waits for the device and raises an error.
+        """
         usable = rows.isfinite().all(dim=1)
-        if self.config.not_finite != "reject":
+        if self._config.not_finite != "reject":
             return usable
         wrong = ~usable
         if used is not None:
-            wrong &= torch.arange(len(usable), device=self.device) < used
+            wrong &= torch.arange(len(usable), device=usable.device) < used
         if bool(wrong.any()):
             raise NotFiniteError(
-                f"rows[{int(wrong.nonzero()[0])}] is not finite; table {self.config.name!r} "
+                f"rows[{int(wrong.nonzero()[0])}] is not finite; table {self._config.name!r} "
                 f"rejects that, and nothing was changed. Find its source, or make the table with "
                 f"not_finite='drop'."
             )
         return usable
 
-    def _admitted(
-        self,
-        grouped: Grouped,
-        used: Tensor | None,
-        done: Int64[Tensor, "3"],
-        step: int,
-        counts: Tensor | None = None,
-    ) -> Grouped:
-        """The groups that have a row or may have one; the others become room."""
-        if self._admission is None:
-            return grouped
-        seen = Sightings.of(grouped, used, counts)
-        absent = find.find(self.arrays, grouped.ids) < 0
-        refused = self._admission.refused(seen, absent, step, each=False)
-        self._keep_out(refused, done)
-        return _without(grouped, refused)
+    # ---- inside
 
-    def _make_way(
-        self, grouped: Grouped, used: Tensor | None, usable: Tensor, now: int, done: Tensor
-    ) -> None:
-        """Rows leave for the ids of a call that have something to write, if the table is full."""
-        if self.full != "evict":
-            return
-        seen = Sightings.of(grouped, used, None)
-        good = seen.live & usable[_order(grouped).clamp(max=len(usable) - 1)]
-        self._give_way(grouped, seen.total(good.long()) > 0, now, done)
+    def _erase(self, ids: Tensor, grouped: Grouped, used: Tensor | None) -> Bool[Tensor, "n"]:
+        self._feed.before_change()
+        erased = self._slots.erase(grouped, used)
+        self._feed.mark(ids, erased)
+        self._slots.totals[3] += erased.sum()
+        return erased
 
     def _skip_zeros(
-        self, grouped: Grouped, used: Tensor | None, rows: Tensor, usable: Tensor, done: Tensor
+        self, grouped: Grouped, used: Tensor | None, rows: Tensor, usable: Tensor, write: Write
     ) -> Grouped:
-        """Takes rows of zeros out of the table instead of setting them; gives the other groups."""
+        """Erases ids whose new row is all zeros instead of setting it; the other groups."""
         seen, order = Sightings.of(grouped, used, None), _order(grouped)
         source = torch.where(seen.live & usable[order], order, -1)
         winner = torch.full_like(source, -1).scatter_reduce_(0, seen.start, source, "amax")
         winner = winner[seen.start]
         small = (rows * rows).sum(dim=1) < _LEAST_SQUARE
         skipped = seen.live & (winner >= 0) & small[winner.clamp(min=0)]
-        done[2] += (skipped & ~usable[order]).sum()
+        write.done[2] += (skipped & ~usable[order]).sum()
         ids = torch.empty_like(grouped.ids).scatter_(0, order, grouped.ids)
-        erased = self._erase(ids, _without(grouped, ~skipped), used)
-        self._totals[3] += erased.sum()
+        self._erase(ids, _without(grouped, ~skipped), used)
         return _without(grouped, skipped)
 
-    def refuse_serving(self, verb: str) -> None:
-        """Raises if the table only serves."""
-        if self.config.serving:
-            raise ServingTableError(
-                f"{verb} on the serving table {self.config.name!r}; only training tables learn. "
-                f"Use assign, or make the table with serving=False."
+
+class DeviceMoves:
+    """Moves whole rows out of a table and into it, for tiers; every call waits for the device.
+
+    A move changes no row: it is not counted, and consumers of touched keys are not told of it.
+    """
+
+    def __init__(
+        self, slots: DeviceSlots, times: RowTimes, feed: DeviceFeed, writes: DeviceWrites
+    ) -> None:
+        self._slots, self._times, self._feed, self._writes = slots, times, feed, writes
+
+    def read_out(self, ids: Int64[Tensor, "n"]) -> MovingRows:
+        """Whole rows, on the device; rows of absent ids are zeros."""
+        ids, slots = ids.to(self._slots.device), self._slots
+        with slots.on_device():
+            return slots.moving_rows(slots.arrays, ids, find.find(slots.arrays, ids))
+
+    def move_in(self, moving: MovingRows) -> Bool[Tensor, "n"]:
+        """Takes rows from anywhere; which of them found room."""
+        there, n, slots = moving.to(self._slots.device), len(moving), self._slots
+        if not n:
+            return there.found
+        self._writes.begin(0, n)
+        uncounted = torch.zeros(3, dtype=torch.int64, device=slots.device)
+        self._times.is_timed = True
+        slots.moved()
+        with slots.on_device():
+            assign.assign(
+                *(slots.arrays, group(there.ids), there.rows, torch.ones_like(there.found)),
+                *(slots.starts, uncounted, 0, None, there.states, there.ts),
             )
+            placed = find.find(slots.arrays, there.ids)
+            if slots.scored:
+                slots.score(placed)
+            return placed >= 0
+
+    def move_out(self, ids: Int64[Tensor, "n"]) -> None:
+        """Removes rows; the ids differ."""
+        if len(ids):
+            self._feed.before_change()
+            with self._slots.on_device():
+                self._slots.erase(Grouped(ids.to(self._slots.device), None))
+
+    def move_out_unset(self, ids: Int64[Tensor, "n"]) -> None:
+        """Removes those of the ids that were given a slot but never a row."""
+        slots = self._slots
+        ids = ids.to(slots.device)
+        with slots.on_device():
+            found = find.find(slots.arrays, ids)
+        at = found.clamp(min=0)
+        unset = (found >= 0) & (slots.arrays.index[at // LANES, TIMES, at % LANES] == NEWBORN)
+        self.move_out(torch.unique(ids[unset]))
 
 
 def _order(grouped: Grouped) -> Int64[Tensor, "n"]:
@@ -277,5 +403,5 @@ def _order(grouped: Grouped) -> Int64[Tensor, "n"]:
 
 
 def _without(grouped: Grouped, which: Bool[Tensor, "n"]) -> Grouped:
-    """Grouped ids, some of which count as room: those come from behind the end of the input."""
+    """The same groups, of which `which` become room: their order points behind the input."""
     return Grouped(grouped.ids, torch.where(which, len(grouped.ids), _order(grouped)))

@@ -201,12 +201,10 @@ def check_update(
     counts: Int64[Tensor, "n"] | None,
 ) -> None:
     """Refuses what `apply_gradients` of any table would refuse, before it is called."""
-    if isinstance(table, HostTable):
-        table.update_arguments(ids, grads, rates, step, counts)
-    elif isinstance(table, TierWrites):
+    if isinstance(table, TierWrites):
         table.check_update(ids, grads, rates, step, counts)
     else:
-        table._call(ids, grads, rates, step, counts)
+        table.update_arguments(ids, grads, rates, step, counts)
 
 
 def _some(entries: Entries, which: Int64[Tensor, "m"]) -> Entries:

@@ -15,7 +15,7 @@ from ...kernels.coming import Coming
 from ...kernels.layout import LANES, NO_STEP, Arrays, Part, draws_of
 from ..copies import numbers_on
 from ..device import DeviceTable
-from ..device_reads import MAX_IDS
+from ..device_slots import MAX_IDS
 from ..schedules import Rate
 from ..store import TableKeys
 
@@ -45,10 +45,10 @@ class DeviceGroup:
             at += count + 1
         self._own = [table.arrays for table in tables]
         self._totals = torch.zeros(
-            len(tables), len(first._totals), dtype=torch.int64, device=first.device
+            len(tables), len(first.slots.totals), dtype=torch.int64, device=first.device
         )
         for table, own in zip(tables, self._totals, strict=True):
-            table._totals = own
+            table.slots.totals = own
         self._counted = self._totals[:, :3]
         self._parts = _common_parts(tables)
         self._same_rates = all(table.rates == first.rates for table in tables)
@@ -72,15 +72,15 @@ class DeviceGroup:
         """Whether every table still has its part of the arrays, and none wants to be told more."""
         key = self._tables[0].slot_key
         for table, own in zip(self._tables, self._own, strict=True):  # all() takes twice as long
-            if table.arrays is not own or table.slot_key != key:
+            if table.slots.arrays is not own or table.slots.slot_key != key:
                 return False
-            if table.is_watched(learned=True):
+            if table.feed.is_watched(learned=True):
                 return False
         return True
 
     def epochs(self) -> tuple[object, ...]:
         """Another mark whenever a row of a table has moved."""
-        return tuple([table.epoch for table in self._tables])
+        return tuple([table.slots.epoch for table in self._tables])
 
     # ---- before a step
 
@@ -107,7 +107,8 @@ class DeviceGroup:
     def times(self, ts: int, sizes: Sequence[int]) -> list[int]:
         """The time of a write for each table that has keys, 0 for the others."""
         return [
-            table.next_time(ts) if n else 0 for table, n in zip(self._tables, sizes, strict=True)
+            table.stamps.next_time(ts) if n else 0
+            for table, n in zip(self._tables, sizes, strict=True)
         ]
 
     def stamps(self, times: Sequence[int], sizes: Sequence[int]) -> list[int]:
@@ -128,9 +129,10 @@ class DeviceGroup:
         for k, (table, n) in enumerate(zip(self._tables, sizes, strict=True)):
             if not n:
                 continue
-            table.begin_at(times[k] if times else 0, n)
+            table.writes.begin(times[k] if times else 0, n)
             if moves:
-                table.is_timed, table.epoch = True, object()
+                table.times.is_timed = True
+                table.slots.moved()
 
     # ---- the step
 

@@ -19,9 +19,7 @@ from ..bags import Bags
 from ..config import TableConfig
 from ..copies import host_room, to_host
 from ..device import DeviceTable
-from ..device_growth import FILL
-from ..device_reads import MAX_IDS
-from ..device_room import Full
+from ..device_slots import FILL, MAX_IDS, Full
 from ..host import HostTable
 from ..schedules import Rate
 from ..store import Applied, Lookup, Missing, TableKeys, as_keys
