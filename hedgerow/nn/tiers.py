@@ -14,8 +14,8 @@ from ..planner.problem.variant import Mode
 from ..planner.sizes.layout import HEDGEROW, Slots
 from ..tables.host import HostTable
 from ..tiers.build import Tiers, TierTable, tier_tables
+from ..tiers.tier_pair import TwoTiers
 from ..tiers.tier_tables import TierTables
-from ..tiers.two_tiers import TwoTiers
 from .collection import Collection
 
 if TYPE_CHECKING:

@@ -17,15 +17,14 @@ from ..tables.copies import in_host
 from ..tables.host import HostTable
 from ..tables.moving import MovingRows
 from ..tables.store import Entries, Missing
-from .notes import Notebook, Notes
-from .overlay import put_at
-from .places import Ids, Places
-from .tier_watch import TierWatch
-from .write_back import WriteBack, no_rows
+from .change_feed import TierWatch
+from .residency_map import Ids, ResidencyMap
+from .tier_pair import put_at
+from .write_back import LogReader, WriteBack, WriteLog, no_rows
 
 if TYPE_CHECKING:
     from ..tables.device import DeviceTable
-    from .device_cache_places import DeviceCachePlaces
+    from .device_residency import DeviceCacheMap
 
 _LEAVE_AT_ONCE = 32  # of a cache on a device, this part
 
@@ -36,7 +35,7 @@ class CacheMoves(TierWatch):
     A row that is neither cached nor being written back is as the slow store has it.
     """
 
-    places: Places | DeviceCachePlaces
+    places: ResidencyMap | DeviceCacheMap
 
     def __init__(
         self,
@@ -52,20 +51,22 @@ class CacheMoves(TierWatch):
         queue = cache_rows if queue_rows is None else queue_rows
         self._queue_rows = checks.count("queue_rows", queue, least=1)
         self._back = WriteBack(slow, self._queue_rows, self.counters)
-        self._time = UseTime()
-        self._notes = Notebook()  # of what is written behind the cache, for who reads there
+        self._time = LruClock()
+        self._notes = WriteLog()  # of what is written behind the cache, for who reads there
 
     @property
     def _now(self) -> int:
         """The time of the newest use."""
         return self._time.now
 
-    def _make_places(self, fast: HostTable | DeviceTable, rows: int) -> Places | DeviceCachePlaces:
+    def _make_places(
+        self, fast: HostTable | DeviceTable, rows: int
+    ) -> ResidencyMap | DeviceCacheMap:
         if isinstance(fast, HostTable):
-            return Places(rows)
-        from .device_cache_places import DeviceCachePlaces
+            return ResidencyMap(rows)
+        from .device_residency import DeviceCacheMap
 
-        return DeviceCachePlaces(fast, rows)
+        return DeviceCacheMap(fast, rows)
 
     # ---- reads behind the cache
 
@@ -115,7 +116,7 @@ class CacheMoves(TierWatch):
 
         Rows leave many at once: to find the longest unused takes as long for one as for many.
         """
-        assert not isinstance(self.places, Places)
+        assert not isinstance(self.places, ResidencyMap)
         if self.places.have_room(rows):
             return rows
         needed = max(rows - self.places.free, self.places.rows // _LEAVE_AT_ONCE)
@@ -220,7 +221,7 @@ class CacheMoves(TierWatch):
         self.places.set_dirty(at, True)
 
     @contextmanager
-    def noted(self) -> Iterator[Notes]:
+    def noted(self) -> Iterator[LogReader]:
         """What is written behind the cache meanwhile, for who reads there without the lock."""
         with self._writing:
             notes = self._notes.begin()
@@ -237,7 +238,7 @@ class CacheMoves(TierWatch):
 
 
 @dataclass(slots=True, eq=False)
-class UseTime:
+class LruClock:
     """Updates, lookups and prefetches so far; caches that step together have one."""
 
     now: int = 0

@@ -18,9 +18,9 @@ from ..tables.host import HostTable
 from ..tables.host_evict import Evicted
 from ..tables.store import Entries, Lookup, Missing, TableKeys
 from .cache_moves import CacheMoves
-from .overlay import overlay
-from .places import Ids
 from .prefetch import Prefetched, Prefetcher
+from .residency_map import Ids
+from .tier_pair import overlay
 
 if TYPE_CHECKING:
     from ..tables.device import DeviceTable

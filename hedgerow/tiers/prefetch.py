@@ -10,8 +10,8 @@ from types import TracebackType
 import numpy as np
 
 from ..core.ids import distinct_ids
-from .ending import Ending
-from .places import Ids
+from .locks import ThreadStopper
+from .residency_map import Ids
 
 _IDLE_S = 1.0  # so long the thread waits for more
 
@@ -73,7 +73,7 @@ class Prefetcher:
         self._outstanding: list[Prefetched] = []
         self._lock = Condition()
         self._thread: Thread | None = None
-        self._ending = Ending(self, self._lock)
+        self._ending = ThreadStopper(self, self._lock)
 
     def add(self, batch: Prefetched, most_ids: int) -> int | None:
         """Queues a batch, unless that were more distinct keys than `most_ids`: how many then."""

@@ -23,11 +23,11 @@ from ..tables.multi.several_tables import SeveralTables, stays
 from ..tables.schedules import Rate
 from ..tables.store import Applied, Lookup, Missing, TableKeys, as_keys
 from .build import TierTable
-from .tier_writes import check_update
+from .tier_pair import check_update
 
 if TYPE_CHECKING:
     from ..tables.device import DeviceTable
-    from .together import Found, Together
+    from .tier_group import Residency, TierGroup
 
 
 class TierTables(SeveralTables):
@@ -50,7 +50,7 @@ class TierTables(SeveralTables):
         tables: Sequence[HostTable | DeviceTable | TierTable],
         *,
         device: torch.device = checks.CPU,
-        together: Sequence[Together] = (),
+        together: Sequence[TierGroup] = (),
     ) -> None:
         named = {table.config.name: table for table in tables}
         self.config = MultiConfig.of({name: table.config for name, table in named.items()})
@@ -105,7 +105,7 @@ class TierTables(SeveralTables):
             flat = torch.empty(at[-1], dtype=torch.float32, device=self.device)
         else:
             flat = arguments.output(out.view(-1), at[-1], 1, self.device).view(-1)
-        where: dict[Together, Found] = {}
+        where: dict[TierGroup, Residency] = {}
         alone = set(range(len(self._tables)))
         for mine, one in self._groups():
             own = _keys_of(keys, mine)
@@ -236,10 +236,10 @@ class TierTables(SeveralTables):
 
     # ---- helpers
 
-    def _numbers_of(self, one: Together) -> tuple[int, ...]:
+    def _numbers_of(self, one: TierGroup) -> tuple[int, ...]:
         return tuple(self.config.positions[name] for name in one.names)
 
-    def _groups(self) -> Iterator[tuple[tuple[int, ...], Together]]:
+    def _groups(self) -> Iterator[tuple[tuple[int, ...], TierGroup]]:
         """The groups that can take a step together now, and the numbers of their tables."""
         return ((mine, one) for mine, one in self._together if one.can())
 
@@ -287,7 +287,7 @@ class _Step:
     """The share of a group of tables in an update."""
 
     numbers: tuple[int, ...]
-    group: Together
+    group: TierGroup
     keys: TableKeys
     grads: Float32[Tensor, "n dim"]
     rates: Sequence[float]

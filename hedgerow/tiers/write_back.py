@@ -1,25 +1,104 @@
-"""Rows that left a cache on their way to the store behind it, written by a thread of their own."""
+"""Changed rows on their way from a cache to the store behind it, and the log of such writes."""
 
 from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from threading import Condition, Thread
 from typing import TYPE_CHECKING
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from ..core.counters import Counters
+from ..core.ids import are_among
 from ..core.shapes import Int64
 from ..tables.host import HostTable
 from ..tables.moving import MovingRows
-from .ending import Ending
+from .locks import ThreadStopper
+from .residency_map import Ids
 
 if TYPE_CHECKING:
-    from .leaving import Leaving
+    from .eviction import PendingWriteBack
+
+# Ids that are noted for who reads behind a cache. Who takes longer gets none of the rows: a batch
+# that is prefetched and never looked up would fill the memory.
+_NOTED_ROWS = 1 << 22
+
+
+@dataclass(slots=True, eq=False)
+class LogReader:
+    """Ids that were written behind caches since somebody began to read there, by cache."""
+
+    era: int  # rows that were replaced altogether since are not those
+    since: int  # rows that were last used before are not asked for
+    log: list[tuple[object, Ids]] = field(default_factory=list)
+    rows: int = 0  # in the log
+
+
+class WriteLog:
+    """Who reads behind caches; those that step together have one, as they have one lock.
+
+    The caller has that lock, but for `end`, which any thread may say as often as it likes.
+    """
+
+    def __init__(self) -> None:
+        self._open: set[LogReader] = set()
+        self._era = 0  # how often all rows of a cache were replaced
+
+    def __len__(self) -> int:
+        return len(self._open)
+
+    def begin(self, since: int = 0) -> LogReader:
+        """From now on it is noted what is written.
+
+        Who asks only for rows that were not cached at the time `since` is told of others in vain.
+        """
+        notes = LogReader(self._era, since)
+        self._open.add(notes)
+        return notes
+
+    def end(self, notes: LogReader) -> None:
+        """Nobody asks for these any more."""
+        self._open.discard(notes)
+
+    def write(self, cache: object, ids: Ids) -> None:
+        """Rows of these ids are written behind a cache."""
+        noting = tuple(self._open)  # others may end theirs meanwhile
+        if not noting or not len(ids):
+            return
+        ids = ids.copy()  # the caller may write to them
+        for notes in noting:
+            notes.log.append((cache, ids))
+            notes.rows += len(ids)
+            if notes.rows > _NOTED_ROWS:
+                self.end(notes)
+                notes.log.clear()
+
+    def replaced(self) -> None:
+        """All rows of a cache were: nobody gets what was read before."""
+        self._era += 1
+
+    def since(self) -> int | None:
+        """Rows that were last used before this time may leave unnoted; None = all may."""
+        return min((notes.since for notes in tuple(self._open)), default=None)
+
+    def is_written(self, notes: LogReader) -> bool:
+        """Whether anything was written since these began."""
+        return bool(notes.log) or notes.era != self._era or notes not in self._open
+
+    def keep_unchanged(self, notes: LogReader, cache: object, ids: Ids, which: np.ndarray) -> None:
+        """Leaves only those `which` of a cache's ids are as they were read."""
+        if notes.era != self._era or notes not in self._open:
+            which[:] = False
+            return
+        written = [own for other, own in notes.log if other is cache]
+        if written:
+            which &= ~are_among(ids, np.concatenate(written))
+
 
 _IDLE_S = 1.0  # so long the thread waits for more: starting one takes longer than a small step
 _CHUNK_ROWS = 8192  # written under one hold of the lock: so long a reader waits at most
@@ -39,13 +118,13 @@ class WriteBack:
         # As a table of their own: found by id, and read like any other row.
         self._rows = HostTable(replace(slow.config, admit=None, initial_capacity=1))
         self._order: deque[Int64[Tensor, "n"]] = deque()
-        self._leaving: deque[Leaving] = deque()
+        self._leaving: deque[PendingWriteBack] = deque()
         self._changed = Condition()
         self._thread: Thread | None = None
         self._error: BaseException | None = None
-        self._ending = Ending(self, self._changed)
+        self._ending = ThreadStopper(self, self._changed)
 
-    def follow(self, leaving: deque[Leaving]) -> None:
+    def follow(self, leaving: deque[PendingWriteBack]) -> None:
         """Some rows of this table are among those of these, which several tables share."""
         self._leaving = leaving
 

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from hedgerow.kernels.leave import NEVER
-from hedgerow.tiers import departures
+from hedgerow.tiers import eviction
 
 from .test_departures import _all, _on, _pair
 from .test_together import NAMES, Pair, config
@@ -18,8 +18,8 @@ from .test_together_beside import _keys
 @pytest.fixture(name="pair")
 def pair_of_stores(device: torch.device, monkeypatch: pytest.MonkeyPatch) -> Pair:
     """As in large caches, rows leave some steps after they were chosen; 48 rows, 24 places."""
-    monkeypatch.setattr(departures, "_SPARE", 6)
-    monkeypatch.setattr(departures, "MOST_SPARE", 6)
+    monkeypatch.setattr(eviction, "_SPARE", 6)
+    monkeypatch.setattr(eviction, "MOST_SPARE", 6)
     pair = _pair(device)
     for first in range(0, 48, 12):
         pair.step(_all(*range(first, first + 12)))

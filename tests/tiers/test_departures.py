@@ -11,9 +11,9 @@ import torch
 from hedgerow.kernels.layout import EMPTY, ERASED
 from hedgerow.tables.multi import device_group
 from hedgerow.tables.store import TableKeys
-from hedgerow.tiers import departures
+from hedgerow.tiers import eviction
 from hedgerow.tiers.cache_moves import CacheMoves
-from hedgerow.tiers.leaving import Leaving
+from hedgerow.tiers.eviction import PendingWriteBack
 
 from .test_together import NAMES, Pair, config
 
@@ -35,7 +35,7 @@ def _fill(pair: Pair) -> None:
         pair.step(_all(*range(first, first + 24)))
 
 
-def _last(pair: Pair) -> Leaving:
+def _last(pair: Pair) -> PendingWriteBack:
     after = pair.groups[0]._fetches._departures._next
     assert after is not None
     return after.leaving
@@ -72,8 +72,8 @@ def test_the_longest_unused_rows_of_all_tables_leave_at_once(
 def test_a_part_of_a_large_cache_is_kept_free(
     device: torch.device, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(departures, "_SPARE", 8)
-    monkeypatch.setattr(departures, "MOST_SPARE", 8)
+    monkeypatch.setattr(eviction, "_SPARE", 8)
+    monkeypatch.setattr(eviction, "MOST_SPARE", 8)
     pair = _pair(device)
     pair.run(30)
     assert pair.stat("cache_evictions") > 0
@@ -98,8 +98,8 @@ def test_rows_that_were_waited_for_are_written_by_the_thread(
     device: torch.device, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Who waits to learn how many rows there are starts their copy, and nothing else."""
-    monkeypatch.setattr(departures, "_SPARE", 6)
-    monkeypatch.setattr(departures, "MOST_SPARE", 6)
+    monkeypatch.setattr(eviction, "_SPARE", 6)
+    monkeypatch.setattr(eviction, "MOST_SPARE", 6)
     pair = _pair(device)
     _fill(pair)
     pair.step(_all(40, 41, 42))  # for which others leave at once
@@ -116,8 +116,8 @@ def test_rows_that_were_waited_for_are_written_by_the_thread(
 def test_rows_that_could_not_be_handed_over_are_so_with_the_next_step(
     device: torch.device, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(departures, "_SPARE", 6)
-    monkeypatch.setattr(departures, "MOST_SPARE", 6)
+    monkeypatch.setattr(eviction, "_SPARE", 6)
+    monkeypatch.setattr(eviction, "MOST_SPARE", 6)
     pair = _pair(device)
     _fill(pair)
     leaving: Any = pair.groups[0]._fetches._departures
@@ -126,7 +126,7 @@ def test_rows_that_could_not_be_handed_over_are_so_with_the_next_step(
         raise MemoryError
 
     with monkeypatch.context() as patch:
-        patch.setattr(Leaving, "start", broken)
+        patch.setattr(PendingWriteBack, "start", broken)
         pair.step(_all(40, 41, 42))  # which is done all the same
     pair.groups[0]._fetches.go_on()
     leaving._thread.submit(lambda: None).result(timeout=60)
@@ -137,8 +137,8 @@ def test_rows_that_could_not_be_handed_over_are_so_with_the_next_step(
 def test_nothing_leaves_while_it_is_being_written_unless_it_must(
     device: torch.device, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(departures, "_SPARE", 6)
-    monkeypatch.setattr(departures, "MOST_SPARE", 6)
+    monkeypatch.setattr(eviction, "_SPARE", 6)
+    monkeypatch.setattr(eviction, "MOST_SPARE", 6)
     pair = _pair(device)
     leaving: Any = pair.groups[0]._fetches._departures
     late: list[bool] = []
@@ -179,7 +179,7 @@ def test_rows_that_cannot_be_written_are_kept(
         def broken(*_: object) -> None:
             raise MemoryError
 
-        patch.setattr("hedgerow.tiers.leaving.move_in_several", broken)
+        patch.setattr("hedgerow.tiers.eviction.move_in_several", broken)
         pair.step(_all(12, 13))
         for _ in range(2):
             with pytest.raises(MemoryError):
@@ -219,8 +219,8 @@ def test_rows_whose_leaving_breaks_off_are_not_lost(
 def test_chosen_rows_that_are_used_or_changed_again_stay(
     device: torch.device, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(departures, "_SPARE", 6)
-    monkeypatch.setattr(departures, "MOST_SPARE", 6)
+    monkeypatch.setattr(eviction, "_SPARE", 6)
+    monkeypatch.setattr(eviction, "MOST_SPARE", 6)
     pair = _pair(device)
     for first in (40, 0, 0):
         pair.step(_all(*range(first, first + 16)))
@@ -251,7 +251,7 @@ def test_a_thread_that_cannot_start_fails_no_step(
         def broken(*_: object, **more: object) -> None:
             raise RuntimeError("can't start new thread")
 
-        patch.setattr(departures, "ThreadPoolExecutor", broken)
+        patch.setattr(eviction, "ThreadPoolExecutor", broken)
         pair.groups[0]._fetches._departures._thread = None
         for first in (40, 0):
             pair.step(_all(*range(first, first + 24)))

@@ -10,8 +10,7 @@ import torch
 import hedgerow as hr
 from hedgerow.tables.host import HostTable
 from hedgerow.tiers.caching import CachingTable
-from hedgerow.tiers.hybrid import HybridTable
-from hedgerow.tiers.uses import Uses
+from hedgerow.tiers.hybrid import HybridTable, UseCounts
 
 from ..support import table_config
 
@@ -108,7 +107,7 @@ def test_what_comes_late_is_counted() -> None:
 
 
 def test_uses_fade_and_are_renewed() -> None:
-    uses, ids = Uses(100, half_life_steps=1), np.arange(3)
+    uses, ids = UseCounts(100, half_life_steps=1), np.arange(3)
     for _ in range(100):  # far beyond what a weight may grow to
         uses.step(ids[:2])
         uses.step(ids[1:])

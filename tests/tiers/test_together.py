@@ -14,8 +14,7 @@ from hedgerow.core.errors import CacheTooSmallError, NotFiniteError
 from hedgerow.tables.admission import Count
 from hedgerow.tables.multi.host_tables import HostTables
 from hedgerow.tables.store import TableKeys
-from hedgerow.tiers.build import Tiers, tier_table
-from hedgerow.tiers.device_build import device_tier_tables
+from hedgerow.tiers.build import Tiers, device_tier_tables, tier_table
 from hedgerow.tiers.tier_tables import TierTables
 
 from ..support import everything
@@ -79,7 +78,7 @@ class Pair:
 def test_steps_give_the_numbers_of_plain_tables(
     mode: str, seed: int, device: torch.device, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("hedgerow.tiers.promotions.MOVE_STEPS", 2)
+    monkeypatch.setattr("hedgerow.tiers.hybrid.MOVE_STEPS", 2)
     pair = Pair(mode, device, seed, [config(name) for name in NAMES])
     assert len(pair.groups) == 1
     assert pair.groups[0].can()

@@ -220,7 +220,7 @@ def test_a_graph_has_its_own_cuts(device: torch.device, monkeypatch: pytest.Monk
     kept = group._cuts(keys)
     assert group._cuts(keys) is kept
     if device.type == "cpu":
-        monkeypatch.setattr(group._tables[0], "_capturing", lambda: True)
+        monkeypatch.setattr(group._tables[0], "is_capturing", lambda: True)
         assert group._cuts(keys) is not kept
         monkeypatch.undo()
     assert group._cuts(keys) is kept

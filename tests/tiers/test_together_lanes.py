@@ -15,10 +15,9 @@ import torch
 from hedgerow.kernels import reference
 from hedgerow.kernels.leave import CROWDED
 from hedgerow.tables.store import TableKeys
-from hedgerow.tiers import list_room
-from hedgerow.tiers.crowded import Crowded
-from hedgerow.tiers.found import Rest
-from hedgerow.tiers.reads_behind import Behind
+from hedgerow.tiers import misses
+from hedgerow.tiers.eviction import BucketOverflows
+from hedgerow.tiers.misses import Misses, MissRead
 
 from .test_together import NAMES, Pair, config
 
@@ -30,7 +29,7 @@ HALF = torch.full((1, 4), 0.5)
 def test_keys_beyond_the_room_of_a_list_come_too(
     device: torch.device, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(list_room, "_LEAST", 1)
+    monkeypatch.setattr(misses, "_LEAST", 1)
     pair = Pair("CACHING", device, 11, [config(name) for name in NAMES])
     group = pair.groups[0]._fetches
     assert group is not None
@@ -197,7 +196,7 @@ def test_a_row_that_came_while_somebody_reads_it_behind_the_cache_is_not_read_ol
     *old, row, new = crowd.ids(3, 5, 33)
     for ids in ([new], [row], old, old):
         crowd.step(ids)
-    asked, read, group = crowd.fetches._asked, Behind.read, crowd.departures._group
+    asked, read, group = crowd.fetches._asked, MissRead.read, crowd.departures._group
     chosen = group.old_rows
 
     def broken(*given: Any, **more: Any) -> Any:
@@ -223,7 +222,7 @@ def test_a_row_that_came_while_somebody_reads_it_behind_the_cache_is_not_read_ol
                 table.assign(torch.tensor([row], device=where), HALF.to(where), ts=900)
         return answer
 
-    def read_slowly(self: Behind) -> None:
+    def read_slowly(self: MissRead) -> None:
         read(self)
         if told == ["listed"]:
             told.append("read")
@@ -235,7 +234,7 @@ def test_a_row_that_came_while_somebody_reads_it_behind_the_cache_is_not_read_ol
         return TableKeys(keys.ids.to(device), keys.splits)
 
     monkeypatch.setattr(crowd.fetches, "_asked", listed)
-    monkeypatch.setattr(Behind, "read", read_slowly)
+    monkeypatch.setattr(MissRead, "read", read_slowly)
     found = crowd.pair.ours.lookup(there([row]), missing="training")
     assert told == ["listed", "read"]
     assert torch.equal(found.rows.cpu(), HALF.view(-1))
@@ -243,13 +242,13 @@ def test_a_row_that_came_while_somebody_reads_it_behind_the_cache_is_not_read_ol
 
 
 def test_crowded_keys_are_kept_once_and_not_too_many() -> None:
-    crowded, cpu = Crowded(3), torch.device("cpu")
+    crowded, cpu = BucketOverflows(3), torch.device("cpu")
     assert not crowded
     assert crowded.take(cpu) is None
     ids = torch.tensor([5, -7, 5, 5, 9])
-    rest = Rest(ids, (0, 4, 4, 5), ids, torch.arange(5))
+    rest = Misses(ids, (0, 4, 4, 5), ids, torch.arange(5))
     crowded.add(rest)
-    crowded.add(Rest(ids[4:], (0, 1, 1, 1), ids[4:], torch.tensor([0])))
+    crowded.add(Misses(ids[4:], (0, 1, 1, 1), ids[4:], torch.tensor([0])))
     crowded.add(rest)
     assert crowded.counts == [3, 0, 1]
     keys = crowded.take(cpu)
@@ -260,9 +259,9 @@ def test_crowded_keys_are_kept_once_and_not_too_many() -> None:
 
 
 def test_of_too_many_crowded_keys_each_has_its_turn() -> None:
-    crowded, many, seen = Crowded(3), torch.arange(5 * CROWDED // 2), set()
+    crowded, many, seen = BucketOverflows(3), torch.arange(5 * CROWDED // 2), set()
     for _ in range(3):
-        crowded.add(Rest(many, (0, 0, len(many), len(many)), many, many))
+        crowded.add(Misses(many, (0, 0, len(many), len(many)), many, many))
         assert crowded.counts == [0, CROWDED, 0]
         keys = crowded.take(torch.device("cpu"))
         assert keys is not None

@@ -10,9 +10,8 @@ import numpy as np
 import pytest
 import torch
 
-from hedgerow.tiers import device_cache_places
-from hedgerow.tiers import notes as notes_file
-from hedgerow.tiers.reads_behind import Behind
+from hedgerow.tiers import device_residency, write_back
+from hedgerow.tiers.misses import MissRead
 
 from .test_together_beside import _after_once, _keys, _on, _pair
 
@@ -30,7 +29,7 @@ def test_a_row_that_came_by_another_hand_is_read(
         batches.append(table.prefetch(torch.tensor([0, 1], device=device)))
         batches[0].wait()
 
-    _after_once(monkeypatch, Behind, "read", bring)
+    _after_once(monkeypatch, MissRead, "read", bring)
     found = pair.ours.lookup(_on(device, keys), missing="training")
     assert batches
     assert torch.equal(found.rows.cpu(), pair.model.lookup(keys, missing="training").rows)
@@ -39,8 +38,8 @@ def test_a_row_that_came_by_another_hand_is_read(
 def test_a_large_cache_is_asked_for_more_rows_than_it_has_slots(
     device: torch.device, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(device_cache_places, "_MANY_SLOTS", 8)
-    monkeypatch.setattr(device_cache_places, "_SAMPLE", 8)
+    monkeypatch.setattr(device_residency, "_MANY_SLOTS", 8)
+    monkeypatch.setattr(device_residency, "_SAMPLE", 8)
     pair = _pair(device)
     for first in (0, 0, 60, 60):
         pair.step(_keys(*range(first, first + 60)))
@@ -79,7 +78,7 @@ def test_notes_that_begin_while_others_end_are_kept(device: torch.device) -> Non
 def test_notes_that_nobody_ends_do_not_grow_for_ever(
     device: torch.device, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(notes_file, "_NOTED_ROWS", 9)
+    monkeypatch.setattr(write_back, "_NOTED_ROWS", 9)
     pair = _pair(device)
     pair.step(_keys(1, 2, 3))
     later = _keys(1, 2, 40)

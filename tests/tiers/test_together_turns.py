@@ -10,9 +10,8 @@ import pytest
 import torch
 
 from hedgerow.tables.store import TableKeys
-from hedgerow.tiers import departures, reads_ahead
-from hedgerow.tiers.found import Told
-from hedgerow.tiers.reads_behind import Behind
+from hedgerow.tiers import cache_prefetcher, eviction
+from hedgerow.tiers.misses import HostReadback, MissRead
 
 from .test_together import NAMES, Pair, config
 from .test_together_beside import _keys, _on
@@ -28,8 +27,8 @@ def test_a_row_that_was_chosen_to_leave_before_somebody_reads_it_lands_first(
     device: torch.device, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A lookup of another thread lists a row that then comes, is changed, chosen, and leaves."""
-    monkeypatch.setattr(departures, "_SPARE", 6)
-    monkeypatch.setattr(departures, "MOST_SPARE", 6)
+    monkeypatch.setattr(eviction, "_SPARE", 6)
+    monkeypatch.setattr(eviction, "MOST_SPARE", 6)
     pair = Pair("CACHING", device, 3, [config(name) for name in NAMES])
     fetches: Any = pair.groups[0]._fetches
     leaving: Any = fetches._departures
@@ -40,7 +39,7 @@ def test_a_row_that_was_chosen_to_leave_before_somebody_reads_it_lands_first(
         pair.step(_all(*((24 + 3 * turn + i) % 48 for i in range(3))))
     table, ours = pair.ours.table(0), (0, 1, 2)
     turns: list[str] = []
-    asked, read = fetches._asked, Behind.read
+    asked, read = fetches._asked, MissRead.read
 
     def cached() -> bool:
         return bool((table.places.find(np.array(ours)) >= 0).any())
@@ -64,7 +63,7 @@ def test_a_row_that_was_chosen_to_leave_before_somebody_reads_it_lands_first(
                 pair.step(others(turn))
         return found
 
-    def was_read(behind: Behind) -> None:
+    def was_read(behind: MissRead) -> None:
         read(behind)
         if turns == ["listed", "chosen"]:
             turns.append("read")
@@ -75,7 +74,7 @@ def test_a_row_that_was_chosen_to_leave_before_somebody_reads_it_lands_first(
                 pair.step(others(turn))
 
     monkeypatch.setattr(fetches, "_asked", listed)
-    monkeypatch.setattr(Behind, "read", was_read)
+    monkeypatch.setattr(MissRead, "read", was_read)
     assert not cached()
     keys = _all(*ours)
     found = pair.ours.lookup(_on(device, keys), missing="training")
@@ -137,7 +136,7 @@ def test_counts_below_one_are_one_wherever_a_brought_row_lies(device: torch.devi
 def test_of_too_many_batches_the_next_ones_are_kept(
     device: torch.device, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(reads_ahead, "_MOST_BATCHES", 2)
+    monkeypatch.setattr(cache_prefetcher, "_MOST_BATCHES", 2)
     pair = Pair("CACHING", device, 3, [config(name) for name in NAMES])
     fetches: Any = pair.groups[0]._fetches
     batches = [_on(device, _all(9 * n, 9 * n + 1)) for n in range(7)]
@@ -173,7 +172,7 @@ def test_a_lookup_waits_for_its_list_after_all_is_launched(
     pair.step(_keys(1, 2, 3))
     for owner, name in (
         *((fetches._group, name) for name in ("find_and_list", "read")),
-        *((fetches.ahead, "ask"), (fetches, "bring"), (Told, "_wait")),
+        *((fetches.ahead, "ask"), (fetches, "bring"), (HostReadback, "_wait")),
     ):
         note(owner, name)
     pair.ours.prefetch(_on(device, _keys(2, 3)))

@@ -1,4 +1,4 @@
-"""Batches whose rows are read from behind caches on a device before they are looked up."""
+"""Reads rows of later batches for several caches on one device."""
 
 from __future__ import annotations
 
@@ -16,16 +16,14 @@ from ..core.shapes import Int32, Int64
 from ..tables.multi.device_group import DeviceGroup
 from ..tables.store import TableKeys
 from .caching import CachingTable
-from .found import Told
-from .list_room import ListRoom, listed
-from .places import Ids
-from .reads_behind import Behind
+from .misses import HostReadback, ListRoom, MissRead, listed
+from .residency_map import Ids
 
 _Event = torch.Event | torch.cuda.Event | None
 _MOST_BATCHES = 8  # that wait to be looked up; later ones are not read then
 
 
-class ReadsAhead:
+class CachePrefetcher:
     """Later batches of K caches, in the order of their lookups. One thread adds them.
 
     The owner waits for nothing: `ask` has the device find which keys it lacks, a thread reads their
@@ -107,7 +105,7 @@ class ReadsAhead:
                 except Exception as error:  # as above
                     one.fail(error)
 
-    def take(self, whole: Int64[Tensor, "all"]) -> Behind | None:
+    def take(self, whole: Int64[Tensor, "all"]) -> MissRead | None:
         """The rows that were read for a batch, which is looked up now: the very same ids.
 
         Of batches before it nobody will ask.
@@ -160,7 +158,7 @@ class ReadsAhead:
                 keys.ids.record_stream(self._stream)
             listing = self._group.absent(keys, self._used, now, room)
             marked = self._stream and self._stream.record_event()
-            told = Told(listing.words, counts=2 * listing.tables)
+            told = HostReadback(listing.words, counts=2 * listing.tables)
             one.asked = _Asked(told, room, now, marked)
 
     def _ask_for_all(self, one: _Batch) -> bool:
@@ -186,7 +184,7 @@ class ReadsAhead:
             one.reading = Future()
             one.reading.set_result(None)
             return
-        behind = Behind(self._caches, ids, one.asked.since)
+        behind = MissRead(self._caches, ids, one.asked.since)
         try:
             one.reading = self._thread.submit(self._read_and_copy, behind)
         except BaseException:
@@ -194,7 +192,7 @@ class ReadsAhead:
             raise
         one.behind = behind
 
-    def _read_and_copy(self, behind: Behind) -> None:
+    def _read_and_copy(self, behind: MissRead) -> None:
         """In the thread."""
         behind.read()
         with torch.cuda.stream(self._stream) if self._stream is not None else nullcontext():
@@ -214,7 +212,7 @@ class ReadsAhead:
 class _Asked:
     """What the device lacks of a batch, as soon as it has told."""
 
-    told: Told
+    told: HostReadback
     room: int | None  # of each table; None: for all of its keys
     since: int  # the time before the device was asked
     marked: _Event  # uses are
@@ -239,7 +237,7 @@ class _Batch:
         self.keys, self.whole = keys, whole  # kept, so that no other batch lies there
         self.ready = ready  # they are
         self.asked: _Asked | None = None
-        self.behind: Behind | None = None  # if the device lacks some
+        self.behind: MissRead | None = None  # if the device lacks some
         self.reading: Future[None] | None = None
 
     def fail(self, error: Exception) -> None:

@@ -1,4 +1,4 @@
-"""Alike tables of two tiers whose fast rows lie on one device, in steps of one launch for all."""
+"""Alike tables of two tiers on one device, in steps of one launch for all."""
 
 from __future__ import annotations
 
@@ -20,14 +20,13 @@ from ..tables.multi.device_group import DeviceGroup
 from ..tables.schedules import Rate
 from ..tables.store import Applied, Missing, TableKeys
 from .caching import CachingTable
-from .fetches import Fetches
-from .found import Found, Rest, Told
-from .hybrid import HybridTable
-from .promotions import Promotions
-from .two_tiers import share_locks
+from .hybrid import HybridTable, Promotions
+from .miss_handler import MissHandler
+from .misses import HostReadback, Misses, Residency
+from .tier_pair import share_locks
 
 
-class Together:
+class TierGroup:
     """One step for K tables, of one mode and of alike rows; owned by `TierTables`.
 
     What the device has is found and stepped there, table by table in one launch. The host is asked
@@ -43,7 +42,7 @@ class Together:
         self._writing, self._moves = tables[0]._writing, tables[0]._moves
         caches = [table for table in tables if isinstance(table, CachingTable)]
         hybrids = [table for table in tables if isinstance(table, HybridTable)]
-        self._fetches = Fetches(caches, group) if caches else None
+        self._fetches = MissHandler(caches, group) if caches else None
         self._promotions = Promotions(hybrids) if hybrids else None
         self._least_places = min(table.places.rows for table in tables)
         self._admits = any(table.config.admit is not None for table in tables)
@@ -66,7 +65,7 @@ class Together:
         missing: Missing,
         step: int | None,
         batch: Int64[Tensor, "all"],
-    ) -> Found:
+    ) -> Residency:
         """Rows into `out`. With `missing="training"` rows come to caches, since an update follows.
 
         The caller has checked its arguments; `batch` is what the keys are part of.
@@ -93,7 +92,7 @@ class Together:
             found = fetches.bring(keys, found, lambda old: self._now_found(keys, old), out)
         return found
 
-    def _look(self, keys: TableKeys, out: Tensor, fetches: Fetches | None) -> Found:
+    def _look(self, keys: TableKeys, out: Tensor, fetches: MissHandler | None) -> Residency:
         """Rows that are on the device into `out`; where keys are, listed if rows may come."""
         since = self._time()
         if fetches is not None:
@@ -107,8 +106,8 @@ class Together:
             self._fetches.ahead.add(keys, batch)
 
     def _read_rest(
-        self, keys: TableKeys, found: Found, out: Tensor, missing: Missing, step: int | None
-    ) -> Found:
+        self, keys: TableKeys, found: Residency, out: Tensor, missing: Missing, step: int | None
+    ) -> Residency:
         """Rows that are not on the device; counts the hits of the call."""
         if found.brought or not found.absent:
             for table, (start, stop) in self._shares(keys):
@@ -121,7 +120,7 @@ class Together:
             table._count_hits(stop - start - sizes[k], there[k], stop - start)
         return replace(found, rest=rest)
 
-    def _now_found(self, keys: TableKeys, found: Found | None) -> Found:
+    def _now_found(self, keys: TableKeys, found: Residency | None) -> Residency:
         """Where keys are: as found, unless rows have moved since."""
         if found is not None and found.epoch == self._group.epochs():
             return found
@@ -132,17 +131,19 @@ class Together:
 
     def _told(
         self, keys: TableKeys, slots: Int64[Tensor, "n"], since: int, *, listed: bool
-    ) -> Found:
+    ) -> Residency:
         """With keys that caches lack `listed`, if they may have to come."""
         if self._fetches is not None and listed:
             return self._fetches.list_absent(keys, slots, since)
-        return Found(slots, self._group.epochs(), Told((slots < 0).sum().view(1)))
+        return Residency(slots, self._group.epochs(), HostReadback((slots < 0).sum().view(1)))
 
     def _time(self) -> int:
         """Of uses: a row that comes from now on is not used before."""
         return 0 if self._fetches is None else self._fetches.now()
 
-    def _read_slow(self, rest: Rest, out: Tensor, missing: Missing, step: int | None) -> list[int]:
+    def _read_slow(
+        self, rest: Misses, out: Tensor, missing: Missing, step: int | None
+    ) -> list[int]:
         """Rows of the slow tier; how many of each table are there."""
         rows = host_room((len(rest.ids), out.shape[1]), torch.float32, self.device)
         there = [0] * len(self._tables)
@@ -184,7 +185,7 @@ class Together:
     def apply(
         self,
         keys: TableKeys,
-        found: Found | None,
+        found: Residency | None,
         grads: Float32[Tensor, "n dim"],
         rates: Sequence[float],
         step: int | None,
@@ -244,7 +245,7 @@ class Together:
 
     def _step_slow(
         self,
-        rest: Rest,
+        rest: Misses,
         grads: Tensor,
         rates: Sequence[float],
         step: int | None,

@@ -1,4 +1,4 @@
-"""Rows that several caches on one device lack, brought from behind them in one go."""
+"""Fetches rows that several caches on one device miss."""
 
 from __future__ import annotations
 
@@ -17,19 +17,16 @@ from ..kernels.put_rows import Uses, Waiting
 from ..kernels.seat import Marks
 from ..tables.multi.device_group import DeviceGroup
 from ..tables.store import TableKeys
+from .cache_prefetcher import CachePrefetcher
 from .caching import CachingTable
-from .departures import MOST_SPARE, Departures
-from .device_cache_places import places_of
-from .device_places import fast_of
-from .found import Found, Rest, Told
-from .list_room import ListRoom, listed
-from .places import Ids
-from .reads_ahead import ReadsAhead
-from .reads_behind import Behind
+from .device_residency import fast_of, places_of
+from .eviction import MOST_SPARE, EvictionScheduler
+from .misses import HostReadback, ListRoom, Misses, MissRead, Residency, listed
+from .residency_map import Ids
 
 
-class Fetches:
-    """What K alike caches of one device do together; owned by `Together`.
+class MissHandler:
+    """What K alike caches of one device do together; owned by `TierGroup`.
 
     Rows are read beside whoever steps, without a lock: what is written behind a cache meanwhile
     does not come.
@@ -51,8 +48,8 @@ class Fetches:
             places.moved = moved[:, k]
         self._uses = Uses(self._used, moved[0])
         self._room = ListRoom(len(caches))
-        self.ahead = ReadsAhead(caches, group, self._used)
-        self._departures = Departures(caches, group, self._used, self._changed, moved[1])
+        self.ahead = CachePrefetcher(caches, group, self._used)
+        self._departures = EvictionScheduler(caches, group, self._used, self._changed, moved[1])
 
     def tick(self) -> int:
         """The time of a use: after all before."""
@@ -68,7 +65,7 @@ class Fetches:
         self.ahead.go_on()
         self._departures.go_on()
 
-    def found_no_lane(self, rest: Rest) -> None:
+    def found_no_lane(self, rest: Misses) -> None:
         """The rows of these keys were brought, and are not there."""
         self._departures.found_no_lane(rest)
 
@@ -94,7 +91,7 @@ class Fetches:
             if come:
                 self._put(behind, now)
 
-    def lookup(self, keys: TableKeys, out: Float32[Tensor, "n dim"], since: int) -> Found:
+    def lookup(self, keys: TableKeys, out: Float32[Tensor, "n dim"], since: int) -> Residency:
         """Rows that are on the device into `out`; where keys are, as `list_absent`.
 
         They are read once the list is on its way: the host gets it, and goes on, meanwhile. Later
@@ -107,22 +104,24 @@ class Fetches:
         self.ahead.ask()
         return found
 
-    def list_absent(self, keys: TableKeys, slots: Int64[Tensor, "n"], since: int) -> Found:
+    def list_absent(self, keys: TableKeys, slots: Int64[Tensor, "n"], since: int) -> Residency:
         """Where keys are, with those listed that are not on the device; waits for nothing."""
         listing = self._group.absent_slots(keys, slots, self._room.of(keys))
         return self._found(slots, listing, since)
 
-    def _found(self, slots: Int64[Tensor, "n"], listing: Listing, since: int) -> Found:
-        told = Told(listing.words, counts=2 * listing.tables)  # nobody has been left yet: zeros
-        return Found(slots, self._group.epochs(), told, since, listing=listing)
+    def _found(self, slots: Int64[Tensor, "n"], listing: Listing, since: int) -> Residency:
+        told = HostReadback(
+            listing.words, counts=2 * listing.tables
+        )  # nobody has been left yet: zeros
+        return Residency(slots, self._group.epochs(), told, since, listing=listing)
 
     def bring(
         self,
         keys: TableKeys,
-        found: Found,
-        now_found: Callable[[Found], Found],
+        found: Residency,
+        now_found: Callable[[Residency], Residency],
         out: Float32[Tensor, "n dim"] | None = None,
-    ) -> Found:
+    ) -> Residency:
         """Rows that caches lack come, and go to `out` if given; what this call uses stays.
 
         `now_found` tells where keys are if rows have moved since they were found.
@@ -131,7 +130,7 @@ class Fetches:
         for table, ids in zip(self._caches, asked, strict=True):
             if table._ahead.is_outstanding():
                 table._await(ids)
-        with closing(Behind(self._caches, asked, found.since)) as behind:
+        with closing(MissRead(self._caches, asked, found.since)) as behind:
             behind.read()
             with self._caches[0]._writing:
                 known = now_found(found)
@@ -141,19 +140,19 @@ class Fetches:
                 waits = known is found
                 if come:
                     self._put(behind, now, Waiting(listing, found.slots, out) if waits else None)
-                    told = Told(listing.left, here=behind.room_to_tell)
+                    told = HostReadback(listing.left, here=behind.room_to_tell)
                     if waits:
                         epochs, brought = self._group.epochs(), behind.have_rows
-                        return Found(found.slots, epochs, told, asked=True, brought=brought)
+                        return Residency(found.slots, epochs, told, asked=True, brought=brought)
         # What came by another hand is not in `out`: none is sure.
         return replace(found, asked=True, epoch=found.epoch if waits else ())
 
-    def _asked(self, keys: TableKeys, found: Found) -> tuple[Listing, list[Ids]]:
+    def _asked(self, keys: TableKeys, found: Residency) -> tuple[Listing, list[Ids]]:
         """The keys of each table that are not on the device; waits for it."""
         listing, told, tables = found.listing, found.told, len(self._caches)
         if listing is None or max(told.counts) > listing.room:
             listing = self._group.absent_slots(keys, found.slots)
-            told = Told(listing.words, counts=2 * tables)
+            told = HostReadback(listing.words, counts=2 * tables)
         counts, ids = told.counts[:tables], told.others()
         self._room.lacked(counts)
         if listing.cuts is None:
@@ -161,7 +160,7 @@ class Fetches:
         return listing, [ids[a : a + n] for a, n in zip(keys.splits, counts, strict=False)]
 
     def _make_way(
-        self, behind: Behind, now: int, tell_used: Callable[[], object] = lambda: None
+        self, behind: MissRead, now: int, tell_used: Callable[[], object] = lambda: None
     ) -> bool:
         """Room for the rows that were found, or for some, and no others come; whether any do."""
 
@@ -180,7 +179,7 @@ class Fetches:
                 behind.keep(k, rows)
         return any(behind.counts)
 
-    def _put(self, behind: Behind, now: int, waiting: Waiting | None = None) -> None:
+    def _put(self, behind: MissRead, now: int, waiting: Waiting | None = None) -> None:
         """Rows come; the batch that waits for them is told."""
         with self._caches[0]._moves.alone(), self._whole_rows(behind):
             self._group.begin([b - a for a, b in pairwise(behind.splits)], moves=True)
@@ -195,7 +194,7 @@ class Fetches:
                 places.came(behind.counts[k], mine)
 
     @contextmanager
-    def _whole_rows(self, behind: Behind) -> Iterator[None]:
+    def _whole_rows(self, behind: MissRead) -> Iterator[None]:
         """If this breaks off, ids that have a place and not their row yet leave it; all count."""
         try:
             yield

@@ -1,27 +1,168 @@
-"""Rows as they are behind several caches, on their way to the device."""
+"""Which keys of a call miss on the device, and reading their rows in host memory."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
+from functools import cached_property
 from itertools import accumulate, pairwise
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from ..core.ids import distinct_ids
-from ..core.shapes import Int64
+from ..core.shapes import Bool, Int64
 from ..kernels.coming import Coming
-from ..tables.copies import host_room, to_device
+from ..tables.copies import host_room, to_device, to_host
 from ..tables.host_moves import read_several
+from ..tables.store import TableKeys
 from .caching import CachingTable
-from .places import Ids
+from .residency_map import Ids
+
+if TYPE_CHECKING:
+    from ..kernels.absent import Listing
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Misses:
+    """Keys of a call that are not on the device, table after table, and their positions in it."""
+
+    ids: Int64[Tensor, "m"]
+    splits: tuple[int, ...]
+    there: Int64[Tensor, "m"]  # the ids, on the device
+    at: Int64[Tensor, "m"]
+
+    @staticmethod
+    def of(keys: TableKeys, slots: Int64[Tensor, "n"]) -> Misses:
+        """Waits for the device."""
+        at = (slots < 0).nonzero()[:, 0]
+        there = keys.ids[at]
+        ids, where = to_host(there, at)
+        cuts = np.searchsorted(where.numpy(), np.array(keys.splits))
+        return Misses(ids, tuple(cuts.tolist()), there, at)
+
+    def shares(self) -> Iterator[tuple[int, slice]]:
+        """Number and part of each table that has some."""
+        for k, (start, stop) in enumerate(pairwise(self.splits)):
+            if start < stop:
+                yield k, slice(start, stop)
+
+    def counts(self, which: Bool[Tensor, "m"]) -> list[int]:
+        """How many of each table's; `which` lies on the host."""
+        flags = which.numpy()
+        return [int(np.count_nonzero(flags[a:b])) for a, b in pairwise(self.splits)]
+
+
+class HostReadback:
+    """Numbers of the device on their way to the host; whoever asks for them waits.
+
+    The first of them are counts, as many as `counts` says, or all. They come to `here` if given.
+    """
+
+    def __init__(
+        self,
+        there: Int64[Tensor, "n"],
+        counts: int | None = None,
+        here: Int64[Tensor, "n"] | None = None,
+    ) -> None:
+        device = there.device
+        self._here = host_room(tuple(there.shape), there.dtype, device) if here is None else here
+        self._here.copy_(there, non_blocking=True)
+        self._counts = there.shape[0] if counts is None else counts
+        self._event: torch.Event | torch.cuda.Event | None = None
+        if device.type == "cuda":
+            self._event = torch.cuda.Event()
+            self._event.record(torch.cuda.current_stream(device))
+
+    @cached_property
+    def counts(self) -> list[int]:
+        """The counts."""
+        self._wait()
+        counts = self._here.numpy()[: self._counts].tolist()
+        if self._counts == self._here.shape[0]:  # nobody asks for more: `here` may be part of much
+            self._here = torch.empty(0, dtype=torch.int64)
+        return counts
+
+    def others(self) -> np.ndarray:
+        """What stands behind the counts."""
+        self._wait()
+        return self._here.numpy()[self._counts :]
+
+    def is_there(self) -> bool:
+        """Whether nobody would wait."""
+        return self._event is None or self._event.query()
+
+    def _wait(self) -> None:
+        if self._event is not None:
+            self._event.synchronize()
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Residency:
+    """Where the keys of a call are: slots within each table, -1 = not on the device."""
+
+    slots: Int64[Tensor, "n"]
+    epoch: tuple[object, ...]
+    told: HostReadback  # how many keys are not on the device, by table for caches, and a list
+    since: int = 0  # the time of uses of caches when they were not
+    asked: bool = False  # they were asked for, and could not come
+    brought: bool = False  # they have come, but for those that found no lane
+    rest: Misses | None = None  # they, once somebody needed them
+    listing: Listing | None = None  # of caches
+
+    @property
+    def absent(self) -> int:
+        """How many keys are not on the device; waits for it."""
+        return sum(self.told.counts)
+
+    def rest_of(self, keys: TableKeys) -> Misses:
+        """The keys that are not on the device; waits for it if that was not asked for before."""
+        return self.rest or Misses.of(keys, self.slots)
+
+
+_LEAST = 256  # keys of a table
+
+
+class ListRoom:
+    """Room for keys of each table: for about twice what lately was lacking; single-owner.
+
+    >>> import torch
+    >>> room, keys = ListRoom(2), TableKeys(torch.arange(10_000), (0, 5000, 10_000))
+    >>> room.lacked([1000, 7])
+    >>> [room.of(keys) for _ in range(4)]
+    [2000, 1000, 500, 256]
+    """
+
+    def __init__(self, tables: int) -> None:
+        self._tables, self._rows = tables, _LEAST
+
+    def of(self, keys: TableKeys) -> int:
+        """Of each table: no more memory than for all keys, however much more one table lacks."""
+        room = min(self._rows, max(_LEAST, keys.splits[-1] // self._tables))
+        self._rows = max(_LEAST, self._rows // 2)
+        return room
+
+    def lacked(self, counts: Sequence[int]) -> None:
+        """So many of each table were to be listed: to list them again would take time."""
+        self._rows = max(self._rows, 2 * max(counts))
+
+
+def listed(ids: Ids, counts: Sequence[int], room: int) -> list[Ids]:
+    """The ids of each table in a list that has `room` for as many of each.
+
+    >>> import numpy as np
+    >>> [part.tolist() for part in listed(np.arange(6), [1, 5], 3)]
+    [[0], [3, 4, 5]]
+    """
+    return [ids[k * room : k * room + min(n, room)] for k, n in enumerate(counts)]
+
 
 _WORD = 8  # bytes
 
 
-class Behind:
+class MissRead:
     """Room for rows of some keys of each table, read without a lock.
 
     What is written behind the caches from the moment it is made on is noted, until it is closed.

@@ -1,4 +1,4 @@
-"""Which ids a fast tier in host memory holds, and what is known of them."""
+"""Which rows are resident in a fast tier in host memory."""
 
 from __future__ import annotations
 
@@ -15,20 +15,20 @@ from ..tables.initializers import Zeros
 from ..tables.optimizers import Sgd
 
 if TYPE_CHECKING:
-    from .uses import Uses
+    from .hybrid import UseCounts
 
 Ids = np.ndarray[Any, np.dtype[np.int64]]
 _HIGH = 1 << 20  # a float32 holds whole numbers up to 2**24: a place is written in two
 
 
-class Places:
+class ResidencyMap:
     """An id map of fixed size in host memory; single-owner, but `find` may run beside itself.
 
     Of the id at a place it knows whether its row was changed since it came, how many hold it, when
-    it was last used, and a number that no other stay at this place has. `DevicePlaces` knows the
-    same of rows on a device.
+    it was last used, and a number that no other stay at this place has. `DeviceResidencyMap` knows
+    the same of rows on a device.
 
-    >>> places = Places(2)
+    >>> places = ResidencyMap(2)
     >>> places.take(np.array([7, -1])).tolist(), len(places)
     ([0, 1], 2)
     >>> places.find(np.array([-1, 5])).tolist()
@@ -172,7 +172,7 @@ class Places:
         at = may_leave.nonzero()[0]
         return at[np.argpartition(self._used[at], n - 1)[:n]] if n < len(at) else at
 
-    def least_used(self, uses: Uses, n: int) -> Ids:
+    def least_used(self, uses: UseCounts, n: int) -> Ids:
         """The n places whose ids are used least, in any order; fewer if fewer are taken."""
         at = self.at()
         found = uses.of(self._ids[at]).topk(min(n, len(at)), largest=False, sorted=False)

@@ -1,26 +1,157 @@
-"""Makes room in several caches on one device without waiting for it."""
+"""Evicts rows of several caches on one device without waiting for it."""
 
 from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import nullcontext
 from dataclasses import dataclass
+from itertools import accumulate
+from threading import Lock
 
+import numpy as np
 import torch
 from torch import Tensor
 
-from ..core.shapes import Bool, Int32, Int64
+from ..core.ids import distinct_ids
+from ..core.shapes import Bool, Float32, Int32, Int64
 from ..kernels.layout import LANES
-from ..kernels.leave import Chosen
+from ..kernels.leave import CROWDED, Chosen
+from ..tables.copies import host_room, numbers_on
+from ..tables.host_moves import move_in_several
+from ..tables.moving import MovingRows
 from ..tables.multi.device_group import DeviceGroup
 from ..tables.store import TableKeys
 from .caching import CachingTable
-from .crowded import Crowded
-from .device_cache_places import places_of
-from .device_places import fast_of
-from .found import Rest
-from .leaving import Leaving
+from .device_residency import fast_of, places_of
+from .misses import Misses
+
+
+class BucketOverflows:
+    """Different keys of each of K tables, up to some; single-owner.
+
+    Keys of earlier batches stay, and of too many of one batch others are kept each time: if one was
+    always left out, its row would never find a lane.
+    """
+
+    def __init__(self, tables: int) -> None:
+        self._ids: list[dict[int, None]] = [{} for _ in range(tables)]
+        self._begin = 0  # with which of too many
+
+    def __bool__(self) -> bool:
+        return any(self._ids)
+
+    @property
+    def counts(self) -> list[int]:
+        """How many keys of each table."""
+        return list(map(len, self._ids))
+
+    def add(self, rest: Misses) -> None:
+        """The rows of these found no lane."""
+        for k, share in rest.shares():
+            mine, ids = self._ids[k], distinct_ids(rest.ids[share].numpy())
+            for id_ in np.roll(ids, -self._begin).tolist():
+                if len(mine) == CROWDED:
+                    break
+                mine[id_] = None
+
+    def take(self, device: torch.device) -> TableKeys | None:
+        """All of them, which are forgotten."""
+        if not self:
+            return None
+        splits = (0, *accumulate(self.counts))
+        keys = TableKeys(numbers_on([id_ for own in self._ids for id_ in own], device), splits)
+        for own in self._ids:
+            own.clear()
+        self._begin += CROWDED
+        return keys
+
+
+class PendingWriteBack:
+    """Copies of rows that will leave, copied to the host and written there; any thread may do it.
+
+    The rows stay in their caches until these have landed. If that fails they are kept, and who asks
+    next tries again.
+    """
+
+    def __init__(
+        self,
+        caches: Sequence[CachingTable],
+        chosen: Chosen,
+        rows: Float32[Tensor, "room dim"],
+        states: Float32[Tensor, "room floats"],
+        most: Sequence[int],
+        stream: torch.cuda.Stream | None,
+    ) -> None:
+        self._caches, self._stream = caches, stream
+        self.limit = chosen.limit  # none of the rows was used after that time
+        self._starts = (0, *accumulate(most))
+        self._there = (chosen.ids, rows, states, chosen.times, chosen.counts)
+        self._left = stream and torch.cuda.current_stream(stream.device).record_event()
+        self._here: list[Tensor] | None = None
+        self._copied: torch.Event | torch.cuda.Event | None = None
+        self._landed = False
+        self._lock = Lock()
+
+    def start(self) -> None:
+        """Starts to copy them, on a stream of their own."""
+        with self._lock:
+            self._start()
+
+    @property
+    def has_landed(self) -> bool:
+        """Whether they are in the stores."""
+        return self._landed
+
+    def is_copied(self) -> bool:
+        """Whether the host knows of them."""
+        return self._here is not None and (self._copied is None or self._copied.query())
+
+    def sizes(self) -> list[int]:
+        """How many rows each table had when these were chosen; waits for the device."""
+        if not self.is_copied():
+            with self._lock:  # who writes the rows has it for longer
+                self._numbers()
+        assert self._here is not None
+        return self._here[-1][:, 2].tolist()
+
+    def land(self) -> None:
+        """Brings them to the stores; does nothing if they are there."""
+        with self._lock:
+            if self._landed:
+                return
+            changed = self._numbers()[:, 1].tolist()
+            assert self._here is not None
+            ids, rows, states, ts, _ = self._here
+            starts = self._starts[:-1]
+            last = [start + n for start, n in zip(starts, changed, strict=True)]
+            moving = MovingRows(ids, torch.ones_like(ids, dtype=torch.bool), rows, states, ts)
+            move_in_several([table.slow for table in self._caches], starts, last, moving)
+            for table, rows_of_it in zip(self._caches, changed, strict=True):
+                table.counters.add("write_backs", rows_of_it)
+            self._landed, self._here, self._there = True, self._here[-1:], ()
+
+    def _start(self) -> None:
+        if self._here is not None:
+            return
+        here = [host_room(tuple(x.shape), x.dtype, x.device) for x in self._there]
+        with nullcontext() if self._stream is None else torch.cuda.stream(self._stream):
+            if self._stream is not None and self._left is not None:
+                self._stream.wait_event(self._left)
+            for target, source in zip(here, self._there, strict=True):
+                target.copy_(source, non_blocking=True)
+        self._copied = self._stream and self._stream.record_event()
+        self._here = here
+
+    def _numbers(self) -> Int64[Tensor, "K 3"]:
+        """What the device has counted."""
+        self._start()
+        if self._copied is not None:
+            self._copied.synchronize()
+        assert self._here is not None
+        return self._here[-1]
+
 
 _SPARE = 512  # of a cache twice this part leaves at once, so that not every step needs room
 STEPS_SPARE = 4  # or twice what so many steps need
@@ -28,7 +159,7 @@ _LANES_TURN = 32  # uses, two or three of a step: for want of a lane no more oft
 MOST_SPARE = 64  # where a step needs more than that, up to this part
 
 
-class Departures:
+class EvictionScheduler:
     """Rows of K alike caches that leave together; the caller has the caches' lock.
 
     They are chosen on the device, some steps before their places are needed, and those that were
@@ -51,14 +182,16 @@ class Departures:
         device = used.device
         self._stream = torch.cuda.Stream(device) if device.type == "cuda" else None
         # One for all tables: rows that set out are followed by all of them, or by none.
-        self._pending: deque[Leaving] = deque()
+        self._pending: deque[PendingWriteBack] = deque()
         for table in caches:
             table._back.follow(self._pending)
         self._next: _Next | None = None  # those that leave the next time
-        self._counting: Leaving | None = None  # until the host knows how many rows there are
+        self._counting: PendingWriteBack | None = (
+            None  # until the host knows how many rows there are
+        )
         self._thread: ThreadPoolExecutor | None = None
-        self._handed_over: Leaving | None = None  # to it
-        self._crowded = Crowded(len(caches))
+        self._handed_over: PendingWriteBack | None = None  # to it
+        self._crowded = BucketOverflows(len(caches))
         self._turned = -_LANES_TURN  # the time of the last turn
 
     def make_way(
@@ -94,7 +227,7 @@ class Departures:
                 return False
         return True
 
-    def found_no_lane(self, rest: Rest) -> None:
+    def found_no_lane(self, rest: Misses) -> None:
         """Rows of these keys came, and their buckets were full: one there must leave for each.
 
         However much room there is elsewhere: they would come again with each step. But no others:
@@ -161,7 +294,7 @@ class Departures:
         chosen, rows, states = self._group.old_rows(
             *(self._used, self._changed, shares, most), limit=limit, turn=now, crowded=crowded
         )
-        leaving = Leaving(self._caches, chosen, rows, states, most, self._stream)
+        leaving = PendingWriteBack(self._caches, chosen, rows, states, most, self._stream)
         self._pending.append(leaving)
         # If this breaks off before, rows are written that are still said to be changed.
         self._group.clean(chosen, self._changed)
@@ -185,7 +318,7 @@ class _Next:
 
     chosen: Chosen
     most: Sequence[int]
-    leaving: Leaving
+    leaving: PendingWriteBack
 
 
 class _Need:

@@ -1,20 +1,131 @@
-"""What others may follow of a table of two tiers: changing keys, all rows at one instant."""
+"""Change feeds and snapshots of a table of two tiers."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack
+from dataclasses import replace
+from types import TracebackType
 from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
 
 from ..core import checks
 from ..core.errors import InputError, NameTakenError
+from ..core.shapes import Int64
 from ..tables.host import HostTable
-from ..tables.touched import DEFAULT_CAPACITY, Overflow, TouchedSettings
-from .tier_snapshot import TierSnapshot
-from .tier_touched import TierTouched
-from .tier_writes import TierWrites
+from ..tables.store import Entries
+from ..tables.touched import DEFAULT_CAPACITY, Overflow, Touched, TouchedSettings
+from .tier_pair import TierWrites
 
 if TYPE_CHECKING:
     from ..tables.device import DeviceTable
+
+
+class TierTouched:
+    """One consumer's touched keys, from `touched` of a table of two tiers; as `TouchedKeys`.
+
+    A key that was touched in both tiers is given once. Moving from tier to tier is no change.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        settings: TouchedSettings,
+        fast: Any,
+        slow: Any,
+        forget_name: Callable[[str], object],
+    ) -> None:
+        self.name, self.settings = name, settings
+        self.since: str | None = None  # the consumer's own mark of what it delivered last
+        self.delivering = threading.Lock()  # held by one who has taken keys and not yet delivered
+        self._fast, self._slow, self._forget_name = fast, slow, forget_name
+
+    def __repr__(self) -> str:
+        return f"TierTouched({self._fast!r}, {self._slow!r})"
+
+    def take(self) -> Touched:
+        """The keys touched since the last take; it starts collecting anew."""
+        taken: list[Touched] = []
+        try:
+            taken = [self._slow.take()]
+            taken.append(self._fast.take())
+            ids = torch.cat([one.ids.cpu() for one in taken]).unique()
+        except BaseException:
+            for one in taken:
+                self._slow.give_back(replace(one, ids=one.ids.cpu()))
+            raise
+        slow, fast = taken
+        whole = slow.whole_table or fast.whole_table
+        if self.settings.overflow == "whole_table":
+            whole = whole or len(ids) > self.settings.capacity
+        return Touched(ids[:0] if whole else ids, whole, slow.forgotten + fast.forgotten)
+
+    def give_back(self, taken: Touched | Int64[Tensor, "n"]) -> None:
+        """Puts keys back for the next take: what was taken could not be delivered."""
+        self._slow.give_back(taken)
+
+    def size(self) -> int:
+        """Keys that wait to be taken; one that was touched in both tiers counts twice."""
+        return self._fast.size() + self._slow.size()
+
+    def overflows(self) -> int:
+        """How often a tier had more keys than the capacity, since the consumer was opened."""
+        return self._fast.overflows() + self._slow.overflows()
+
+    def close(self) -> None:
+        """Stops collecting and frees the name; a second call does nothing."""
+        self._forget_name(self.name)
+        self._fast.close()
+        self._slow.close()
+
+
+class TierSnapshot:
+    """The snapshots of `stores`, which hold the rows, read one after the other."""
+
+    def __init__(self, stores: Sequence[Any], max_ts: int, resume: Callable[[], None]) -> None:
+        with ExitStack() as opened:
+            self._parts = [opened.enter_context(store.snapshot()) for store in stores]
+            self._close = opened.pop_all()
+        self.size = sum(part.size for part in self._parts)
+        self.max_ts = max_ts
+        self._resume = resume
+
+    def __repr__(self) -> str:
+        return f"TierSnapshot({', '.join(map(repr, self._parts))})"
+
+    def __enter__(self) -> TierSnapshot:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    def resume(self) -> None:
+        """Lets writers go on that wait since the snapshot was opened `paused`."""
+        resume, self._resume = self._resume, _nothing
+        resume()
+
+    def scan(self, rows: int | None = None) -> Iterator[Entries]:
+        """The rows, in slices, in no particular order; several scans share them."""
+        for part in self._parts:
+            for entries in part.scan(rows):
+                yield entries.to("cpu")
+
+    def close(self) -> None:
+        """Gives memory back and lets waiting writers go on; a second call does nothing."""
+        self.resume()
+        self._close.close()
+
+
+def _nothing() -> None:
+    """Writers were let go already: a pause now would be another snapshot's."""
 
 
 class TierWatch(TierWrites):

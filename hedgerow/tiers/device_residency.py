@@ -1,33 +1,122 @@
-"""What is known of the rows of a cache on a device: there, slot by slot."""
+"""Which rows are resident in a fast tier on a device."""
 
 from __future__ import annotations
 
 from threading import Lock
 from typing import TYPE_CHECKING
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from ..core.shapes import Bool, Int32, Int64
-from ..kernels import mark
+from ..kernels import find, mark
 from ..kernels.layout import LANES
 from ..kernels.leave import NEVER
 from ..tables.device import DeviceTable
-from .device_places import DevicePlaces
-from .places import Ids
+from .hybrid import UseCounts
+from .residency_map import Ids
 
 if TYPE_CHECKING:
     from .cache_moves import CacheMoves
+    from .tier_pair import TwoTiers
+
+
+class DeviceResidencyMap:
+    """What `ResidencyMap` is for rows in host memory; a place is the slot of the row in its table.
+
+    The table's own index is the map, so an id has a place from the moment its row is there until
+    the row is gone: `take` and `give` only tell of it. What is known of the rows of a cache is in
+    `DeviceCacheMap`.
+    """
+
+    def __init__(self, table: DeviceTable, rows: int) -> None:
+        self.rows = rows
+        self._table = table
+        self._ids, self._counted = 0, True  # how many, at most that if they are not counted
+
+    def __len__(self) -> int:
+        if not self._counted:
+            self.recount()
+        return self._ids
+
+    def recount(self) -> None:
+        """Asks the table how many ids it has."""
+        self._ids, self._counted = self._table.size(), True
+
+    @property
+    def free(self) -> int:
+        """How many ids more may come."""
+        return max(0, self.rows - len(self))
+
+    def find(self, ids: Ids) -> Ids:
+        """The place of each id, -1 where it has none."""
+        with self._table.on_device():
+            slots = find.find(self._table.arrays, self._tensor(ids))
+        return slots.cpu().numpy()
+
+    def at(self) -> Ids:
+        """All taken places, in order."""
+        return self._table.arrays.taken().nonzero()[:, 0].cpu().numpy()
+
+    def ids_at(self, at: Ids) -> Ids:
+        """The ids at taken places."""
+        return self._table.arrays.ids(self._tensor(at)).cpu().numpy()
+
+    def are_taken(self, at: Ids) -> np.ndarray:
+        """Which of these places somebody has."""
+        return self._table.arrays.taken()[self._tensor(at)].cpu().numpy()
+
+    def take(self, ids: Ids) -> Ids:
+        """The places of ids whose rows have just come."""
+        at = self.find(ids)
+        self.came(len(ids), self._tensor(at).to(torch.int32))
+        return at
+
+    def came(self, most: int, slots: Int32[Tensor, "n"] | None = None) -> None:
+        """So many rows at most have come; `slots` say where to, those below 0 nowhere."""
+        self._ids, self._counted = self._ids + most, False
+
+    def give(self, at: Ids | Tensor) -> None:
+        """The ids at these places leave."""
+        self._counted = False
+
+    def clear(self) -> None:
+        """All ids leave."""
+        self._counted = False
+
+    def least_used(self, uses: UseCounts, n: int) -> Ids:
+        """The n places whose ids are used least, in any order; fewer if fewer are taken."""
+        at = self._table.arrays.taken().nonzero()[:, 0]
+        theirs = uses.of(self._table.arrays.ids(at))
+        found = theirs.topk(min(n, len(at)), largest=False, sorted=False)
+        return at[found.indices].cpu().numpy()
+
+    def nbytes(self) -> int:
+        """Memory beside the table's own."""
+        return 0
+
+    def _tensor(self, at: Ids | Tensor) -> Tensor:
+        if isinstance(at, Tensor):
+            return at
+        return torch.from_numpy(np.ascontiguousarray(at)).to(self._table.device)
+
+
+def fast_of(table: TwoTiers) -> DeviceTable:
+    """The fast store of a table, on a device."""
+    assert isinstance(table.fast, DeviceTable)
+    return table.fast
+
 
 _MANY_SLOTS = 1 << 18
 _SAMPLE = 1 << 16  # of so many slots
 
 
-class DeviceCachePlaces(DevicePlaces):
+class DeviceCacheMap(DeviceResidencyMap):
     """Of each row: when it was last used, whether it was changed since it came, who holds it.
 
-    `used` and `changed` are written by steps on the device; `Together` puts those of several tables
-    into one piece.
+    `used` and `changed` are written by steps on the device; `TierGroup` puts those of several
+    tables into one piece.
     """
 
     def __init__(self, table: DeviceTable, rows: int) -> None:
@@ -217,7 +306,7 @@ def _smallest(used: Int32[Tensor, "slots"], n: int, before: int) -> Int64[Tensor
     return found.indices[found.values < before]
 
 
-def places_of(table: CacheMoves) -> DeviceCachePlaces:
+def places_of(table: CacheMoves) -> DeviceCacheMap:
     """The places of a cache whose rows lie on a device."""
-    assert isinstance(table.places, DeviceCachePlaces)
+    assert isinstance(table.places, DeviceCacheMap)
     return table.places
