@@ -1,4 +1,4 @@
-"""Reads rows of later batches for several caches on one device."""
+"""Reads the rows of later batches for several caches on one device, before their lookups."""
 
 from __future__ import annotations
 
@@ -20,17 +20,17 @@ from .misses import HostReadback, ListRoom, MissRead, listed
 from .residency_map import Ids
 
 _Event = torch.Event | torch.cuda.Event | None
-_MOST_BATCHES = 8  # that wait to be looked up; later ones are not read then
+_MOST_BATCHES = 8  # that wait for their lookups; later ones are not prefetched
 
 
 class CachePrefetcher:
     """Later batches of K caches, in the order of their lookups. One thread adds them.
 
-    The owner waits for nothing: `ask` has the device find which keys it lacks, a thread reads their
-    rows and copies them to the device, both on a stream of their own. `go_on` starts the thread
-    once the device has told. It is a hint: which rows come or left in between is found when the
-    batch is looked up. Rows that are there are `used` from then on, so that they hardly leave.
-    Owns a lock for who asks and takes: lookups of other threads do, too.
+    Owns a lock for requests and lookups, which other threads make, too. The caller never waits.
+    `ask` has the device list the misses of a batch, and marks its resident rows as used, so that
+    they hardly leave. `go_on` starts a thread once the list is on the host; the thread reads the
+    rows and copies them to the device. Both use a stream of their own. A prefetch is a hint: the
+    lookup of the batch finds out which rows came or left in between.
     """
 
     def __init__(
@@ -41,82 +41,82 @@ class CachePrefetcher:
     ) -> None:
         self._caches, self._group, self._used = caches, group, used
         self.device = caches[0].device
-        self._batches: deque[_Batch] = deque()
+        self.batches: deque[PrefetchedKeys] = deque()
         self._refused = 0  # batches in a row, while none was looked up
         self._room, self._asking = ListRoom(len(caches)), Lock()
         self._thread: ThreadPoolExecutor | None = None
         self._stream = torch.cuda.Stream(self.device) if self.device.type == "cuda" else None
 
     def __len__(self) -> int:
-        return len(self._batches)
+        return len(self.batches)
 
     def add(self, keys: TableKeys, whole: Int64[Tensor, "all"]) -> None:
-        """Keys that are part of a batch, the `whole`, to be looked up later."""
-        if not len(whole):  # all such lie in one place
+        """Adds keys that are part of a batch, the `whole`, which will be looked up later."""
+        if not len(whole):  # all empty tensors have one address
             return
-        if len(self._batches) >= _MOST_BATCHES:
+        if len(self.batches) >= _MOST_BATCHES:
             self._refused += 1
-            if self._refused <= _MOST_BATCHES:  # the oldest is the next that is needed
+            if self._refused <= _MOST_BATCHES:  # the oldest batch is the next that is needed
                 return
             with self._asking:
-                while self._batches:  # nobody looks these up
-                    self._batches.popleft().forget()
+                while self.batches:  # they were never looked up
+                    self.batches.popleft().forget()
         self._refused = 0
-        ready = None  # the stream of a later `ask` may be another's, who does not wait for them
+        ready = None  # a later `ask` may run on another stream, which must wait for the ids
         if self.device.type == "cuda":
             ready = torch.cuda.current_stream(self.device).record_event()
-        self._batches.append(_Batch(keys, whole, ready))
+        self.batches.append(PrefetchedKeys(keys, whole, ready))
 
     def ask(self) -> None:
-        """Has the device find what it lacks of batches that it was not asked for yet.
+        """Has the device list the misses of batches for which it has not done so.
 
-        After the kernels of a lookup: they would wait, what follows leaves the device time for it.
+        Call it after the kernels of a lookup: those would have to wait.
         """
-        if not self._batches:
+        if not self.batches:
             return
-        for one in tuple(self._batches):
+        for one in tuple(self.batches):
             with self._asking:
-                if one.asked is not None or one.reading is not None:
+                if one.request is not None or one.reading is not None:
                     continue
                 try:
                     self._ask(one, self._room.of(one.keys))
-                except Exception as error:  # no step fails for it: who looks the batch up is told
+                except Exception as error:  # raised by the lookup of the batch, not by this step
                     one.fail(error)
 
     def await_uses(self) -> None:
-        """What the stream of the caller does from now on sees which rows these batches use."""
-        for one in tuple(self._batches):
-            if one.asked is not None and isinstance(one.asked.marked, torch.cuda.Event):
-                torch.cuda.current_stream(self.device).wait_event(one.asked.marked)
+        """Later work of the caller's stream sees which rows these batches use."""
+        for one in tuple(self.batches):
+            if one.request is not None and isinstance(one.request.marked, torch.cuda.Event):
+                torch.cuda.current_stream(self.device).wait_event(one.request.marked)
 
     def asked_since(self) -> int | None:
-        """Since when rows are asked for and nobody notes what is written; None = none are."""
-        asked = (one.asked for one in tuple(self._batches) if one.reading is None)
-        return min((one.since for one in asked if one is not None), default=None)
+        """The time of the first request whose reads are not logged yet; None if there is none."""
+        requests = (one.request for one in tuple(self.batches) if one.reading is None)
+        return min((one.since for one in requests if one is not None), default=None)
 
     def go_on(self) -> None:
-        """Starts to read what the device has found."""
+        """Starts to read the rows of misses that the device has listed."""
         self.ask()
-        for one in tuple(self._batches):
-            if one.reading is None and one.asked is not None and one.asked.told.is_there():
+        for one in tuple(self.batches):
+            if one.reading is None and one.request is not None and one.request.is_there():
                 try:
                     if not self._ask_for_all(one):
                         self._read(one)
-                except Exception as error:  # as above
+                except Exception as error:  # as in `ask`
                     one.fail(error)
 
     def take(self, whole: Int64[Tensor, "all"]) -> MissRead | None:
-        """The rows that were read for a batch, which is looked up now: the very same ids.
+        """The rows that were read for a batch of the very same ids, which is looked up now.
 
-        Of batches before it nobody will ask.
+        Earlier batches are forgotten.
         """
-        one = self._popped(whole)
+        one = self.pop(whole)
         if one is None:
             return None
         self._refused = 0
         late = one.reading is None or not one.reading.done()
         with self._asking:
-            if one.asked is None and one.reading is None:
+            if one.request is None and one.reading is None:
                 self._ask(one, self._room.of(one.keys))
         if one.reading is None:
             self._ask_for_all(one)
@@ -127,79 +127,79 @@ class CachePrefetcher:
         except BaseException:
             one.forget()
             raise
-        if one.behind is None:
+        if one.rows is None:
             return None
-        for k, share in one.behind.shares():
+        for k, share in one.rows.shares():
             counters, rows = self._caches[k].counters, share.stop - share.start
             counters.add("prefetches", rows)
             if late:
                 counters.add("late_prefetches", rows)
-        return one.behind
+        return one.rows
 
     # ---- stages
 
-    def _popped(self, whole: Int64[Tensor, "all"]) -> _Batch | None:
-        """The batch of these ids, if there is one; those before it are forgotten."""
-        if not self._batches or not len(whole):
+    def pop(self, whole: Int64[Tensor, "all"]) -> PrefetchedKeys | None:
+        """Removes the batch of these ids, if there is one, and forgets those before it."""
+        if not self.batches or not len(whole):
             return None
         where = whole.data_ptr()
-        with self._asking:  # another thread may look up the same
-            if all(one.whole.data_ptr() != where for one in tuple(self._batches)):
+        with self._asking:  # another thread may look up the same batch
+            if all(one.whole.data_ptr() != where for one in tuple(self.batches)):
                 return None
-            while (one := self._batches.popleft()).whole.data_ptr() != where:
+            while (one := self.batches.popleft()).whole.data_ptr() != where:
                 one.forget()
         return one
 
-    def _ask(self, one: _Batch, room: int | None) -> None:
-        """For up to `room` keys of each table, or all."""
-        now, keys = self._caches[0]._now, one.keys
+    def _ask(self, one: PrefetchedKeys, room: int | None) -> None:
+        """Lists up to `room` misses of each table, or all."""
+        now, keys = self._caches[0].moves.clock.now, one.keys
         with self._beside(one):
-            if self._stream is not None:  # the caller may let them go before they are read
+            if self._stream is not None:  # the caller may free them before they are read
                 keys.ids.record_stream(self._stream)
             listing = self._group.absent(keys, self._used, now, room)
             marked = self._stream and self._stream.record_event()
-            told = HostReadback(listing.words, counts=2 * listing.tables)
-            one.asked = _Asked(told, room, now, marked)
+            readback = HostReadback(listing.words, counts=2 * listing.tables)
+            one.request = _Request(readback, room, now, marked)
 
-    def _ask_for_all(self, one: _Batch) -> bool:
-        """Once more, if there was no room for all that the device lacks: then it has not told yet.
+    def _ask_for_all(self, one: PrefetchedKeys) -> bool:
+        """Lists the misses again if the first list had no room for all. Whether it does.
 
-        Waits for it, if it has not told the first time.
+        Waits for the first list.
         """
-        assert one.asked is not None
-        counts, room = one.asked.counts(), one.asked.room
+        assert one.request is not None
+        counts, room = one.request.counts(), one.request.room
         self._room.lacked(counts)
         if room is None or max(counts) <= room:
             return False
         self._ask(one, None)
         return True
 
-    def _read(self, one: _Batch) -> None:
-        """Waits for what the device tells."""
+    def _read(self, one: PrefetchedKeys) -> None:
+        """Has the thread read the rows. Waits for the list."""
         if self._thread is None:
             self._thread = ThreadPoolExecutor(1, thread_name_prefix="hedgerow prefetch")
-        assert one.asked is not None
-        ids = one.asked.ids(one.keys)
+        assert one.request is not None
+        ids = one.request.ids(one.keys)
         if not any(map(len, ids)):
             one.reading = Future()
             one.reading.set_result(None)
             return
-        behind = MissRead(self._caches, ids, one.asked.since)
+        rows = MissRead(self._caches, ids, one.request.since)
         try:
-            one.reading = self._thread.submit(self._read_and_copy, behind)
+            one.reading = self._thread.submit(self._read_and_copy, rows)
         except BaseException:
-            behind.close()
+            rows.close()
             raise
-        one.behind = behind
+        one.rows = rows
 
-    def _read_and_copy(self, behind: MissRead) -> None:
-        """In the thread."""
-        behind.read()
+    def _read_and_copy(self, rows: MissRead) -> None:
+        """Runs in the thread."""
+        rows.read()
         with torch.cuda.stream(self._stream) if self._stream is not None else nullcontext():
-            behind.copy()
+            rows.copy()
 
-    def _beside(self, one: _Batch) -> AbstractContextManager[object]:
-        """On the stream of its own, after what the caller's has to do now, and with its keys."""
+    def _beside(self, one: PrefetchedKeys) -> AbstractContextManager[object]:
+        """The prefetcher's stream, after the present work of the caller's, and with the keys."""
         if self._stream is None:
             return nullcontext()
         if one.ready is not None:
@@ -209,48 +209,52 @@ class CachePrefetcher:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class _Asked:
-    """What the device lacks of a batch, as soon as it has told."""
+class _Request:
+    """The misses of a batch, as soon as the device has listed them."""
 
-    told: HostReadback
-    room: int | None  # of each table; None: for all of its keys
-    since: int  # the time before the device was asked
-    marked: _Event  # uses are
+    readback: HostReadback
+    room: int | None  # for each table; None: for all of its keys
+    since: int  # the time of the newest use before the request
+    marked: _Event  # when the uses of resident rows are marked
+
+    def is_there(self) -> bool:
+        """Whether the list is on the host."""
+        return self.readback.is_there()
 
     def counts(self) -> list[int]:
-        """How many keys of each table."""
-        counts = self.told.counts
+        """The number of misses of each table."""
+        counts = self.readback.counts
         return counts[: len(counts) // 2]
 
     def ids(self, keys: TableKeys) -> list[Ids]:
-        """They."""
-        counts, ids = self.counts(), self.told.others()
+        """The misses of each table."""
+        counts, ids = self.counts(), self.readback.others()
         if self.room is not None:
             return listed(ids, counts, self.room)
         return [ids[a : a + n] for a, n in zip(keys.splits, counts, strict=False)]
 
 
-class _Batch:
-    """One batch and what is known of it; single-owner."""
+class PrefetchedKeys:
+    """One later batch and what is known of it; single-owner."""
 
     def __init__(self, keys: TableKeys, whole: Int64[Tensor, "all"], ready: _Event) -> None:
-        self.keys, self.whole = keys, whole  # kept, so that no other batch lies there
-        self.ready = ready  # they are
-        self.asked: _Asked | None = None
-        self.behind: MissRead | None = None  # if the device lacks some
+        self.keys, self.whole = keys, whole  # kept, so that no other batch gets their address
+        self.ready = ready  # when the ids are written
+        self.request: _Request | None = None
+        self.rows: MissRead | None = None  # if there are misses
         self.reading: Future[None] | None = None
 
     def fail(self, error: Exception) -> None:
-        """Who looks it up is told."""
+        """The lookup of the batch will raise this error."""
         self.reading = Future()
         self.reading.set_exception(error)
 
     def forget(self) -> None:
-        """Nobody will look it up."""
-        if self.behind is None or self.reading is None:
+        """The batch will not be looked up."""
+        if self.rows is None or self.reading is None:
             return
         if self.reading.cancel():
-            self.behind.close()
+            self.rows.close()
         else:
-            behind = self.behind
-            self.reading.add_done_callback(lambda _: behind.close())
+            rows = self.rows
+            self.reading.add_done_callback(lambda _: rows.close())

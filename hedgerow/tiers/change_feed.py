@@ -1,4 +1,4 @@
-"""Change feeds and snapshots of a table of two tiers."""
+"""What others follow of a table of two tiers: changed keys, and all rows at one instant."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
 from types import TracebackType
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -15,19 +15,54 @@ from torch import Tensor
 from ..core import checks
 from ..core.errors import InputError, NameTakenError
 from ..core.shapes import Int64
-from ..tables.host import HostTable
 from ..tables.store import Entries
-from ..tables.touched import DEFAULT_CAPACITY, Overflow, Touched, TouchedSettings
-from .tier_pair import TierWrites
+from ..tables.touched import Overflow, Touched, TouchedSettings
+from .tier_pair import TierPair
 
-if TYPE_CHECKING:
-    from ..tables.device import DeviceTable
+
+class ChangeFeeds:
+    """The consumers of changed keys of a `TierPair`, by name."""
+
+    def __init__(self, pair: TierPair) -> None:
+        self._pair = pair
+        self._consumers: dict[str, TierTouched] = {}
+
+    def open(
+        self, consumer: str, capacity: int, all_changes: bool, overflow: Overflow
+    ) -> TierTouched:
+        """The feed of a consumer, opened if it is not open yet; as `HostTable.touched`."""
+        settings = TouchedSettings(capacity, all_changes, overflow)
+        asked: dict[str, Any] = {
+            "capacity": capacity,
+            "all_changes": all_changes,
+            "overflow": overflow,
+        }
+        pair = self._pair
+        with pair.write_lock:
+            known = self._consumers.get(consumer)
+            if known is None:
+                fast, slow = (s.touched(consumer, **asked) for s in (pair.fast, pair.slow))
+                known = TierTouched(consumer, settings, fast, slow, self._forget)
+                self._consumers[consumer] = known
+        if known.settings != settings:
+            raise NameTakenError(
+                f"consumer {consumer!r} of table {pair.config.name!r} is open with "
+                f"{known.settings}, not {settings}; close it first, or choose another name."
+            )
+        return known
+
+    def get(self, name: str) -> TierTouched | None:
+        """The open feed of a consumer; None if there is none."""
+        return self._consumers.get(name)
+
+    def _forget(self, consumer: str) -> None:
+        self._consumers.pop(consumer, None)
 
 
 class TierTouched:
-    """One consumer's touched keys, from `touched` of a table of two tiers; as `TouchedKeys`.
+    """The keys of both tiers that changed since one consumer last took them; as `TouchedKeys`.
 
-    A key that was touched in both tiers is given once. Moving from tier to tier is no change.
+    A key that changed in both tiers is given once. A move between the tiers is no change.
     """
 
     def __init__(
@@ -39,15 +74,15 @@ class TierTouched:
         forget_name: Callable[[str], object],
     ) -> None:
         self.name, self.settings = name, settings
-        self.since: str | None = None  # the consumer's own mark of what it delivered last
-        self.delivering = threading.Lock()  # held by one who has taken keys and not yet delivered
+        self.since: str | None = None  # the consumer's own mark of its last delivery
+        self.delivering = threading.Lock()  # held between a take and its delivery
         self._fast, self._slow, self._forget_name = fast, slow, forget_name
 
     def __repr__(self) -> str:
         return f"TierTouched({self._fast!r}, {self._slow!r})"
 
     def take(self) -> Touched:
-        """The keys touched since the last take; it starts collecting anew."""
+        """The keys that changed since the last take. Collecting starts anew."""
         taken: list[Touched] = []
         try:
             taken = [self._slow.take()]
@@ -64,26 +99,26 @@ class TierTouched:
         return Touched(ids[:0] if whole else ids, whole, slow.forgotten + fast.forgotten)
 
     def give_back(self, taken: Touched | Int64[Tensor, "n"]) -> None:
-        """Puts keys back for the next take: what was taken could not be delivered."""
+        """Puts keys back for the next take, after a failed delivery."""
         self._slow.give_back(taken)
 
     def size(self) -> int:
-        """Keys that wait to be taken; one that was touched in both tiers counts twice."""
+        """Keys that wait to be taken. A key that changed in both tiers counts twice."""
         return self._fast.size() + self._slow.size()
 
     def overflows(self) -> int:
-        """How often a tier had more keys than the capacity, since the consumer was opened."""
+        """How often a tier had more keys than the capacity since the feed was opened."""
         return self._fast.overflows() + self._slow.overflows()
 
     def close(self) -> None:
-        """Stops collecting and frees the name; a second call does nothing."""
+        """Stops collecting and frees the name. A second call does nothing."""
         self._forget_name(self.name)
         self._fast.close()
         self._slow.close()
 
 
 class TierSnapshot:
-    """The snapshots of `stores`, which hold the rows, read one after the other."""
+    """The snapshots of the `stores` that hold the rows, read one after the other."""
 
     def __init__(self, stores: Sequence[Any], max_ts: int, resume: Callable[[], None]) -> None:
         with ExitStack() as opened:
@@ -108,131 +143,51 @@ class TierSnapshot:
         self.close()
 
     def resume(self) -> None:
-        """Lets writers go on that wait since the snapshot was opened `paused`."""
-        resume, self._resume = self._resume, _nothing
+        """Lets writers continue that have waited since the snapshot was opened `paused`."""
+        resume, self._resume = self._resume, _do_nothing
         resume()
 
     def scan(self, rows: int | None = None) -> Iterator[Entries]:
-        """The rows, in slices, in no particular order; several scans share them."""
+        """The rows in slices, in no particular order. Several scans share them."""
         for part in self._parts:
             for entries in part.scan(rows):
                 yield entries.to("cpu")
 
     def close(self) -> None:
-        """Gives memory back and lets waiting writers go on; a second call does nothing."""
+        """Frees memory and lets waiting writers continue. A second call does nothing."""
         self.resume()
         self._close.close()
 
 
-def _nothing() -> None:
-    """Writers were let go already: a pause now would be another snapshot's."""
+def _do_nothing() -> None:
+    """Replaces `resume` after its first call: a later pause belongs to another snapshot."""
 
 
-class TierWatch(TierWrites):
-    """The watched part of a table of two tiers."""
+def open_snapshot(
+    pair: TierPair,
+    stores: Callable[[], Sequence[Any]],
+    at_start: Callable[[], object] | None,
+    paused: bool,
+) -> TierSnapshot:
+    """All rows as they are when this returns; as `HostTable.snapshot`.
 
-    def __init__(self, fast: HostTable | DeviceTable, slow: HostTable, fast_rows: int) -> None:
-        super().__init__(fast, slow, fast_rows)
-        self._consumers: dict[str, TierTouched] = {}
-
-    def touched(
-        self,
-        consumer: str,
-        *,
-        capacity: int = DEFAULT_CAPACITY,
-        all_changes: bool = False,
-        overflow: Overflow = "whole_table",
-    ) -> TierTouched:
-        """The keys changed since `consumer` last took them; as `HostTable.touched`."""
-        settings = TouchedSettings(capacity, all_changes, overflow)
-        asked: dict[str, Any] = {
-            "capacity": capacity,
-            "all_changes": all_changes,
-            "overflow": overflow,
-        }
-        with self._writing:
-            known = self._consumers.get(consumer)
-            if known is None:
-                fast, slow = (s.touched(consumer, **asked) for s in (self.fast, self.slow))
-                known = TierTouched(consumer, settings, fast, slow, self._forget)
-                self._consumers[consumer] = known
-        if known.settings != settings:
-            raise NameTakenError(
-                f"consumer {consumer!r} of table {self.config.name!r} is open with "
-                f"{known.settings}, not {settings}; close it first, or choose another name."
-            )
-        return known
-
-    def consumer(self, name: str) -> TierTouched | None:
-        """The consumer of touched keys that is open under a name, if one is."""
-        return self._consumers.get(name)
-
-    def _forget(self, consumer: str) -> None:
-        self._consumers.pop(consumer, None)
-
-    def snapshot(
-        self, *, at_start: Callable[[], object] | None = None, paused: bool = False
-    ) -> TierSnapshot:
-        """All rows as they are when this returns, to be read while writers and moves go on.
-
-        As `HostTable.snapshot`.
-        """
-        if at_start is not None and not callable(at_start):
-            raise InputError(f"at_start is {at_start!r}; it must be a function without arguments.")
-        checks.flag("paused", paused)
-        # Writers wait outside of the stores: one that waited inside, in the middle of a move, would
-        # keep readers out for as long.
-        with self._writing:
-            self._gather()
-            opened = TierSnapshot(self._stores(), self.max_ts(), self._writing.resume)
-            self._writing.pause()
-            try:
-                if at_start is not None:
-                    at_start()
-            except BaseException:
-                opened.close()
-                raise
-            if not paused:
-                opened.resume()
-        return opened
-
-    def _stores(self) -> Sequence[Any]:
-        """Which stores together have every row once, after `_gather`."""
-        raise NotImplementedError
-
-    @property
-    def slot_key(self) -> int:
-        """The secret by which the slow tier places ids."""
-        return self.slow.slot_key
-
-    def use_slot_key(self, slot_key: int) -> None:
-        """Places ids by this key from now on; only before rows are there.
-
-        The fast tier keeps its own: it may share its memory, and its key, with those of other
-        tables. Where a run must be the same on a full cache, the config names a key.
-        """
-        self.slow.use_slot_key(slot_key)
-
-    def beside(self, rows: int, *, slot_key: int | None = None) -> HostTable:
-        """An empty table of one tier, to fill and then exchange rows with."""
-        return self.slow.beside(rows, slot_key=slot_key)
-
-    def exchange_rows(self, other: HostTable) -> None:
-        """Swaps all rows with a table of the same config: they are all in the slow store then.
-
-        Filters and counts stay; consumers of all changes see the whole table as changed.
-        """
-        with self._writing, self._moves.alone():
-            self._all_to_slow()
-            self.slow.exchange_rows(other)
-            self._replaced()
-
-    def _all_to_slow(self) -> None:
-        """No row is in the fast store any more; the caller has the table alone."""
-        raise NotImplementedError
-
-    def _replaced(self) -> None:
-        """All rows are others now."""
-
-    def _gather(self) -> None:
-        """Brings rows that are on their way to where they belong."""
+    `stores` is called with the write lock held. It returns the stores that together have every row
+    once.
+    """
+    if at_start is not None and not callable(at_start):
+        raise InputError(f"at_start is {at_start!r}; it must be a function without arguments.")
+    checks.flag("paused", paused)
+    # Writers wait for the lock, not inside a store. A writer that waited inside a store, in the
+    # middle of a move, would keep readers out for as long.
+    with pair.write_lock:
+        opened = TierSnapshot(stores(), pair.max_ts(), pair.write_lock.resume)
+        pair.write_lock.pause()
+        try:
+            if at_start is not None:
+                at_start()
+        except BaseException:
+            opened.close()
+            raise
+        if not paused:
+            opened.resume()
+    return opened

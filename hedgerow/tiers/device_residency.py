@@ -1,4 +1,4 @@
-"""Which rows are resident in a fast tier on a device."""
+"""Which rows are resident in a fast tier on a device, and what is known of them there."""
 
 from __future__ import annotations
 
@@ -14,71 +14,79 @@ from ..kernels import find, mark
 from ..kernels.layout import LANES
 from ..kernels.leave import NEVER
 from ..tables.device import DeviceTable
-from .hybrid import UseCounts
 from .residency_map import Ids
 
 if TYPE_CHECKING:
-    from .cache_moves import CacheMoves
-    from .tier_pair import TwoTiers
+    from .caching import CachingTable
+    from .hybrid import HybridTable
+    from .use_counts import UseCounts
+
+_MANY_SLOTS = 1 << 18
+_SAMPLE = 1 << 16  # of the slots, from which the age of the oldest rows is estimated
 
 
 class DeviceResidencyMap:
-    """What `ResidencyMap` is for rows in host memory; a place is the slot of the row in its table.
+    """The same as a `ResidencyMap`, for rows on a device. A slot is that of the row in its table.
 
-    The table's own index is the map, so an id has a place from the moment its row is there until
-    the row is gone: `take` and `give` only tell of it. What is known of the rows of a cache is in
-    `DeviceCacheMap`.
+    The index of the table is the map. An id is resident from the moment its row is in the table
+    until the row leaves it; `add` and `remove` only report that. What is known of the rows of a
+    cache is in `DeviceCacheMap`.
     """
 
     def __init__(self, table: DeviceTable, rows: int) -> None:
         self.rows = rows
         self._table = table
-        self._ids, self._counted = 0, True  # how many, at most that if they are not counted
+        self._ids, self._counted = 0, True  # the number of ids, an upper bound if not counted
 
     def __len__(self) -> int:
         if not self._counted:
             self.recount()
         return self._ids
 
+    @property
+    def at_most(self) -> int:
+        """An upper bound of the number of resident ids; waits for nothing."""
+        return self._ids
+
     def recount(self) -> None:
-        """Asks the table how many ids it has."""
+        """Asks the table for its number of ids."""
         self._ids, self._counted = self._table.size(), True
 
     @property
     def free(self) -> int:
-        """How many ids more may come."""
+        """How many more ids may come."""
         return max(0, self.rows - len(self))
 
     def find(self, ids: Ids) -> Ids:
-        """The place of each id, -1 where it has none."""
+        """The slot of each id, -1 if it is not resident."""
         with self._table.on_device():
             slots = find.find(self._table.arrays, self._tensor(ids))
         return slots.cpu().numpy()
 
     def at(self) -> Ids:
-        """All taken places, in order."""
+        """All taken slots, in order."""
         return self._table.arrays.taken().nonzero()[:, 0].cpu().numpy()
 
     def ids_at(self, at: Ids) -> Ids:
-        """The ids at taken places."""
+        """The ids in taken slots."""
         return self._table.arrays.ids(self._tensor(at)).cpu().numpy()
 
     def are_taken(self, at: Ids) -> np.ndarray:
-        """Which of these places somebody has."""
+        """Which of these slots are taken."""
         return self._table.arrays.taken()[self._tensor(at)].cpu().numpy()
 
-    def take(self, ids: Ids) -> Ids:
-        """The places of ids whose rows have just come."""
+    def add(self, ids: Ids) -> Ids:
+        """The slots of ids whose rows have just come."""
         at = self.find(ids)
-        self.came(len(ids), self._tensor(at).to(torch.int32))
+        self.added(len(ids), self._tensor(at).to(torch.int32))
         return at
 
-    def came(self, most: int, slots: Int32[Tensor, "n"] | None = None) -> None:
-        """So many rows at most have come; `slots` say where to, those below 0 nowhere."""
+    def added(self, most: int, slots: Int32[Tensor, "n"] | None = None) -> None:
+        """At most so many rows have come, to these `slots`; a slot below 0 counts for none."""
         self._ids, self._counted = self._ids + most, False
 
-    def give(self, at: Ids | Tensor) -> None:
-        """The ids at these places leave."""
+    def remove(self, at: Ids | Tensor) -> None:
+        """The ids in these slots leave."""
         self._counted = False
 
     def clear(self) -> None:
@@ -86,14 +94,14 @@ class DeviceResidencyMap:
         self._counted = False
 
     def least_used(self, uses: UseCounts, n: int) -> Ids:
-        """The n places whose ids are used least, in any order; fewer if fewer are taken."""
+        """The n slots whose ids have the smallest counts, in any order; at most those taken."""
         at = self._table.arrays.taken().nonzero()[:, 0]
         theirs = uses.of(self._table.arrays.ids(at))
         found = theirs.topk(min(n, len(at)), largest=False, sorted=False)
         return at[found.indices].cpu().numpy()
 
     def nbytes(self) -> int:
-        """Memory beside the table's own."""
+        """Memory beside that of the table."""
         return 0
 
     def _tensor(self, at: Ids | Tensor) -> Tensor:
@@ -102,21 +110,11 @@ class DeviceResidencyMap:
         return torch.from_numpy(np.ascontiguousarray(at)).to(self._table.device)
 
 
-def fast_of(table: TwoTiers) -> DeviceTable:
-    """The fast store of a table, on a device."""
-    assert isinstance(table.fast, DeviceTable)
-    return table.fast
-
-
-_MANY_SLOTS = 1 << 18
-_SAMPLE = 1 << 16  # of so many slots
-
-
 class DeviceCacheMap(DeviceResidencyMap):
-    """Of each row: when it was last used, whether it was changed since it came, who holds it.
+    """For each slot: when its row was last used, whether it is dirty, and how many pins it has.
 
-    `used` and `changed` are written by steps on the device; `TierGroup` puts those of several
-    tables into one piece.
+    Steps write `used` and `changed` on the device. `MissHandler` makes those of several tables
+    parts of one tensor.
     """
 
     def __init__(self, table: DeviceTable, rows: int) -> None:
@@ -128,73 +126,77 @@ class DeviceCacheMap(DeviceResidencyMap):
         self.changed: Bool[Tensor, "slots"] = torch.zeros(
             slots, dtype=torch.bool, device=table.device
         )
-        # Rows that came, and that left, in steps of several tables; they only grow.
+        # Rows that came and rows that left in steps of several tables. The counts only grow.
         self.moved: Int64[Tensor, "2"] = torch.zeros(2, dtype=torch.int64, device=table.device)
-        self._pins: Int32[Tensor, "slots"] = self.used[:0]  # made with the first hold
-        self._born: Int32[Tensor, "slots"] = self.used[:0]
+        self.pins: Int32[Tensor, "slots"] = self.used[:0]  # made with the first pin
+        self._stay: Int32[Tensor, "slots"] = self.used[:0]  # made with it
         self._numbers = False  # whether they were made
-        self._holds = self._stays = self._came_since = 0
+        self._held = self._stays = self._came_since = 0
         self._told, self._telling = (0, 0), Lock()
 
+    # ---- how many rows there are
+
     def have_room(self, ids: int) -> bool:
-        """Whether so many more may come; waits for the device only if that is not clear."""
+        """Whether so many more may come. Waits for the device only if the bound does not tell."""
         return self.lacks(ids) <= 0 or len(self) + ids <= self.rows
 
     def lacks(self, ids: int) -> int:
-        """How many must leave at most before so many come; waits for nothing."""
+        """How many rows must leave at most before so many come; waits for nothing."""
         return self._ids + ids - self.rows
 
     def uncounted(self) -> None:
-        """Some may have left."""
+        """Some rows may have left."""
         self._counted = False
 
     def begin_count(self) -> None:
-        """From now on it is known how many come beside those that the device counts now."""
+        """The device counts the rows now. Rows that come from now on are counted here."""
         self._came_since = 0
 
     def end_count(self, rows: int) -> None:
-        """What the device has counted."""
+        """The device has counted so many."""
         self._ids, self._counted = rows + self._came_since, False  # some may have left since
 
     def may_have_come(self, most: int) -> None:
-        """Some of so many rows have come, nobody knows which."""
+        """A move of so many rows broke off; some of them may have come."""
         self._came_since += most
         self.recount()
 
     @property
-    def holds(self) -> bool:
-        """Whether any rows are held."""
-        return self._holds > 0
+    def has_pins(self) -> bool:
+        """Whether any rows are pinned."""
+        return self._held > 0
 
     @property
     def numbers_stays(self) -> bool:
-        """Whether `came` must be told the slots: rows were held since the cache was made."""
+        """Whether `added` needs the slots: rows were pinned since the cache was made."""
         return self._numbers
 
-    def came(self, most: int, slots: Int32[Tensor, "n"] | None = None) -> None:
-        """So many rows at most have come; `slots` say where to, those below 0 nowhere."""
-        super().came(most)
+    # ---- rows come and leave
+
+    def added(self, most: int, slots: Int32[Tensor, "n"] | None = None) -> None:
+        """At most so many rows have come, to these `slots`; a slot below 0 counts for none."""
+        super().added(most)
         self._came_since += most
         self._stays += 1
         if self.numbers_stays:
             assert slots is not None
             with self._table.on_device():
-                mark.mark(slots, self._born, None, self._stays)
+                mark.mark(slots, self._stay, None, self._stays)
 
-    def give(self, at: Ids | Tensor) -> None:
-        """The ids at these places leave."""
-        super().give(at)
+    def remove(self, at: Ids | Tensor) -> None:
+        """The ids in these slots leave."""
+        super().remove(at)
         slots = self._tensor(at)
         self.changed[slots] = False
         self.used[slots] = NEVER
-        if len(self._pins):
-            self._pins[slots] = 0
+        if len(self.pins):
+            self.pins[slots] = 0
 
-    def stayed(self, at: Ids | Tensor, now: int) -> None:
-        """Something broke off: rows that are at these places all the same are used now.
+    def mend(self, at: Ids | Tensor, now: int) -> None:
+        """A move broke off: rows that are in these slots all the same count as used now.
 
-        A row that was never used would not leave, and count for none. Not at an earlier time: that
-        a row was not used since is what those rely on who read behind the cache.
+        A row without a time of use would never leave, and would not be counted. The time must not
+        be earlier: readers behind the cache rely on when a row was last used.
         """
         slots = self._tensor(at)
         slots = slots[slots >= 0]
@@ -206,60 +208,62 @@ class DeviceCacheMap(DeviceResidencyMap):
         super().clear()
         self.changed.zero_()
         self.used.fill_(NEVER)
-        self._pins.zero_()
+        self.pins.zero_()
 
-    def use(self, at: Ids, now: int) -> None:
-        """These were used at a time, not before that of other uses."""
+    # ---- what is known of resident rows
+
+    def mark_used(self, at: Ids, now: int) -> None:
+        """Rows were used at a time that is not before that of other uses."""
         self.used[self._tensor(at)] = now
 
     def set_dirty(self, at: Ids, dirty: bool) -> None:
-        """Their rows are changed since they came, or are not."""
+        """Makes rows dirty or clean."""
         self.changed[self._tensor(at)] = dirty
 
-    def whose(self, at: Ids | Tensor) -> tuple[Int64[Tensor, "n"], Int64[Tensor, "m"]]:
-        """The ids at places, and those of them with changed rows; on the device."""
+    def ids_and_dirty(self, at: Ids | Tensor) -> tuple[Int64[Tensor, "n"], Int64[Tensor, "m"]]:
+        """The ids in these slots, and those of them whose rows are dirty; on the device."""
         slots = self._tensor(at)
         ids = self._table.arrays.ids(slots)
         return ids, ids[self.changed[slots]]
 
     def take_moved(self) -> tuple[int, int]:
-        """Rows that came, and those that left, that nobody has counted yet."""
+        """Rows that came and rows that left since the last call."""
         with self._telling:
             came, left = self.moved.tolist()  # a step may add to them meanwhile
             before, self._told = self._told, (came, left)
         return came - before[0], left - before[1]
 
     def dirty(self) -> Ids:
-        """All places whose rows are changed, in order."""
+        """The slots of all dirty rows, in order."""
         return self.changed.nonzero()[:, 0].cpu().numpy()
 
-    def hold(self, at: Ids) -> Ids:
-        """They stay until they are let go; the number of the stay of each."""
-        if not len(self._pins):
-            self._pins, self._born = torch.zeros_like(self.used), torch.zeros_like(self.used)
+    def pin(self, at: Ids) -> Ids:
+        """Rows stay until `unpin`. Returns the number of each row's stay."""
+        if not len(self.pins):
+            self.pins, self._stay = torch.zeros_like(self.used), torch.zeros_like(self.used)
             self._numbers = True
         slots = self._tensor(at)
-        self._pins[slots] += 1
-        self._holds += 1
-        return self._born[slots].cpu().numpy()
+        self.pins[slots] += 1
+        self._held += 1
+        return self._stay[slots].cpu().numpy()
 
-    def let_go(self, at: Ids, born: Ids) -> None:
-        """Ends one `hold` of these; not of ids that left in between."""
+    def unpin(self, at: Ids, stays: Ids) -> None:
+        """Ends one `pin` of rows, except of those that have left in between."""
         slots = self._tensor(at)
-        same = (self._born[slots] == self._tensor(born)) & self._table.arrays.taken()[slots]
-        self._pins[slots[same]] -= 1
-        self._holds -= 1
+        same = (self._stay[slots] == self._tensor(stays)) & self._table.arrays.taken()[slots]
+        self.pins[slots[same]] -= 1
+        self._held -= 1
 
-    def not_held(self, stay: Ids) -> int:
-        """How many of the places are neither held nor among those that `stay`, which differ."""
-        if not self._holds:
+    def unpinned(self, stay: Ids) -> int:
+        """How many slots are neither pinned nor among those that `stay`, which differ."""
+        if not self._held:
             return self.rows - len(stay)
-        held = self._pins > 0
+        held = self.pins > 0
         held[self._tensor(stay)] = True
         return self.rows - int(held.sum())
 
     def coldest(self, n: int, stay: Ids, before: int) -> Ids:
-        """The n longest unused that are neither held nor among those that `stay`.
+        """The n least recently used rows that are neither pinned nor among those that `stay`.
 
         Fewer, if fewer were last used `before` this time.
         """
@@ -267,14 +271,14 @@ class DeviceCacheMap(DeviceResidencyMap):
         used[self._tensor(stay)] = NEVER
         return _smallest(used, n, before).cpu().numpy()
 
-    def leaving(self, n: int, before: int) -> Int64[Tensor, "m"]:
-        """About n of the longest unused, on the device; not those used at this time or held.
+    def oldest(self, n: int, before: int) -> Int64[Tensor, "m"]:
+        """About n of the least recently used rows, on the device; none that is used now or pinned.
 
-        First comes one of each bucket with hardly any room: else a new row that belongs there would
-        find none, again and again.
+        First comes one row of each bucket that is almost full. Otherwise a new row that belongs
+        there would find no lane, again and again.
         """
         used = self._last_used()
-        slots = self._table.arrays.buckets * LANES  # behind them are those of two special ids
+        slots = self._table.arrays.buckets * LANES  # the slots of two special ids stand behind
         lines = used[:slots].view(-1, LANES)
         full = (lines != NEVER).sum(dim=1) >= LANES - 1
         oldest, lane = lines.min(dim=1)
@@ -282,31 +286,37 @@ class DeviceCacheMap(DeviceResidencyMap):
         lines.scatter_(1, lane[:, None], first[:, None])
         if len(used) < _MANY_SLOTS:
             return _smallest(used, n, before)
-        # To choose exactly n takes ten times as long as to choose by what a sample says.
-        sample = used[:: len(used) // _SAMPLE | 1]  # odd: every lane of buckets has its share
+        # To choose exactly n takes ten times as long as to choose by the ages of a sample.
+        sample = used[:: len(used) // _SAMPLE | 1]  # odd: every lane of the buckets has its share
         rank = min(max(1, round(n / len(used) * len(sample))), len(sample))
         most = sample.kthvalue(rank).values
         return (used <= most.clamp(max=before - 1)).nonzero()[: 2 * n, 0]
 
     def _last_used(self) -> Int32[Tensor, "slots"]:
-        """Of each slot; those that are free or held seem to be used last."""
+        """The time of the last use of each slot; free and pinned slots have the latest time."""
         used = torch.where(self._table.arrays.taken(), self.used, NEVER)
-        if self._holds:
-            used[self._pins > 0] = NEVER
+        if self._held:
+            used[self.pins > 0] = NEVER
         return used
 
     def nbytes(self) -> int:
-        """Device memory of what is known of each place."""
-        return sum(x.nbytes for x in (self.used, self.changed, self._pins, self._born))
+        """Device memory of what is known of each row."""
+        return sum(x.nbytes for x in (self.used, self.changed, self.pins, self._stay))
 
 
 def _smallest(used: Int32[Tensor, "slots"], n: int, before: int) -> Int64[Tensor, "m"]:
-    """Where the n smallest are, of those that are before."""
+    """The positions of the n smallest times that are earlier than `before`."""
     found = used.topk(min(n, len(used)), largest=False, sorted=False)
     return found.indices[found.values < before]
 
 
-def places_of(table: CacheMoves) -> DeviceCacheMap:
-    """The places of a cache whose rows lie on a device."""
-    assert isinstance(table.places, DeviceCacheMap)
-    return table.places
+def device_map_of(table: CachingTable) -> DeviceCacheMap:
+    """The map of a cache on a device."""
+    assert isinstance(table.resident, DeviceCacheMap)
+    return table.resident
+
+
+def device_store_of(table: CachingTable | HybridTable) -> DeviceTable:
+    """The fast store of a table, on a device."""
+    assert isinstance(table.fast, DeviceTable)
+    return table.fast

@@ -10,67 +10,56 @@ from types import TracebackType
 
 
 class SharedLock:
-    """Owns a condition. Who waits to have it alone goes before readers that come later.
+    """A lock that readers share and one mover holds alone. Owns a condition.
 
-    So no thread may take it again while it has it: it would wait for who waits for it.
+    A mover that waits goes before readers that come later. A thread that holds the lock must not
+    take it again: it would wait for the mover, which waits for the thread.
 
     >>> lock = SharedLock()
-    >>> with lock.shared():
+    >>> with lock.shared:
     ...     pass
     >>> with lock.alone():
     ...     pass
     """
 
     def __init__(self) -> None:
-        self._changed = Condition()
-        self._readers = 0
-        self._waiting = 0
-        self._alone = False
-        self._shared = _Shared(self)
-
-    def shared(self) -> _Shared:
-        """Beside other readers."""
-        return self._shared
+        self.shared = _Readers()  # `with lock.shared:` reads beside other readers
 
     @contextmanager
     def alone(self) -> Iterator[None]:
-        """After all readers have left, and before others come."""
-        with self._changed:
-            self._waiting += 1
+        """Waits until all readers have left, and keeps others out."""
+        readers = self.shared
+        with readers.changed:
+            readers.movers_waiting += 1
             try:
-                while self._alone or self._readers:
-                    self._changed.wait()
-                self._alone = True
+                while readers.has_mover or readers.inside:
+                    readers.changed.wait()
+                readers.has_mover = True
             finally:
-                self._waiting -= 1
-                self._changed.notify_all()
+                readers.movers_waiting -= 1
+                readers.changed.notify_all()
         try:
             yield
         finally:
-            with self._changed:
-                self._alone = False
-                self._changed.notify_all()
-
-    def _enter(self) -> None:
-        with self._changed:
-            while self._alone or self._waiting:
-                self._changed.wait()
-            self._readers += 1
-
-    def _leave(self) -> None:
-        with self._changed:
-            self._readers -= 1
-            self._changed.notify_all()
+            with readers.changed:
+                readers.has_mover = False
+                readers.changed.notify_all()
 
 
-class _Shared:
-    """What readers enter; a step does so several times, and a generator would take longer."""
+class _Readers:
+    """What readers of a `SharedLock` enter. Not a generator: a step enters it several times."""
 
-    def __init__(self, lock: SharedLock) -> None:
-        self._lock = lock
+    def __init__(self) -> None:
+        self.changed = Condition()
+        self.inside = 0
+        self.movers_waiting = 0
+        self.has_mover = False
 
     def __enter__(self) -> None:
-        self._lock._enter()
+        with self.changed:
+            while self.has_mover or self.movers_waiting:
+                self.changed.wait()
+            self.inside += 1
 
     def __exit__(
         self,
@@ -78,18 +67,21 @@ class _Shared:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        self._lock._leave()
+        with self.changed:
+            self.inside -= 1
+            self.changed.notify_all()
 
 
 class WriteLock:
-    """Owns a condition. Its owner may enter again; so may the thread that paused it.
+    """A lock for writers, which can stay closed to other threads after a call. Owns a condition.
 
-    Tables that step together share one: a pause of one of them is a pause of all.
+    The thread that holds the lock may enter it again, and so may the thread that paused it. Tables
+    that step together share one lock: a pause of one of them pauses all.
 
     >>> lock = WriteLock()
     >>> with lock, lock:
     ...     lock.pause()
-    >>> with lock:  # others wait
+    >>> with lock:  # other threads wait
     ...     lock.resume()
     """
 
@@ -121,12 +113,12 @@ class WriteLock:
                 self._changed.notify_all()
 
     def pause(self) -> None:
-        """Other threads wait until as many `resume`; the caller owns the lock."""
+        """Keeps other threads out until as many calls of `resume`; the caller holds the lock."""
         self._paused_by = get_ident()
         self._pauses += 1
 
     def resume(self) -> None:
-        """Ends one pause, from any thread; the last one lets the others in."""
+        """Ends one pause, from any thread. The last one lets other threads in."""
         with self._changed:
             self._pauses -= 1
             if not self._pauses:
@@ -135,31 +127,34 @@ class WriteLock:
 
 
 class ThreadStopper:
-    """Tells the thread of `owner` when the process ends, and waits for it; shares its lock.
+    """Ends the thread of `owner` when the process ends, and waits for it.
+
+    A daemon thread that returns from native code after the interpreter has ended aborts the
+    process. The stopper shares the owner's condition.
 
     >>> class Owner: pass
     >>> owner, changed = Owner(), Condition()
-    >>> ThreadStopper(owner, changed).has_come
+    >>> ThreadStopper(owner, changed).must_stop
     False
     """
 
     def __init__(self, owner: object, changed: Condition) -> None:
-        self.has_come = False
+        self.must_stop = False
         self._changed = changed
         self._thread: Thread | None = None
-        weakref.finalize(owner, self._end)  # at exit, too: before threads are cut off
+        weakref.finalize(owner, self._stop)  # runs at exit, too, before threads are cut off
 
     def start(self, thread: Thread) -> None:
-        """Starts the thread, which looks at `has_come` whenever it was told of a change."""
+        """Starts the thread. It must look at `must_stop` whenever the condition is notified."""
         thread.start()
         self._thread = thread
 
-    def _end(self) -> None:
+    def _stop(self) -> None:
         thread = self._thread
-        # In a forked child nobody is alive, and the lock may be held for ever.
+        # A forked child has no such thread, and its copy of the lock may be held for ever.
         if thread is None or not thread.is_alive() or thread is current_thread():
             return
         with self._changed:
-            self.has_come = True
+            self.must_stop = True
             self._changed.notify_all()
         thread.join()

@@ -1,10 +1,10 @@
-"""What tables of two tiers share: two stores of one table, read and written where each row is."""
+"""The part that tables of two tiers share: two stores of one table, read and written as one."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 import torch
@@ -20,21 +20,375 @@ from ..tables.expiry import Ttl
 from ..tables.host import HostTable
 from ..tables.host_reads import MemoryUse, uses_of
 from ..tables.layout import RowLayout
-from ..tables.leave_order import LeaveOrder, one_call
+from ..tables.leave_order import one_call
 from ..tables.schedules import Rate
 from ..tables.store import Applied, Entries, Lookup, Missing, TableKeys
 from .locks import SharedLock, WriteLock
 from .residency_map import Ids, ResidencyMap
 
-if TYPE_CHECKING:
+if TYPE_CHECKING:  # they need Triton
     from ..tables.device import DeviceTable
     from .device_residency import DeviceResidencyMap
 
+_MAX_IDS = 2**31 - 1
+_BYTES = ("index_bytes", "row_bytes", "slack_bytes", "other_bytes", "output_bytes")
+_COUNTS = ("inserted", "refused", "dropped", "erased", "evicted", "clamped_ts")
+_HITS = ("fast_hits", "slow_hits", "absent")
 
-def some_of(values: Tensor, which: Int64[Tensor, "m"]) -> Tensor:
-    """Those at places `which`, all different and in order; no copy if that is all of them.
 
-    >>> some_of(torch.tensor([5, 6, 7]), torch.tensor([0, 2])).tolist()
+class TierPair:
+    """A `fast` store of at most `fast_rows` rows over a `slow` store of any size.
+
+    Both stores have the config of one table. The fast store has no admission rule, because rows are
+    born in the slow store. Keys, rows and gradients of calls are on the device of the fast store.
+
+    Owns two locks. A writer or a mover of rows holds `write_lock`. A mover also holds `move_lock`
+    alone while it moves rows; readers share `move_lock`. Any number of threads may read.
+    """
+
+    def __init__(
+        self,
+        fast: HostTable | DeviceTable,
+        slow: HostTable,
+        fast_rows: int,
+        resident: Callable[[HostTable | DeviceTable, int], Any],
+    ) -> None:
+        if not isinstance(slow, HostTable):
+            raise DtypeError(f"slow is a {type(slow).__name__}; it must be a HostTable.")
+        _check_configs(fast.config, slow.config)
+        self.fast, self.slow = fast, slow
+        self.config: TableConfig = slow.config
+        self.layout: RowLayout = slow.layout
+        room = checks.count("fast_rows", fast_rows, least=1)
+        _check_slots(fast, room)
+        fast.share_order(slow.order)  # ages of rows compare across both stores
+        self.resident: ResidencyMap | DeviceResidencyMap = resident(fast, room)
+        self.counters = Counters()
+        self.write_lock = WriteLock()
+        self.move_lock = SharedLock()
+        for store, name in ((fast, "fast"), (slow, "slow")):
+            if store.size():
+                raise ConfigError(
+                    f"the {name} store of table {slow.config.name!r} has {store.size()} rows "
+                    f"already; give empty stores, then load or restore."
+                )
+
+    def description(self, kind: str) -> str:
+        """The `repr` of the table that owns this pair."""
+        return (
+            f"{kind}({self.config.name!r}, {len(self.resident)} of "
+            f"{self.resident.rows} rows on {self.fast.device}, over {self.slow!r})"
+        )
+
+    @property
+    def device(self) -> torch.device:
+        """The device of keys and rows of calls."""
+        return self.fast.device
+
+    # ---- where ids are
+
+    def keys(self, keys: TableKeys | Tensor) -> TableKeys:
+        """The checked keys of a call."""
+        return arguments.keys_of_one_table(keys, _MAX_IDS, self.device, room=True).exact()
+
+    def split(self, ids: Int64[Tensor, "n"]) -> tuple[Ids, Tensor, Tensor]:
+        """The slot of each id, and the positions of the ids in the fast and in the slow tier."""
+        at = self.resident.find(ids.numpy())
+        return at, positions(at >= 0), positions(at < 0)
+
+    def with_resident_rows(self, entries: Entries) -> Entries:
+        """`entries` of the slow tier, with rows of the fast store where these are resident."""
+        at = self.resident.find(entries.ids.numpy())
+        return with_rows_of(entries, positions(at >= 0), self.fast)
+
+    # ---- what both stores know together
+
+    def uses(self, entries: Entries) -> Float64[Tensor, "n"]:
+        """The use counts of rows under an `Lfu` rule."""
+        return uses_of(self.slow.order, entries, self.config.name)
+
+    def max_ts(self) -> int:
+        """The largest `ts` that a write gave. Every write reports its time to the slow store."""
+        return self.slow.max_ts()
+
+    def reference_s(self, now_s: int | None) -> int | None:
+        """The time from which a `Ttl` rule counts ages, over both tiers; None for other rules.
+
+        One store alone may not have seen the newest time.
+        """
+        rule = self.config.evict
+        if now_s is not None or not isinstance(rule, Ttl):
+            return now_s
+        return self.max_ts() if rule.reference == "newest" else self.slow.clock.now_s()
+
+    def count_hits(self, fast: int, slow: int, all_ids: int) -> None:
+        """Counts the ids of a lookup by the tier that had them."""
+        for name, n in zip(_HITS, (fast, slow, all_ids - fast - slow), strict=True):
+            if n:
+                self.counters.add(name, n)
+
+    def memory(self, known_bytes: int) -> MemoryUse:
+        """Bytes of both tiers by purpose; `known_bytes` of bookkeeping count as index."""
+        fast, slow = self.fast.memory(), self.slow.memory()
+        return MemoryUse(
+            fast.index_bytes + slow.index_bytes + known_bytes,
+            fast.row_bytes + slow.row_bytes,
+            fast.slack_bytes + slow.slack_bytes,
+            fast.other_bytes + slow.other_bytes,
+        )
+
+    def stats(self, rows: int, known_bytes: int) -> dict[str, float]:
+        """The statistics of one table, summed over both tiers, then those of the fast tier."""
+        fast, slow = self.fast.stats(), self.slow.stats()
+        summed = {name: fast[name] + slow[name] for name in (*_BYTES, *_COUNTS)}
+        summed["index_bytes"] += known_bytes
+        return {
+            "rows": rows,
+            "uncompressed_bytes": rows * 4 * self.layout.dim,
+            **summed,
+            "load_factor": slow["load_factor"],
+            "longest_search": max(fast["longest_search"], slow["longest_search"]),
+            "fast_rows": len(self.resident),
+            "fast_capacity_rows": self.resident.rows,
+            **{name: slow[name] for name in ("file_bytes", "resident_bytes") if name in slow},
+            **self.counts(_HITS),
+        }
+
+    def counts(self, names: Sequence[str]) -> dict[str, float]:
+        """Counters by name."""
+        return {name: self.counters.read(name) for name in names}
+
+
+def share_locks(pairs: Sequence[TierPair]) -> None:
+    """Makes these pairs, which have not been used yet, take the locks and the order of the first.
+
+    A lock of one is then a lock of all, and ages of their rows compare.
+    """
+    for pair in pairs:
+        pair.write_lock, pair.move_lock = pairs[0].write_lock, pairs[0].move_lock
+        if pair.slow.order is not None and pairs[0].slow.order is not None:
+            for store in (pair.slow, pair.fast):
+                store.share_order(pairs[0].slow.order)
+
+
+class SlowTier(Protocol):
+    """How rows that are not resident are read and written."""
+
+    def read(
+        self,
+        ids: Int64[Tensor, "n"],
+        missing: Missing,
+        step: int | None,
+        out: Float32[Tensor, "n dim"] | None = None,
+    ) -> Float32[Tensor, "n dim"]:
+        """Rows as `lookup` gives them."""
+        ...
+
+    def entries(self, ids: Int64[Tensor, "n"]) -> Entries:
+        """Whole rows with their states and times."""
+        ...
+
+    def prepare_write(self, ids: Int64[Tensor, "n"]) -> None:
+        """Called before rows of `ids` are written in the slow store."""
+        ...
+
+    def mark_dirty(self, slots: Ids) -> None:
+        """Called before the resident rows at `slots` are written."""
+        ...
+
+
+class TierRows:
+    """Reads and writes the rows of a `TierPair`, each row in the tier that has it.
+
+    A write first checks the whole call for both stores, then writes to the slow store, then to the
+    fast store. A call that is refused changes nothing.
+    """
+
+    def __init__(self, pair: TierPair, behind: SlowTier) -> None:
+        self.pair, self.behind = pair, behind
+
+    # ---- reads
+
+    def lookup(
+        self,
+        keys: TableKeys,
+        missing: Missing,
+        step: int | None,
+        out: Float32[Tensor, "n dim"] | None,
+    ) -> Lookup:
+        """Rows of checked keys, into `out` if given. No row is inserted or moved."""
+        pair, dim, ids = self.pair, self.pair.layout.dim, keys.ids.cpu()
+        if out is None:
+            out = torch.empty(len(ids), dim, dtype=torch.float32, device=pair.device)
+        else:
+            out = arguments.output(out, len(ids), dim, pair.device)
+        with pair.move_lock.shared:
+            _, here, rest = pair.split(ids)
+            behind = part_of(ids, rest)
+            if len(rest) or not len(ids):  # an empty call still checks its arguments
+                put_part(out, rest, self.behind.read(behind, missing, step))
+            if len(here) == len(ids):
+                pair.fast.lookup(keys.ids, missing="zeros", step=step, out=out)
+            elif len(here):
+                mine = part_of(ids, here).to(pair.device)
+                put_part(out, here, pair.fast.lookup(mine, missing="zeros", step=step).rows_of())
+            there = pair.slow.contains(behind)
+        pair.count_hits(len(here), int(there.sum()), len(ids))
+        return Lookup(keys, out.view(-1), (dim,))
+
+    def contains(self, keys: TableKeys | Tensor) -> Bool[Tensor, "n"]:
+        """Whether each key has a row."""
+        ids = self.pair.keys(keys).ids.cpu()
+        with self.pair.move_lock.shared:
+            at = self.pair.resident.find(ids.numpy())
+            found = torch.from_numpy(at >= 0) | self.pair.slow.contains(ids)
+        return found.to(self.pair.device)
+
+    def entries(self, keys: TableKeys | Tensor) -> Entries:
+        """Whole rows with their optimizer states and times."""
+        ids = self.pair.keys(keys).ids.cpu()
+        with self.pair.move_lock.shared:
+            return self.pair.with_resident_rows(self.behind.entries(ids)).to(self.pair.device)
+
+    # ---- writes
+
+    def check_update(
+        self,
+        ids: Int64[Tensor, "n"],
+        grads: Float32[Tensor, "n dim"],
+        rates: Sequence[Rate] | None,
+        step: int | None,
+        counts: Int64[Tensor, "n"] | None,
+    ) -> None:
+        """Refuses arguments that the update of either store would refuse."""
+        check_store_update(self.pair.fast, ids, grads, rates, step, counts)
+        self.check_step(step)
+
+    def check_step(self, step: int | None) -> None:
+        """Refuses an update without the step that the admission rule needs."""
+        admit = self.pair.config.admit
+        if admit is not None and admit.needs_step:
+            self.pair.slow.checked_step(step, True, "admits ids")
+
+    def set(self, verb: str, keys: TableKeys | Tensor, rows: Tensor, ts: int) -> Applied:
+        """`assign` or `assign_add`."""
+        pair = self.pair
+        ids = pair.keys(keys).ids
+        rows = pair.fast.checked_rows("rows", rows, len(ids))
+        if not isinstance(pair.fast, HostTable):
+            pair.fast.usable_rows(rows, None)
+        with pair.write_lock:
+            return self.write(verb, ids.cpu(), rows, ts)
+
+    def write(
+        self,
+        verb: str,
+        ids: Int64[Tensor, "n"],
+        rows: Tensor,
+        ts: int,
+        counts: Tensor | None = None,
+        **settings: Any,
+    ) -> Applied:
+        """Calls a writing verb of both stores with their shares; the caller holds the lock."""
+        pair = self.pair
+        rows = rows.detach().view(len(ids), pair.layout.dim)
+        at, here, rest = pair.split(ids)
+        behind = part_of(ids, rest)
+        self.behind.prepare_write(behind)
+        if counts is not None:
+            settings["counts"] = part_of(counts, rest).cpu()
+        ts = pair.slow.next_time(ts)  # a time in the future is counted once
+        uses = len(ids) if counts is None else int(counts.sum())
+        with one_call(pair.slow.order, ts, uses):
+            slow_write: Callable[..., Applied] = getattr(pair.slow, verb)
+            done = slow_write(behind, part_of(rows, rest).cpu(), ts=ts, **settings)
+            if not len(here):
+                return total(done)
+            if counts is not None:
+                settings["counts"] = part_of(counts, here)
+            self.behind.mark_dirty(at[here.numpy()])
+            fast_write: Callable[..., Applied] = getattr(pair.fast, verb)
+            there = part_of(ids, here).to(pair.device)
+            more = fast_write(there, part_of(rows, here), ts=ts, **settings)
+        return total(done, more)
+
+    def restore(self, entries: Entries) -> Applied:
+        """Puts whole rows back: embeddings, states and times as `entries` or `scan` gave them."""
+        pair, given = self.pair, entries.to("cpu")
+        with pair.write_lock:
+            at, here, rest = pair.split(given.ids)
+            if not len(here):
+                self.behind.prepare_write(given.ids)
+                return pair.slow.restore(given)
+            self._check_entries(given)
+            self.behind.prepare_write(given.ids[rest])
+            done = pair.slow.restore(_some_entries(given, rest))
+            self.behind.mark_dirty(at[here.numpy()])
+            more = pair.fast.restore(_some_entries(given, here))
+            newest = pair.fast.entries(given.ids[here].to(pair.device)).ts.max()
+            pair.slow.saw(int(newest))
+        return total(done, more)
+
+    def reinitialize(self, keys: TableKeys | Tensor) -> Int8[Tensor, "n"]:
+        """Gives rows their first values, at the clock's time; 0 = was absent, 1 = was there."""
+        pair = self.pair
+        ids = pair.keys(keys).ids.cpu()
+        status = torch.empty(len(ids), dtype=torch.int8)
+        with pair.write_lock:
+            at, here, rest = pair.split(ids)
+            self.behind.prepare_write(ids[rest])
+            with one_call(pair.slow.order, pair.slow.clock.now_s(), 0):
+                status[rest] = pair.slow.reinitialize(ids[rest])
+                if len(here):
+                    self.behind.mark_dirty(at[here.numpy()])
+                    status[here] = pair.fast.reinitialize(ids[here].to(pair.device)).cpu()
+        return status.to(pair.device)
+
+    def _check_entries(self, given: Entries) -> None:
+        """Refuses entries that one store would refuse after the other has taken its share."""
+        if not bool(given.found.all()):
+            raise InputError("entries holds ids that were not found; select those with found True.")
+        if int(given.ts.min()) < 0:
+            raise InputError(f"ts holds {int(given.ts.min())}; a time is at least 0.")
+        self.pair.slow.checked_rows("rows", given.rows, len(given))
+        self.pair.layout.join(given.states, len(given))
+
+
+def check_store_update(
+    store: HostTable | DeviceTable,
+    ids: Int64[Tensor, "n"],
+    grads: Float32[Tensor, "n dim"],
+    rates: Sequence[Rate] | None,
+    step: int | None,
+    counts: Int64[Tensor, "n"] | None,
+) -> None:
+    """Refuses arguments that `apply_gradients` of a store would refuse, before it is called."""
+    if isinstance(store, HostTable):
+        store.update_arguments(ids, grads, rates, step, counts)
+        return
+    store.refuse_serving("apply_gradients")
+    n = len(store.checked_keys(ids).ids)
+    store.checked_rows("grads", grads, n)
+    if counts is not None:
+        checks.tensor("counts", counts, torch.int64, (n,), store.device)
+    store.rates_at(rates, step)
+    if store.config.admit is not None and store.config.admit.needs_step:
+        arguments.needed_step(step, True, store.config.name, "admits ids")
+
+
+# ---- parts of tensors and of entries
+# Host memory goes through numpy: torch would wake its threads for each part, and wait for them.
+
+
+def positions(mask: np.ndarray) -> Int64[Tensor, "n"]:
+    """The positions at which a mask holds."""
+    return torch.from_numpy(mask.nonzero()[0])
+
+
+def part_of(values: Tensor, which: Int64[Tensor, "m"]) -> Tensor:
+    """The values at positions `which`, which differ and rise; no copy if these are all.
+
+    >>> part_of(torch.tensor([5, 6, 7]), torch.tensor([0, 2])).tolist()
     [5, 7]
     """
     if len(which) == len(values):
@@ -44,11 +398,11 @@ def some_of(values: Tensor, which: Int64[Tensor, "m"]) -> Tensor:
     return values[which.to(values.device)]
 
 
-def put_some(values: Tensor, which: Int64[Tensor, "m"], new: Tensor) -> None:
-    """Sets those at places `which`, wherever the new ones are.
+def put_part(values: Tensor, which: Int64[Tensor, "m"], new: Tensor) -> None:
+    """Sets the values at positions `which`, from a tensor on any device.
 
     >>> values = torch.tensor([5, 6, 7])
-    >>> put_some(values, torch.tensor([0, 2]), torch.tensor([1, 2]))
+    >>> put_part(values, torch.tensor([0, 2]), torch.tensor([1, 2]))
     >>> values.tolist()
     [1, 6, 2]
     """
@@ -58,24 +412,17 @@ def put_some(values: Tensor, which: Int64[Tensor, "m"], new: Tensor) -> None:
         values[which.to(values.device)] = new.to(values.device)
 
 
-def overlay(entries: Entries, newer: HostTable) -> Entries:
-    """`entries`, those that `newer` has, too, as they are there."""
-    if not newer.size():
-        return entries
-    return replaced(entries, newer.contains(entries.ids).nonzero()[:, 0], newer)
-
-
-def replaced(
+def with_rows_of(
     entries: Entries, where: Int64[Tensor, "m"], newer: HostTable | DeviceTable
 ) -> Entries:
-    """`entries`, in host memory, those at `where` as `newer` has them; changed in place."""
+    """`entries` in host memory, changed in place: those at `where` become the rows of `newer`."""
     if not len(where):
         return entries
-    return put_at(entries, where, newer.entries(entries.ids[where].to(newer.device)).to("cpu"))
+    return put_entries(entries, where, newer.entries(entries.ids[where].to(newer.device)).to("cpu"))
 
 
-def put_at(entries: Entries, where: Int64[Tensor, "m"], mine: Entries) -> Entries:
-    """`entries` with others at `where`; changed in place."""
+def put_entries(entries: Entries, where: Int64[Tensor, "m"], mine: Entries) -> Entries:
+    """`entries`, changed in place: those at `where` become `mine`."""
     if not len(where):
         return entries
     pairs = zip(entries.states, mine.states, strict=True)
@@ -88,255 +435,32 @@ def put_at(entries: Entries, where: Int64[Tensor, "m"], mine: Entries) -> Entrie
     return entries
 
 
-_MAX_IDS = 2**31 - 1
-_BYTES = ("index_bytes", "row_bytes", "slack_bytes", "other_bytes", "output_bytes")
-_COUNTS = ("inserted", "refused", "dropped", "erased", "evicted", "clamped_ts")
+def _some_entries(entries: Entries, which: Int64[Tensor, "m"]) -> Entries:
+    states = [{name: x[which] for name, x in one.items()} for one in entries.states]
+    ids, found, rows, ts = (
+        x[which] for x in (entries.ids, entries.found, entries.rows, entries.ts)
+    )
+    order = None if entries.order is None else entries.order[which]
+    return Entries(ids, found, rows, states, ts, order)
 
 
-class TwoTiers:
-    """One table in a `fast` store of at most `fast_rows` rows over a `slow` one of any size.
-
-    Both are tables of one config; the fast one needs no admission rule, since rows are born in the
-    slow one. Keys, rows and gradients lie where the fast store has its rows. Any number of threads
-    may read; writes and moves go one after the other. Owns two locks: `_writing` for whoever writes
-    or moves, and `_moves`, which a move has alone and reads share.
-    """
-
-    def __init__(self, fast: HostTable | DeviceTable, slow: HostTable, fast_rows: int) -> None:
-        if not isinstance(slow, HostTable):
-            raise DtypeError(f"slow is a {type(slow).__name__}; it must be a HostTable.")
-        _check_pair(fast.config, slow.config)
-        self.fast, self.slow = fast, slow
-        self.config: TableConfig = slow.config
-        self.layout: RowLayout = slow.layout
-        room = checks.count("fast_rows", fast_rows, least=1)
-        _check_room(fast, room)
-        fast.share_order(slow.order)  # marks of rows compare wherever they lie
-        self.places = self._make_places(fast, room)
-        self.counters = Counters()
-        self._writing = WriteLock()
-        self._moves = SharedLock()
-        for store, name in ((fast, "fast"), (slow, "slow")):
-            if store.size():
-                raise ConfigError(
-                    f"the {name} store of table {slow.config.name!r} has {store.size()} rows "
-                    f"already; give empty stores, then load or restore."
-                )
-
-    def __repr__(self) -> str:
-        return (
-            f"{type(self).__name__}({self.config.name!r}, {len(self.places)} of "
-            f"{self.places.rows} rows on {self.fast.device}, over {self.slow!r})"
-        )
-
-    def __reduce__(self) -> str:
-        raise TypeError(
-            f"table {self.config.name!r} cannot be pickled or copied; "
-            f"hr.save keeps a model, model.state_dict() its rows, too; scan() and restore() move "
-            f"the rows of a table."
-        )
-
-    @property
-    def device(self) -> torch.device:
-        """Where keys and rows of calls lie."""
-        return self.fast.device
-
-    @property
-    def filter(self) -> Any:
-        """What counts absent ids for the admission rule; None if nothing does."""
-        return self.slow.filter
-
-    @property
-    def order(self) -> LeaveOrder | None:
-        """What tells the order in which rows leave; None without a rule of room."""
-        return self.slow.order
-
-    def uses(self, keys: TableKeys | Int64[Tensor, "n"]) -> Float64[Tensor, "n"]:
-        """How often each key was used, under an `Lfu` rule; as `HostTable.uses`."""
-        return uses_of(self.order, self.entries(keys), self.config.name)
-
-    def table(self, k: int = 0) -> Self:
-        """The store of table `k` alone: there is only one."""
-        arguments.table_number(k, 1)
-        return self
-
-    # ---- reads
-
-    def lookup(
-        self,
-        keys: TableKeys | Int64[Tensor, "n"],
-        *,
-        missing: Missing = "zeros",
-        step: int | None = None,
-        out: Float32[Tensor, "n dim"] | None = None,
-    ) -> Lookup:
-        """Rows of `keys`, into `out` if given. Nothing is inserted, and no row moves."""
-        keys = self._keys(keys)
-        dim, ids = self.layout.dim, keys.ids.cpu()
-        if out is None:
-            out = torch.empty(len(ids), dim, dtype=torch.float32, device=self.device)
-        else:
-            out = arguments.output(out, len(ids), dim, self.device)
-        with self._moves.shared():
-            at = self.places.find(ids.numpy())
-            here, rest = _where(at >= 0), _where(at < 0)
-            behind = some_of(ids, rest)
-            if len(rest) or not len(ids):  # an empty call still checks its arguments
-                put_some(out, rest, self._read_slow(behind, missing, step))
-            if len(here) == len(ids):
-                self.fast.lookup(keys.ids, missing="zeros", step=step, out=out)
-            elif len(here):
-                mine = some_of(ids, here).to(self.device)
-                put_some(out, here, self.fast.lookup(mine, missing="zeros", step=step).rows_of())
-            there = self._in_slow(behind)
-        self._count_hits(len(here), int(there.sum()), len(ids))
-        return Lookup(keys, out.view(-1), (dim,))
-
-    def contains(self, keys: TableKeys | Int64[Tensor, "n"]) -> Bool[Tensor, "n"]:
-        """Whether each key has a row."""
-        ids = self._keys(keys).ids.cpu()
-        with self._moves.shared():
-            at = self.places.find(ids.numpy())
-            found = torch.from_numpy(at >= 0) | self._in_slow(ids)
-        return found.to(self.device)
-
-    def entries(self, keys: TableKeys | Int64[Tensor, "n"]) -> Entries:
-        """Raw rows with their optimizer states and times."""
-        ids = self._keys(keys).ids.cpu()
-        with self._moves.shared():
-            return self._entries(ids).to(self.device)
-
-    def _entries(self, ids: Int64[Tensor, "n"]) -> Entries:
-        """The caller holds `_moves`."""
-        return self._newest(self._slow_entries(ids))
-
-    def _newest(self, entries: Entries) -> Entries:
-        """With rows of the fast store in the place of those of the slow one."""
-        at = self.places.find(entries.ids.numpy())
-        return replaced(entries, _where(at >= 0), self.fast)
-
-    # ---- sizes and statistics
-
-    def size(self) -> int:
-        """Rows."""
-        raise NotImplementedError
-
-    def __len__(self) -> int:
-        return self.size()
-
-    def max_ts(self) -> int:
-        """The largest `ts` that a write gave; the slow store is told of all of them."""
-        return self.slow.max_ts()
-
-    def memory(self) -> MemoryUse:
-        """Bytes of both tiers by purpose; what is known of the fast rows counts as index."""
-        fast, slow = self.fast.memory(), self.slow.memory()
-        return MemoryUse(
-            fast.index_bytes + slow.index_bytes + self._known_bytes(),
-            fast.row_bytes + slow.row_bytes,
-            fast.slack_bytes + slow.slack_bytes,
-            fast.other_bytes + slow.other_bytes,
-        )
-
-    def stats(self) -> dict[str, float]:
-        """As of one table: sums over both tiers; then rows and counts of each tier."""
-        fast, slow = self.fast.stats(), self.slow.stats()
-        rows = self.size()
-        summed = {name: fast[name] + slow[name] for name in (*_BYTES, *_COUNTS)}
-        summed["index_bytes"] += self._known_bytes()
-        return {
-            "rows": rows,
-            "uncompressed_bytes": rows * 4 * self.layout.dim,
-            **summed,
-            "load_factor": slow["load_factor"],
-            "longest_search": max(fast["longest_search"], slow["longest_search"]),
-            "fast_rows": len(self.places),
-            "fast_capacity_rows": self.places.rows,
-            **{name: slow[name] for name in ("file_bytes", "resident_bytes") if name in slow},
-            **self._tier_counts(),
-        }
-
-    def _tier_counts(self) -> dict[str, int]:
-        names = ("fast_hits", "slow_hits", "absent")
-        return {name: self.counters.read(name) for name in names}
-
-    def device_bytes(self) -> int:
-        """Bytes on the device beside those of the fast table."""
-        return 0 if isinstance(self.fast, HostTable) else self._known_bytes()
-
-    def _known_bytes(self) -> int:
-        return self.places.nbytes()
-
-    def _count_hits(self, fast: int, slow: int, all_ids: int) -> None:
-        for name, n in (
-            ("fast_hits", fast),
-            ("slow_hits", slow),
-            ("absent", all_ids - fast - slow),
-        ):
-            if n:
-                self.counters.add(name, n)
-
-    # ---- how the slow tier is read; a cache has more places to look
-
-    def _read_slow(
-        self,
-        ids: Int64[Tensor, "n"],
-        missing: Missing,
-        step: int | None,
-        out: Float32[Tensor, "n dim"] | None = None,
-    ) -> Float32[Tensor, "n dim"]:
-        return self.slow.lookup(ids, missing=missing, step=step, out=out).rows_of()
-
-    def _in_slow(self, ids: Int64[Tensor, "n"]) -> Bool[Tensor, "n"]:
-        return self.slow.contains(ids)
-
-    def _slow_entries(self, ids: Int64[Tensor, "n"]) -> Entries:
-        return self.slow.entries(ids)
-
-    # ---- helpers
-
-    def _make_places(
-        self, fast: HostTable | DeviceTable, rows: int
-    ) -> ResidencyMap | DeviceResidencyMap:
-        if isinstance(fast, HostTable):
-            return ResidencyMap(rows)
-        from .device_residency import DeviceResidencyMap
-
-        return DeviceResidencyMap(fast, rows)
-
-    def _reference_s(self, now_s: int | None) -> int | None:
-        """The time from which ages are counted, of both tiers together; None: the rule needs none.
-
-        The newest time of one store alone may be older.
-        """
-        rule = self.config.evict
-        if now_s is not None or not isinstance(rule, Ttl):
-            return now_s
-        return self.max_ts() if rule.reference == "newest" else self.slow.clock.now_s()
-
-    def _keys(self, keys: TableKeys | Tensor) -> TableKeys:
-        return arguments.keys_of_one_table(keys, _MAX_IDS, self.device, room=True).exact()
-
-    def _split(self, ids: Int64[Tensor, "n"]) -> tuple[Ids, Tensor, Tensor]:
-        """Places of ids, and which stand in the fast tier and which do not."""
-        at = self.places.find(ids.numpy())
-        return at, _where(at >= 0), _where(at < 0)
+def total(*done: Applied) -> Applied:
+    """The counts of several stores, in host memory."""
+    return Applied(sum((one.counts.cpu() for one in done), torch.zeros(3, dtype=torch.int64)))
 
 
-def share_locks(tables: Sequence[TwoTiers]) -> None:
-    """From now on these tables, which nobody uses yet, are written and read as if they were one."""
-    for table in tables:
-        table._writing, table._moves = tables[0]._writing, tables[0]._moves
-        if table.slow.order is not None and tables[0].slow.order is not None:
-            for store in (table.slow, table.fast):
-                store.share_order(tables[0].slow.order)
+# ---- which stores make a pair
 
 
-def _where(mask: np.ndarray) -> Int64[Tensor, "n"]:
-    return torch.from_numpy(mask.nonzero()[0])
+def not_copied(name: str) -> TypeError:
+    """The error of pickling or copying a table of two tiers."""
+    return TypeError(
+        f"table {name!r} cannot be pickled or copied; hr.save keeps a model, model.state_dict() "
+        f"its rows, too; scan() and restore() move the rows of a table."
+    )
 
 
-def _check_pair(fast: TableConfig, slow: TableConfig) -> None:
+def _check_configs(fast: TableConfig, slow: TableConfig) -> None:
     """Both stores hold rows of one table, of a kind that can move."""
     same = replace(fast, admit=slow.admit, initial_capacity=slow.initial_capacity)
     if same != slow:
@@ -360,212 +484,10 @@ def _check_pair(fast: TableConfig, slow: TableConfig) -> None:
         )
 
 
-def _check_room(fast: HostTable | DeviceTable, rows: int) -> None:
-    """Rows that find no room in a device table that is nearly full stay in the slow store."""
+def _check_slots(fast: HostTable | DeviceTable, rows: int) -> None:
+    """A device table must have a slot for each row; a row without one stays in the slow store."""
     if not isinstance(fast, HostTable) and rows > fast.capacity_rows:
         raise ConfigError(
             f"fast_rows is {rows}; the DeviceTable has {fast.capacity_rows} slots. Make it with "
             f"more capacity_rows."
         )
-
-
-class TierWrites(TwoTiers):
-    """The writing part of a table of two tiers.
-
-    Every verb first asks both stores' checks about the whole call, then writes to the slow one,
-    then to the fast one, so that a call that is refused has changed nothing.
-    """
-
-    def apply_gradients(
-        self,
-        at: TableKeys | Lookup | Int64[Tensor, "n"],
-        grads: Float32[Tensor, "n dim"],
-        *,
-        rates: Sequence[Rate] | None = None,
-        step: int | None = None,
-        ts: int = 0,
-        counts: Int64[Tensor, "n"] | None = None,
-        per_occurrence: bool = False,
-    ) -> Applied:
-        """One optimizer step per distinct id, with its summed gradient; absent ids are born first.
-
-        As `HostTable.apply_gradients`. This is what counts as use of a row, and rows move here.
-        """
-        checks.flag("per_occurrence", per_occurrence)
-        keys = self._keys(at.keys if isinstance(at, Lookup) else at)
-        self.check_update(keys.ids, grads, rates, step, counts)
-        ids = keys.ids.cpu()
-        settings = {"rates": rates, "step": step, "per_occurrence": per_occurrence}
-        distinct = torch.unique(ids).numpy()
-        self._await(distinct)
-        with self._writing:
-            self._before_update(distinct)
-            done = self._in_tiers("apply_gradients", ids, grads, ts, counts, **settings)
-            self._after_update(distinct)
-        return done
-
-    def check_update(
-        self,
-        ids: Int64[Tensor, "n"],
-        grads: Float32[Tensor, "n dim"],
-        rates: Sequence[Rate] | None,
-        step: int | None,
-        counts: Int64[Tensor, "n"] | None,
-    ) -> None:
-        """Refuses what `apply_gradients` refuses."""
-        check_update(self.fast, ids, grads, rates, step, counts)
-        self.check_room(ids, step)
-
-    def check_room(self, ids: Int64[Tensor, "n"], step: int | None) -> None:
-        """The part of `check_update` that no single store has."""
-        if self.config.admit is not None and self.config.admit.needs_step:
-            self.slow.checked_step(step, True, "admits ids")
-
-    def assign(
-        self,
-        keys: TableKeys | Int64[Tensor, "n"],
-        rows: Float32[Tensor, "n dim"],
-        *,
-        ts: int = 0,
-    ) -> Applied:
-        """Sets rows and keeps optimizer state (fresh for an absent id). The last of equals wins."""
-        return self._set("assign", keys, rows, ts)
-
-    def assign_add(
-        self,
-        keys: TableKeys | Int64[Tensor, "n"],
-        rows: Float32[Tensor, "n dim"],
-        *,
-        ts: int = 0,
-    ) -> Applied:
-        """Adds to rows; an absent one starts from its first value."""
-        return self._set("assign_add", keys, rows, ts)
-
-    def restore(self, entries: Entries) -> Applied:
-        """Puts whole rows back: embedding, states and times as `entries` or `scan` gave them."""
-        given = entries.to("cpu")
-        with self._writing:
-            at, here, rest = self._split(given.ids)
-            if not len(here):
-                self._settle(given.ids)
-                return self.slow.restore(given)
-            self._check_entries(given)
-            self._settle(given.ids[rest])
-            done = self.slow.restore(_some(given, rest))
-            self._changing(at[here.numpy()])
-            more = self.fast.restore(_some(given, here))
-            self.slow.saw(int(self.fast.entries(given.ids[here].to(self.device)).ts.max()))
-        return _total(done, more)
-
-    def reinitialize(self, keys: TableKeys | Int64[Tensor, "n"]) -> Int8[Tensor, "n"]:
-        """Makes rows as new, at the clock's time; 0 = was absent, 1 = was there."""
-        ids = self._keys(keys).ids.cpu()
-        status = torch.empty(len(ids), dtype=torch.int8)
-        with self._writing:
-            at, here, rest = self._split(ids)
-            self._settle(ids[rest])
-            with one_call(self.slow.order, self.slow.clock.now_s(), 0):
-                status[rest] = self.slow.reinitialize(ids[rest])
-                if len(here):
-                    self._changing(at[here.numpy()])
-                    status[here] = self.fast.reinitialize(ids[here].to(self.device)).cpu()
-        return status.to(self.device)
-
-    def erase(self, keys: TableKeys | Int64[Tensor, "n"]) -> Bool[Tensor, "n"]:
-        """Removes rows and says which were there."""
-        raise NotImplementedError
-
-    # ---- what the modes do around writes
-
-    def _await(self, distinct: Ids) -> None:
-        """Before the lock is taken: what other threads do for these ids."""
-
-    def _before_update(self, distinct: Ids) -> None:
-        """Before gradients of these ids are applied."""
-
-    def _after_update(self, distinct: Ids) -> None:
-        """After gradients of these ids were applied."""
-
-    def _settle(self, ids: Int64[Tensor, "n"]) -> None:
-        """Before rows of these ids are written in the slow tier."""
-
-    def _changing(self, at: Ids) -> None:
-        """Before rows at these places are written: a call may break off after it wrote some."""
-
-    # ---- inside
-
-    def _set(self, verb: str, keys: TableKeys | Tensor, rows: Tensor, ts: int) -> Applied:
-        ids = self._keys(keys).ids
-        rows = self.fast.checked_rows("rows", rows, len(ids))
-        if not isinstance(self.fast, HostTable):
-            self.fast.usable_rows(rows, None)
-        with self._writing:
-            return self._in_tiers(verb, ids.cpu(), rows, ts)
-
-    def _in_tiers(
-        self,
-        verb: str,
-        ids: Int64[Tensor, "n"],
-        rows: Tensor,
-        ts: int,
-        counts: Tensor | None = None,
-        **settings: Any,
-    ) -> Applied:
-        rows = rows.detach().view(len(ids), self.layout.dim)
-        at, here, rest = self._split(ids)
-        behind = some_of(ids, rest)
-        self._settle(behind)
-        if counts is not None:
-            settings["counts"] = some_of(counts, rest).cpu()
-        ts = self.slow.next_time(ts)  # a time of the future is counted once
-        uses = len(ids) if counts is None else int(counts.sum())
-        with one_call(self.slow.order, ts, uses):
-            write: Callable[..., Applied] = getattr(self.slow, verb)
-            done = write(behind, some_of(rows, rest).cpu(), ts=ts, **settings)
-            if not len(here):
-                return _total(done)
-            if counts is not None:
-                settings["counts"] = some_of(counts, here)
-            self._changing(at[here.numpy()])
-            write = getattr(self.fast, verb)
-            more = write(some_of(ids, here).to(self.device), some_of(rows, here), ts=ts, **settings)
-        return _total(done, more)
-
-    def _check_entries(self, given: Entries) -> None:
-        """What a store refuses after the other has taken its part."""
-        if not bool(given.found.all()):
-            raise InputError("entries holds ids that were not found; select those with found True.")
-        if int(given.ts.min()) < 0:
-            raise InputError(f"ts holds {int(given.ts.min())}; a time is at least 0.")
-        self.slow.checked_rows("rows", given.rows, len(given))
-        self.layout.join(given.states, len(given))
-
-
-def check_update(
-    table: Any,
-    ids: Int64[Tensor, "n"],
-    grads: Float32[Tensor, "n dim"],
-    rates: Sequence[Rate] | None,
-    step: int | None,
-    counts: Int64[Tensor, "n"] | None,
-) -> None:
-    """Refuses what `apply_gradients` of any table would refuse, before it is called."""
-    if isinstance(table, HostTable):
-        table.update_arguments(ids, grads, rates, step, counts)
-    elif isinstance(table, TierWrites):
-        table.check_update(ids, grads, rates, step, counts)
-    else:
-        table._call(ids, grads, rates, step, counts)
-
-
-def _some(entries: Entries, which: Int64[Tensor, "m"]) -> Entries:
-    states = [{name: x[which] for name, x in one.items()} for one in entries.states]
-    ids, found, rows, ts = (
-        x[which] for x in (entries.ids, entries.found, entries.rows, entries.ts)
-    )
-    order = None if entries.order is None else entries.order[which]
-    return Entries(ids, found, rows, states, ts, order)
-
-
-def _total(*done: Applied) -> Applied:
-    return Applied(sum((one.counts.cpu() for one in done), torch.zeros(3, dtype=torch.int64)))

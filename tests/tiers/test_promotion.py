@@ -10,7 +10,8 @@ import torch
 import hedgerow as hr
 from hedgerow.tables.host import HostTable
 from hedgerow.tiers.caching import CachingTable
-from hedgerow.tiers.hybrid import HybridTable, UseCounts
+from hedgerow.tiers.hybrid import HybridTable
+from hedgerow.tiers.use_counts import UseCounts
 
 from ..support import table_config
 
@@ -127,7 +128,7 @@ def test_ids_that_share_the_cells_that_everybody_knew_do_not_push_hot_rows_out()
     for step in range(40):
         ids = torch.cat([cold[step % 10 :: 10], hot[:30]])
         table.apply_gradients(ids, torch.ones(len(ids), 2))
-    assert (table.places.find(hot.numpy()) >= 0).sum() > 250
+    assert (table.resident.find(hot.numpy()) >= 0).sum() > 250
 
 
 def _that_shared_cells(n: int, cells: int) -> torch.Tensor:

@@ -31,16 +31,16 @@ def test_keys_beyond_the_room_of_a_list_come_too(
 ) -> None:
     monkeypatch.setattr(misses, "_LEAST", 1)
     pair = Pair("CACHING", device, 11, [config(name) for name in NAMES])
-    group = pair.groups[0]._fetches
+    group = pair.groups[0].miss_handler
     assert group is not None
     for _ in range(12):
         pair.step(pair.keys())
     assert pair.stat("fetches") > 0
-    assert group._room._rows > 1
+    assert group.list_room.rows > 1
     keys = pair.keys()
     for _ in range(8):  # where all keys are there, a long list would be copied for nothing
         pair.step(keys)
-    assert group._room._rows == 1
+    assert group.list_room.rows == 1
     pair.compare()
 
 
@@ -51,7 +51,7 @@ def _full(device: torch.device) -> tuple[Pair, TableKeys, torch.Tensor]:
     for _ in range(3):  # born, brought, and brought again where there was no lane
         pair.step(keys)
     found = pair.ours.lookup(TableKeys(keys.ids.to(device), keys.splits), missing="training")
-    without = next(iter(found.epoch.values())).slots < 0
+    without = next(iter(found.epoch.found.values())).slots < 0
     assert 0 < int(without.sum()) < N
     return pair, keys, without.cpu()
 
@@ -88,9 +88,9 @@ class Shared:
         configs = [replace(config(name), slot_key=0) for name in NAMES]  # known places
         self.pair = Pair("CACHING", device, 5, configs, **FULL)
         self.table, self.device = table, device
-        fetches = self.pair.groups[0]._fetches
+        fetches = self.pair.groups[0].miss_handler
         assert fetches is not None
-        self.fetches, self.departures = fetches, fetches._departures
+        self.fetches, self.departures = fetches, fetches.evictions
         ids = torch.arange(60_000)
         self._ids, self._places = ids, torch.stack(reference.place(ids, N // 16))
 
@@ -113,7 +113,7 @@ class Shared:
         self.pair.step(self.keys(ids))
 
     def have_lanes(self, ids: Sequence[int]) -> bool:
-        places = self.pair.ours.table(self.table).places
+        places = self.pair.ours.table(self.table).resident
         return bool((places.find(np.array(ids)) >= 0).all())
 
     def steps_until_there(self, ids: Sequence[int], others: Sequence[int] = ()) -> int:
@@ -167,11 +167,11 @@ def test_where_nobody_can_leave_it_is_tried_every_16th_step(
     device: torch.device, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     crowd, turns = Shared(device), []
-    group = crowd.departures._group
+    group = crowd.departures.device_group
     chosen = group.old_rows
 
     def old_rows(*given: Any, **more: Any) -> Any:
-        turns.append(crowd.fetches.now())
+        turns.append(crowd.fetches.clock.now)
         return chosen(*given, **more)
 
     monkeypatch.setattr(group, "old_rows", old_rows)
@@ -196,7 +196,7 @@ def test_a_row_that_came_while_somebody_reads_it_behind_the_cache_is_not_read_ol
     *old, row, new = crowd.ids(3, 5, 33)
     for ids in ([new], [row], old, old):
         crowd.step(ids)
-    asked, read, group = crowd.fetches._asked, MissRead.read, crowd.departures._group
+    asked, read, group = crowd.fetches.missing_ids, MissRead.read, crowd.departures.device_group
     chosen = group.old_rows
 
     def broken(*given: Any, **more: Any) -> Any:
@@ -233,7 +233,7 @@ def test_a_row_that_came_while_somebody_reads_it_behind_the_cache_is_not_read_ol
         keys = crowd.keys(ids)
         return TableKeys(keys.ids.to(device), keys.splits)
 
-    monkeypatch.setattr(crowd.fetches, "_asked", listed)
+    monkeypatch.setattr(crowd.fetches, "missing_ids", listed)
     monkeypatch.setattr(MissRead, "read", read_slowly)
     found = crowd.pair.ours.lookup(there([row]), missing="training")
     assert told == ["listed", "read"]
