@@ -33,6 +33,8 @@ from .misses import HostReadback, ListRoom, Misses, MissRead, Residency, listed
 from .residency_map import Ids
 from .tier_pair import share_locks
 
+NowResident = Callable[[TableKeys, Residency], Residency]
+
 
 @dataclass(frozen=True, slots=True, eq=False)
 class GroupUpdate:

@@ -19,7 +19,7 @@ from hedgerow.tiers import misses
 from hedgerow.tiers.eviction import BucketOverflows
 from hedgerow.tiers.misses import Misses, MissRead
 
-from .test_together import NAMES, Pair, config
+from .test_group import NAMES, Pair, config
 
 N = 128  # keys, and slots: eight buckets
 FULL = {"fast_rows": N, "slots": N}
@@ -90,7 +90,7 @@ class Shared:
         self.table, self.device = table, device
         fetches = self.pair.groups[0].miss_handler
         assert fetches is not None
-        self.fetches, self.departures = fetches, fetches.evictions
+        self.fetches, self.evictions = fetches, fetches.evictions
         ids = torch.arange(60_000)
         self._ids, self._places = ids, torch.stack(reference.place(ids, N // 16))
 
@@ -167,7 +167,7 @@ def test_where_nobody_can_leave_it_is_tried_every_16th_step(
     device: torch.device, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     crowd, turns = Shared(device), []
-    group = crowd.departures.device_group
+    group = crowd.evictions.device_group
     chosen = group.old_rows
 
     def old_rows(*given: Any, **more: Any) -> Any:
@@ -196,7 +196,7 @@ def test_a_row_that_came_while_somebody_reads_it_behind_the_cache_is_not_read_ol
     *old, row, new = crowd.ids(3, 5, 33)
     for ids in ([new], [row], old, old):
         crowd.step(ids)
-    asked, read, group = crowd.fetches.missing_ids, MissRead.read, crowd.departures.device_group
+    asked, read, group = crowd.fetches.missing_ids, MissRead.read, crowd.evictions.device_group
     chosen = group.old_rows
 
     def broken(*given: Any, **more: Any) -> Any:

@@ -15,7 +15,7 @@ from hedgerow.tiers import eviction
 from hedgerow.tiers.cache_moves import CacheMoves
 from hedgerow.tiers.eviction import PendingWriteBack
 
-from .test_together import NAMES, Pair, config
+from .test_group import NAMES, Pair, config
 
 
 def _pair(device: torch.device, seed: int = 3, **more: Any) -> Pair:

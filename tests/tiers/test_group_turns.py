@@ -13,8 +13,8 @@ from hedgerow.tables.store import TableKeys
 from hedgerow.tiers import cache_prefetcher, eviction
 from hedgerow.tiers.misses import HostReadback, MissRead
 
-from .test_together import NAMES, Pair, config
-from .test_together_beside import _keys, _on
+from .test_group import NAMES, Pair, config
+from .test_group_beside_threads import _keys, _on
 
 
 def _all(*ids: int) -> TableKeys:

@@ -14,7 +14,7 @@ from hedgerow.core.errors import CacheTooSmallError, InputError, StateError
 from hedgerow.kernels import put_rows
 from hedgerow.tables.store import TableKeys
 
-from .test_together import NAMES, Pair, config
+from .test_group import NAMES, Pair, config
 
 
 def _pair(device: torch.device, **more: Any) -> Pair:

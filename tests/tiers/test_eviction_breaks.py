@@ -1,4 +1,4 @@
-"""Departures that break off, and batches to come that are read late: nothing old comes back."""
+"""Evictions that break off, and prefetched batches that are read late: no old row comes back."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ import torch
 from hedgerow.kernels.leave import NEVER
 from hedgerow.tiers import eviction
 
-from .test_departures import _all, _on, _pair
-from .test_together import NAMES, Pair, config
-from .test_together_beside import _keys
+from .test_eviction import _all, _on, _pair
+from .test_group import NAMES, Pair, config
+from .test_group_beside_threads import _keys
 
 
 @pytest.fixture(name="pair")
@@ -26,7 +26,7 @@ def pair_of_stores(device: torch.device, monkeypatch: pytest.MonkeyPatch) -> Pai
     return pair
 
 
-def _departures(pair: Pair) -> Any:
+def _evictions(pair: Pair) -> Any:
     fetches: Any = pair.groups[0].miss_handler
     return fetches.evictions
 
@@ -84,7 +84,7 @@ def test_a_batch_to_come_that_is_read_late_has_no_old_rows(pair: Pair) -> None:
             some = torch.arange(3, device=table.device)
             table.assign(some, torch.full((3, 4), 0.5, device=table.device), ts=900)
     _lookups(pair, 1, 7)
-    assert _departures(pair).next is not None
+    assert _evictions(pair).next is not None
     found = pair.ours.lookup(later, missing="training")
     assert torch.equal(found.rows.cpu(), pair.model.lookup(keys, missing="training").rows)
     pair.compare()
@@ -116,7 +116,7 @@ def test_rows_that_came_before_a_break_are_counted(
     pair: Pair, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     _steps(pair, 0, 7)
-    assert _departures(pair).counting is not None
+    assert _evictions(pair).counting is not None
     with monkeypatch.context() as patch:
         real = pair.groups[0].device_group.put
 
@@ -126,7 +126,7 @@ def test_rows_that_came_before_a_break_are_counted(
 
         patch.setattr(pair.groups[0].device_group, "put", broken)
         _broken_step(pair, 7)
-    _departures(pair).learn_counts(wait=True)
+    _evictions(pair).learn_counts(wait=True)
     for table in pair.ours.tables:
         assert table.resident.at_most >= len(table.resident.at())
     pair.compare()

@@ -13,7 +13,7 @@ import torch
 from hedgerow.tiers import device_residency, write_back
 from hedgerow.tiers.misses import MissRead
 
-from .test_together_beside import _after_once, _keys, _on, _pair
+from .test_group_beside_threads import _after_once, _keys, _on, _pair
 
 
 def test_a_row_that_came_by_another_hand_is_read(
