@@ -100,7 +100,9 @@ class TierTables(SeveralTables):
         out: Float32[Tensor, "floats"] | None = None,
     ) -> Lookup:
         """Rows of `keys`, flat, into `out` if given. Nothing is inserted."""
-        keys = self._keys(keys)
+        keys = as_keys(keys, len(self._tables), self.device, room=True)
+        if keys.used is not None:
+            keys = keys.exact()
         arguments.missing_rule(missing)
         at, dims = self._row_offsets(keys.splits), self.config.dims
         if out is None:
@@ -261,8 +263,7 @@ class TierTables(SeveralTables):
         return tuple(self.config.positions[name] for name in group.names)
 
     def _keys(self, keys: TableKeys | Tensor) -> TableKeys:
-        checked = as_keys(keys, len(self._tables), self.device, room=True)
-        return checked if checked.used is None else checked.exact()
+        return as_keys(keys, len(self._tables), self.device, room=True).exact()
 
     def _row_offsets(self, splits: Sequence[int]) -> list[int]:
         """Where the rows of each table begin in a flat tensor; kept for the next call."""
