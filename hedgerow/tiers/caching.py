@@ -17,11 +17,11 @@ from ..core.errors import CacheTooSmallError
 from ..core.ids import are_among, distinct_ids
 from ..core.shapes import Bool, Float32, Float64, Int8, Int64
 from ..tables import arguments
+from ..tables.expiry import Evicted
 from ..tables.host import HostTable
-from ..tables.host_evict import Evicted
-from ..tables.host_reads import MemoryUse
 from ..tables.leave_order import LeaveOrder
 from ..tables.schedules import Rate
+from ..tables.stats import MemoryUse
 from ..tables.store import Applied, Entries, Lookup, Missing, TableKeys
 from ..tables.touched import DEFAULT_CAPACITY, Overflow
 from .cache_moves import CacheMoves, cache_map

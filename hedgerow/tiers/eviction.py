@@ -19,7 +19,7 @@ from ..core.shapes import Bool, Float32, Int32, Int64
 from ..kernels.layout import LANES
 from ..kernels.leave import CROWDED, Chosen
 from ..tables.copies import host_room, numbers_on
-from ..tables.host_moves import move_in_several
+from ..tables.host import move_in_several
 from ..tables.moving import MovingRows
 from ..tables.multi.device_group import DeviceGroup
 from ..tables.store import TableKeys

@@ -17,12 +17,11 @@ from ..core.ids import distinct_ids
 from ..core.shapes import Bool, Float32, Float64, Int8, Int64
 from ..tables import arguments
 from ..tables.copies import in_host
-from ..tables.expiry import Lfu, Lru, Ttl
+from ..tables.expiry import Evicted, Lfu, Lru, Ttl
 from ..tables.host import HostTable
-from ..tables.host_evict import Evicted
-from ..tables.host_reads import MemoryUse
 from ..tables.leave_order import LeaveOrder
 from ..tables.schedules import Rate
+from ..tables.stats import MemoryUse
 from ..tables.store import Applied, Entries, Lookup, Missing, TableKeys
 from ..tables.touched import DEFAULT_CAPACITY, Overflow
 from .change_feed import ChangeFeeds, TierSnapshot, TierTouched, open_snapshot

@@ -16,7 +16,7 @@ from ..core.ids import distinct_ids
 from ..core.shapes import Bool, Int64
 from ..kernels.coming import Coming
 from ..tables.copies import host_room, to_device, to_host
-from ..tables.host_moves import read_several
+from ..tables.host import read_several
 from ..tables.store import TableKeys
 from .residency_map import Ids
 

@@ -19,7 +19,7 @@ from ..kernels.leave import NEVER
 from ..kernels.put_rows import Uses, Waiting
 from ..kernels.seat import Marks
 from ..tables.copies import host_room, to_device, to_host
-from ..tables.host_reads import lookup_several
+from ..tables.host import lookup_several
 from ..tables.leave_order import one_call
 from ..tables.multi.device_group import DeviceGroup
 from ..tables.schedules import Rate

@@ -18,10 +18,10 @@ from ..tables import arguments
 from ..tables.config import TableConfig
 from ..tables.expiry import Ttl
 from ..tables.host import HostTable
-from ..tables.host_reads import MemoryUse, uses_of
 from ..tables.layout import RowLayout
-from ..tables.leave_order import one_call
+from ..tables.leave_order import one_call, uses_of
 from ..tables.schedules import Rate
+from ..tables.stats import MemoryUse
 from ..tables.store import Applied, Entries, Lookup, Missing, TableKeys
 from .locks import SharedLock, WriteLock
 from .residency_map import Ids, ResidencyMap
