@@ -14,8 +14,7 @@ from ..tables.initializers import Zeros
 from ..tables.multi.device_tables import DeviceTables
 from ..tables.optimizers import Adagrad, Sgd
 from ..tables.store import TableKeys
-from ..tiers.build import Tiers
-from ..tiers.device_build import device_tier_tables
+from ..tiers.build import Tiers, device_tier_tables
 from ..tiers.tier_tables import TierTables
 from .gpu_tiers import fill_table
 

@@ -26,8 +26,7 @@ from ..tables.moving import MovingRows
 from ..tables.multi.device_tables import DeviceTables
 from ..tables.optimizers import Sgd
 from ..tables.store import TableKeys
-from ..tiers.build import Tiers
-from ..tiers.device_build import device_tier_tables
+from ..tiers.build import Tiers, device_tier_tables
 from ..tiers.tier_tables import TierTables
 from .quiet import Yardstick, measured
 

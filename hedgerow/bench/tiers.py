@@ -88,7 +88,7 @@ class _Pair:
 
     def measured_bytes(self) -> int:
         """Rows in memory: pages of the file, as the system says, and hot rows."""
-        hot = 0 if isinstance(self.in_file, HostTable) else len(self.in_file.places)
+        hot = 0 if isinstance(self.in_file, HostTable) else len(self.in_file.resident)
         return self.file_of().measured_bytes() + hot * stored_bytes(self.in_file.config)
 
 

@@ -15,7 +15,6 @@ from ..planner.sizes.layout import HEDGEROW, Slots
 from ..tables.host import HostTable
 from ..tiers.build import Tiers, TierTable, tier_tables
 from ..tiers.tier_tables import TierTables
-from ..tiers.two_tiers import TwoTiers
 from .collection import Collection
 
 if TYPE_CHECKING:
@@ -69,8 +68,8 @@ def compare_with_plan(line: Placed, table: HostTable | DeviceTable | TierTable) 
 
     None for a table in host memory, which takes memory as rows come.
     """
-    fast = table.fast if isinstance(table, TwoTiers) else table
-    beside = table.device_bytes() if isinstance(table, TwoTiers) else 0
+    fast = table.fast if isinstance(table, TierTable) else table
+    beside = table.device_bytes() if isinstance(table, TierTable) else 0
     if isinstance(fast, HostTable):
         return None
     slots, (rows, _) = _slots(line), _room(line)

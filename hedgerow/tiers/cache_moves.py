@@ -7,6 +7,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -17,232 +18,279 @@ from ..tables.copies import in_host
 from ..tables.host import HostTable
 from ..tables.moving import MovingRows
 from ..tables.store import Entries, Missing
-from .notes import Notebook, Notes
-from .overlay import put_at
-from .places import Ids, Places
-from .tier_watch import TierWatch
-from .write_back import WriteBack, no_rows
+from .residency_map import Ids, ResidencyMap
+from .tier_pair import TierPair, put_entries, with_rows_of
+from .write_back import LogReader, WriteBack, WriteLog, no_rows
 
 if TYPE_CHECKING:
     from ..tables.device import DeviceTable
-    from .device_cache_places import DeviceCachePlaces
+    from .device_residency import DeviceCacheMap
 
-_LEAVE_AT_ONCE = 32  # of a cache on a device, this part
+_EVICT_FRAC = 32  # a device cache evicts at least this part of its rows at once
 
 
-class CacheMoves(TierWatch):
-    """The part of `CachingTable` that moves rows. The slow store has a row for every id.
+@dataclass(slots=True, eq=False)
+class LruClock:
+    """The number of updates, lookups for training and prefetches so far: the time of a use.
 
-    A row that is neither cached nor being written back is as the slow store has it.
+    Caches that step together share one.
     """
 
-    places: Places | DeviceCachePlaces
+    now: int = 0
 
-    def __init__(
-        self,
-        fast: HostTable | DeviceTable,
-        slow: HostTable,
-        *,
-        cache_rows: int,
-        allow_small: bool,
-        queue_rows: int | None,
-    ) -> None:
-        super().__init__(fast, slow, cache_rows)
+
+class CacheMoves:
+    """Moves rows between the two stores of a cache; see `RowState` for what can happen to a row.
+
+    The slow store has a row for every id. The newest values of a row are in the cache if the row is
+    resident, else in the write-back queue if it is in flight, else in the slow store. This is the
+    `SlowTier` of a `CachingTable`: it reads rows that are not resident.
+    """
+
+    def __init__(self, pair: TierPair, allow_small: bool, queue_rows: int | None) -> None:
+        self.pair = pair
         self.allow_small = checks.flag("allow_small", allow_small)
-        queue = cache_rows if queue_rows is None else queue_rows
-        self._queue_rows = checks.count("queue_rows", queue, least=1)
-        self._back = WriteBack(slow, self._queue_rows, self.counters)
-        self._time = UseTime()
-        self._notes = Notebook()  # of what is written behind the cache, for who reads there
+        queue = pair.resident.rows if queue_rows is None else queue_rows
+        room = checks.count("queue_rows", queue, least=1)
+        self.write_back = WriteBack(pair.slow, room, pair.counters)
+        self.clock = LruClock()
+        self.log = WriteLog()  # ids written behind the cache, for readers without the lock
 
     @property
-    def _now(self) -> int:
-        """The time of the newest use."""
-        return self._time.now
+    def resident(self) -> ResidencyMap | DeviceCacheMap:
+        """The map of cached rows."""
+        found: Any = self.pair.resident
+        return found
 
-    def _make_places(self, fast: HostTable | DeviceTable, rows: int) -> Places | DeviceCachePlaces:
-        if isinstance(fast, HostTable):
-            return Places(rows)
-        from .device_cache_places import DeviceCachePlaces
+    def share(self, other: CacheMoves) -> None:
+        """Takes the clock and the log of another cache, with which this one steps."""
+        self.clock, self.log = other.clock, other.log
 
-        return DeviceCachePlaces(fast, rows)
+    # ---- reads behind the cache, as `SlowTier`
 
-    # ---- reads behind the cache
-
-    def _read_slow(
+    def read(
         self,
         ids: Int64[Tensor, "n"],
         missing: Missing,
         step: int | None,
         out: Float32[Tensor, "n dim"] | None = None,
     ) -> Float32[Tensor, "n dim"]:
-        # Whoever reads keeps rows from leaving the cache: what is not on its way now will not be.
-        with self._back.still() as leaving:
-            here = _present(leaving, ids)
-            rows = leaving.lookup(ids[here], step=step).rows_of() if len(here) else None
-        found = self.slow.lookup(ids, missing=missing, step=step, out=out).rows_of()
+        """Rows of ids that are not cached."""
+        # The caller shares `move_lock`: no more rows leave the cache while this reads the queue.
+        with self.write_back.still() as in_flight:
+            here = _present(in_flight, ids)
+            rows = in_flight.lookup(ids[here], step=step).rows_of() if len(here) else None
+        found = self.pair.slow.lookup(ids, missing=missing, step=step, out=out).rows_of()
         if rows is not None:
             found[here] = rows
         return found
 
-    def _slow_entries(self, ids: Int64[Tensor, "n"]) -> Entries:
-        with self._back.still() as leaving:
-            here = _present(leaving, ids)
-            newer = leaving.entries(ids[here])
-        return put_at(self.slow.entries(ids), here, newer)
+    def entries(self, ids: Int64[Tensor, "n"]) -> Entries:
+        """Whole rows of ids that are not cached."""
+        with self.write_back.still() as in_flight:
+            here = _present(in_flight, ids)
+            newer = in_flight.entries(ids[here])
+        return put_entries(self.pair.slow.entries(ids), here, newer)
 
-    # ---- fetching
+    def next_slice(self, slices: Iterator[Entries]) -> Entries | None:
+        """The next slice of a scan of the slow store, with the newest values of its rows."""
+        with self.pair.move_lock.shared, self.write_back.still() as in_flight:
+            found = next(slices, None)
+            if found is None:
+                return None
+            if in_flight.size():
+                where = in_flight.contains(found.ids).nonzero()[:, 0]
+                found = with_rows_of(found, where, in_flight)
+            return self.pair.with_resident_rows(found)
 
-    def _fetch(self, distinct: Ids, known: MovingRows | None = None) -> None:
-        """Brings the rows of these ids to the cache; the caller holds `_writing`."""
-        self._time.now += 1
-        missing, hits = self._missing(distinct)
-        self.places.use(hits, self._now)
+    def prepare_write(self, ids: Int64[Tensor, "n"]) -> None:
+        """Logs a write behind the cache. Rows in flight reach the slow store first."""
+        self.log_written(ids.numpy())
+        self.write_back.settle(ids)
+
+    def mark_dirty(self, slots: Ids) -> None:
+        """Resident rows are about to change: a call may break off after it changed some."""
+        self.resident.set_dirty(slots, True)
+
+    @contextmanager
+    def logged(self) -> Iterator[LogReader]:
+        """Logs the ids written behind the cache meanwhile, for a read without the lock."""
+        with self.pair.write_lock:
+            reader = self.log.begin()
+        try:
+            yield reader
+        finally:
+            self.log.end(reader)
+
+    def log_written(self, ids: Ids) -> None:
+        """Rows of these ids change behind the cache."""
+        self.log.write(self, ids)
+
+    # ---- rows come
+
+    def check_distinct(self, distinct: Ids) -> None:
+        """Refuses a step of more distinct ids than the cache has rows."""
+        if len(distinct) > self.resident.rows and not self.allow_small:
+            raise CacheTooSmallError(
+                f"table {self.pair.config.name!r}: a step of {len(distinct)} distinct keys, and "
+                f"the cache has {self.resident.rows} places. Make the cache larger, the batch "
+                f"smaller, or ask for it with allow_small=True: what does not fit then goes to the "
+                f"slow store each time."
+            )
+
+    def fetch(self, distinct: Ids, known: MovingRows | None = None) -> None:
+        """Brings the rows of these ids to the cache; the caller holds the write lock.
+
+        `known` are rows that were read before and have not changed since.
+        """
+        self.clock.now += 1
+        missing, hits = self.missing(distinct)
+        self.resident.mark_used(hits, self.clock.now)
         if len(missing):
-            missing = missing[: self._room_for(missing, hits)]
-            self._bring(missing, self._going(len(missing), hits), known)
+            missing = missing[: self.room_for(missing, hits)]
+            needed = len(missing) - self.resident.free
+            going = self.resident.coldest(needed, hits, self.clock.now) if needed > 0 else hits[:0]
+            self._bring(missing, going, known)
 
-    def _missing(self, distinct: Ids) -> tuple[Ids, Ids]:
-        """Those of the ids whose rows are not cached, and the places of the others."""
-        at = self.places.find(distinct)
+    def missing(self, distinct: Ids) -> tuple[Ids, Ids]:
+        """The ids that have a row which is not cached, and the slots of those that are cached."""
+        at = self.resident.find(distinct)
         missing = distinct[at < 0]
         if len(missing):
-            missing = missing[self.slow.contains(torch.from_numpy(missing)).numpy()]
+            missing = missing[self.pair.slow.contains(torch.from_numpy(missing)).numpy()]
         return missing, at[at >= 0]
 
-    def make_way(self, rows: int) -> int:
-        """Room for so many rows beside what is used now, in a cache on a device; how much there is.
-
-        Rows leave many at once: to find the longest unused takes as long for one as for many.
-        """
-        assert not isinstance(self.places, Places)
-        if self.places.have_room(rows):
-            return rows
-        needed = max(rows - self.places.free, self.places.rows // _LEAVE_AT_ONCE)
-        going = self.places.leaving(needed, self._now)
-        if len(going):
-            with self._moves.alone():
-                self._drop(going)
-            self.counters.add("cache_evictions", len(going))
-        return min(rows, self.places.free)
-
-    def settle(self, ids: Int64[Tensor, "n"]) -> None:
-        """Rows on their way arrive. One that sets out after that is noted, for who has begun to."""
-        self._back.settle(ids)
-
-    def _room_for(self, missing: Ids, hits: Ids) -> int:
-        """How many of the rows can come while `hits` and pinned rows stay."""
-        room = self.places.not_held(hits)
+    def room_for(self, missing: Ids, hits: Ids) -> int:
+        """How many of the missing rows can come while `hits` and pinned rows stay."""
+        room = self.resident.unpinned(hits)
         if len(missing) > room and not self.allow_small:
             raise CacheTooSmallError(
-                f"table {self.config.name!r}: {len(missing)} rows must come to the cache, and "
-                f"{room} of its {self.places.rows} places are not held by this step or by "
+                f"table {self.pair.config.name!r}: {len(missing)} rows must come to the cache, and "
+                f"{room} of its {self.resident.rows} places are not held by this step or by "
                 f"prefetched batches. Release batches, prefetch fewer, or make the cache larger."
             )
         return min(room, len(missing))
 
     def _bring(self, ids: Ids, going: Ids, known: MovingRows | None) -> None:
-        """Rows of ids that are not cached come; those at places `going` leave first.
-
-        `known` are some that are as the slow store has them.
-        """
-        asked = torch.from_numpy(ids)
-        with self._back.still() as leaving:
-            late = leaving.contains(asked)  # what the slow store has of these is old
-        parts = [self._read_out(asked[~late], known)]
-        with self._moves.alone():
+        """Fetches rows that are not cached, after the rows at the slots `going` have left."""
+        asked, slow = torch.from_numpy(ids), self.pair.slow
+        with self.write_back.still() as in_flight:
+            late = in_flight.contains(asked)  # the slow store has old values of these
+        parts = [_read_unknown(slow, asked[~late], known)]
+        with self.pair.move_lock.alone():
             if len(going):
-                self._drop(going)
-                self.counters.add("cache_evictions", len(going))
-            with self._back.still() as leaving:
-                dirty = leaving.read_out(asked[late])
-                parts.append(self.slow.read_out(asked[late][~dirty.found]))  # they have arrived
+                self.drop(going)
+                self.pair.counters.add("cache_evictions", len(going))
+            with self.write_back.still() as in_flight:
+                dirty = in_flight.read_out(asked[late])
+                parts.append(slow.read_out(asked[late][~dirty.found]))  # written back meanwhile
                 dirty = dirty.where(dirty.found)
                 self._put(MovingRows.joined(parts), is_dirty=False)
                 self._put(dirty, is_dirty=True)
-                leaving.move_out(dirty.ids)
-        self.counters.add("fetches", len(ids))
-
-    def _read_out(self, ids: Int64[Tensor, "n"], known: MovingRows | None) -> MovingRows:
-        if known is None or not len(known):
-            return self.slow.read_out(ids)
-        have = torch.isin(ids, known.ids)
-        use = torch.isin(known.ids, ids)
-        return MovingRows.joined([known.where(use), self.slow.read_out(ids[~have])])
+                in_flight.move_out(dirty.ids)
+        self.pair.counters.add("fetches", len(ids))
 
     def _put(self, rows: MovingRows, *, is_dirty: bool) -> None:
         if not len(rows):
             return
+        resident = self.resident
         try:
-            placed = self.fast.move_in(rows).cpu()
-            at = self.places.take(rows.ids[placed].numpy())
+            placed = self.pair.fast.move_in(rows).cpu()
+            at = resident.add(rows.ids[placed].numpy())
         except BaseException:
-            self.places.may_have_come(len(rows))
-            self.places.stayed(self.places.find(rows.ids.numpy()), self._now)
+            resident.may_have_come(len(rows))
+            resident.mend(resident.find(rows.ids.numpy()), self.clock.now)
             raise
-        self.places.use(at, self._now)
-        self.places.set_dirty(at, is_dirty)
+        resident.mark_used(at, self.clock.now)
+        resident.set_dirty(at, is_dirty)
         if is_dirty and not bool(placed.all()):
-            self.slow.move_in(rows.where(~placed))
+            self.pair.slow.move_in(rows.where(~placed))
 
-    def _going(self, rows: int, stay: Ids) -> Ids:
-        """The places of the longest unused rows, which make room for so many."""
-        needed = rows - self.places.free
-        return self.places.coldest(needed, stay, self._now) if needed > 0 else stay[:0]
+    # ---- rows leave
 
-    def _drop(self, at: Any) -> None:
-        """Rows leave the cache; changed ones are on their way to the slow store from now on.
+    def make_room(self, rows: int) -> int:
+        """Evicts from a device cache until so many rows can come; returns how many can.
 
-        Places, as `places` has them: on a device they may lie there.
+        It evicts many rows at once: to find the longest unused takes as long for one as for many.
         """
-        self._back.land()  # a row that is no longer dirty may be on its way
-        ids, dirty = self.places.whose(at)
+        resident = self.resident
+        assert not isinstance(resident, ResidencyMap)
+        if resident.have_room(rows):
+            return rows
+        needed = max(rows - resident.free, resident.rows // _EVICT_FRAC)
+        going = resident.oldest(needed, self.clock.now)
+        if len(going):
+            with self.pair.move_lock.alone():
+                self.drop(going)
+            self.pair.counters.add("cache_evictions", len(going))
+        return min(rows, resident.free)
+
+    def drop(self, slots: Any) -> None:
+        """Evicts the rows at `slots`; dirty rows go to the write-back queue.
+
+        The slots of a device cache may be a tensor on the device.
+        """
+        self.write_back.land()  # a row that is clean now may still be in flight
+        ids, dirty = self.resident.ids_and_dirty(slots)
         if len(dirty):
-            rows = in_host(self.fast.read_out(dirty))
-            self._log(rows.ids.numpy())
-            self._back.put(rows)
-        # If this breaks off in between, copies stay that nobody asks for; a place without its
-        # row would be read as zeros.
-        self.places.give(at)
+            rows = in_host(self.pair.fast.read_out(dirty))
+            self.log_written(rows.ids.numpy())
+            self.write_back.put(rows)
+        # The map goes first. If this breaks off in between, copies stay that no call reads. A slot
+        # in the map without its row would be read as zeros.
+        self._forget(slots, ids)
+
+    def remove(self, ids: Int64[Tensor, "n"]) -> None:
+        """Removes rows that the slow store has no longer from the cache and from the queue."""
+        self.log_written(ids.numpy())
+        self.write_back.take_back(ids)
+        at = np.unique(self.resident.find(ids.numpy()))
+        at = at[at >= 0]
+        self._forget(at, torch.from_numpy(self.resident.ids_at(at)))
+
+    def _forget(self, slots: Any, ids: Int64[Tensor, "n"]) -> None:
+        self.resident.remove(slots)
         try:
-            self.fast.move_out(ids)
+            self.pair.fast.move_out(ids)
         except BaseException:
-            self.places.stayed(at, self._now)
+            self.resident.mend(slots, self.clock.now)
             raise
 
-    # ---- writes behind the cache
+    def remove_orphans(self) -> None:
+        """Removes cached rows that the slow store has no longer."""
+        cached = torch.from_numpy(self.resident.ids_at(self.resident.at()))
+        self.remove(cached[~self.pair.slow.contains(cached)])
 
-    def _settle(self, ids: Int64[Tensor, "n"]) -> None:
-        self._log(ids.numpy())
-        self._back.settle(ids)
-
-    def _changing(self, at: Ids) -> None:
-        self.places.set_dirty(at, True)
-
-    @contextmanager
-    def noted(self) -> Iterator[Notes]:
-        """What is written behind the cache meanwhile, for who reads there without the lock."""
-        with self._writing:
-            notes = self._notes.begin()
-        try:
-            yield notes
-        finally:
-            self._notes.end(notes)
-
-    def _log(self, ids: Ids) -> None:
-        self._notes.write(self, ids)
-
-    def _replaced(self) -> None:
-        self._notes.replaced()
+    def flush(self) -> None:
+        """Writes every change to the slow store; rows stay cached. The caller holds the lock."""
+        self.write_back.flush()
+        at = self.resident.dirty()
+        if len(at):
+            ids = self.resident.ids_at(at)
+            self.log_written(ids)
+            self.write_back.put(in_host(self.pair.fast.read_out(torch.from_numpy(ids))))
+            self.write_back.flush()
+            self.resident.set_dirty(at, False)
 
 
-@dataclass(slots=True, eq=False)
-class UseTime:
-    """Updates, lookups and prefetches so far; caches that step together have one."""
+def cache_map(fast: HostTable | DeviceTable, rows: int) -> ResidencyMap | DeviceCacheMap:
+    """An empty map of cached rows, in the memory of the fast store."""
+    if isinstance(fast, HostTable):
+        return ResidencyMap(rows)
+    from .device_residency import DeviceCacheMap
 
-    now: int = 0
+    return DeviceCacheMap(fast, rows)
+
+
+def _read_unknown(slow: HostTable, ids: Int64[Tensor, "n"], known: MovingRows | None) -> MovingRows:
+    """Rows of the slow store, without reading those that are `known`."""
+    if known is None or not len(known):
+        return slow.read_out(ids)
+    have = torch.isin(ids, known.ids)
+    use = torch.isin(known.ids, ids)
+    return MovingRows.joined([known.where(use), slow.read_out(ids[~have])])
 
 
 def _present(table: HostTable, ids: Int64[Tensor, "n"]) -> Int64[Tensor, "m"]:
-    """Which of the ids a table has."""
+    """The positions of the ids that a table has."""
     return table.contains(ids).nonzero()[:, 0] if table.size() else no_rows()

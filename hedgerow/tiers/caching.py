@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from threading import Condition, Event, Thread
+from types import TracebackType
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -12,30 +15,42 @@ from torch import Tensor
 from ..core import checks
 from ..core.errors import CacheTooSmallError
 from ..core.ids import are_among, distinct_ids
-from ..core.shapes import Bool, Float32, Int64
-from ..tables.copies import in_host
+from ..core.shapes import Bool, Float32, Float64, Int8, Int64
+from ..tables import arguments
 from ..tables.expiry import Evicted
 from ..tables.host import HostTable
-from ..tables.store import Entries, Lookup, Missing, TableKeys
-from .cache_moves import CacheMoves
-from .overlay import overlay
-from .places import Ids
-from .prefetch import Prefetched, Prefetcher
+from ..tables.leave_order import LeaveOrder
+from ..tables.schedules import Rate
+from ..tables.stats import MemoryUse
+from ..tables.store import Applied, Entries, Lookup, Missing, TableKeys
+from ..tables.touched import DEFAULT_CAPACITY, Overflow
+from .cache_moves import CacheMoves, cache_map
+from .change_feed import ChangeFeeds, TierSnapshot, TierTouched, open_snapshot
+from .locks import ThreadStopper
+from .residency_map import Ids, RowState
+from .tier_pair import TierPair, TierRows, not_copied
 
 if TYPE_CHECKING:
     from ..tables.device import DeviceTable
 
+_IDLE_S = 1.0  # the prefetcher's thread ends after so long without work
+_MOVED = ("fetches", "cache_evictions", "write_backs", "prefetches", "late_prefetches")
 
-class CachingTable(CacheMoves):
+
+class CachingTable:
     """A table with all its rows in a `slow` store, behind a cache of `cache_rows`.
 
-    Rows come to the cache when they are looked up for training or updated; the longest unused leave
-    it, and those that were changed are written back by a thread, `queue_rows` on their way at most
-    (as many as the cache has, if not given). Rows are born in the slow store. `prefetch` brings the
-    rows of a later batch beside training and holds them. `flush` writes all changes back.
+    A lookup for training or an update fetches the rows it needs into the cache. The least recently
+    used rows leave it. A thread writes changed rows back to the slow store, with at most
+    `queue_rows` in flight (by default as many as the cache has). Rows are born in the slow store.
+    `prefetch` fetches and pins the rows of a later batch while training continues. `flush` writes
+    all changes back.
 
-    A call that needs more distinct rows than the cache has places is refused; with `allow_small`
-    what does not fit is read and written in the slow store, each time.
+    A call that needs more distinct rows than the cache has is refused. With `allow_small` the rows
+    that do not fit are read and written in the slow store each time.
+
+    Its parts: `pair` (the two stores and their locks), `moves` (fetching, evicting, writing back),
+    `rows` (reads and writes of rows), `feeds` (consumers of changed keys), `prefetcher`.
 
     >>> from hedgerow import HostTable, Segment, Sgd, TableConfig, Zeros
     >>> config = TableConfig("user", (Segment(1, Zeros(), Sgd(lr=1.0)),))
@@ -59,10 +74,44 @@ class CachingTable(CacheMoves):
         allow_small: bool = False,
         queue_rows: int | None = None,
     ) -> None:
-        super().__init__(
-            fast, slow, cache_rows=cache_rows, allow_small=allow_small, queue_rows=queue_rows
-        )
-        self._ahead = Prefetcher(self._bring_ahead)
+        self.pair = TierPair(fast, slow, cache_rows, cache_map)
+        self.fast, self.slow = fast, slow
+        self.config, self.layout = self.pair.config, self.pair.layout
+        self.counters = self.pair.counters
+        self.moves = CacheMoves(self.pair, allow_small, queue_rows)
+        self.resident = self.moves.resident
+        self.rows = TierRows(self.pair, self.moves)
+        self.feeds = ChangeFeeds(self.pair)
+        self.prefetcher = Prefetcher(self._fetch_ahead)
+
+    def __repr__(self) -> str:
+        return self.pair.description("CachingTable")
+
+    def __reduce__(self) -> str:
+        raise not_copied(self.config.name)
+
+    def __len__(self) -> int:
+        return self.size()
+
+    @property
+    def device(self) -> torch.device:
+        """The device of keys and rows of calls."""
+        return self.fast.device
+
+    @property
+    def filter(self) -> Any:
+        """What counts absent ids for the admission rule; None without such a rule."""
+        return self.slow.filter
+
+    @property
+    def order(self) -> LeaveOrder | None:
+        """The order in which rows are evicted; None without a rule of room."""
+        return self.slow.order
+
+    def table(self, k: int = 0) -> CachingTable:
+        """The store of table `k` alone, which is this one."""
+        arguments.table_number(k, 1)
+        return self
 
     # ---- reads
 
@@ -76,125 +125,229 @@ class CachingTable(CacheMoves):
     ) -> Lookup:
         """Rows of `keys`, into `out` if given. Nothing is inserted.
 
-        With `missing="training"` rows come to the cache first, since an update follows.
+        With `missing="training"` the rows come to the cache first, because an update follows.
         """
+        keys = self.pair.keys(keys)
         if missing == "training":
-            ids = self._keys(keys).ids.cpu()
-            distinct = torch.unique(ids).numpy()
-            self._await(distinct)
-            with self._writing:
-                self._before_update(distinct)
-        return super().lookup(keys, missing=missing, step=step, out=out)
+            distinct = torch.unique(keys.ids.cpu()).numpy()
+            self.await_prefetches(distinct)
+            with self.pair.write_lock:
+                self.moves.check_distinct(distinct)
+                self.moves.fetch(distinct)
+        return self.rows.lookup(keys, missing, step, out)
+
+    def contains(self, keys: TableKeys | Int64[Tensor, "n"]) -> Bool[Tensor, "n"]:
+        """Whether each key has a row."""
+        return self.rows.contains(keys)
+
+    def entries(self, keys: TableKeys | Int64[Tensor, "n"]) -> Entries:
+        """Whole rows with their optimizer states and times."""
+        return self.rows.entries(keys)
+
+    def uses(self, keys: TableKeys | Int64[Tensor, "n"]) -> Float64[Tensor, "n"]:
+        """How often each key was used, under an `Lfu` rule; as `HostTable.uses`."""
+        return self.pair.uses(self.rows.entries(keys))
+
+    def row_states(self, ids: Int64[Tensor, "n"]) -> list[RowState]:
+        """The state of each id's row in the cache."""
+        with self.pair.move_lock.shared, self.moves.write_back.still() as in_flight:
+            at = self.resident.find(ids.cpu().numpy())
+            dirty = set(self.resident.dirty().tolist())
+            leaving = in_flight.contains(ids.cpu()).tolist()
+        return [
+            RowState.of(resident=slot >= 0, is_dirty=slot in dirty, in_flight=flying)
+            for slot, flying in zip(at.tolist(), leaving, strict=True)
+        ]
+
+    def scan(self, rows: int | None = None) -> Iterator[Entries]:
+        """All rows in slices, each row once; as `HostTable.scan`."""
+        slices = self.slow.scan(rows)
+        while (found := self.moves.next_slice(slices)) is not None:
+            yield found.to(self.device)
 
     def size(self) -> int:
         """Rows."""
         return self.slow.size()
 
-    def scan(self, rows: int | None = None) -> Iterator[Entries]:
-        """All rows, in slices, each once, as `HostTable.scan`."""
-        slices = self.slow.scan(rows)
-        while (found := self._next_slice(slices)) is not None:
-            yield found.to(self.device)
+    def max_ts(self) -> int:
+        """The largest `ts` that a write gave."""
+        return self.pair.max_ts()
 
-    def _next_slice(self, slices: Iterator[Entries]) -> Entries | None:
-        with self._moves.shared(), self._back.still() as leaving:
-            found = next(slices, None)
-            return None if found is None else self._newest(overlay(found, leaving))
+    def memory(self) -> MemoryUse:
+        """Bytes of both tiers by purpose. What is known of the cached rows counts as index."""
+        return self.pair.memory(self.resident.nbytes())
 
-    # ---- batches to come
+    def device_bytes(self) -> int:
+        """Bytes on the device beside those of the fast table."""
+        return 0 if isinstance(self.fast, HostTable) else self.resident.nbytes()
+
+    def stats(self) -> dict[str, float]:
+        """The statistics of one table, summed over both tiers, then those of the cache."""
+        self.moves.write_back.land()  # which counts write-backs
+        for name, rows in zip(
+            ("fetches", "cache_evictions"), self.resident.take_moved(), strict=True
+        ):
+            self.counters.add(name, rows)
+        return {
+            **self.pair.stats(self.size(), self.resident.nbytes()),
+            "dirty_rows": len(self.resident.dirty()),
+            **self.pair.counts(_MOVED),
+        }
+
+    # ---- later batches
 
     def prefetch(self, keys: TableKeys | Int64[Tensor, "n"]) -> Prefetched:
-        """Starts to bring the rows of a later batch; they stay until it is released.
+        """Starts to fetch the rows of a later batch. They stay until the batch is released.
 
-        Distinct keys of all batches that are not released must fit the cache.
+        The distinct keys of all batches that are not released must fit the cache.
         """
-        distinct = torch.unique(self._keys(keys).ids.cpu()).numpy()
+        distinct = torch.unique(self.pair.keys(keys).ids.cpu()).numpy()
         batch = Prefetched(distinct, self._release)
-        too_many = self._ahead.add(batch, self.places.rows)
+        too_many = self.prefetcher.add(batch, self.resident.rows)
         if too_many is not None:
             raise CacheTooSmallError(
                 f"table {self.config.name!r}: prefetched batches that are not released and this "
-                f"one have {too_many} distinct keys, and the cache has {self.places.rows} places. "
-                f"Prefetch fewer batches, release them in time, or make the cache larger."
+                f"one have {too_many} distinct keys, and the cache has {self.resident.rows} "
+                f"places. Prefetch fewer batches, release them in time, or make the cache larger."
             )
         return batch
 
-    def _bring_ahead(self, batch: Prefetched) -> None:
-        """In the thread of the prefetcher: reads beside training, then moves rows in at once."""
-        with self.noted() as notes:
-            with self._moves.shared():
-                missing = torch.from_numpy(batch.ids[self.places.find(batch.ids) < 0])
-                with self._back.still() as leaving:
-                    missing = missing[~leaving.contains(missing)]
+    def _fetch_ahead(self, batch: Prefetched) -> None:
+        """Runs in the prefetcher's thread: reads rows without the lock, then moves them in."""
+        moves, resident = self.moves, self.resident
+        with moves.logged() as reader:
+            with self.pair.move_lock.shared:
+                missing = torch.from_numpy(batch.ids[resident.find(batch.ids) < 0])
+                with moves.write_back.still() as in_flight:
+                    missing = missing[~in_flight.contains(missing)]
             known = self.slow.read_out(missing)
             known = known.where(known.found)
-            with self._writing:
+            with self.pair.write_lock:
                 same = torch.ones(len(known), dtype=torch.bool)
-                self._notes.keep_unchanged(notes, self, known.ids.numpy(), same.numpy())
-                self._fetch(batch.ids, known.where(same))
-                at = self.places.find(batch.ids)
-                batch.home, batch.places = self.places, at[at >= 0]
-                batch.born = self.places.hold(batch.places)
+                moves.log.keep_unchanged(reader, moves, known.ids.numpy(), same.numpy())
+                moves.fetch(batch.ids, known.where(same))
+                at = resident.find(batch.ids)
+                batch.slots = at[at >= 0]
+                batch.stays = resident.pin(batch.slots)
+                batch.is_pinned = True
         self.counters.add("prefetches", len(batch.ids))
 
     def _release(self, batch: Prefetched) -> None:
-        if not self._ahead.remove(batch):
+        if not self.prefetcher.remove(batch):
             return
-        with self._writing:
-            if batch.home is self.places:
-                self.places.let_go(batch.places, batch.born)
+        with self.pair.write_lock:
+            if batch.is_pinned:
+                self.resident.unpin(batch.slots, batch.stays)
 
-    def _await(self, distinct: Ids) -> None:
-        """Waits for prefetched batches whose rows are needed now: they come late."""
-        batches = self._ahead.under_way()
+    def await_prefetches(self, distinct: Ids) -> None:
+        """Waits for prefetched batches with rows of these ids that are not cached yet."""
+        batches = self.prefetcher.under_way()
         if not batches:
             return
-        with self._moves.shared():
-            missing = distinct_ids(distinct[self.places.find(distinct) < 0])  # a group's are not
+        with self.pair.move_lock.shared:
+            # The ids of a group of tables may repeat.
+            missing = distinct_ids(distinct[self.resident.find(distinct) < 0])
         for batch in batches:
             late = int(are_among(missing, batch.ids).sum())
             if late:
                 self.counters.add("late_prefetches", late)
                 batch.wait()
 
-    # ---- writes
+    # ---- updates
+
+    def apply_gradients(
+        self,
+        at: TableKeys | Lookup | Int64[Tensor, "n"],
+        grads: Float32[Tensor, "n dim"],
+        *,
+        rates: Sequence[Rate] | None = None,
+        step: int | None = None,
+        ts: int = 0,
+        counts: Int64[Tensor, "n"] | None = None,
+        per_occurrence: bool = False,
+    ) -> Applied:
+        """One optimizer step per distinct id, with its summed gradient. Absent ids are born first.
+
+        As `HostTable.apply_gradients`. The rows come to the cache first.
+        """
+        checks.flag("per_occurrence", per_occurrence)
+        keys = self.pair.keys(at.keys if isinstance(at, Lookup) else at)
+        self.check_update(keys.ids, grads, rates, step, counts)
+        ids = keys.ids.cpu()
+        settings = {"rates": rates, "step": step, "per_occurrence": per_occurrence}
+        distinct = torch.unique(ids).numpy()
+        self.await_prefetches(distinct)
+        with self.pair.write_lock:
+            self.moves.check_distinct(distinct)
+            self.moves.fetch(distinct)
+            return self.rows.write("apply_gradients", ids, grads, ts, counts, **settings)
+
+    def check_update(
+        self,
+        ids: Int64[Tensor, "n"],
+        grads: Float32[Tensor, "n dim"],
+        rates: Sequence[Rate] | None,
+        step: int | None,
+        counts: Int64[Tensor, "n"] | None,
+    ) -> None:
+        """Refuses arguments that `apply_gradients` refuses."""
+        self.rows.check_update(ids, grads, rates, step, counts)
+        self.check_room(ids, step)
 
     def check_room(self, ids: Int64[Tensor, "n"], step: int | None) -> None:
-        """The part of `check_update` that no single store has."""
-        super().check_room(ids, step)
+        """Refuses an update whose rows cannot come to the cache, or that lacks its step."""
+        self.rows.check_step(step)
         self.check_distinct(ids)
-        if self._ahead.is_outstanding() and not self.allow_small:
+        if self.prefetcher.is_outstanding() and not self.moves.allow_small:
             distinct = torch.unique(ids).cpu().numpy()
-            with self._moves.shared():
-                self._room_for(*self._missing(distinct))
+            with self.pair.move_lock.shared:
+                self.moves.room_for(*self.moves.missing(distinct))
 
     def check_distinct(self, ids: Int64[Tensor, "n"]) -> None:
-        """Refuses more different ids than the cache may be asked for at once."""
-        if len(ids) > self.places.rows:
-            self._check_size(torch.unique(ids).cpu().numpy())
+        """Refuses a call of more distinct ids than the cache has rows."""
+        if len(ids) > self.resident.rows:
+            self.moves.check_distinct(torch.unique(ids).cpu().numpy())
 
-    def _before_update(self, distinct: Ids) -> None:
-        self._check_size(distinct)
-        self._fetch(distinct)
+    # ---- other writes
 
-    def _check_size(self, distinct: Ids) -> None:
-        if len(distinct) > self.places.rows and not self.allow_small:
-            raise CacheTooSmallError(
-                f"table {self.config.name!r}: a step of {len(distinct)} distinct keys, and the "
-                f"cache has {self.places.rows} places. Make the cache larger, the batch smaller, "
-                f"or ask for it with allow_small=True: what does not fit then goes to the slow "
-                f"store each time."
-            )
+    def assign(
+        self,
+        keys: TableKeys | Int64[Tensor, "n"],
+        rows: Float32[Tensor, "n dim"],
+        *,
+        ts: int = 0,
+    ) -> Applied:
+        """Sets rows and keeps optimizer state (fresh for an absent id). The last of equals wins."""
+        return self.rows.set("assign", keys, rows, ts)
+
+    def assign_add(
+        self,
+        keys: TableKeys | Int64[Tensor, "n"],
+        rows: Float32[Tensor, "n dim"],
+        *,
+        ts: int = 0,
+    ) -> Applied:
+        """Adds to rows. An absent row starts from its first value."""
+        return self.rows.set("assign_add", keys, rows, ts)
+
+    def restore(self, entries: Entries) -> Applied:
+        """Puts whole rows back: embeddings, states and times as `entries` or `scan` gave them."""
+        return self.rows.restore(entries)
+
+    def reinitialize(self, keys: TableKeys | Int64[Tensor, "n"]) -> Int8[Tensor, "n"]:
+        """Gives rows their first values, at the clock's time; 0 = was absent, 1 = was there."""
+        return self.rows.reinitialize(keys)
 
     def erase(self, keys: TableKeys | Int64[Tensor, "n"]) -> Bool[Tensor, "n"]:
         """Removes rows and says which were there."""
-        ids = self._keys(keys).ids.cpu()
-        with self._writing, self._moves.alone(), self._back.still():
+        ids = self.pair.keys(keys).ids.cpu()
+        pair, moves = self.pair, self.moves
+        with pair.write_lock, pair.move_lock.alone(), moves.write_back.still():
             try:
                 erased = self.slow.erase(ids)
-                self._remove_copies(ids)
+                moves.remove(ids)
             except BaseException:
-                self._remove_copies(ids[~self.slow.contains(ids)])
+                moves.remove(ids[~self.slow.contains(ids)])
                 raise
         return erased.to(self.device)
 
@@ -203,88 +356,210 @@ class CachingTable(CacheMoves):
     ) -> Evicted:
         """Removes the rows that the table's rule says must go; as `HostTable.evict`."""
         checks.flag("capture", capture)
-        with self._writing, self._moves.alone():
-            self._flush()
-            now_s = self._reference_s(now_s)
+        with self.pair.write_lock, self.pair.move_lock.alone():
+            self.moves.flush()
+            now_s = self.pair.reference_s(now_s)
             try:
                 found = self.slow.evict(now_s=now_s, capture=True, rows=rows)
                 assert found.ids is not None
-                self._remove_copies(found.ids)
+                self.moves.remove(found.ids)
             except BaseException:
-                self._remove_orphans()
+                self.moves.remove_orphans()
                 raise
         return found if capture else Evicted(found.rows)
 
-    def _remove_copies(self, ids: Int64[Tensor, "n"]) -> None:
-        """Rows are gone, wherever there are copies."""
-        self._log(ids.numpy())
-        self._back.take_back(ids)
-        at = np.unique(self.places.find(ids.numpy()))
-        at = at[at >= 0]
-        gone = torch.from_numpy(self.places.ids_at(at))
-        self.places.give(at)
-        try:
-            self.fast.move_out(gone)
-        except BaseException:
-            self.places.stayed(at, self._now)
-            raise
-
-    def _remove_orphans(self) -> None:
-        """Copies of rows that the slow store has no longer go too."""
-        cached = torch.from_numpy(self.places.ids_at(self.places.at()))
-        self._remove_copies(cached[~self.slow.contains(cached)])
-
     def flush(self) -> None:
-        """Writes every change back to the slow store; the rows stay cached."""
-        with self._writing:
-            self._flush()
-
-    def _flush(self) -> None:
-        self._back.flush()
-        at = self.places.dirty()
-        if len(at):
-            ids = self.places.ids_at(at)
-            self._log(ids)
-            self._back.put(in_host(self.fast.read_out(torch.from_numpy(ids))))
-            self._back.flush()
-            self.places.set_dirty(at, False)
+        """Writes every change back to the slow store. The rows stay cached."""
+        with self.pair.write_lock:
+            self.moves.flush()
 
     # ---- all rows at once
 
     def clear(self) -> None:
         """Removes all rows."""
-        # Rows on their way stay there meanwhile: one that arrived after the slow store was cleared
-        # would live on.
-        with self._writing, self._moves.alone(), self._back.still():
+        write_back = self.moves.write_back
+        # The queue is held still meanwhile. A row that arrived after the slow store was cleared
+        # would stay there.
+        with self.pair.write_lock, self.pair.move_lock.alone(), write_back.still():
             try:
                 self.slow.clear()  # first: it refuses while a snapshot is open
-                self._back.clear()
-                self.places.clear()
+                write_back.clear()
+                self.resident.clear()
                 self.fast.clear()
-                self._replaced()
+                self.moves.log.replaced()
             except BaseException:
                 if not self.slow.size():
-                    self._back.clear()
-                    self._remove_orphans()
-                    self._replaced()
+                    write_back.clear()
+                    self.moves.remove_orphans()
+                    self.moves.log.replaced()
                 raise
 
-    def _all_to_slow(self) -> None:
-        self._flush()
-        self._drop(self.places.at())
+    def touched(
+        self,
+        consumer: str,
+        *,
+        capacity: int = DEFAULT_CAPACITY,
+        all_changes: bool = False,
+        overflow: Overflow = "whole_table",
+    ) -> TierTouched:
+        """The keys changed since `consumer` last took them; as `HostTable.touched`."""
+        return self.feeds.open(consumer, capacity, all_changes, overflow)
 
-    def _gather(self) -> None:
-        self._flush()
+    def consumer(self, name: str) -> TierTouched | None:
+        """The open consumer of changed keys of this name; None if there is none."""
+        return self.feeds.get(name)
 
-    def _stores(self) -> Sequence[HostTable]:
+    def snapshot(
+        self, *, at_start: Callable[[], object] | None = None, paused: bool = False
+    ) -> TierSnapshot:
+        """All rows as they are when this returns, while writers and moves continue.
+
+        As `HostTable.snapshot`.
+        """
+        return open_snapshot(self.pair, self._flushed, at_start, paused)
+
+    def _flushed(self) -> Sequence[HostTable]:
+        self.moves.flush()
         return (self.slow,)
 
-    def _tier_counts(self) -> dict[str, int]:
-        self._back.land()  # which counts them
-        for name, rows in zip(
-            ("fetches", "cache_evictions"), self.places.take_moved(), strict=True
-        ):
-            self.counters.add(name, rows)
-        names = ("fetches", "cache_evictions", "write_backs", "prefetches", "late_prefetches")
-        moved = {name: self.counters.read(name) for name in names}
-        return {**super()._tier_counts(), "dirty_rows": len(self.places.dirty()), **moved}
+    @property
+    def slot_key(self) -> int:
+        """The secret by which the slow tier places ids."""
+        return self.slow.slot_key
+
+    def use_slot_key(self, slot_key: int) -> None:
+        """Places ids of the slow tier by this key from now on; only before there are rows.
+
+        The fast tier keeps its key: it may share its memory with the tables of a group. Where a run
+        on a full cache must be repeatable, the config names a key.
+        """
+        self.slow.use_slot_key(slot_key)
+
+    def beside(self, rows: int, *, slot_key: int | None = None) -> HostTable:
+        """An empty table of one tier, to fill and then exchange rows with."""
+        return self.slow.beside(rows, slot_key=slot_key)
+
+    def exchange_rows(self, other: HostTable) -> None:
+        """Swaps all rows with a table of the same config. They are all in the slow store then.
+
+        Filters and counts stay. Consumers of all changes see the whole table as changed.
+        """
+        with self.pair.write_lock, self.pair.move_lock.alone():
+            self.moves.flush()
+            self.moves.drop(self.resident.at())
+            self.slow.exchange_rows(other)
+            self.moves.log.replaced()
+
+
+class Prefetched:
+    """One prefetched batch, from `CachingTable.prefetch`. As a context it releases the batch.
+
+    Its distinct keys count as outstanding from the call on. Its rows are pinned once they are in
+    the cache, until `release`.
+    """
+
+    def __init__(self, ids: Ids, unpin: Callable[[Prefetched], None]) -> None:
+        self.ids = ids
+        self.slots: Ids = ids[:0]  # of the pinned rows, with the numbers of their stays
+        self.stays: Ids = ids[:0]
+        self.is_pinned = False
+        self._unpin = unpin
+        self._done = Event()
+        self._error: BaseException | None = None
+
+    def __enter__(self) -> Prefetched:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.release()
+
+    def is_done(self) -> bool:
+        """Whether its rows are in the cache, or could not be fetched."""
+        return self._done.is_set()
+
+    def wait(self, timeout_s: float | None = None) -> bool:
+        """Waits until its rows are in the cache, and raises what went wrong.
+
+        False if they are not after `timeout_s`.
+        """
+        done = self._done.wait(timeout_s)
+        if self._error is not None:
+            raise self._error
+        return done
+
+    def release(self) -> None:
+        """Its rows may leave the cache. A second call does nothing."""
+        self._done.wait()
+        self._unpin(self)
+
+    def finish(self, error: BaseException | None) -> None:
+        """Its rows are in the cache, or never will be."""
+        self._error = error
+        self._done.set()
+
+
+class Prefetcher:
+    """Fetches batches in their order. Owns a lock for its queue. Its thread ends when idle."""
+
+    def __init__(self, fetch: Callable[[Prefetched], None]) -> None:
+        self._fetch = fetch
+        self._waiting: deque[Prefetched] = deque()
+        self._outstanding: list[Prefetched] = []
+        self._lock = Condition()
+        self.thread: Thread | None = None
+        self._stopper = ThreadStopper(self, self._lock)
+
+    def add(self, batch: Prefetched, most_ids: int) -> int | None:
+        """Queues a batch. If more distinct keys than `most_ids` were outstanding, only says so."""
+        with self._lock:
+            every = [batch.ids, *(one.ids for one in self._outstanding)]
+            many = len(distinct_ids(np.concatenate(every)))
+            if many > most_ids:
+                return many
+            if self.thread is None or not self.thread.is_alive():  # not started, or a parent's
+                self.thread = Thread(target=self._work, name="hedgerow prefetch", daemon=True)
+                # The thread waits for the lock. If it cannot start, no batch was queued.
+                self._stopper.start(self.thread)
+            self._outstanding.append(batch)
+            self._waiting.append(batch)
+            self._lock.notify_all()
+        return None
+
+    def remove(self, batch: Prefetched) -> bool:
+        """The batch is not outstanding any more. Whether it was."""
+        with self._lock:
+            was = batch in self._outstanding
+            if was:
+                self._outstanding.remove(batch)
+            return was
+
+    def is_outstanding(self) -> bool:
+        """Whether a batch has not been released."""
+        return bool(self._outstanding)
+
+    def under_way(self) -> list[Prefetched]:
+        """Batches whose rows are not in the cache yet."""
+        if not self._outstanding:  # most often; later batches do not matter to the caller
+            return []
+        with self._lock:
+            return [batch for batch in self._outstanding if not batch.is_done()]
+
+    def _work(self) -> None:
+        while True:
+            with self._lock:
+                self._lock.wait_for(lambda: self._waiting or self._stopper.must_stop, _IDLE_S)
+                if not self._waiting or self._stopper.must_stop:
+                    self.thread = None
+                    return
+                batch = self._waiting.popleft()
+            try:
+                self._fetch(batch)
+            except BaseException as error:  # raised to whoever waits for the batch
+                batch.finish(error)
+            else:
+                batch.finish(None)

@@ -1,11 +1,11 @@
-"""HYBRID: every row once, in the fast store or in the slow one; it moves by how it is used."""
+"""HYBRID: each row in one of two stores, by how often it is used."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from threading import Lock
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -14,33 +14,50 @@ from torch import Tensor
 from ..core import checks
 from ..core.errors import ConfigError
 from ..core.ids import distinct_ids
-from ..core.shapes import Bool, Float32, Int64
+from ..core.shapes import Bool, Float32, Float64, Int8, Int64
+from ..tables import arguments
 from ..tables.copies import in_host
 from ..tables.expiry import Evicted, Lfu, Lru, Ttl
 from ..tables.host import HostTable
-from ..tables.store import Entries, TableKeys
-from .places import Ids
-from .tier_watch import TierWatch
-from .uses import Uses
+from ..tables.leave_order import LeaveOrder
+from ..tables.schedules import Rate
+from ..tables.stats import MemoryUse
+from ..tables.store import Applied, Entries, Lookup, Missing, TableKeys
+from ..tables.touched import DEFAULT_CAPACITY, Overflow
+from .change_feed import ChangeFeeds, TierSnapshot, TierTouched, open_snapshot
+from .residency_map import Ids, ResidencyMap
+from .tier_pair import TierPair, TierRows, not_copied
+from .use_counts import GroupUseCounts, UseCounts
 
-if TYPE_CHECKING:
+if TYPE_CHECKING:  # they need Triton
     from ..tables.device import DeviceTable
+    from .device_residency import DeviceResidencyMap
+    from .misses import Misses
 
-_MOVED = 16  # a step promotes up to this part of the fast rows
-_RENEW_STEPS = 32  # after so many the coldest rows are looked for anew
-_SPARE = 2  # so many times as many as a step may promote
-_GAIN = 2  # uses of now, by which a row must be hotter: to move both costs more than a few reads
+_MOVED_FRAC = 16  # by default an update promotes up to this part of the fast rows
+_RENEW_STEPS = 32  # the coldest rows are searched for again after so many updates
+_SPARE = 2  # a search finds so many times as many as an update may promote
+_GAIN = 2  # current uses by which a row must be hotter: moving two rows costs more than a few reads
 _HALF_LIFE_STEPS = 64
+_MOVE_COUNTS = ("promotions", "demotions", "failed_moves")
+
+# Of a group of tables, which promote together
+MOVE_STEPS = 16  # rows move after so many steps: that takes longer than a step
+_SOON_STEPS = 2  # or after so many, while many keys miss:
+_MANY = 5  # more than one in so many
 
 
-class HybridTable(TierWatch):
-    """A table whose hottest rows lie in a `fast` store and all others in a `slow` one.
+class HybridTable:
+    """A table whose hottest rows are in a `fast` store and all others in a `slow` one.
 
-    Rows are born in the slow store. After each update the rows it used that are used most come to
-    the fast one, at most `promotions` of them (a sixteenth of `fast_rows` if not given), where room
-    is, or where a row lies that was used less by two uses of now: that one goes back. Uses fade:
-    one of 64 updates ago counts half. Which rows lie where follows from the calls alone, and no
-    number depends on it.
+    Rows are born in the slow store. After each update, the most used of its rows in the slow store
+    are promoted to the fast store, at most `promotions` (by default a sixteenth of `fast_rows`). A
+    row is promoted where there is room, or where a resident row was used less by two current uses;
+    that row is demoted. Use counts fade: a use 64 updates ago counts half. The calls alone decide
+    which rows are resident, and no number depends on it.
+
+    Its parts: `pair` (the two stores and their locks), `rows` (reads and writes of rows), `feeds`
+    (consumers of changed keys), `use_counts`.
 
     >>> from hedgerow import HostTable, Segment, Sgd, TableConfig, Zeros
     >>> config = TableConfig("user", (Segment(1, Zeros(), Sgd(lr=1.0)),))
@@ -61,23 +78,77 @@ class HybridTable(TierWatch):
         fast_rows: int,
         promotions: int | None = None,
     ) -> None:
-        super().__init__(fast, slow, fast_rows)
+        self.pair = TierPair(fast, slow, fast_rows, _residency_map)
+        self.fast, self.slow = fast, slow
+        self.config, self.layout = self.pair.config, self.pair.layout
+        self.counters, self.resident = self.pair.counters, self.pair.resident
+        self.rows = TierRows(self.pair, _SlowRows(slow))
+        self.feeds = ChangeFeeds(self.pair)
         if promotions is None:
-            promotions = max(1, fast_rows // _MOVED)
+            promotions = max(1, fast_rows // _MOVED_FRAC)
         self.promotions = checks.count("promotions", promotions)
-        self._uses = Uses(fast_rows, half_life_steps=_HALF_LIFE_STEPS, device=fast.device)
-        self._coldest: Ids = np.empty(0, np.int64)  # places, to leave next
-        self._looked = 0  # steps since they were found
-        self._scans = 0  # under way: rows stay where they are
+        self.use_counts = UseCounts(fast_rows, half_life_steps=_HALF_LIFE_STEPS, device=fast.device)
+        self._coldest: Ids = np.empty(0, np.int64)  # slots whose rows are demoted next
+        self._looked = 0  # updates since they were found
+        self._scans = 0  # scans under way: rows do not move
         self._scanning = Lock()  # for that number
 
-    def size(self) -> int:
-        """Rows."""
-        with self._moves.shared():
-            return self.fast.size() + self.slow.size()
+    def __repr__(self) -> str:
+        return self.pair.description("HybridTable")
+
+    def __reduce__(self) -> str:
+        raise not_copied(self.config.name)
+
+    def __len__(self) -> int:
+        return self.size()
+
+    @property
+    def device(self) -> torch.device:
+        """The device of keys and rows of calls."""
+        return self.fast.device
+
+    @property
+    def filter(self) -> Any:
+        """What counts absent ids for the admission rule; None without such a rule."""
+        return self.slow.filter
+
+    @property
+    def order(self) -> LeaveOrder | None:
+        """The order in which rows are evicted; None without a rule of room."""
+        return self.slow.order
+
+    def table(self, k: int = 0) -> HybridTable:
+        """The store of table `k` alone, which is this one."""
+        arguments.table_number(k, 1)
+        return self
+
+    # ---- reads
+
+    def lookup(
+        self,
+        keys: TableKeys | Int64[Tensor, "n"],
+        *,
+        missing: Missing = "zeros",
+        step: int | None = None,
+        out: Float32[Tensor, "n dim"] | None = None,
+    ) -> Lookup:
+        """Rows of `keys`, into `out` if given. Nothing is inserted, and no row moves."""
+        return self.rows.lookup(self.pair.keys(keys), missing, step, out)
+
+    def contains(self, keys: TableKeys | Int64[Tensor, "n"]) -> Bool[Tensor, "n"]:
+        """Whether each key has a row."""
+        return self.rows.contains(keys)
+
+    def entries(self, keys: TableKeys | Int64[Tensor, "n"]) -> Entries:
+        """Whole rows with their optimizer states and times."""
+        return self.rows.entries(keys)
+
+    def uses(self, keys: TableKeys | Int64[Tensor, "n"]) -> Float64[Tensor, "n"]:
+        """How often each key was used, under an `Lfu` rule; as `HostTable.uses`."""
+        return self.pair.uses(self.rows.entries(keys))
 
     def scan(self, rows: int | None = None) -> Iterator[Entries]:
-        """All rows, in slices, each once, whatever is written meanwhile; no row moves so long."""
+        """All rows in slices, each row once, while others write. No row moves until it ends."""
         with self._no_moves():
             for store in (self.slow, self.fast):
                 for entries in store.scan(rows):
@@ -85,7 +156,7 @@ class HybridTable(TierWatch):
 
     @contextmanager
     def _no_moves(self) -> Iterator[None]:
-        with self._writing, self._scanning:  # after a move that is under way
+        with self.pair.write_lock, self._scanning:  # after a move that is under way
             self._scans += 1
         try:
             yield
@@ -93,28 +164,131 @@ class HybridTable(TierWatch):
             with self._scanning:
                 self._scans -= 1
 
-    # ---- writes
+    def size(self) -> int:
+        """Rows."""
+        with self.pair.move_lock.shared:
+            return self.fast.size() + self.slow.size()
+
+    def max_ts(self) -> int:
+        """The largest `ts` that a write gave."""
+        return self.pair.max_ts()
+
+    def memory(self) -> MemoryUse:
+        """Bytes of both tiers by purpose. What is known of the fast rows counts as index."""
+        return self.pair.memory(self._known_bytes())
+
+    def device_bytes(self) -> int:
+        """Bytes on the device beside those of the fast table."""
+        return 0 if isinstance(self.fast, HostTable) else self._known_bytes()
+
+    def _known_bytes(self) -> int:
+        return self.resident.nbytes() + self.use_counts.nbytes()
+
+    def stats(self) -> dict[str, float]:
+        """The statistics of one table, summed over both tiers, then those of the fast tier."""
+        common = self.pair.stats(self.size(), self._known_bytes())
+        return {**common, **self.pair.counts(_MOVE_COUNTS)}
+
+    # ---- updates
+
+    def apply_gradients(
+        self,
+        at: TableKeys | Lookup | Int64[Tensor, "n"],
+        grads: Float32[Tensor, "n dim"],
+        *,
+        rates: Sequence[Rate] | None = None,
+        step: int | None = None,
+        ts: int = 0,
+        counts: Int64[Tensor, "n"] | None = None,
+        per_occurrence: bool = False,
+    ) -> Applied:
+        """One optimizer step per distinct id, with its summed gradient. Absent ids are born first.
+
+        As `HostTable.apply_gradients`. An update counts as a use of its rows, and promotes rows.
+        """
+        checks.flag("per_occurrence", per_occurrence)
+        keys = self.pair.keys(at.keys if isinstance(at, Lookup) else at)
+        self.check_update(keys.ids, grads, rates, step, counts)
+        ids = keys.ids.cpu()
+        settings = {"rates": rates, "step": step, "per_occurrence": per_occurrence}
+        distinct = torch.unique(ids).numpy()
+        with self.pair.write_lock:
+            done = self.rows.write("apply_gradients", ids, grads, ts, counts, **settings)
+            self.count_uses(distinct)
+        return done
+
+    def check_update(
+        self,
+        ids: Int64[Tensor, "n"],
+        grads: Float32[Tensor, "n dim"],
+        rates: Sequence[Rate] | None,
+        step: int | None,
+        counts: Int64[Tensor, "n"] | None,
+    ) -> None:
+        """Refuses arguments that `apply_gradients` refuses."""
+        self.rows.check_update(ids, grads, rates, step, counts)
+
+    def check_room(self, ids: Int64[Tensor, "n"], step: int | None) -> None:
+        """Refuses an update that lacks its step: any number of ids is possible."""
+        del ids
+        self.rows.check_step(step)
+
+    def count_uses(self, distinct: Ids) -> None:
+        """Counts an update of these ids, and promotes some. The caller holds the write lock."""
+        self.use_counts.step(distinct)
+        misses = distinct[self.resident.find(distinct) < 0]
+        self.promote(torch.from_numpy(misses).to(self.device), 1)
+
+    # ---- other writes
+
+    def assign(
+        self,
+        keys: TableKeys | Int64[Tensor, "n"],
+        rows: Float32[Tensor, "n dim"],
+        *,
+        ts: int = 0,
+    ) -> Applied:
+        """Sets rows and keeps optimizer state (fresh for an absent id). The last of equals wins."""
+        return self.rows.set("assign", keys, rows, ts)
+
+    def assign_add(
+        self,
+        keys: TableKeys | Int64[Tensor, "n"],
+        rows: Float32[Tensor, "n dim"],
+        *,
+        ts: int = 0,
+    ) -> Applied:
+        """Adds to rows. An absent row starts from its first value."""
+        return self.rows.set("assign_add", keys, rows, ts)
+
+    def restore(self, entries: Entries) -> Applied:
+        """Puts whole rows back: embeddings, states and times as `entries` or `scan` gave them."""
+        return self.rows.restore(entries)
+
+    def reinitialize(self, keys: TableKeys | Int64[Tensor, "n"]) -> Int8[Tensor, "n"]:
+        """Gives rows their first values, at the clock's time; 0 = was absent, 1 = was there."""
+        return self.rows.reinitialize(keys)
 
     def erase(self, keys: TableKeys | Int64[Tensor, "n"]) -> Bool[Tensor, "n"]:
         """Removes rows and says which were there."""
-        ids = self._keys(keys).ids.cpu()
-        with self._writing, self._moves.alone(), self._mended(ids.numpy()):
-            at, here, _ = self._split(ids)
+        ids = self.pair.keys(keys).ids.cpu()
+        with self.pair.write_lock, self.pair.move_lock.alone(), self._mended(ids.numpy()):
+            at, here, _ = self.pair.split(ids)
             erased = self.slow.erase(ids)
             if len(here):
                 erased[here] = self.fast.erase(ids[here].to(self.device)).cpu()
-                self.places.give(np.unique(at[at >= 0]))
+                self.resident.remove(np.unique(at[at >= 0]))
         return erased.to(self.device)
 
     def evict(
         self, *, now_s: int | None = None, capture: bool = False, rows: int | None = None
     ) -> Evicted:
-        """Removes the rows that the table's rule says must go, of both tiers; as `HostTable`."""
+        """Removes the rows of both tiers that the table's rule says must go; as `HostTable`."""
         rule = self.config.evict
         checks.flag("capture", capture)
-        with self._writing, self._moves.alone(), self._mended():
+        with self.pair.write_lock, self.pair.move_lock.alone(), self._mended():
             if isinstance(rule, Ttl):
-                found = self._evict_older(self._reference_s(now_s))
+                found = self._evict_older(self.pair.reference_s(now_s))
             elif isinstance(rule, Lru | Lfu):
                 budget = rule.rows if rows is None else checks.count("rows", rows, least=1)
                 found = self._evict_to(budget)
@@ -123,8 +297,9 @@ class HybridTable(TierWatch):
                     f"table {self.config.name!r} has no eviction rule; make its TableConfig with "
                     f"evict=Ttl(...), Lru(...) or Lfu(...)."
                 )
-            at = self.places.find(found.ids.numpy()) if found.ids is not None else self._coldest[:0]
-            self.places.give(at[at >= 0])
+            ids = self._coldest[:0] if found.ids is None else found.ids.numpy()
+            at = self.resident.find(ids)
+            self.resident.remove(at[at >= 0])
         return found if capture else Evicted(found.rows)
 
     def _evict_older(self, now_s: int | None) -> Evicted:
@@ -136,7 +311,7 @@ class HybridTable(TierWatch):
         return Evicted(len(ids), ids, ts)
 
     def _evict_to(self, budget: int) -> Evicted:
-        """Which rows leave is told by all of them together: their ranks, of equal ones the id."""
+        """Evicts by the ranks of the rows of both tiers together; of equal ranks by id."""
         if self.fast.size() + self.slow.size() <= budget:
             nothing = torch.empty(0, dtype=torch.int64)
             return Evicted(0, nothing, nothing)
@@ -149,7 +324,7 @@ class HybridTable(TierWatch):
         return Evicted(len(ids), torch.from_numpy(ids), torch.from_numpy(ts))
 
     def _ranked(self) -> Iterator[tuple[Ids, Ids, Ids, np.ndarray]]:
-        """Ids, times and ranks of all rows, and which lie in the fast store."""
+        """Ids, times and ranks of all rows, and which of them are resident."""
         order = self.slow.order
         assert order is not None
         nothing = np.empty(0, np.int64)
@@ -163,45 +338,40 @@ class HybridTable(TierWatch):
 
     # ---- moves
 
-    def _after_update(self, distinct: Ids) -> None:
-        self._uses.step(distinct)
-        waiting = distinct[self.places.find(distinct) < 0]
-        self.promote(torch.from_numpy(waiting).to(self.device), 1)
+    def promote(self, misses: Int64[Tensor, "n"], steps: int) -> None:
+        """Promotes the most used of some ids in the slow tier, after so many updates.
 
-    def promote(self, waiting: Int64[Tensor, "n"], steps: int) -> None:
-        """Those of ids in the slow tier that are used most come, after so many steps.
-
-        The ids differ, and have been used by the last step; the caller holds `_writing`.
+        The ids differ and were used by the last update. The caller holds the write lock.
         """
         self._looked += steps
-        if self._scans or not self.promotions or not len(waiting):
+        if self._scans or not self.promotions or not len(misses):
             return
-        uses, free = self._uses.of(waiting), self.places.free
-        if not free:  # a row that nobody used for long leaves for no other
-            hotter = uses > _GAIN * self._uses.weight
-            waiting, uses = waiting[hotter], uses[hotter]
+        uses, free = self.use_counts.of(misses), self.resident.free
+        if not free:  # a row that was used long ago replaces no other
+            hotter = uses > _GAIN * self.use_counts.weight
+            misses, uses = misses[hotter], uses[hotter]
         uses, order = uses.sort(stable=True, descending=True)
-        coming = waiting[order[: self.promotions]].cpu()
-        there = self.slow.contains(coming)  # others were not let in
+        coming = misses[order[: self.promotions]].cpu()
+        there = self.slow.contains(coming)  # other ids were not admitted
         coming, uses = coming[there].numpy(), uses[: len(there)][there.to(uses.device)]
         if len(coming):
             leaving = self._colder(uses[free:])
             try:
                 self._swap(coming[: free + len(leaving)], leaving)
-            except MemoryError:  # no room for those that go back: all stay, and the update is done
+            except MemoryError:  # no room for demoted rows: all stay, and the update is done
                 self.counters.add("failed_moves", 1)
 
     def _colder(self, uses: Float32[Tensor, "n"]) -> Ids:
-        """Places whose rows leave for others of these uses, falling; as many as are colder."""
+        """Slots whose rows are replaced by rows of these uses, which fall; at most as many."""
         if not len(uses):
             return self._coldest[:0]
         if self._looked >= _RENEW_STEPS or len(self._coldest) < len(uses):
             spare = _SPARE * self.promotions
-            self._coldest, self._looked = self.places.least_used(self._uses, spare), 0
-        at = self._coldest[self.places.are_taken(self._coldest)]
-        theirs, order = self._uses.of(self.places.ids_at(at)).sort(stable=True)
+            self._coldest, self._looked = self.resident.least_used(self.use_counts, spare), 0
+        at = self._coldest[self.resident.are_taken(self._coldest)]
+        theirs, order = self.use_counts.of(self.resident.ids_at(at)).sort(stable=True)
         both = min(len(uses), len(theirs))
-        gains = uses[:both] > theirs[:both] + _GAIN * self._uses.weight
+        gains = uses[:both] > theirs[:both] + _GAIN * self.use_counts.weight
         going = order[: int(gains.cumprod(0).sum())].cpu().numpy()
         stays = np.ones(len(at), np.bool_)
         stays[going] = False
@@ -209,20 +379,20 @@ class HybridTable(TierWatch):
         return at[going]
 
     def _swap(self, coming: Ids, leaving: Ids) -> None:
-        """Rows come to the fast store, and those at the places `leaving` go back."""
+        """Promotes rows, and demotes those at the slots `leaving`."""
         if not len(coming):
             return
-        going = self.places.ids_at(leaving)
-        with self._moves.alone(), self._mended(np.concatenate([coming, going])):
+        going = self.resident.ids_at(leaving)
+        with self.pair.move_lock.alone(), self._mended(np.concatenate([coming, going])):
             if len(leaving):
                 gone = torch.from_numpy(going)
                 self.slow.move_in(in_host(self.fast.read_out(gone)))
-                self.places.give(leaving)
+                self.resident.remove(leaving)
                 self.fast.move_out(gone)
             rows = self.slow.read_out(torch.from_numpy(coming))
             placed = self.fast.move_in(rows).cpu()
             here = rows.ids[placed]
-            self.places.take(here.numpy())
+            self.resident.add(here.numpy())
             self.slow.move_out(here)
         self.counters.add("promotions", len(here))
         if len(leaving):
@@ -230,47 +400,137 @@ class HybridTable(TierWatch):
 
     @contextmanager
     def _mended(self, ids: Ids | None = None) -> Iterator[None]:
-        """Around moves of these ids, or of all: where they break off, rows are once again.
+        """Guards moves of these ids, or of all: if they break off, each row is in one store again.
 
-        No memory, or a user who stops the program and saves. A row comes to its new store before
-        `places` tell of it, and only then leaves the old one: so what they tell is there.
+        Memory may end, or a user may stop the program and save. A row comes to its new store before
+        the map changes, and leaves the old store after that: the map is right at every moment.
         """
         try:
             yield
         except BaseException:
-            ids = self.places.ids_at(self.places.at()) if ids is None else distinct_ids(ids)
-            at = self.places.find(ids)
+            ids = self.resident.ids_at(self.resident.at()) if ids is None else distinct_ids(ids)
+            at = self.resident.find(ids)
             held = torch.from_numpy(ids[at >= 0])
             there = self.fast.contains(held.to(self.device)).cpu()
             self.slow.move_out(held[there])
             self.fast.move_out(torch.from_numpy(ids[at < 0]))
-            self.places.give(at[at >= 0][~there.numpy()])  # erased: only their places are left
+            self.resident.remove(at[at >= 0][~there.numpy()])  # they were erased
             raise
 
     # ---- all rows at once
 
     def clear(self) -> None:
         """Removes all rows."""
-        with self._writing, self._moves.alone(), self._mended():
+        with self.pair.write_lock, self.pair.move_lock.alone(), self._mended():
             self.slow.clear()
             self.fast.clear()
-            self.places.clear()
+            self.resident.clear()
 
-    def _all_to_slow(self) -> None:
-        at = self.places.at()
-        ids = torch.from_numpy(self.places.ids_at(at))
-        with self._mended(ids.numpy()):
-            self.slow.move_in(self.fast.read_out(ids))
-            self.places.give(at)
-            self.fast.move_out(ids)
+    def touched(
+        self,
+        consumer: str,
+        *,
+        capacity: int = DEFAULT_CAPACITY,
+        all_changes: bool = False,
+        overflow: Overflow = "whole_table",
+    ) -> TierTouched:
+        """The keys changed since `consumer` last took them; as `HostTable.touched`."""
+        return self.feeds.open(consumer, capacity, all_changes, overflow)
 
-    def _stores(self) -> Sequence[HostTable | DeviceTable]:
-        return self.slow, self.fast
+    def consumer(self, name: str) -> TierTouched | None:
+        """The open consumer of changed keys of this name; None if there is none."""
+        return self.feeds.get(name)
 
-    def _tier_counts(self) -> dict[str, int]:
-        names = ("promotions", "demotions", "failed_moves")
-        moved = {name: self.counters.read(name) for name in names}
-        return {**super()._tier_counts(), **moved}
+    def snapshot(
+        self, *, at_start: Callable[[], object] | None = None, paused: bool = False
+    ) -> TierSnapshot:
+        """All rows as they are when this returns, while writers and moves continue.
 
-    def _known_bytes(self) -> int:
-        return super()._known_bytes() + self._uses.nbytes()
+        As `HostTable.snapshot`.
+        """
+        return open_snapshot(self.pair, lambda: (self.slow, self.fast), at_start, paused)
+
+    @property
+    def slot_key(self) -> int:
+        """The secret by which the slow tier places ids."""
+        return self.slow.slot_key
+
+    def use_slot_key(self, slot_key: int) -> None:
+        """Places ids of the slow tier by this key from now on; only before there are rows.
+
+        The fast tier keeps its key: it may share its memory with the tables of a group.
+        """
+        self.slow.use_slot_key(slot_key)
+
+    def beside(self, rows: int, *, slot_key: int | None = None) -> HostTable:
+        """An empty table of one tier, to fill and then exchange rows with."""
+        return self.slow.beside(rows, slot_key=slot_key)
+
+    def exchange_rows(self, other: HostTable) -> None:
+        """Swaps all rows with a table of the same config. They are all in the slow store then.
+
+        Filters and counts stay. Consumers of all changes see the whole table as changed.
+        """
+        with self.pair.write_lock, self.pair.move_lock.alone():
+            at = self.resident.at()
+            ids = torch.from_numpy(self.resident.ids_at(at))
+            with self._mended(ids.numpy()):
+                self.slow.move_in(self.fast.read_out(ids))
+                self.resident.remove(at)
+                self.fast.move_out(ids)
+            self.slow.exchange_rows(other)
+
+
+class _SlowRows:
+    """The `SlowTier` of a hybrid table: a row that is not resident is in the slow store."""
+
+    def __init__(self, slow: HostTable) -> None:
+        self._slow = slow
+
+    def read(
+        self,
+        ids: Int64[Tensor, "n"],
+        missing: Missing,
+        step: int | None,
+        out: Float32[Tensor, "n dim"] | None = None,
+    ) -> Float32[Tensor, "n dim"]:
+        return self._slow.lookup(ids, missing=missing, step=step, out=out).rows_of()
+
+    def entries(self, ids: Int64[Tensor, "n"]) -> Entries:
+        return self._slow.entries(ids)
+
+    def prepare_write(self, ids: Int64[Tensor, "n"]) -> None:
+        """Nothing: no row is in flight."""
+
+    def mark_dirty(self, slots: Ids) -> None:
+        """Nothing: the resident row is the only one."""
+
+
+def _residency_map(fast: HostTable | DeviceTable, rows: int) -> ResidencyMap | DeviceResidencyMap:
+    if isinstance(fast, HostTable):
+        return ResidencyMap(rows)
+    from .device_residency import DeviceResidencyMap
+
+    return DeviceResidencyMap(fast, rows)
+
+
+class GroupPromotions:
+    """Counts the uses of several alike hybrid tables together, and promotes now and then."""
+
+    def __init__(self, tables: Sequence[HybridTable]) -> None:
+        self._tables = tables
+        self._uses = GroupUseCounts([table.use_counts for table in tables])
+        self._steps = 0  # since rows moved
+
+    def after(self, keys: TableKeys, misses: Misses | None) -> None:
+        """After a step on these keys, of which the misses are in the slow tier."""
+        self._uses.step(keys)
+        self._steps += 1
+        if misses is None:
+            return
+        many = _MANY * len(misses.ids) > len(keys.ids)
+        if self._steps < (_SOON_STEPS if many else MOVE_STEPS):
+            return
+        for k, share in misses.shares():
+            self._tables[k].promote(torch.unique(misses.on_device[share]), self._steps)
+        self._steps = 0

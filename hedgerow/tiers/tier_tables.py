@@ -23,17 +23,18 @@ from ..tables.multi.several_tables import SeveralTables, stays
 from ..tables.schedules import Rate
 from ..tables.store import Applied, Lookup, Missing, TableKeys, as_keys
 from .build import TierTable
-from .tier_writes import check_update
+from .tier_pair import check_store_update
 
 if TYPE_CHECKING:
     from ..tables.device import DeviceTable
-    from .together import Found, Together
+    from .misses import Residency
+    from .tier_group import GroupUpdate, TierGroup
 
 
 class TierTables(SeveralTables):
     """The RowStore of K tables, in byte order of their names; single-owner.
 
-    Keys, rows and gradients lie on `device`; what a table keeps elsewhere goes there and back.
+    Keys, rows and gradients of calls are on `device`. A table that is elsewhere gets copies.
 
     >>> import hedgerow as hr
     >>> from hedgerow.tiers.build import Tiers, tier_table
@@ -50,31 +51,32 @@ class TierTables(SeveralTables):
         tables: Sequence[HostTable | DeviceTable | TierTable],
         *,
         device: torch.device = checks.CPU,
-        together: Sequence[Together] = (),
+        together: Sequence[TierGroup] = (),
     ) -> None:
         named = {table.config.name: table for table in tables}
         self.config = MultiConfig.of({name: table.config for name, table in named.items()})
         self._tables = tuple(named[name] for name in self.config.names)
         self.device = device
-        self._together = [(self._numbers_of(one), one) for one in together]
+        self._groups = [(self._numbers_of(one), one) for one in together]
+        self._last: tuple[Sequence[int], list[int]] = ((), [])  # splits, and where rows begin
 
     def __repr__(self) -> str:
         return f"TierTables({', '.join(map(repr, self._tables))})"
 
     @property
     def programs_read(self) -> bool:
-        """Exported programs read rows in host memory alone."""
+        """Whether exported programs can read the rows: only those in host memory."""
         return self.device == checks.CPU
 
     def configs_to_move(self, where: object) -> dict[str, TableConfig]:
-        """Refused: they lie in two tiers."""
+        """Raises: tables in two tiers do not move."""
         raise StateError(
             f"tables of the model lie in two tiers already; they do not move to {where}. Make "
             f"the model anew, and place it once."
         )
 
     def moves_to(self, device: torch.device) -> bool:
-        """They stay where they are."""
+        """False: the tables stay where they are."""
         if self.device == checks.CPU != device:
             raise StateError(
                 f"tables in two tiers of host memory do not move to {device}; bring the model's "
@@ -85,7 +87,7 @@ class TierTables(SeveralTables):
     # ---- reads
 
     def bags_reader(self, bags: Bags) -> BagsReader | None:
-        """None: rows of two tiers are read, and pooled by torch."""
+        """None: rows of two tiers are looked up, and torch pools them."""
         del bags
         return None
 
@@ -98,20 +100,29 @@ class TierTables(SeveralTables):
         out: Float32[Tensor, "floats"] | None = None,
     ) -> Lookup:
         """Rows of `keys`, flat, into `out` if given. Nothing is inserted."""
-        keys = self._keys(keys)
+        keys = as_keys(keys, len(self._tables), self.device, room=True)
+        if keys.used is not None:
+            keys = keys.exact()
         arguments.missing_rule(missing)
-        at = parts.float_offsets(keys.splits, self.dims)
+        at, dims = self._row_offsets(keys.splits), self.config.dims
         if out is None:
             flat = torch.empty(at[-1], dtype=torch.float32, device=self.device)
         else:
             flat = arguments.output(out.view(-1), at[-1], 1, self.device).view(-1)
-        where: dict[Together, Found] = {}
+        where = _Where(self, keys, {})
         alone = set(range(len(self._tables)))
-        for mine, one in self._groups():
+        for mine, group in self._groups:
+            if not group.device_group.whole():
+                continue
+            if len(mine) == len(dims):
+                rows = flat.view(-1, dims[0])
+                where.found[group] = group.lookup(keys, rows, missing, step, keys.ids)
+                alone.clear()
+                break
             own = _keys_of(keys, mine)
-            rows = _parts_of(flat, at, mine).view(-1, self.dims[mine[0]])
-            where[one] = one.lookup(own, rows, missing, step, keys.ids)
-            if not _follow(mine):
+            rows = _parts_of(flat, at, mine).view(-1, dims[mine[0]])
+            where.found[group] = group.lookup(own, rows, missing, step, keys.ids)
+            if not _are_neighbours(mine):
                 for k, part in zip(mine, rows.split(_sizes(own)), strict=True):
                     flat[at[k] : at[k + 1]] = part.reshape(-1)
             alone -= set(mine)
@@ -119,21 +130,22 @@ class TierTables(SeveralTables):
             if k in alone:
                 found = table.lookup(ids, missing=missing, step=step)
                 flat[at[k] : at[k + 1]] = found.rows
-        return Lookup(keys, flat, self.dims, epoch=where)
+        return Lookup(keys, flat, dims, epoch=where)
 
     @property
     def reads_ahead(self) -> bool:
         """Whether `prefetch` does something: some of the tables are caches on a device."""
-        return any(one.caches for _, one in self._together)
+        return any(group.miss_handler is not None for _, group in self._groups)
 
     def prefetch(self, keys: TableKeys | Int64[Tensor, "n"]) -> None:
-        """Rows that caches on the device lack are read beside training, from the next lookup on.
+        """Reads rows that caches on the device lack, beside training, from the next lookup on.
 
         They come when `lookup` is called for training with the very same ids. It changes no number.
         """
         keys = self._keys(keys)
-        for mine, one in self._groups():
-            one.prefetch(_keys_of(keys, mine), keys.ids)
+        for mine, group in self._groups:
+            if group.can_step():
+                group.prefetch(_keys_of(keys, mine), keys.ids)
 
     def contains(self, keys: TableKeys | Int64[Tensor, "n"]) -> Bool[Tensor, "n"]:
         """Whether each key has a row."""
@@ -156,55 +168,66 @@ class TierTables(SeveralTables):
 
         Each table checks its share before the first changes.
         """
-        keys = self._keys(at.keys if isinstance(at, Lookup) else at)
-        by_table = self.config.rates_of(rates)
-        calls: list[tuple[Any, Tensor, Tensor, dict[str, Any]]] = []
-        steps = self._steps(keys, grads, by_table, step, counts, per_occurrence)
-        alone = set(range(len(self._tables))).difference(*(one.numbers for one in steps))
-        for k, (table, ids, own) in enumerate(self._shares("grads", keys, grads) if alone else ()):
-            if not len(ids) or k not in alone:
+        where = at.epoch if isinstance(at, Lookup) else None
+        given = at.keys if isinstance(at, Lookup) else at
+        if isinstance(where, _Where) and where.store is self and where.keys is given:
+            keys = where.keys  # checked by the lookup
+        else:
+            keys = self._keys(given)
+            where = _Where(self, keys, {})
+        by_table = None if rates is None else self.config.rates_of(rates)
+        offsets = self._row_offsets(keys.splits)
+        flat = parts.flat_rows("grads", grads.reshape(-1), offsets[-1], self.device)
+        updates: list[tuple[TierGroup, GroupUpdate]] = []
+        alone = set(range(len(self._tables)))
+        for mine, group in self._groups if not per_occurrence else ():
+            if not group.device_group.whole():
                 continue
-            mine = None if counts is None else counts[keys.splits[k] : keys.splits[k + 1]]
-            settings: dict[str, Any] = {
-                "rates": None if by_table is None else by_table[k],
-                "step": step,
-                "counts": None if mine is None else mine.to(table.device),
-            }
-            check_update(table, ids, own, **settings)
-            calls.append((table, ids, own, settings))
-        how: dict[str, Any] = {"ts": ts, "per_occurrence": per_occurrence}
-        where = at.epoch if isinstance(at, Lookup) and isinstance(at.epoch, dict) else {}
-        done = [
-            one.group.apply(
-                *(one.keys, where.get(one.group), one.grads, one.rates, step, ts, one.seen)
-            )
-            for one in steps
-        ]
-        done += [table.apply_gradients(ids, own, **more, **how) for table, ids, own, more in calls]
-        return self._total(done)
+            own, rows, seen, own_rates = keys, flat, counts, by_table
+            if len(mine) < len(self._tables):
+                own, rows = _keys_of(keys, mine), _parts_of(flat, offsets, mine)
+                seen = None if counts is None else _parts_of(counts, keys.splits, mine)
+                own_rates = None if by_table is None else [by_table[k] for k in mine]
+            rows = rows.view(-1, self.config.dims[mine[0]])
+            found = where.found.get(group)
+            update = group.check(own, rows, own_rates, step, ts, seen, found)
+            if update is not None:
+                updates.append((group, update))
+                alone -= set(mine)
+        settings: dict[str, Any] = {"step": step, "ts": ts, "per_occurrence": per_occurrence}
+        calls = self._checked_calls(alone, keys, grads, by_table, step, counts) if alone else ()
+        done = []
+        for group, update in updates:
+            done.append(group.apply(update))
+        for table, ids, own, more in calls:
+            done.append(table.apply_gradients(ids, own, **more, **settings))
+        return done[0] if len(updates) == len(done) == 1 else self._total(done)
 
-    def _steps(
+    def _checked_calls(
         self,
+        alone: set[int],
         keys: TableKeys,
         grads: Tensor,
         rates: Sequence[Sequence[Rate] | None] | None,
         step: int | None,
         counts: Tensor | None,
-        per_occurrence: bool,
-    ) -> list[_Step]:
-        """What groups of tables will do together, checked."""
-        steps: list[_Step] = []
-        at = parts.float_offsets(keys.splits, self.dims)
-        flat = parts.flat_rows("grads", grads.reshape(-1), at[-1], self.device)
-        for mine, one in self._groups() if not per_occurrence else ():
-            own = _keys_of(keys, mine)
-            rows = _parts_of(flat, at, mine).view(-1, self.dims[mine[0]])
-            seen = None if counts is None else _parts_of(counts, keys.splits, mine)
-            mine_rates = None if rates is None else [rates[k] for k in mine]
-            agreed = one.check(own, mine_rates, step, seen)
-            if agreed is not None:
-                steps.append(_Step(mine, one, own, rows, agreed, seen))
-        return steps
+    ) -> list[tuple[Any, Tensor, Tensor, dict[str, Any]]]:
+        """The updates of tables that step by themselves, all of which are checked."""
+        calls: list[tuple[Any, Tensor, Tensor, dict[str, Any]]] = []
+        for k, (table, ids, own) in enumerate(self._shares("grads", keys, grads)):
+            if not len(ids) or k not in alone:
+                continue
+            mine = None if counts is None else counts[keys.splits[k] : keys.splits[k + 1]]
+            more: dict[str, Any] = {
+                "rates": None if rates is None else rates[k],
+                "counts": None if mine is None else mine.to(table.device),
+            }
+            if isinstance(table, TierTable):
+                table.check_update(ids, own, step=step, **more)
+            else:
+                check_store_update(table, ids, own, step=step, **more)
+            calls.append((table, ids, own, more))
+        return calls
 
     def assign(
         self,
@@ -223,11 +246,11 @@ class TierTables(SeveralTables):
         *,
         ts: int = 0,
     ) -> Applied:
-        """Adds to rows; an absent one starts from its first value."""
+        """Adds to rows. An absent row starts from its first value."""
         return self._write("assign_add", keys, rows, ts)
 
     def reinitialize(self, keys: TableKeys | Int64[Tensor, "n"]) -> Int8[Tensor, "n"]:
-        """Makes rows as new; 0 = was absent, 1 = was there."""
+        """Gives rows their first values; 0 = was absent, 1 = was there."""
         return self._ask(keys, "reinitialize", torch.int8)
 
     def erase(self, keys: TableKeys | Int64[Tensor, "n"]) -> Bool[Tensor, "n"]:
@@ -236,28 +259,31 @@ class TierTables(SeveralTables):
 
     # ---- helpers
 
-    def _numbers_of(self, one: Together) -> tuple[int, ...]:
-        return tuple(self.config.positions[name] for name in one.names)
-
-    def _groups(self) -> Iterator[tuple[tuple[int, ...], Together]]:
-        """The groups that can take a step together now, and the numbers of their tables."""
-        return ((mine, one) for mine, one in self._together if one.can())
+    def _numbers_of(self, group: TierGroup) -> tuple[int, ...]:
+        return tuple(self.config.positions[name] for name in group.names)
 
     def _keys(self, keys: TableKeys | Tensor) -> TableKeys:
         return as_keys(keys, len(self._tables), self.device, room=True).exact()
 
+    def _row_offsets(self, splits: Sequence[int]) -> list[int]:
+        """Where the rows of each table begin in a flat tensor; kept for the next call."""
+        last = self._last  # once: another thread's call may replace it
+        if last[0] != splits:
+            last = self._last = (splits, parts.float_offsets(splits, self.config.dims))
+        return last[1]
+
     def _each(self, keys: TableKeys) -> Iterator[tuple[Any, Int64[Tensor, "n_k"]]]:
-        """Each table with its keys, where it takes them."""
+        """Each table with its keys, on its device."""
         for table, (start, stop) in zip(self._tables, pairwise(keys.splits), strict=True):
             yield table, keys.ids[start:stop].to(table.device)
 
     def _shares(
         self, name: str, keys: TableKeys, flat: Tensor
     ) -> Iterator[tuple[Any, Tensor, Tensor]]:
-        at = parts.float_offsets(keys.splits, self.dims)
+        at = self._row_offsets(keys.splits)
         flat = parts.flat_rows(name, flat.reshape(-1), at[-1], self.device)
         for k, (table, ids) in enumerate(self._each(keys)):
-            own = flat[at[k] : at[k + 1]].view(-1, self.dims[k])
+            own = flat[at[k] : at[k + 1]].view(-1, self.config.dims[k])
             yield table, ids, own.to(table.device)
 
     def _write(self, verb: str, keys: TableKeys | Tensor, rows: Tensor, ts: int) -> Applied:
@@ -283,27 +309,24 @@ class TierTables(SeveralTables):
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class _Step:
-    """The share of a group of tables in an update."""
+class _Where:
+    """Where a lookup of a store found its keys: the token that an update of the same keys takes."""
 
-    numbers: tuple[int, ...]
-    group: Together
+    store: TierTables
     keys: TableKeys
-    grads: Float32[Tensor, "n dim"]
-    rates: Sequence[float]
-    seen: Int64[Tensor, "n"] | None
+    found: dict[TierGroup, Residency]
 
 
-def _follow(numbers: Sequence[int]) -> bool:
+def _are_neighbours(numbers: Sequence[int]) -> bool:
     """Whether tables stand one behind the other, so that their parts do."""
     return list(numbers) == list(range(numbers[0], numbers[0] + len(numbers)))
 
 
 def _parts_of(values: Tensor, splits: Sequence[int], mine: Sequence[int]) -> Tensor:
-    """Parts of these numbers, one behind the other; without a copy where they stand so."""
+    """The parts of these tables, one behind the other; without a copy where they stand so."""
     if len(mine) == len(splits) - 1:
         return values
-    if _follow(mine):
+    if _are_neighbours(mine):
         return values[splits[mine[0]] : splits[mine[-1] + 1]]
     return torch.cat([values[splits[k] : splits[k + 1]] for k in mine])
 

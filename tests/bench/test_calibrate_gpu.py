@@ -12,7 +12,7 @@ from hedgerow.bench.calibrate_stores import Filled, Sweep
 from hedgerow.planner.times import row_moves
 from hedgerow.planner.times.calibrate import fit
 from hedgerow.planner.times.calibration import Point
-from hedgerow.tiers import departures, promotions
+from hedgerow.tiers import eviction, hybrid
 
 
 def _quiet(text: str, done: int, total: int) -> None:
@@ -87,6 +87,6 @@ def test_a_whole_sweep_has_what_a_calibration_needs() -> None:
 
 def test_plans_know_how_often_rows_move() -> None:
     ours = (row_moves.SPARE, row_moves.STEPS_SPARE, row_moves.MOST_SPARE)
-    assert ours == (departures._SPARE, departures.STEPS_SPARE, departures.MOST_SPARE)
-    theirs = (promotions.MOVE_STEPS, promotions._SOON_STEPS, promotions._MANY)
+    assert ours == (eviction._SPARE, eviction.STEPS_SPARE, eviction.MOST_SPARE)
+    theirs = (hybrid.MOVE_STEPS, hybrid._SOON_STEPS, hybrid._MANY)
     assert theirs == (row_moves.MOVE_STEPS, row_moves.SOON_STEPS, row_moves.MANY)

@@ -83,4 +83,4 @@ def test_a_cache_of_old_has_changed_rows(device: torch.device) -> None:
     for table in store.tables:  # as training leaves them: whatever goes is written back
         held = int(table.stats()["fast_rows"])
         assert held > 0
-        assert len(table.places.dirty()) == held
+        assert len(table.resident.dirty()) == held

@@ -73,7 +73,7 @@ def _rows_in_memory(model: torch.nn.Module) -> int:
     found = 0
     for table in tables_of(model).values():
         if isinstance(table, HybridTable):
-            fast = len(table.places) * (table.layout.row_bytes + 8)
+            fast = len(table.resident) * (table.layout.row_bytes + 8)
             found += fast + table.slow.measured_bytes()
     return found
 

@@ -12,8 +12,7 @@ import hedgerow as hr
 from hedgerow.core.clock import ManualClock
 from hedgerow.nn.collection import collections_of
 from hedgerow.nn.prefetch import Ahead
-from hedgerow.tiers.build import Tiers
-from hedgerow.tiers.device_build import device_tier_tables
+from hedgerow.tiers.build import Tiers, device_tier_tables
 from hedgerow.tiers.tier_tables import TierTables
 from tests.support import everything
 

@@ -144,8 +144,8 @@ def test_fast_rows_are_the_planned_share() -> None:
     item, user = tables_of(model)["item"], tables_of(model)["user"]
     assert isinstance(item, CachingTable)
     assert isinstance(user, HybridTable)
-    assert item.places.rows == plan.of("item").rows_per_rank // 4
-    assert user.places.rows == plan.of("user").rows_per_rank // 10
+    assert item.resident.rows == plan.of("item").rows_per_rank // 4
+    assert user.resident.rows == plan.of("user").rows_per_rank // 10
 
 
 @pytest.mark.parametrize("label", ["HYBRID@0.1", "CACHING@0.3"])

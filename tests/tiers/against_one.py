@@ -164,7 +164,7 @@ class Against:
             assert everything(self.ours.slow) == everything(self.model)
             return
         ids = self.ids()
-        if len(ids.unique()) > self.ours.places.rows:
+        if len(ids.unique()) > self.ours.resident.rows:
             with pytest.raises(CacheTooSmallError, match="distinct keys"):
                 self.ours.prefetch(ids)
             return

@@ -77,14 +77,14 @@ def _check(table: Any, alone: HostTable) -> None:
     assert table.size() == alone.size()
     assert torch.equal(table.lookup(ids).rows, alone.lookup(ids).rows)
     assert torch.equal(table.contains(ids), alone.contains(ids))
-    assert len(table.places) == len(table.places.at())
+    assert len(table.resident) == len(table.resident.at())
     with table.snapshot() as saved:
         assert sum(len(part) for part in saved.scan()) == alone.size()
     if isinstance(table, CachingTable):
         table.flush()
         assert everything(table.slow) == everything(alone)
     else:
-        assert table.fast.size() == len(table.places)
+        assert table.fast.size() == len(table.resident)
 
 
 @pytest.mark.parametrize("after", [False, True])
@@ -113,8 +113,8 @@ def _breaks_in_moves(table: Any) -> None:
         if isinstance(table, CachingTable):
             table.lookup(torch.arange(8), missing="training")
         else:
-            table._after_update(torch.arange(6, 23).numpy())
-            table._after_update(torch.arange(6, 23).numpy())
+            table.count_uses(torch.arange(6, 23).numpy())
+            table.count_uses(torch.arange(6, 23).numpy())
 
 
 @pytest.mark.parametrize("make", [_hybrid, _caching])
@@ -213,8 +213,8 @@ def test_a_thread_that_cannot_start_is_told_and_started_later(
     _check(table, alone)
     with table.prefetch(ids[:8]) as batch:  # the one that was refused counts no more
         batch.wait()
-        assert int(table.places._pins.sum()) == 8
-    assert int(table.places._pins.sum()) == 0
+        assert int(table.resident.pins.sum()) == 8
+    assert int(table.resident.pins.sum()) == 0
     _train([table, alone], seed=2)
     _check(table, alone)
 
@@ -222,15 +222,15 @@ def test_a_thread_that_cannot_start_is_told_and_started_later(
 def test_a_row_on_its_way_does_not_outlive_a_clear(monkeypatch: pytest.MonkeyPatch) -> None:
     table, ids = _caching(), torch.arange(8)
     table.apply_gradients(ids, torch.ones(8, 2))
-    back, clear = table._back, table.slow.clear
-    back._rows.move_in(table.slow.read_out(ids))
-    back._order.append(ids)
+    back, clear = table.moves.write_back, table.slow.clear
+    back.queued.move_in(table.slow.read_out(ids))
+    back.order.append(ids)
 
     def while_a_thread_writes() -> None:
         clear()
-        back._start()
-        if back._thread is not None:
-            back._thread.join(0.3)  # long enough to write, if it may
+        back.start()
+        if back.thread is not None:
+            back.thread.join(0.3)  # long enough to write, if it may
 
     monkeypatch.setattr(table.slow, "clear", while_a_thread_writes)
     table.clear()

@@ -36,7 +36,7 @@ def caching(rows: int, *, queue_rows: int | None = None) -> Any:
 def test_random_calls_give_the_rows_of_one_table(config: TableConfig, rows: int) -> None:
     pair = Against(config, caching(rows, queue_rows=1 + rows // 2), seed=rows)
     pair.run(80)
-    assert pair.ours.fast.size() == len(pair.ours.places) <= rows
+    assert pair.ours.fast.size() == len(pair.ours.resident) <= rows
     assert pair.ours.stats()["fetches"] > 0
 
 

@@ -21,7 +21,7 @@ table = tier_table(config, Tiers(mode="CACHING", fast_rows=4))
 for first in (0, 0, 4, 4):
     table.apply_gradients(torch.arange(first, first + 4), torch.ones(4, 2))
 table.prefetch(torch.arange(4)).wait()
-threads = [table._back._thread, table._ahead._thread]
+threads = [table.moves.write_back.thread, table.prefetcher.thread]
 assert all(thread.is_alive() for thread in threads)  # they wait for more
 """
 

@@ -50,7 +50,7 @@ def hybrid(rows: int, promotions: int | None = None) -> Any:
 def test_random_calls_give_the_rows_of_one_table(config: TableConfig, rows: int) -> None:
     pair = Against(config, hybrid(rows, promotions=max(1, rows // 2)), seed=rows)
     pair.run(80)
-    assert pair.ours.fast.size() == len(pair.ours.places) <= rows
+    assert pair.ours.fast.size() == len(pair.ours.resident) <= rows
     assert pair.ours.stats()["promotions"] > 0
 
 

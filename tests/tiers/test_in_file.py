@@ -89,7 +89,7 @@ def test_a_table_4_times_its_memory_trains_as_one_in_memory(
         for table in (ours, plain):
             found = table.lookup(batch, missing="training")
             table.apply_gradients(found, found.rows_of() + 0.1, step=step, ts=step)
-        fast_bytes = len(ours.places) * ROW_BYTES
+        fast_bytes = len(ours.resident) * ROW_BYTES
         most_bytes = max(most_bytes, fast_bytes + ours.slow.measured_bytes())
     # Above the budget are pages of a call, and those that the system is late with.
     assert budget / 2 < most_bytes < 1.25 * budget

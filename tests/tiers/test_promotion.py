@@ -11,7 +11,7 @@ import hedgerow as hr
 from hedgerow.tables.host import HostTable
 from hedgerow.tiers.caching import CachingTable
 from hedgerow.tiers.hybrid import HybridTable
-from hedgerow.tiers.uses import Uses
+from hedgerow.tiers.use_counts import UseCounts
 
 from ..support import table_config
 
@@ -108,7 +108,7 @@ def test_what_comes_late_is_counted() -> None:
 
 
 def test_uses_fade_and_are_renewed() -> None:
-    uses, ids = Uses(100, half_life_steps=1), np.arange(3)
+    uses, ids = UseCounts(100, half_life_steps=1), np.arange(3)
     for _ in range(100):  # far beyond what a weight may grow to
         uses.step(ids[:2])
         uses.step(ids[1:])
@@ -128,7 +128,7 @@ def test_ids_that_share_the_cells_that_everybody_knew_do_not_push_hot_rows_out()
     for step in range(40):
         ids = torch.cat([cold[step % 10 :: 10], hot[:30]])
         table.apply_gradients(ids, torch.ones(len(ids), 2))
-    assert (table.places.find(hot.numpy()) >= 0).sum() > 250
+    assert (table.resident.find(hot.numpy()) >= 0).sum() > 250
 
 
 def _that_shared_cells(n: int, cells: int) -> torch.Tensor:

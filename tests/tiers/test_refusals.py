@@ -62,10 +62,10 @@ def test_outstanding_batches_must_fit_the_cache() -> None:
     assert set(table.fast.lookup(ids[:6]).rows.tolist()) != {0.0}
     first.release()
     first.release()
-    assert int(table.places._pins.max()) == 1
+    assert int(table.resident.pins.max()) == 1
     second.release()
     table.apply_gradients(ids[6:7], torch.ones(1, 2))
-    assert int(table.places._pins.max()) == 0
+    assert int(table.resident.pins.max()) == 0
 
 
 def test_pinned_rows_stay_and_others_leave() -> None:
@@ -91,7 +91,7 @@ def test_an_erased_row_takes_its_pin_along() -> None:
     table.apply_gradients(ids, torch.ones(1, 2))
     table.apply_gradients(ids, torch.ones(1, 2))  # fetched to the same place
     held.release()
-    assert int(table.places._pins.min()) == 0
+    assert int(table.resident.pins.min()) == 0
 
 
 def test_a_refused_update_changes_no_tier() -> None:

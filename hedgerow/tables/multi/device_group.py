@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 from itertools import accumulate
+from operator import attrgetter
 
 import torch
 from torch import Tensor
@@ -20,6 +21,7 @@ from ..schedules import Rate
 from ..store import TableKeys
 
 _SAMPLE = 1 << 14  # slots of each table that say how old the oldest rows are
+_EPOCH = attrgetter("slots.epoch")
 
 
 class DeviceGroup:
@@ -80,7 +82,7 @@ class DeviceGroup:
 
     def epochs(self) -> tuple[object, ...]:
         """Another mark whenever a row of a table has moved."""
-        return tuple([table.slots.epoch for table in self._tables])
+        return tuple(map(_EPOCH, self._tables))
 
     # ---- before a step
 
@@ -102,7 +104,7 @@ class DeviceGroup:
                 found.append(table.rates_at(None if rates is None else rates[k], step)[0])
                 if self._same_rates and not given:
                     break
-        return found[0] if found and all(one == found[0] for one in found) else None
+        return found[0] if found and found.count(found[0]) == len(found) else None
 
     def times(self, ts: int, sizes: Sequence[int]) -> list[int]:
         """The time of a write for each table that has keys, 0 for the others."""
@@ -173,7 +175,7 @@ class DeviceGroup:
                 slots=slots,
                 used=keys.used,
                 splits=self._cuts(keys),
-                at_step=_known_step(at_step),
+                at_step=NO_STEP if at_step is None else at_step,
             )
             self._counted.add_(done)
         return done
@@ -207,7 +209,7 @@ class DeviceGroup:
             batch = runs.runs(self._arrays, numbered, keys.ids, done, cuts)
             step.update(
                 *(self._arrays, keys.ids, batch, grads, done, self._parts, rates, now, cuts),
-                at_step=_known_step(at_step),
+                at_step=NO_STEP if at_step is None else at_step,
             )
             self._counted.add_(done)
         return done
@@ -343,7 +345,3 @@ def _common_parts(tables: Sequence[DeviceTable]) -> tuple[Part, ...]:
         replace(own[0], draws=draws_of([part.first for part in own], tables[0].device))
         for own in columns
     )
-
-
-def _known_step(step: int | None) -> int:
-    return NO_STEP if step is None else step

@@ -15,12 +15,11 @@ import torch
 from hedgerow.kernels import reference
 from hedgerow.kernels.leave import CROWDED
 from hedgerow.tables.store import TableKeys
-from hedgerow.tiers import list_room
-from hedgerow.tiers.crowded import Crowded
-from hedgerow.tiers.found import Rest
-from hedgerow.tiers.reads_behind import Behind
+from hedgerow.tiers import misses
+from hedgerow.tiers.eviction import BucketOverflows
+from hedgerow.tiers.misses import Misses, MissRead
 
-from .test_together import NAMES, Pair, config
+from .test_group import NAMES, Pair, config
 
 N = 128  # keys, and slots: eight buckets
 FULL = {"fast_rows": N, "slots": N}
@@ -30,18 +29,18 @@ HALF = torch.full((1, 4), 0.5)
 def test_keys_beyond_the_room_of_a_list_come_too(
     device: torch.device, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(list_room, "_LEAST", 1)
+    monkeypatch.setattr(misses, "_LEAST", 1)
     pair = Pair("CACHING", device, 11, [config(name) for name in NAMES])
-    group = pair.groups[0]._fetches
+    group = pair.groups[0].miss_handler
     assert group is not None
     for _ in range(12):
         pair.step(pair.keys())
     assert pair.stat("fetches") > 0
-    assert group._room._rows > 1
+    assert group.list_room.rows > 1
     keys = pair.keys()
     for _ in range(8):  # where all keys are there, a long list would be copied for nothing
         pair.step(keys)
-    assert group._room._rows == 1
+    assert group.list_room.rows == 1
     pair.compare()
 
 
@@ -52,7 +51,7 @@ def _full(device: torch.device) -> tuple[Pair, TableKeys, torch.Tensor]:
     for _ in range(3):  # born, brought, and brought again where there was no lane
         pair.step(keys)
     found = pair.ours.lookup(TableKeys(keys.ids.to(device), keys.splits), missing="training")
-    without = next(iter(found.epoch.values())).slots < 0
+    without = next(iter(found.epoch.found.values())).slots < 0
     assert 0 < int(without.sum()) < N
     return pair, keys, without.cpu()
 
@@ -89,9 +88,9 @@ class Shared:
         configs = [replace(config(name), slot_key=0) for name in NAMES]  # known places
         self.pair = Pair("CACHING", device, 5, configs, **FULL)
         self.table, self.device = table, device
-        fetches = self.pair.groups[0]._fetches
+        fetches = self.pair.groups[0].miss_handler
         assert fetches is not None
-        self.fetches, self.departures = fetches, fetches._departures
+        self.fetches, self.evictions = fetches, fetches.evictions
         ids = torch.arange(60_000)
         self._ids, self._places = ids, torch.stack(reference.place(ids, N // 16))
 
@@ -114,7 +113,7 @@ class Shared:
         self.pair.step(self.keys(ids))
 
     def have_lanes(self, ids: Sequence[int]) -> bool:
-        places = self.pair.ours.table(self.table).places
+        places = self.pair.ours.table(self.table).resident
         return bool((places.find(np.array(ids)) >= 0).all())
 
     def steps_until_there(self, ids: Sequence[int], others: Sequence[int] = ()) -> int:
@@ -168,11 +167,11 @@ def test_where_nobody_can_leave_it_is_tried_every_16th_step(
     device: torch.device, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     crowd, turns = Shared(device), []
-    group = crowd.departures._group
+    group = crowd.evictions.device_group
     chosen = group.old_rows
 
     def old_rows(*given: Any, **more: Any) -> Any:
-        turns.append(crowd.fetches.now())
+        turns.append(crowd.fetches.clock.now)
         return chosen(*given, **more)
 
     monkeypatch.setattr(group, "old_rows", old_rows)
@@ -197,7 +196,7 @@ def test_a_row_that_came_while_somebody_reads_it_behind_the_cache_is_not_read_ol
     *old, row, new = crowd.ids(3, 5, 33)
     for ids in ([new], [row], old, old):
         crowd.step(ids)
-    asked, read, group = crowd.fetches._asked, Behind.read, crowd.departures._group
+    asked, read, group = crowd.fetches.missing_ids, MissRead.read, crowd.evictions.device_group
     chosen = group.old_rows
 
     def broken(*given: Any, **more: Any) -> Any:
@@ -223,7 +222,7 @@ def test_a_row_that_came_while_somebody_reads_it_behind_the_cache_is_not_read_ol
                 table.assign(torch.tensor([row], device=where), HALF.to(where), ts=900)
         return answer
 
-    def read_slowly(self: Behind) -> None:
+    def read_slowly(self: MissRead) -> None:
         read(self)
         if told == ["listed"]:
             told.append("read")
@@ -234,8 +233,8 @@ def test_a_row_that_came_while_somebody_reads_it_behind_the_cache_is_not_read_ol
         keys = crowd.keys(ids)
         return TableKeys(keys.ids.to(device), keys.splits)
 
-    monkeypatch.setattr(crowd.fetches, "_asked", listed)
-    monkeypatch.setattr(Behind, "read", read_slowly)
+    monkeypatch.setattr(crowd.fetches, "missing_ids", listed)
+    monkeypatch.setattr(MissRead, "read", read_slowly)
     found = crowd.pair.ours.lookup(there([row]), missing="training")
     assert told == ["listed", "read"]
     assert torch.equal(found.rows.cpu(), HALF.view(-1))
@@ -243,13 +242,13 @@ def test_a_row_that_came_while_somebody_reads_it_behind_the_cache_is_not_read_ol
 
 
 def test_crowded_keys_are_kept_once_and_not_too_many() -> None:
-    crowded, cpu = Crowded(3), torch.device("cpu")
+    crowded, cpu = BucketOverflows(3), torch.device("cpu")
     assert not crowded
     assert crowded.take(cpu) is None
     ids = torch.tensor([5, -7, 5, 5, 9])
-    rest = Rest(ids, (0, 4, 4, 5), ids, torch.arange(5))
+    rest = Misses(ids, (0, 4, 4, 5), ids, torch.arange(5))
     crowded.add(rest)
-    crowded.add(Rest(ids[4:], (0, 1, 1, 1), ids[4:], torch.tensor([0])))
+    crowded.add(Misses(ids[4:], (0, 1, 1, 1), ids[4:], torch.tensor([0])))
     crowded.add(rest)
     assert crowded.counts == [3, 0, 1]
     keys = crowded.take(cpu)
@@ -260,9 +259,9 @@ def test_crowded_keys_are_kept_once_and_not_too_many() -> None:
 
 
 def test_of_too_many_crowded_keys_each_has_its_turn() -> None:
-    crowded, many, seen = Crowded(3), torch.arange(5 * CROWDED // 2), set()
+    crowded, many, seen = BucketOverflows(3), torch.arange(5 * CROWDED // 2), set()
     for _ in range(3):
-        crowded.add(Rest(many, (0, 0, len(many), len(many)), many, many))
+        crowded.add(Misses(many, (0, 0, len(many), len(many)), many, many))
         assert crowded.counts == [0, CROWDED, 0]
         keys = crowded.take(torch.device("cpu"))
         assert keys is not None

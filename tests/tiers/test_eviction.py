@@ -11,11 +11,11 @@ import torch
 from hedgerow.kernels.layout import EMPTY, ERASED
 from hedgerow.tables.multi import device_group
 from hedgerow.tables.store import TableKeys
-from hedgerow.tiers import departures
+from hedgerow.tiers import eviction
 from hedgerow.tiers.cache_moves import CacheMoves
-from hedgerow.tiers.leaving import Leaving
+from hedgerow.tiers.eviction import PendingWriteBack
 
-from .test_together import NAMES, Pair, config
+from .test_group import NAMES, Pair, config
 
 
 def _pair(device: torch.device, seed: int = 3, **more: Any) -> Pair:
@@ -35,17 +35,17 @@ def _fill(pair: Pair) -> None:
         pair.step(_all(*range(first, first + 24)))
 
 
-def _last(pair: Pair) -> Leaving:
-    after = pair.groups[0]._fetches._departures._next
+def _last(pair: Pair) -> PendingWriteBack:
+    after = pair.groups[0].miss_handler.evictions.next
     assert after is not None
-    return after.leaving
+    return after.write_back
 
 
 def _last_ids(pair: Pair) -> list[int]:
     """Ids of the first table that were chosen to leave."""
-    after = pair.groups[0]._fetches._departures._next
+    after = pair.groups[0].miss_handler.evictions.next
     slots = after.chosen.going[: after.most[0]]
-    return pair.ours.table(0).places.ids_at(slots[slots >= 0].cpu().numpy()).tolist()
+    return pair.ours.table(0).resident.ids_at(slots[slots >= 0].cpu().numpy()).tolist()
 
 
 def test_the_longest_unused_rows_of_all_tables_leave_at_once(
@@ -54,7 +54,7 @@ def test_the_longest_unused_rows_of_all_tables_leave_at_once(
     def alone(*_: object) -> None:
         raise AssertionError("a table dropped rows by itself")
 
-    monkeypatch.setattr(CacheMoves, "_drop", alone)
+    monkeypatch.setattr(CacheMoves, "drop", alone)
     pair = _pair(device)
     _fill(pair)
     before = pair.stat("cache_evictions")
@@ -62,7 +62,7 @@ def test_the_longest_unused_rows_of_all_tables_leave_at_once(
     pair.step(_all(40, 41, 42))
     assert pair.stat("cache_evictions") == before + 9
     for table in pair.ours.tables:
-        here = set(table.places.ids_at(table.places.at()).tolist())
+        here = set(table.resident.ids_at(table.resident.at()).tolist())
         assert {*range(12, 20), 40, 41, 42} <= here
         assert len(here) == 24
     pair.compare()
@@ -72,13 +72,13 @@ def test_the_longest_unused_rows_of_all_tables_leave_at_once(
 def test_a_part_of_a_large_cache_is_kept_free(
     device: torch.device, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(departures, "_SPARE", 8)
-    monkeypatch.setattr(departures, "MOST_SPARE", 8)
+    monkeypatch.setattr(eviction, "_SPARE", 8)
+    monkeypatch.setattr(eviction, "MOST_SPARE", 8)
     pair = _pair(device)
     pair.run(30)
     assert pair.stat("cache_evictions") > 0
     for table in pair.ours.tables:
-        assert len(table.places) <= 24
+        assert len(table.resident) <= 24
 
 
 def test_a_sample_of_slots_says_how_old_rows_are(
@@ -90,7 +90,7 @@ def test_a_sample_of_slots_says_how_old_rows_are(
         pair.step(_all(*range(first, first + 60)))
     assert pair.stat("cache_evictions") > 0
     for table in pair.ours.tables:
-        assert len(table.places) <= 100
+        assert len(table.resident) <= 100
     pair.compare()
 
 
@@ -98,17 +98,17 @@ def test_rows_that_were_waited_for_are_written_by_the_thread(
     device: torch.device, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Who waits to learn how many rows there are starts their copy, and nothing else."""
-    monkeypatch.setattr(departures, "_SPARE", 6)
-    monkeypatch.setattr(departures, "MOST_SPARE", 6)
+    monkeypatch.setattr(eviction, "_SPARE", 6)
+    monkeypatch.setattr(eviction, "MOST_SPARE", 6)
     pair = _pair(device)
     _fill(pair)
     pair.step(_all(40, 41, 42))  # for which others leave at once
-    leaving: Any = pair.groups[0]._fetches._departures
-    assert leaving._next is not None
-    leaving._thread.submit(lambda: None).result(timeout=60)  # after all that it has to do
-    assert leaving._next.leaving.has_landed
+    leaving: Any = pair.groups[0].miss_handler.evictions
+    assert leaving.next is not None
+    leaving.thread.submit(lambda: None).result(timeout=60)  # after all that it has to do
+    assert leaving.next.write_back.has_landed
     before = pair.ours.table(0).slow.entries(torch.arange(60)).ts.clone()
-    pair.ours.table(0)._back.land()
+    pair.ours.table(0).moves.write_back.land()
     assert torch.equal(pair.ours.table(0).slow.entries(torch.arange(60)).ts, before)
     pair.compare()
 
@@ -116,40 +116,40 @@ def test_rows_that_were_waited_for_are_written_by_the_thread(
 def test_rows_that_could_not_be_handed_over_are_so_with_the_next_step(
     device: torch.device, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(departures, "_SPARE", 6)
-    monkeypatch.setattr(departures, "MOST_SPARE", 6)
+    monkeypatch.setattr(eviction, "_SPARE", 6)
+    monkeypatch.setattr(eviction, "MOST_SPARE", 6)
     pair = _pair(device)
     _fill(pair)
-    leaving: Any = pair.groups[0]._fetches._departures
+    leaving: Any = pair.groups[0].miss_handler.evictions
 
     def broken(_: object) -> None:
         raise MemoryError
 
     with monkeypatch.context() as patch:
-        patch.setattr(Leaving, "start", broken)
+        patch.setattr(PendingWriteBack, "start", broken)
         pair.step(_all(40, 41, 42))  # which is done all the same
-    pair.groups[0]._fetches.go_on()
-    leaving._thread.submit(lambda: None).result(timeout=60)
-    assert leaving._next.leaving.has_landed
+    pair.groups[0].miss_handler.evictions.go_on()
+    leaving.thread.submit(lambda: None).result(timeout=60)
+    assert leaving.next.write_back.has_landed
     pair.compare()
 
 
 def test_nothing_leaves_while_it_is_being_written_unless_it_must(
     device: torch.device, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(departures, "_SPARE", 6)
-    monkeypatch.setattr(departures, "MOST_SPARE", 6)
+    monkeypatch.setattr(eviction, "_SPARE", 6)
+    monkeypatch.setattr(eviction, "MOST_SPARE", 6)
     pair = _pair(device)
-    leaving: Any = pair.groups[0]._fetches._departures
+    leaving: Any = pair.groups[0].miss_handler.evictions
     late: list[bool] = []
-    turn_over = leaving._turn_over
+    turn_over = leaving.turn_over
 
     def noted(needs: Any, *more: Any) -> None:
-        late.append(leaving._next is not None and not leaving._next.leaving.has_landed)
+        late.append(leaving.next is not None and not leaving.next.write_back.has_landed)
         assert not late[-1] or any(need.now() > 0 for need in needs)
         turn_over(needs, *more)
 
-    monkeypatch.setattr(leaving, "_turn_over", noted)
+    monkeypatch.setattr(leaving, "turn_over", noted)
     monkeypatch.setattr(leaving, "go_on", lambda: None)  # the thread never comes to it
     for first in range(0, 96, 2):
         pair.step(_all(first % 48, first % 48 + 1))
@@ -164,7 +164,7 @@ def test_ids_that_look_like_free_places_stay_and_are_counted(device: torch.devic
     for first in (0, 0, 10, 10, 20, 20):
         pair.step(_all(*range(first, first + 5)))
     for table in pair.ours.tables:
-        assert len(table.places) <= 8
+        assert len(table.resident) <= 8
     pair.compare()
 
 
@@ -179,12 +179,12 @@ def test_rows_that_cannot_be_written_are_kept(
         def broken(*_: object) -> None:
             raise MemoryError
 
-        patch.setattr("hedgerow.tiers.leaving.move_in_several", broken)
+        patch.setattr("hedgerow.tiers.eviction.move_in_several", broken)
         pair.step(_all(12, 13))
         for _ in range(2):
             with pytest.raises(MemoryError):
                 pair.ours.lookup(_on(device, _all(40, 41)), missing="training")
-        pair.groups[0]._fetches.go_on()
+        pair.groups[0].miss_handler.evictions.go_on()
         with pytest.raises(MemoryError):
             _last(pair).land()
         with pytest.raises(MemoryError):
@@ -201,7 +201,7 @@ def test_rows_whose_leaving_breaks_off_are_not_lost(
 ) -> None:
     pair = _pair(device)
     _fill(pair)
-    group = pair.groups[0]._group
+    group = pair.groups[0].device_group
     with monkeypatch.context() as patch:
 
         def broken(*_: object, **more: object) -> None:
@@ -219,8 +219,8 @@ def test_rows_whose_leaving_breaks_off_are_not_lost(
 def test_chosen_rows_that_are_used_or_changed_again_stay(
     device: torch.device, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(departures, "_SPARE", 6)
-    monkeypatch.setattr(departures, "MOST_SPARE", 6)
+    monkeypatch.setattr(eviction, "_SPARE", 6)
+    monkeypatch.setattr(eviction, "MOST_SPARE", 6)
     pair = _pair(device)
     for first in (40, 0, 0):
         pair.step(_all(*range(first, first + 16)))
@@ -236,7 +236,7 @@ def test_chosen_rows_that_are_used_or_changed_again_stay(
         there = torch.tensor(changed, device=table.device)
         table.assign(there, torch.full((2, 4), 0.5, device=table.device), ts=900)
     pair.step(_all(*range(44, 48)))
-    here = pair.ours.table(0).places.find(np.array(chosen)) >= 0
+    here = pair.ours.table(0).resident.find(np.array(chosen)) >= 0
     assert here.tolist() == [True] * 4 + [False] * (len(chosen) - 4)
     pair.compare()
 
@@ -251,8 +251,8 @@ def test_a_thread_that_cannot_start_fails_no_step(
         def broken(*_: object, **more: object) -> None:
             raise RuntimeError("can't start new thread")
 
-        patch.setattr(departures, "ThreadPoolExecutor", broken)
-        pair.groups[0]._fetches._departures._thread = None
+        patch.setattr(eviction, "ThreadPoolExecutor", broken)
+        pair.groups[0].miss_handler.evictions.thread = None
         for first in (40, 0):
             pair.step(_all(*range(first, first + 24)))
     pair.compare()
@@ -284,7 +284,7 @@ def test_held_rows_do_not_leave(device: torch.device) -> None:
         held.wait()
         for first in (40, 44):
             pair.step(_all(*range(first, first + 19)))
-        assert bool((table.places.find(torch.arange(5).numpy()) >= 0).all())
+        assert bool((table.resident.find(torch.arange(5).numpy()) >= 0).all())
     pair.step(_all(*range(40, 64)))
     pair.compare()
 

@@ -10,12 +10,11 @@ import pytest
 import torch
 
 from hedgerow.tables.store import TableKeys
-from hedgerow.tiers import departures, reads_ahead
-from hedgerow.tiers.found import Told
-from hedgerow.tiers.reads_behind import Behind
+from hedgerow.tiers import cache_prefetcher, eviction
+from hedgerow.tiers.misses import HostReadback, MissRead
 
-from .test_together import NAMES, Pair, config
-from .test_together_beside import _keys, _on
+from .test_group import NAMES, Pair, config
+from .test_group_beside_threads import _keys, _on
 
 
 def _all(*ids: int) -> TableKeys:
@@ -28,11 +27,11 @@ def test_a_row_that_was_chosen_to_leave_before_somebody_reads_it_lands_first(
     device: torch.device, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A lookup of another thread lists a row that then comes, is changed, chosen, and leaves."""
-    monkeypatch.setattr(departures, "_SPARE", 6)
-    monkeypatch.setattr(departures, "MOST_SPARE", 6)
+    monkeypatch.setattr(eviction, "_SPARE", 6)
+    monkeypatch.setattr(eviction, "MOST_SPARE", 6)
     pair = Pair("CACHING", device, 3, [config(name) for name in NAMES])
-    fetches: Any = pair.groups[0]._fetches
-    leaving: Any = fetches._departures
+    fetches: Any = pair.groups[0].miss_handler
+    leaving: Any = fetches.evictions
     monkeypatch.setattr(leaving, "go_on", lambda: None)  # its thread is late
     for first in range(0, 48, 12):
         pair.step(_all(*range(first, first + 12)))
@@ -40,14 +39,14 @@ def test_a_row_that_was_chosen_to_leave_before_somebody_reads_it_lands_first(
         pair.step(_all(*((24 + 3 * turn + i) % 48 for i in range(3))))
     table, ours = pair.ours.table(0), (0, 1, 2)
     turns: list[str] = []
-    asked, read = fetches._asked, Behind.read
+    asked, read = fetches.missing_ids, MissRead.read
 
     def cached() -> bool:
-        return bool((table.places.find(np.array(ours)) >= 0).any())
+        return bool((table.resident.find(np.array(ours)) >= 0).any())
 
     def chosen() -> set[int]:
-        going = leaving._next.chosen.going[: leaving._next.most[0]]
-        return set(table.places.ids_at(going[going >= 0].cpu().numpy()).tolist())
+        going = leaving.next.chosen.going[: leaving.next.most[0]]
+        return set(table.resident.ids_at(going[going >= 0].cpu().numpy()).tolist())
 
     def others(turn: int) -> TableKeys:
         return _all(*((3 * turn + i) % 45 + 3 for i in range(3)))
@@ -64,7 +63,7 @@ def test_a_row_that_was_chosen_to_leave_before_somebody_reads_it_lands_first(
                 pair.step(others(turn))
         return found
 
-    def was_read(behind: Behind) -> None:
+    def was_read(behind: MissRead) -> None:
         read(behind)
         if turns == ["listed", "chosen"]:
             turns.append("read")
@@ -74,8 +73,8 @@ def test_a_row_that_was_chosen_to_leave_before_somebody_reads_it_lands_first(
                     break
                 pair.step(others(turn))
 
-    monkeypatch.setattr(fetches, "_asked", listed)
-    monkeypatch.setattr(Behind, "read", was_read)
+    monkeypatch.setattr(fetches, "missing_ids", listed)
+    monkeypatch.setattr(MissRead, "read", was_read)
     assert not cached()
     keys = _all(*ours)
     found = pair.ours.lookup(_on(device, keys), missing="training")
@@ -97,7 +96,7 @@ def test_tables_that_were_used_by_themselves_have_one_time(device: torch.device)
     pair.ours.prefetch(_on(device, _all(*range(8))))
     for ids in born.split(4):
         table.apply_gradients(ids, torch.ones(4, 4, device=device))
-        assert len(table.places) <= 8
+        assert len(table.resident) <= 8
 
 
 @pytest.mark.parametrize("many", [1, 20])
@@ -125,8 +124,8 @@ def test_counts_below_one_are_one_wherever_a_brought_row_lies(device: torch.devi
     for _ in range(3):
         pair.step(keys)
     found = pair.ours.lookup(_on(device, keys), missing="training")
-    where = next(iter(found.epoch.values()))
-    assert where.brought
+    where = next(iter(found.epoch.found.values()))
+    assert where.came
     assert bool((where.slots < 0).any())
     grads, zeros = torch.ones(4 * many), torch.zeros(many, dtype=torch.int64)
     pair.ours.apply_gradients(found, grads.to(device), counts=zeros.to(device), ts=500)
@@ -137,20 +136,22 @@ def test_counts_below_one_are_one_wherever_a_brought_row_lies(device: torch.devi
 def test_of_too_many_batches_the_next_ones_are_kept(
     device: torch.device, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(reads_ahead, "_MOST_BATCHES", 2)
+    monkeypatch.setattr(cache_prefetcher, "_MOST_BATCHES", 2)
     pair = Pair("CACHING", device, 3, [config(name) for name in NAMES])
-    fetches: Any = pair.groups[0]._fetches
+    fetches: Any = pair.groups[0].miss_handler
     batches = [_on(device, _all(9 * n, 9 * n + 1)) for n in range(7)]
     for keys in batches[:4]:
         pair.ours.prefetch(keys)
-    waiting = [one.whole.data_ptr() for one in fetches.ahead._batches]
+    waiting = [one.whole.data_ptr() for one in fetches.prefetcher.batches]
     assert waiting == [keys.ids.data_ptr() for keys in batches[:2]]
     pair.ours.lookup(batches[0], missing="training")
     for keys in batches[4:]:  # one takes the place of the first; then nobody looks any up
         pair.ours.prefetch(keys)
-    assert len(fetches.ahead) == 2
+    assert len(fetches.prefetcher) == 2
     pair.ours.prefetch(batches[0])
-    assert [one.whole.data_ptr() for one in fetches.ahead._batches] == [batches[0].ids.data_ptr()]
+    assert [one.whole.data_ptr() for one in fetches.prefetcher.batches] == [
+        batches[0].ids.data_ptr()
+    ]
 
 
 def test_a_lookup_waits_for_its_list_after_all_is_launched(
@@ -158,7 +159,7 @@ def test_a_lookup_waits_for_its_list_after_all_is_launched(
 ) -> None:
     """The device reads rows, and is asked for the next batch, while the host gets the list."""
     pair = Pair("CACHING", device, 3, [config(name) for name in NAMES])
-    fetches: Any = pair.groups[0]._fetches
+    fetches: Any = pair.groups[0].miss_handler
     done: list[str] = []
 
     def note(owner: Any, name: str) -> None:
@@ -172,35 +173,35 @@ def test_a_lookup_waits_for_its_list_after_all_is_launched(
 
     pair.step(_keys(1, 2, 3))
     for owner, name in (
-        *((fetches._group, name) for name in ("find_and_list", "read")),
-        *((fetches.ahead, "ask"), (fetches, "bring"), (Told, "_wait")),
+        *((fetches.device_group, name) for name in ("find_and_list", "read")),
+        *((fetches.prefetcher, "ask"), (fetches, "fetch"), (HostReadback, "wait")),
     ):
         note(owner, name)
     pair.ours.prefetch(_on(device, _keys(2, 3)))
     pair.ours.lookup(_on(device, _keys(1, 2, 3)), missing="training")
-    assert done[:5] == ["find_and_list", "read", "ask", "_wait", "bring"]
-    assert len(fetches.ahead) == 1
-    assert next(iter(fetches.ahead._batches)).asked is not None
+    assert done[:5] == ["find_and_list", "read", "ask", "wait", "fetch"]
+    assert len(fetches.prefetcher) == 1
+    assert next(iter(fetches.prefetcher.batches)).request is not None
 
 
 def test_a_batch_that_two_threads_look_up_is_taken_by_one(device: torch.device) -> None:
     pair = Pair("CACHING", device, 3, [config(name) for name in NAMES])
-    fetches: Any = pair.groups[0]._fetches
+    fetches: Any = pair.groups[0].miss_handler
     first, second = (_on(device, _keys(*ids)) for ids in ((1, 2), (3, 4)))
     pair.ours.prefetch(first)
     pair.ours.prefetch(second)
-    assert fetches.ahead._popped(second.ids) is not None
-    assert fetches.ahead._popped(second.ids) is None
-    assert len(fetches.ahead) == 0
-    assert fetches.ahead.take(first.ids) is None
+    assert fetches.prefetcher.pop(second.ids) is not None
+    assert fetches.prefetcher.pop(second.ids) is None
+    assert len(fetches.prefetcher) == 0
+    assert fetches.prefetcher.take(first.ids) is None
 
 
 def test_a_list_takes_no_more_memory_than_the_keys(device: torch.device) -> None:
     pair = Pair("CACHING", device, 3, [config(name) for name in NAMES])
-    fetches: Any = pair.groups[0]._fetches
-    fetches._room.lacked([1 << 20])  # what one table lacked of an earlier call
+    fetches: Any = pair.groups[0].miss_handler
+    fetches.list_room.lacked([1 << 20])  # what one table lacked of an earlier call
     keys = _on(device, _keys(*range(900)))
-    listing = fetches.list_absent(keys, torch.full_like(keys.ids, -1), 0).listing
+    listing = fetches.residency(keys, torch.full_like(keys.ids, -1), 0).listing
     assert len(listing.at) <= len(keys.ids)
     assert int(listing.words[0]) == 900
 
@@ -235,7 +236,7 @@ def test_a_batch_that_cannot_be_asked_for_fails_no_other(
         def broken(*_: object) -> None:
             raise MemoryError("no room for a list")
 
-        patch.setattr(pair.groups[0]._group, "absent", broken)
+        patch.setattr(pair.groups[0].device_group, "absent", broken)
         pair.step(_keys(4, 5))
         pair.step(_keys(1, 2, 3))
     with pytest.raises(MemoryError, match="no room for a list"):
@@ -249,8 +250,8 @@ def test_a_batch_is_asked_for_once_whoever_looks_up(
 ) -> None:
     pair = Pair("CACHING", device, 3, [config(name) for name in NAMES])
     pair.step(_keys(1, 2, 3))
-    ahead: Any = pair.groups[0]._fetches.ahead  # pyright: ignore[reportOptionalMemberAccess]
-    group, asked = pair.groups[0]._group, []
+    ahead: Any = pair.groups[0].miss_handler.prefetcher  # pyright: ignore[reportOptionalMemberAccess]
+    group, asked = pair.groups[0].device_group, []
     real, batches = group.absent, [_on(device, _keys(n)) for n in (1, 2, 7)]
 
     def slow(*call: Any) -> Any:

@@ -14,7 +14,7 @@ from hedgerow.core.errors import CacheTooSmallError, InputError, StateError
 from hedgerow.kernels import put_rows
 from hedgerow.tables.store import TableKeys
 
-from .test_together import NAMES, Pair, config
+from .test_group import NAMES, Pair, config
 
 
 def _pair(device: torch.device, **more: Any) -> Pair:
@@ -45,7 +45,7 @@ def _prefetch(table: Any, *ids: int) -> Callable[[], None]:
 
     def bring() -> None:
         batch = table.prefetch(torch.tensor(ids, device=table.device))
-        batch._done.wait(0.3)
+        batch.wait(0.3)
 
     return bring
 
@@ -56,7 +56,7 @@ def test_slots_that_a_prefetch_made_old_are_not_stepped(
     pair = _pair(device)
     for ids in (range(8), range(8), range(20, 28), range(8)):
         pair.step(_keys(*ids))
-    group = pair.groups[0]._group
+    group = pair.groups[0].device_group
     _after_once(monkeypatch, group, "find", _prefetch(pair.ours.table(0), *range(20, 28)))
     keys, grads = _keys(0, 1, 2), torch.ones(12)
     there = TableKeys(keys.ids.to(device), keys.splits)
@@ -72,12 +72,12 @@ def test_a_row_that_comes_back_during_a_lookup_is_read_as_it_is(
     table = pair.ours.table(0)
     pair.step(_keys(*range(16)))
     pair.step(_keys(*range(16)))
-    monkeypatch.setattr(table._back, "_start", lambda: None)  # they stay on their way
+    monkeypatch.setattr(table.moves.write_back, "start", lambda: None)  # they stay on their way
     ids = [3, 5]
-    with table._writing, table._moves.alone():
-        table._drop(table.places.find(np.array(ids)))
-    assert bool(table._back._rows.contains(torch.tensor(ids)).all())
-    group = pair.groups[0]._group
+    with table.pair.write_lock, table.pair.move_lock.alone():
+        table.moves.drop(table.resident.find(np.array(ids)))
+    assert bool(table.moves.write_back.queued.contains(torch.tensor(ids)).all())
+    group = pair.groups[0].device_group
     _after_once(monkeypatch, group, "lookup", _prefetch(table, *ids))
     keys = _keys(*ids)
     found = pair.ours.lookup(TableKeys(keys.ids.to(device), keys.splits))
@@ -125,7 +125,7 @@ def test_ids_get_no_place_without_their_row(
         patch.setattr(put_rows, "put_rows", broken)
         with pytest.raises(error):
             pair.ours.lookup(_on(device, _keys(1, 4, 5)), missing="training")
-    assert len(pair.ours.table(0).places) == 3
+    assert len(pair.ours.table(0).resident) == 3
     pair.compare()
     pair.step(_keys(1, 4, 5))
     pair.compare()
@@ -157,11 +157,11 @@ def test_a_clear_that_is_refused_loses_no_row_on_its_way(device: torch.device) -
     table = pair.ours.table(0)
     for ids in (range(8), range(8)):
         pair.step(_keys(*ids))
-    with table.snapshot(), table._back.still():
+    with table.snapshot(), table.moves.write_back.still():
         pair.step(_keys(*range(8)))
-        with table._writing, table._moves.alone():
-            table._drop(table.places.find(np.array([0, 1])))
-        assert table._back._rows.size() == 2
+        with table.pair.write_lock, table.pair.move_lock.alone():
+            table.moves.drop(table.resident.find(np.array([0, 1])))
+        assert table.moves.write_back.queued.size() == 2
         with pytest.raises(StateError, match="nothing was removed"):
             table.clear()
     pair.compare()
@@ -172,7 +172,7 @@ def test_rows_that_come_are_counted_once(device: torch.device) -> None:
     pair.step(_keys(5, 5, 5, 6))
     pair.step(_keys(5, 5, 5, 6, 7))
     assert pair.stat("fetches") == 2
-    assert len(pair.ours.table(0).places) == 2
+    assert len(pair.ours.table(0).resident) == 2
 
 
 def test_rows_do_not_leave_for_ids_without_a_row(device: torch.device) -> None:
@@ -216,7 +216,7 @@ def test_a_lookup_for_training_is_refused_as_its_step_is(device: torch.device) -
 
 
 def test_a_graph_has_its_own_cuts(device: torch.device, monkeypatch: pytest.MonkeyPatch) -> None:
-    group, keys = _pair(device).groups[0]._group, _on(device, _keys(1, 2))
+    group, keys = _pair(device).groups[0].device_group, _on(device, _keys(1, 2))
     kept = group._cuts(keys)
     assert group._cuts(keys) is kept
     if device.type == "cpu":
@@ -237,18 +237,20 @@ def test_a_row_that_sets_out_while_a_fetch_begins_does_not_come_back_old(
     for _ in range(3):
         pair.step(_keys(0, 1, 2))
     table, group, left = pair.ours.table(0), pair.groups[0], []
-    monkeypatch.setattr(table._back, "_start", lambda: None)  # nobody writes rows back meanwhile
+    monkeypatch.setattr(
+        table.moves.write_back, "start", lambda: None
+    )  # nobody writes rows back meanwhile
 
     def leave() -> None:
         left.append(1)
-        with table._writing, table._moves.alone():
-            table._drop(table.places.find(np.array([0])))
+        with table.pair.write_lock, table.pair.move_lock.alone():
+            table.moves.drop(table.resident.find(np.array([0])))
 
     keys = _on(device, _keys(0))
-    fetches: Any = group._fetches
-    missed = fetches.list_absent(keys, torch.full_like(keys.ids, -1), 0)
-    _after_once(monkeypatch, table._notes, "begin", leave)
-    fetches.bring(keys, missed, lambda found: group._now_found(keys, found))
+    fetches: Any = group.miss_handler
+    missed = fetches.residency(keys, torch.full_like(keys.ids, -1), 0)
+    _after_once(monkeypatch, table.moves.log, "begin", leave)
+    fetches.fetch(keys, missed, group.now_resident)
     assert left
     pair.step(_keys(0))
     monkeypatch.undo()

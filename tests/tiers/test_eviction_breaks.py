@@ -1,4 +1,4 @@
-"""Departures that break off, and batches to come that are read late: nothing old comes back."""
+"""Evictions that break off, and prefetched batches that are read late: no old row comes back."""
 
 from __future__ import annotations
 
@@ -8,27 +8,27 @@ import pytest
 import torch
 
 from hedgerow.kernels.leave import NEVER
-from hedgerow.tiers import departures
+from hedgerow.tiers import eviction
 
-from .test_departures import _all, _on, _pair
-from .test_together import NAMES, Pair, config
-from .test_together_beside import _keys
+from .test_eviction import _all, _on, _pair
+from .test_group import NAMES, Pair, config
+from .test_group_beside_threads import _keys
 
 
 @pytest.fixture(name="pair")
 def pair_of_stores(device: torch.device, monkeypatch: pytest.MonkeyPatch) -> Pair:
     """As in large caches, rows leave some steps after they were chosen; 48 rows, 24 places."""
-    monkeypatch.setattr(departures, "_SPARE", 6)
-    monkeypatch.setattr(departures, "MOST_SPARE", 6)
+    monkeypatch.setattr(eviction, "_SPARE", 6)
+    monkeypatch.setattr(eviction, "MOST_SPARE", 6)
     pair = _pair(device)
     for first in range(0, 48, 12):
         pair.step(_all(*range(first, first + 12)))
     return pair
 
 
-def _departures(pair: Pair) -> Any:
-    fetches: Any = pair.groups[0]._fetches
-    return fetches._departures
+def _evictions(pair: Pair) -> Any:
+    fetches: Any = pair.groups[0].miss_handler
+    return fetches.evictions
 
 
 def _steps(pair: Pair, first: int, last: int) -> None:
@@ -56,7 +56,7 @@ def test_rows_that_set_out_before_a_break_land_before_others(
     pair: Pair, monkeypatch: pytest.MonkeyPatch, where: str, after: bool
 ) -> None:
     _steps(pair, 0, 6)
-    owner: Any = pair.groups[0]._group if where == "clean" else pair.ours.table(0).places
+    owner: Any = pair.groups[0].device_group if where == "clean" else pair.ours.table(0).resident
     with monkeypatch.context() as patch:
         real = getattr(owner, where)
 
@@ -84,7 +84,7 @@ def test_a_batch_to_come_that_is_read_late_has_no_old_rows(pair: Pair) -> None:
             some = torch.arange(3, device=table.device)
             table.assign(some, torch.full((3, 4), 0.5, device=table.device), ts=900)
     _lookups(pair, 1, 7)
-    assert _departures(pair)._next is not None
+    assert _evictions(pair).next is not None
     found = pair.ours.lookup(later, missing="training")
     assert torch.equal(found.rows.cpu(), pair.model.lookup(keys, missing="training").rows)
     pair.compare()
@@ -98,47 +98,47 @@ def _lookups(pair: Pair, first: int, last: int) -> None:
 
 def test_departures_that_are_over_are_not_kept(pair: Pair) -> None:
     _steps(pair, 0, 14)
-    assert max(len(table._back._leaving) for table in pair.ours.tables) <= 2
+    assert max(len(table.moves.write_back.pending) for table in pair.ours.tables) <= 2
     pair.compare()
 
 
 def test_rows_that_go_while_the_device_counts_are_not_counted(pair: Pair) -> None:
     _steps(pair, 0, 2)
     table = pair.ours.table(0)
-    table.places.begin_count()
-    rows = len(table.places)
+    table.resident.begin_count()
+    rows = len(table.resident)
     table.erase(torch.arange(4, device=table.device))
-    table.places.end_count(rows)
-    assert len(table.places) == rows - 4
+    table.resident.end_count(rows)
+    assert len(table.resident) == rows - 4
 
 
 def test_rows_that_came_before_a_break_are_counted(
     pair: Pair, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     _steps(pair, 0, 7)
-    assert _departures(pair)._counting is not None
+    assert _evictions(pair).counting is not None
     with monkeypatch.context() as patch:
-        real = pair.groups[0]._group.put
+        real = pair.groups[0].device_group.put
 
         def broken(*args: Any) -> None:
             real(*args)
             raise KeyboardInterrupt
 
-        patch.setattr(pair.groups[0]._group, "put", broken)
+        patch.setattr(pair.groups[0].device_group, "put", broken)
         _broken_step(pair, 7)
-    _departures(pair)._learn(wait=True)
+    _evictions(pair).learn_counts(wait=True)
     for table in pair.ours.tables:
-        assert table.places._ids >= len(table.places.at())
+        assert table.resident.at_most >= len(table.resident.at())
     pair.compare()
 
 
 def _cached(table: Any) -> tuple[int, int]:
     """Rows in the cache, and how many of them would never leave."""
     taken = table.fast.arrays.taken()
-    return table.fast.size(), int((taken & (table.places.used[: len(taken)] == NEVER)).sum())
+    return table.fast.size(), int((taken & (table.resident.used[: len(taken)] == NEVER)).sum())
 
 
-@pytest.mark.parametrize("what", ["came", "move_out"])
+@pytest.mark.parametrize("what", ["added", "move_out"])
 def test_rows_that_stayed_when_something_broke_off_count_and_leave(
     device: torch.device, monkeypatch: pytest.MonkeyPatch, what: str
 ) -> None:
@@ -151,7 +151,7 @@ def test_rows_that_stayed_when_something_broke_off_count_and_leave(
     def broken(*_: object) -> None:
         raise MemoryError
 
-    owner = table.places if what == "came" else table.fast
+    owner = table.resident if what == "added" else table.fast
     with monkeypatch.context() as patch:
         patch.setattr(owner, what, broken)
         for first in range(100, 148, 8):
@@ -161,7 +161,7 @@ def test_rows_that_stayed_when_something_broke_off_count_and_leave(
     for turn in range(30):
         first = 8 * turn % 96
         pair.step(_keys(*range(first, first + 8)))
-        assert table.places._ids >= table.fast.size()
+        assert table.resident.at_most >= table.fast.size()
     assert _cached(table)[0] <= 24
     assert _cached(table)[1] == 0
     pair.compare()

@@ -14,8 +14,7 @@ from hedgerow.core.errors import CacheTooSmallError, NotFiniteError
 from hedgerow.tables.admission import Count
 from hedgerow.tables.multi.host_tables import HostTables
 from hedgerow.tables.store import TableKeys
-from hedgerow.tiers.build import Tiers, tier_table
-from hedgerow.tiers.device_build import device_tier_tables
+from hedgerow.tiers.build import Tiers, device_tier_tables, tier_table
 from hedgerow.tiers.tier_tables import TierTables
 
 from ..support import everything
@@ -79,12 +78,12 @@ class Pair:
 def test_steps_give_the_numbers_of_plain_tables(
     mode: str, seed: int, device: torch.device, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("hedgerow.tiers.promotions.MOVE_STEPS", 2)
+    monkeypatch.setattr("hedgerow.tiers.hybrid.MOVE_STEPS", 2)
     pair = Pair(mode, device, seed, [config(name) for name in NAMES])
     assert len(pair.groups) == 1
-    assert pair.groups[0].can()
+    assert pair.groups[0].can_step()
     pair.run(20)
-    assert pair.groups[0].can()
+    assert pair.groups[0].can_step()
     assert pair.stat("fast_hits") > 0
     assert pair.stat("fetches" if mode == "CACHING" else "promotions") > 0
 
@@ -100,7 +99,7 @@ def test_rows_that_leave_a_cache_are_written_back(device: torch.device) -> None:
     pair.run(16)
     assert pair.stat("cache_evictions") > 0
     for table in pair.ours.tables:
-        assert len(table.places) <= 9
+        assert len(table.resident) <= 9
         table.flush()
         assert table.stats()["dirty_rows"] == 0
     for k, table in enumerate(pair.ours.tables):
@@ -125,11 +124,11 @@ def test_tables_that_are_watched_or_differ_go_one_by_one(device: torch.device) -
     assert [group.names for group in pair.groups] == [("a", "c"), ("b",)]
     pair.run(3)
     touched = pair.ours.table(0).touched("me")
-    assert [group.can() for group in pair.groups] == [False, True]
+    assert [group.can_step() for group in pair.groups] == [False, True]
     pair.run(3)
     assert touched.take().ids.numel() > 0
     touched.close()
-    assert pair.groups[0].can()
+    assert pair.groups[0].can_step()
     pair.run(2, rates=[0.1, 0.2, 0.3])  # the rates of a group differ
     pair.run(2, per_occurrence=True)
 
@@ -203,9 +202,9 @@ def test_a_batch_that_nobody_looks_up_is_forgotten(device: torch.device) -> None
     batches = [pair.keys() for _ in range(12)]
     for keys in batches:
         pair.ours.prefetch(TableKeys(keys.ids.to(device), keys.splits))
-    fetches: Any = pair.groups[0]._fetches
-    ahead = fetches.ahead
+    fetches: Any = pair.groups[0].miss_handler
+    ahead = fetches.prefetcher
     ahead.go_on()
     assert 0 < len(ahead) < len(batches)
-    assert max(len(table._notes) for table in pair.ours.tables) <= len(ahead)
+    assert max(len(table.moves.log) for table in pair.ours.tables) <= len(ahead)
     pair.run(3)

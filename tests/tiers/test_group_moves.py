@@ -10,11 +10,10 @@ import numpy as np
 import pytest
 import torch
 
-from hedgerow.tiers import device_cache_places
-from hedgerow.tiers import notes as notes_file
-from hedgerow.tiers.reads_behind import Behind
+from hedgerow.tiers import device_residency, write_back
+from hedgerow.tiers.misses import MissRead
 
-from .test_together_beside import _after_once, _keys, _on, _pair
+from .test_group_beside_threads import _after_once, _keys, _on, _pair
 
 
 def test_a_row_that_came_by_another_hand_is_read(
@@ -30,7 +29,7 @@ def test_a_row_that_came_by_another_hand_is_read(
         batches.append(table.prefetch(torch.tensor([0, 1], device=device)))
         batches[0].wait()
 
-    _after_once(monkeypatch, Behind, "read", bring)
+    _after_once(monkeypatch, MissRead, "read", bring)
     found = pair.ours.lookup(_on(device, keys), missing="training")
     assert batches
     assert torch.equal(found.rows.cpu(), pair.model.lookup(keys, missing="training").rows)
@@ -39,8 +38,8 @@ def test_a_row_that_came_by_another_hand_is_read(
 def test_a_large_cache_is_asked_for_more_rows_than_it_has_slots(
     device: torch.device, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(device_cache_places, "_MANY_SLOTS", 8)
-    monkeypatch.setattr(device_cache_places, "_SAMPLE", 8)
+    monkeypatch.setattr(device_residency, "_MANY_SLOTS", 8)
+    monkeypatch.setattr(device_residency, "_SAMPLE", 8)
     pair = _pair(device)
     for first in (0, 0, 60, 60):
         pair.step(_keys(*range(first, first + 60)))
@@ -50,15 +49,15 @@ def test_a_large_cache_is_asked_for_more_rows_than_it_has_slots(
 
 def test_notes_that_begin_while_others_end_are_kept(device: torch.device) -> None:
     table, missed = _pair(device).ours.table(0), []
-    book = table._notes
+    book = table.moves.log
     kept = [book.begin() for _ in range(100)]
 
     def note() -> None:
         for _ in range(1000):
-            with table._writing:
+            with table.pair.write_lock:
                 notes = book.begin()
-            with table._writing:
-                table._log(np.array([7]))
+            with table.pair.write_lock:
+                table.moves.log_written(np.array([7]))
             missed.extend([1] if not notes.log else [])
             book.end(notes)
 
@@ -79,15 +78,15 @@ def test_notes_that_begin_while_others_end_are_kept(device: torch.device) -> Non
 def test_notes_that_nobody_ends_do_not_grow_for_ever(
     device: torch.device, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(notes_file, "_NOTED_ROWS", 9)
+    monkeypatch.setattr(write_back, "_LOGGED_ROWS", 9)
     pair = _pair(device)
     pair.step(_keys(1, 2, 3))
     later = _keys(1, 2, 40)
     there = _on(device, later)
     pair.ours.prefetch(there)
-    pair.groups[0]._fetches.ahead.go_on()
+    pair.groups[0].miss_handler.prefetcher.go_on()
     table = pair.ours.table(0)
-    (notes,) = table._notes._open
+    (notes,) = table.moves.log.readers
     for turn in range(8):
         table.assign(torch.arange(2, device=device), torch.full((2, 4), 1.0 * turn, device=device))
         pair.model.table(0).assign(torch.arange(2), torch.full((2, 4), 1.0 * turn))
@@ -105,7 +104,7 @@ def test_a_row_that_was_changed_and_leaves_for_its_batch_does_not_come_back_old(
     later = _keys(0, *range(2, 9))
     there = _on(device, later)
     pair.ours.prefetch(there)
-    pair.groups[0]._fetches.ahead.go_on()
+    pair.groups[0].miss_handler.prefetcher.go_on()
     pair.step(_keys(0))  # it comes and is changed, and is the longest unused then
     pair.step(_keys(*range(11, 18)))
     found = pair.ours.lookup(there, missing="training")
@@ -116,10 +115,10 @@ def test_a_row_that_was_changed_and_leaves_for_its_batch_does_not_come_back_old(
 def test_a_prefetch_leaves_the_kept_cuts_alone(device: torch.device) -> None:
     pair = _pair(device)
     pair.step(_keys(1, 2))
-    group = pair.groups[0]._group
+    group = pair.groups[0].device_group
     kept = group._last
     pair.ours.prefetch(_on(device, _keys(1, 2, 3)))
-    pair.groups[0]._fetches.ahead.ask()  # on another stream than steps
+    pair.groups[0].miss_handler.prefetcher.ask()  # on another stream than steps
     assert group._last is kept
 
 
@@ -127,7 +126,7 @@ def test_an_empty_batch_makes_nobody_forget_another(device: torch.device) -> Non
     pair = _pair(device)
     for _ in range(2):
         pair.step(_keys(1, 2, 3))
-    ahead, later = pair.groups[0]._fetches.ahead, _on(device, _keys(1, 4))
+    ahead, later = pair.groups[0].miss_handler.prefetcher, _on(device, _keys(1, 4))
     pair.ours.prefetch(_on(device, _keys()))
     assert len(ahead) == 0
     pair.ours.prefetch(later)
@@ -140,7 +139,7 @@ def test_a_batch_that_cannot_be_read_fails_no_step(
 ) -> None:
     pair = _pair(device)
     pair.step(_keys(1, 2, 3))
-    ahead, later = pair.groups[0]._fetches.ahead, _keys(1, 2)
+    ahead, later = pair.groups[0].miss_handler.prefetcher, _keys(1, 2)
     there = _on(device, later)
     pair.ours.prefetch(there)
     with monkeypatch.context() as patch:
@@ -152,7 +151,7 @@ def test_a_batch_that_cannot_be_read_fails_no_step(
         pair.step(_keys(4, 5))
         with pytest.raises(MemoryError):
             pair.ours.lookup(there, missing="training")
-    assert not any(len(table._notes) for table in pair.ours.tables)
+    assert not any(len(table.moves.log) for table in pair.ours.tables)
     assert len(ahead) == 0
     found = pair.ours.lookup(there, missing="training")
     assert torch.equal(found.rows.cpu(), pair.model.lookup(later, missing="training").rows)

@@ -4,19 +4,19 @@ from __future__ import annotations
 
 import numpy as np
 
-from hedgerow.tiers.notes import Notebook
+from hedgerow.tiers.write_back import WriteLog
 
 IDS = np.arange(6)
 
 
-def _kept(book: Notebook, notes: object, cache: object) -> list[bool]:
+def _kept(book: WriteLog, notes: object, cache: object) -> list[bool]:
     which = np.array([True] * 5 + [False])
     book.keep_unchanged(notes, cache, IDS, which)  # pyright: ignore[reportArgumentType]
     return which.tolist()
 
 
 def test_each_cache_has_its_own_ids_and_each_reader_those_since_it_began() -> None:
-    book, one, other = Notebook(), object(), object()
+    book, one, other = WriteLog(), object(), object()
     first = book.begin(7)
     assert not book.is_written(first)
     book.write(one, np.array([1]))
@@ -37,7 +37,7 @@ def test_each_cache_has_its_own_ids_and_each_reader_those_since_it_began() -> No
 
 
 def test_nobody_gets_rows_that_were_read_before_all_were_replaced() -> None:
-    book, cache = Notebook(), object()
+    book, cache = WriteLog(), object()
     notes = book.begin()
     book.replaced()
     later = book.begin()

@@ -1,0 +1,286 @@
+"""Which keys of a call miss on the device, and reading their rows in host memory."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from itertools import accumulate, pairwise
+from typing import TYPE_CHECKING
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from ..core.ids import distinct_ids
+from ..core.shapes import Bool, Int64
+from ..kernels.coming import Coming
+from ..tables.copies import host_room, to_device, to_host
+from ..tables.host import read_several
+from ..tables.store import TableKeys
+from .residency_map import Ids
+
+if TYPE_CHECKING:
+    from ..kernels.absent import Listing
+    from .caching import CachingTable
+
+_WORD = 8  # bytes
+_LEAST = 256  # keys of a table that a list has room for at least
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Misses:
+    """The keys of a call that are not on the device, table after table."""
+
+    ids: Int64[Tensor, "m"]
+    splits: tuple[int, ...]
+    on_device: Int64[Tensor, "m"]  # the same ids
+    at: Int64[Tensor, "m"]  # their positions in the call, on the device
+
+    @staticmethod
+    def of(keys: TableKeys, slots: Int64[Tensor, "n"]) -> Misses:
+        """The keys whose slot is -1; waits for the device."""
+        at = (slots < 0).nonzero()[:, 0]
+        on_device = keys.ids[at]
+        ids, where = to_host(on_device, at)
+        cuts = np.searchsorted(where.numpy(), np.array(keys.splits))
+        return Misses(ids, tuple(cuts.tolist()), on_device, at)
+
+    def shares(self) -> Iterator[tuple[int, slice]]:
+        """The number of each table that has misses, and which of them are its."""
+        for k, (start, stop) in enumerate(pairwise(self.splits)):
+            if start < stop:
+                yield k, slice(start, stop)
+
+    def counts(self, which: Bool[Tensor, "m"]) -> list[int]:
+        """How many of each table's misses are in a mask in host memory."""
+        flags = which.numpy()
+        return [int(np.count_nonzero(flags[a:b])) for a, b in pairwise(self.splits)]
+
+
+class HostReadback:
+    """Numbers on their way from the device to the host. To read them waits until they are there.
+
+    The first numbers are counts, as many as `counts` says, or all are. They are copied to `here` if
+    given.
+    """
+
+    def __init__(
+        self,
+        there: Int64[Tensor, "n"],
+        counts: int | None = None,
+        here: Int64[Tensor, "n"] | None = None,
+    ) -> None:
+        device = there.device
+        self._here = host_room(tuple(there.shape), there.dtype, device) if here is None else here
+        self._here.copy_(there, non_blocking=True)
+        self._counts = there.shape[0] if counts is None else counts
+        self._event: torch.Event | torch.cuda.Event | None = None
+        if device.type == "cuda":
+            self._event = torch.cuda.Event()
+            self._event.record(torch.cuda.current_stream(device))
+
+    @cached_property
+    def counts(self) -> list[int]:
+        """The counts."""
+        self.wait()
+        counts = self._here.numpy()[: self._counts].tolist()
+        if self._counts == self._here.shape[0]:  # no more to read: `here` may be part of a block
+            self._here = torch.empty(0, dtype=torch.int64)
+        return counts
+
+    def others(self) -> np.ndarray:
+        """The numbers behind the counts."""
+        self.wait()
+        return self._here.numpy()[self._counts :]
+
+    def is_there(self) -> bool:
+        """Whether a read would not wait."""
+        return self._event is None or self._event.query()
+
+    def wait(self) -> None:
+        """Waits until the numbers are there."""
+        if self._event is not None:
+            self._event.synchronize()
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Residency:
+    """Where the keys of a call are: slots within each table, -1 = not on the device."""
+
+    slots: Int64[Tensor, "n"]
+    epoch: tuple[object, ...]  # of the tables' rows: with another epoch, rows have moved
+    readback: HostReadback  # the number of misses; for caches by table, with a list of them
+    since: int = 0  # for caches: the time of the newest use when the misses were not cached
+    tried: bool = False  # whether the misses were fetched already, as far as they could be
+    came: bool = False  # whether the rows of all misses came, except where buckets overflow
+    misses: Misses | None = None  # once they were needed
+    listing: Listing | None = None  # for caches
+
+    def miss_count(self) -> int:
+        """How many keys are not on the device; waits for it."""
+        return sum(self.readback.counts)
+
+    def misses_of(self, keys: TableKeys) -> Misses:
+        """The keys that are not on the device; waits for it the first time."""
+        return self.misses or Misses.of(keys, self.slots)
+
+
+class ListRoom:
+    """The room of a list of misses: for about twice the recent misses of a table; single-owner.
+
+    >>> import torch
+    >>> room, keys = ListRoom(2), TableKeys(torch.arange(10_000), (0, 5000, 10_000))
+    >>> room.lacked([1000, 7])
+    >>> [room.of(keys) for _ in range(4)]
+    [2000, 1000, 500, 256]
+    """
+
+    def __init__(self, tables: int) -> None:
+        self._tables, self.rows = tables, _LEAST
+
+    def of(self, keys: TableKeys) -> int:
+        """The room for each table. All together take no more memory than the keys of the call."""
+        room = min(self.rows, max(_LEAST, keys.splits[-1] // self._tables))
+        self.rows = max(_LEAST, self.rows // 2)
+        return room
+
+    def lacked(self, counts: Sequence[int]) -> None:
+        """So many misses of each table were to be listed. To list them again takes time."""
+        self.rows = max(self.rows, 2 * max(counts))
+
+
+def listed(ids: Ids, counts: Sequence[int], room: int) -> list[Ids]:
+    """The ids of each table in a list with `room` for each.
+
+    >>> [part.tolist() for part in listed(np.arange(6), [1, 5], 3)]
+    [[0], [3, 4, 5]]
+    """
+    return [ids[k * room : k * room + min(n, room)] for k, n in enumerate(counts)]
+
+
+class MissRead:
+    """A read of the rows of some keys of each table, from the slow stores, without a lock.
+
+    Writes behind the caches are logged from the moment this is made until it is closed. The keys
+    were not cached at the time `since`; 0 = that is not known.
+    """
+
+    def __init__(
+        self, caches: Sequence[CachingTable], asked: Sequence[Ids], since: int = 0
+    ) -> None:
+        self._caches, self._since = caches, since
+        self.device = caches[0].device
+        self.splits = (0, *accumulate(map(len, asked)))
+        layout = caches[0].layout
+        shape = (len(caches), self.splits[-1], layout.dim, layout.state_floats)
+        words = Coming.words_of(*shape)
+        memory = host_room((words + len(caches),), torch.int64, self.device)
+        self._here = Coming(memory, *shape)
+        self.room_for_counts: Int64[Tensor, "K"] = memory[words:]
+        whole, (ids, *_, found) = memory.numpy(), self._here.places
+        whole[: len(self.splits)] = self.splits
+        self.ids: Ids = whole[ids : ids + shape[1]]
+        np.concatenate(asked, out=self.ids)
+        # Which of the ids have a row that comes.
+        self.found: np.ndarray = whole[found:].view(np.bool_)[: shape[1]]
+        self.counts = [0] * len(caches)  # at most so many rows of each table come
+        self.have_rows = False  # whether all of the ids have a row that comes
+        self._there: Coming | None = None
+        self._arrived: torch.Event | torch.cuda.Event | None = None
+        self._left_out = False  # whether some rows were left out since the copy began
+        self._log = caches[0].moves.log
+        with caches[0].pair.write_lock:
+            self._reader = self._log.begin(since)
+
+    def close(self) -> None:
+        """Ends the log of writes. A second call does nothing."""
+        self._log.end(self._reader)
+
+    def shares(self) -> Iterator[tuple[int, slice]]:
+        """The number of each table with ids, and which of the ids are its."""
+        for k, (start, stop) in enumerate(pairwise(self.splits)):
+            if start < stop:
+                yield k, slice(start, stop)
+
+    def read(self) -> None:
+        """Reads the rows. Rows in flight to the slow stores land first."""
+        # A row can have come, been changed and been chosen for eviction since its key was not
+        # cached. If it was chosen before the log began, it lands without a log entry.
+        self._caches[0].moves.write_back.land(self._since)
+        if any(not table.moves.write_back.is_empty() for table in self._caches):
+            for k, share in self.shares():
+                # A row that is queued later is logged, so this reader does not use it.
+                self._caches[k].moves.write_back.settle(torch.from_numpy(self.ids[share]))
+        begin = self._here.words.data_ptr()
+        ids, times, rows, states, found = (begin + _WORD * at for at in self._here.places)
+        self.counts = read_several(
+            [table.slow for table in self._caches],
+            self.splits,
+            ids_at=ids,
+            found_at=found,
+            rows_at=rows,
+            states_at=states,
+            times_at=times,
+        )
+        self.have_rows = sum(self.counts) == len(self.ids)
+
+    def copy(self) -> None:
+        """Starts to copy the rows to the device, on the caller's stream; for later use.
+
+        A kernel that needs the rows now reads them in host memory. That takes half as long as a
+        copy of what the processor has just written.
+        """
+        self._there = replace(self._here, words=to_device(self._here.words, self.device))
+        if self.device.type == "cuda":
+            self._arrived = torch.cuda.current_stream(self.device).record_event()
+
+    def keep_unchanged(self) -> None:
+        """Leaves out rows that were written since; the caller holds the write lock."""
+        if not self._log.is_written(self._reader):
+            return
+        for k, share in self.shares():
+            cache = self._caches[k].moves
+            self._log.keep_unchanged(self._reader, cache, self.ids[share], self.found[share])
+            # Equal ids of some tables were counted once.
+            self.counts[k] = min(self.counts[k], int(np.count_nonzero(self.found[share])))
+        self._left_out, self.have_rows = True, bool(self.found.all())
+
+    def count_distinct(self, k: int) -> None:
+        """Counts equal ids of a table once."""
+        self.counts[k] = len(distinct_ids(self._ids_of(k)[self._found_of(k)]))
+
+    def keep(self, k: int, rows: int) -> None:
+        """Leaves out the rows of a table beyond the first so many distinct ids."""
+        ids, found = self._ids_of(k), self._found_of(k)
+        _, first, which = np.unique(ids, return_index=True, return_inverse=True)
+        coming = np.flatnonzero(found[first])
+        coming = coming[np.argsort(first[coming])][:rows]
+        kept = np.zeros(len(first), bool)
+        kept[coming] = True
+        found &= kept[which]
+        self._left_out, self.have_rows = True, False
+        self.counts[k] = len(coming)
+
+    def coming(self) -> Coming:
+        """The rows, for a kernel on the caller's stream.
+
+        torch does not know that a kernel reads those in host memory. Whoever starts such a kernel
+        has `room_for_counts` filled behind it. Until that is done the memory is not reused.
+        """
+        if self._there is None:
+            return self._here
+        if self._arrived is not None:
+            stream = torch.cuda.current_stream(self.device)
+            stream.wait_event(self._arrived)
+            self._there.words.record_stream(stream)  # it may be another stream
+        if self._left_out:
+            found = self._there.parts()[1]
+            found.copy_(self._here.parts()[1], non_blocking=True)
+        return self._there
+
+    def _ids_of(self, k: int) -> Ids:
+        return self.ids[self.splits[k] : self.splits[k + 1]]
+
+    def _found_of(self, k: int) -> np.ndarray:
+        return self.found[self.splits[k] : self.splits[k + 1]]

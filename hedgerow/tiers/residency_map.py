@@ -1,0 +1,223 @@
+"""Which rows are resident in a fast tier in host memory, and the states of a cached row."""
+
+from __future__ import annotations
+
+from enum import Enum
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from ..core.shapes import Int64
+from ..tables.config import Segment, TableConfig
+from ..tables.host import HostTable
+from ..tables.initializers import Zeros
+from ..tables.optimizers import Sgd
+
+if TYPE_CHECKING:
+    from .use_counts import UseCounts
+
+Ids = np.ndarray[Any, np.dtype[np.int64]]
+_HIGH = 1 << 20  # a float32 holds whole numbers up to 2**24: a slot is written as two numbers
+
+
+class RowState(Enum):
+    """The state of a row of a `CachingTable`: where its newest values are.
+
+    Every row is in the slow store. Its copy in the cache, if there is one, makes the difference:
+
+    | from    | event                                    | to      |
+    |---------|------------------------------------------|---------|
+    | ABSENT  | fetched (lookup for training, update,    | CLEAN   |
+    |         | prefetch)                                |         |
+    | CLEAN   | updated, assigned, restored              | DIRTY   |
+    | CLEAN   | evicted                                  | ABSENT  |
+    | DIRTY   | flushed                                  | CLEAN   |
+    | DIRTY   | evicted: put into the write-back queue   | LEAVING |
+    | LEAVING | written to the slow store                | ABSENT  |
+    | LEAVING | fetched: taken back from the queue       | DIRTY   |
+    | any     | erased, or removed by the table's rule   | no row  |
+
+    Caches that step together on a device evict in two stages. Dirty rows that were chosen become
+    CLEAN and are copied to the slow store while they stay resident; those that were not used or
+    changed since become ABSENT the next time. A reader of the slow store waits for such copies.
+
+    >>> RowState.of(resident=True, is_dirty=False, in_flight=False)
+    <RowState.CLEAN: 'clean'>
+    """
+
+    ABSENT = "absent"  # not cached; the slow store has the newest values
+    CLEAN = "clean"  # cached; the slow store has, or is about to have, the same values
+    DIRTY = "dirty"  # cached; the slow store has old values
+    LEAVING = "leaving"  # not cached; the write-back queue has the newest values
+
+    @staticmethod
+    def of(*, resident: bool, is_dirty: bool, in_flight: bool) -> RowState:
+        """The state that these facts make."""
+        if resident:
+            return RowState.DIRTY if is_dirty else RowState.CLEAN
+        return RowState.LEAVING if in_flight else RowState.ABSENT
+
+
+class ResidencyMap:
+    """A map from ids to slots of fixed size, in host memory.
+
+    Single-owner, but `find` may run beside itself. Of each resident row it knows whether the row is
+    dirty, how many pins it has, when it was last used, and the number of its stay: no other stay in
+    this slot has the same. `DeviceResidencyMap` and `DeviceCacheMap` know the same on a device.
+
+    >>> resident = ResidencyMap(2)
+    >>> resident.add(np.array([7, -1])).tolist(), len(resident)
+    ([0, 1], 2)
+    >>> resident.find(np.array([-1, 5])).tolist()
+    [1, -1]
+    """
+
+    def __init__(self, rows: int) -> None:
+        self.rows = rows
+        segment = Segment(2, Zeros(), Sgd())
+        # A small table is the map: it takes any id, without collisions, and works in C++.
+        self._map = HostTable(TableConfig("places", (segment,), initial_capacity=rows))
+        self._ids: Ids = np.zeros(rows, np.int64)
+        self._taken = np.zeros(rows, np.bool_)
+        self._dirty = np.zeros(rows, np.bool_)
+        self.pins = np.zeros(rows, np.int32)
+        self._used = np.zeros(rows, np.int64)
+        self._stay = np.zeros(rows, np.int64)
+        self._free = np.arange(rows)[::-1].copy()  # a stack: the last is taken next
+        self._frees = rows
+        self._stays = 0
+
+    def __len__(self) -> int:
+        return self.rows - self._frees
+
+    @property
+    def free(self) -> int:
+        """The number of free slots."""
+        return self._frees
+
+    # ---- which ids are resident
+
+    def find(self, ids: Ids) -> Ids:
+        """The slot of each id, -1 if it is not resident."""
+        rows = self._map.lookup(torch.from_numpy(np.ascontiguousarray(ids))).rows_of().numpy()
+        words = rows.astype(np.int64)
+        return words[:, 0] * _HIGH + words[:, 1] - 1
+
+    def at(self) -> Ids:
+        """All taken slots, in order."""
+        return self._taken.nonzero()[0]
+
+    def ids_at(self, at: Ids) -> Ids:
+        """The ids in taken slots."""
+        return self._ids[at]
+
+    def are_taken(self, at: Ids) -> np.ndarray:
+        """Which of these slots are taken."""
+        return self._taken[at]
+
+    def add(self, ids: Ids) -> Ids:
+        """Slots for ids that differ and are not resident. There must be as many free slots."""
+        assert len(ids) <= self._frees
+        n = len(ids)
+        before, taken = self._frees, torch.from_numpy(ids.copy())
+        at = self._free[before - n : before][::-1].copy()
+        words = np.stack(divmod(at + 1, _HIGH), axis=1).astype(np.float32)
+        self._stays += 1
+        self._ids[at], self._stay[at] = ids, self._stays
+        self._dirty[at], self.pins[at], self._used[at] = False, 0, 0
+        try:
+            self._map.assign(taken, torch.from_numpy(words))
+            self._taken[at], self._frees = True, before - n
+        except BaseException:  # no memory, or the user stops the program: no id was added
+            self._map.erase(taken)
+            self._taken[at], self._frees = False, before
+            raise
+        return at
+
+    def remove(self, at: Ids) -> None:
+        """Frees these slots."""
+        if not len(at):
+            return
+        try:
+            self._map.erase(torch.from_numpy(self._ids[at]))
+        except BaseException:  # it broke off: ids that are not found any more were removed
+            self._set_free(at[self.find(self._ids[at]) < 0])
+            raise
+        self._set_free(at)
+
+    def _set_free(self, at: Ids) -> None:
+        self._taken[at], self._dirty[at], self.pins[at] = False, False, 0
+        self._free[self._frees : self._frees + len(at)] = at
+        self._frees += len(at)
+
+    def clear(self) -> None:
+        """Frees all slots."""
+        self.remove(self.at())
+
+    # ---- what is known of resident rows
+
+    def mark_used(self, at: Ids, now: int) -> None:
+        """Rows were used at a time that is not before that of other uses."""
+        self._used[at] = now
+
+    def set_dirty(self, at: Ids, dirty: bool) -> None:
+        """Makes rows dirty or clean."""
+        self._dirty[at] = dirty
+
+    def ids_and_dirty(self, at: Ids) -> tuple[Int64[Tensor, "n"], Int64[Tensor, "m"]]:
+        """The ids in these slots, and those of them whose rows are dirty."""
+        ids = self.ids_at(at)
+        return torch.from_numpy(ids), torch.from_numpy(ids[self._dirty[at]])
+
+    def may_have_come(self, most: int) -> None:
+        """A move of so many rows broke off. Nothing to do: rows with a slot have come."""
+
+    def mend(self, at: Ids, now: int) -> None:
+        """A move broke off. Nothing to do: no call reads a row without a slot."""
+
+    def take_moved(self) -> tuple[int, int]:
+        """Rows that came and left on a device and have not been counted; none here."""
+        return 0, 0
+
+    def dirty(self) -> Ids:
+        """The slots of all dirty rows, in order."""
+        return (self._dirty & self._taken).nonzero()[0]
+
+    def pin(self, at: Ids) -> Ids:
+        """Rows stay until `unpin`. Returns the number of each row's stay."""
+        self.pins[at] += 1
+        return self._stay[at]
+
+    def unpin(self, at: Ids, stays: Ids) -> None:
+        """Ends one `pin` of rows, except of those that have left in between."""
+        same = (self._stay[at] == stays) & self._taken[at]
+        self.pins[at[same]] -= 1
+
+    def unpinned(self, stay: Ids) -> int:
+        """How many slots are neither pinned nor among those that `stay`."""
+        held = self.pins > 0
+        held[stay] = True
+        return self.rows - int(held.sum())
+
+    def coldest(self, n: int, stay: Ids, before: int) -> Ids:
+        """The n least recently used rows that are neither pinned nor among those that `stay`.
+
+        Fewer, if fewer were last used `before` this time.
+        """
+        may_leave = self._taken & (self.pins == 0) & (self._used < before)
+        may_leave[stay] = False
+        at = may_leave.nonzero()[0]
+        return at[np.argpartition(self._used[at], n - 1)[:n]] if n < len(at) else at
+
+    def least_used(self, uses: UseCounts, n: int) -> Ids:
+        """The n slots whose ids have the smallest counts, in any order; at most those taken."""
+        at = self.at()
+        found = uses.of(self._ids[at]).topk(min(n, len(at)), largest=False, sorted=False)
+        return at[found.indices.numpy()]
+
+    def nbytes(self) -> int:
+        """Host memory of the map and of what is known of each row."""
+        known = (self._ids, self._taken, self._dirty, self.pins, self._used, self._stay)
+        return self._map.memory().total_bytes + sum(x.nbytes for x in (*known, self._free))

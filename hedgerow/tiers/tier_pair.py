@@ -1,0 +1,483 @@
+"""The part that tables of two tiers share: two stores of one table, read and written as one."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any, Protocol
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from ..core import checks
+from ..core.counters import Counters
+from ..core.errors import ConfigError, DtypeError, InputError
+from ..core.shapes import Bool, Float32, Float64, Int8, Int64
+from ..tables import arguments
+from ..tables.config import TableConfig
+from ..tables.expiry import Ttl
+from ..tables.host import HostTable
+from ..tables.layout import RowLayout
+from ..tables.leave_order import one_call, uses_of
+from ..tables.schedules import Rate
+from ..tables.stats import MemoryUse
+from ..tables.store import Applied, Entries, Lookup, Missing, TableKeys
+from .locks import SharedLock, WriteLock
+from .residency_map import Ids, ResidencyMap
+
+if TYPE_CHECKING:  # they need Triton
+    from ..tables.device import DeviceTable
+    from .device_residency import DeviceResidencyMap
+
+_MAX_IDS = 2**31 - 1
+_BYTES = ("index_bytes", "row_bytes", "slack_bytes", "other_bytes", "output_bytes")
+_COUNTS = ("inserted", "refused", "dropped", "erased", "evicted", "clamped_ts")
+_HITS = ("fast_hits", "slow_hits", "absent")
+
+
+class TierPair:
+    """A `fast` store of at most `fast_rows` rows over a `slow` store of any size.
+
+    Both stores have the config of one table. The fast store has no admission rule, because rows are
+    born in the slow store. Keys, rows and gradients of calls are on the device of the fast store.
+
+    Owns two locks. A writer or a mover of rows holds `write_lock`. A mover also holds `move_lock`
+    alone while it moves rows; readers share `move_lock`. Any number of threads may read.
+    """
+
+    def __init__(
+        self,
+        fast: HostTable | DeviceTable,
+        slow: HostTable,
+        fast_rows: int,
+        resident: Callable[[HostTable | DeviceTable, int], Any],
+    ) -> None:
+        if not isinstance(slow, HostTable):
+            raise DtypeError(f"slow is a {type(slow).__name__}; it must be a HostTable.")
+        _check_configs(fast.config, slow.config)
+        self.fast, self.slow = fast, slow
+        self.config: TableConfig = slow.config
+        self.layout: RowLayout = slow.layout
+        room = checks.count("fast_rows", fast_rows, least=1)
+        _check_slots(fast, room)
+        fast.share_order(slow.order)  # ages of rows compare across both stores
+        self.resident: ResidencyMap | DeviceResidencyMap = resident(fast, room)
+        self.counters = Counters()
+        self.write_lock = WriteLock()
+        self.move_lock = SharedLock()
+        for store, name in ((fast, "fast"), (slow, "slow")):
+            if store.size():
+                raise ConfigError(
+                    f"the {name} store of table {slow.config.name!r} has {store.size()} rows "
+                    f"already; give empty stores, then load or restore."
+                )
+
+    def description(self, kind: str) -> str:
+        """The `repr` of the table that owns this pair."""
+        return (
+            f"{kind}({self.config.name!r}, {len(self.resident)} of "
+            f"{self.resident.rows} rows on {self.fast.device}, over {self.slow!r})"
+        )
+
+    @property
+    def device(self) -> torch.device:
+        """The device of keys and rows of calls."""
+        return self.fast.device
+
+    # ---- where ids are
+
+    def keys(self, keys: TableKeys | Tensor) -> TableKeys:
+        """The checked keys of a call."""
+        return arguments.keys_of_one_table(keys, _MAX_IDS, self.device, room=True).exact()
+
+    def split(self, ids: Int64[Tensor, "n"]) -> tuple[Ids, Tensor, Tensor]:
+        """The slot of each id, and the positions of the ids in the fast and in the slow tier."""
+        at = self.resident.find(ids.numpy())
+        return at, positions(at >= 0), positions(at < 0)
+
+    def with_resident_rows(self, entries: Entries) -> Entries:
+        """`entries` of the slow tier, with rows of the fast store where these are resident."""
+        at = self.resident.find(entries.ids.numpy())
+        return with_rows_of(entries, positions(at >= 0), self.fast)
+
+    # ---- what both stores know together
+
+    def uses(self, entries: Entries) -> Float64[Tensor, "n"]:
+        """The use counts of rows under an `Lfu` rule."""
+        return uses_of(self.slow.order, entries, self.config.name)
+
+    def max_ts(self) -> int:
+        """The largest `ts` that a write gave. Every write reports its time to the slow store."""
+        return self.slow.max_ts()
+
+    def reference_s(self, now_s: int | None) -> int | None:
+        """The time from which a `Ttl` rule counts ages, over both tiers; None for other rules.
+
+        One store alone may not have seen the newest time.
+        """
+        rule = self.config.evict
+        if now_s is not None or not isinstance(rule, Ttl):
+            return now_s
+        return self.max_ts() if rule.reference == "newest" else self.slow.clock.now_s()
+
+    def count_hits(self, fast: int, slow: int, all_ids: int) -> None:
+        """Counts the ids of a lookup by the tier that had them."""
+        for name, n in zip(_HITS, (fast, slow, all_ids - fast - slow), strict=True):
+            if n:
+                self.counters.add(name, n)
+
+    def memory(self, known_bytes: int) -> MemoryUse:
+        """Bytes of both tiers by purpose; `known_bytes` of bookkeeping count as index."""
+        fast, slow = self.fast.memory(), self.slow.memory()
+        return MemoryUse(
+            fast.index_bytes + slow.index_bytes + known_bytes,
+            fast.row_bytes + slow.row_bytes,
+            fast.slack_bytes + slow.slack_bytes,
+            fast.other_bytes + slow.other_bytes,
+        )
+
+    def stats(self, rows: int, known_bytes: int) -> dict[str, float]:
+        """The statistics of one table, summed over both tiers, then those of the fast tier."""
+        fast, slow = self.fast.stats(), self.slow.stats()
+        summed = {name: fast[name] + slow[name] for name in (*_BYTES, *_COUNTS)}
+        summed["index_bytes"] += known_bytes
+        return {
+            "rows": rows,
+            "uncompressed_bytes": rows * 4 * self.layout.dim,
+            **summed,
+            "load_factor": slow["load_factor"],
+            "longest_search": max(fast["longest_search"], slow["longest_search"]),
+            "fast_rows": len(self.resident),
+            "fast_capacity_rows": self.resident.rows,
+            **{name: slow[name] for name in ("file_bytes", "resident_bytes") if name in slow},
+            **self.counts(_HITS),
+        }
+
+    def counts(self, names: Sequence[str]) -> dict[str, float]:
+        """Counters by name."""
+        return {name: self.counters.read(name) for name in names}
+
+
+def share_locks(pairs: Sequence[TierPair]) -> None:
+    """Makes these pairs, which have not been used yet, take the locks and the order of the first.
+
+    A lock of one is then a lock of all, and ages of their rows compare.
+    """
+    for pair in pairs:
+        pair.write_lock, pair.move_lock = pairs[0].write_lock, pairs[0].move_lock
+        if pair.slow.order is not None and pairs[0].slow.order is not None:
+            for store in (pair.slow, pair.fast):
+                store.share_order(pairs[0].slow.order)
+
+
+class SlowTier(Protocol):
+    """How rows that are not resident are read and written."""
+
+    def read(
+        self,
+        ids: Int64[Tensor, "n"],
+        missing: Missing,
+        step: int | None,
+        out: Float32[Tensor, "n dim"] | None = None,
+    ) -> Float32[Tensor, "n dim"]:
+        """Rows as `lookup` gives them."""
+        ...
+
+    def entries(self, ids: Int64[Tensor, "n"]) -> Entries:
+        """Whole rows with their states and times."""
+        ...
+
+    def prepare_write(self, ids: Int64[Tensor, "n"]) -> None:
+        """Called before rows of `ids` are written in the slow store."""
+        ...
+
+    def mark_dirty(self, slots: Ids) -> None:
+        """Called before the resident rows at `slots` are written."""
+        ...
+
+
+class TierRows:
+    """Reads and writes the rows of a `TierPair`, each row in the tier that has it.
+
+    A write first checks the whole call for both stores, then writes to the slow store, then to the
+    fast store. A call that is refused changes nothing.
+    """
+
+    def __init__(self, pair: TierPair, behind: SlowTier) -> None:
+        self.pair, self.behind = pair, behind
+
+    # ---- reads
+
+    def lookup(
+        self,
+        keys: TableKeys,
+        missing: Missing,
+        step: int | None,
+        out: Float32[Tensor, "n dim"] | None,
+    ) -> Lookup:
+        """Rows of checked keys, into `out` if given. No row is inserted or moved."""
+        pair, dim, ids = self.pair, self.pair.layout.dim, keys.ids.cpu()
+        if out is None:
+            out = torch.empty(len(ids), dim, dtype=torch.float32, device=pair.device)
+        else:
+            out = arguments.output(out, len(ids), dim, pair.device)
+        with pair.move_lock.shared:
+            _, here, rest = pair.split(ids)
+            behind = part_of(ids, rest)
+            if len(rest) or not len(ids):  # an empty call still checks its arguments
+                put_part(out, rest, self.behind.read(behind, missing, step))
+            if len(here) == len(ids):
+                pair.fast.lookup(keys.ids, missing="zeros", step=step, out=out)
+            elif len(here):
+                mine = part_of(ids, here).to(pair.device)
+                put_part(out, here, pair.fast.lookup(mine, missing="zeros", step=step).rows_of())
+            there = pair.slow.contains(behind)
+        pair.count_hits(len(here), int(there.sum()), len(ids))
+        return Lookup(keys, out.view(-1), (dim,))
+
+    def contains(self, keys: TableKeys | Tensor) -> Bool[Tensor, "n"]:
+        """Whether each key has a row."""
+        ids = self.pair.keys(keys).ids.cpu()
+        with self.pair.move_lock.shared:
+            at = self.pair.resident.find(ids.numpy())
+            found = torch.from_numpy(at >= 0) | self.pair.slow.contains(ids)
+        return found.to(self.pair.device)
+
+    def entries(self, keys: TableKeys | Tensor) -> Entries:
+        """Whole rows with their optimizer states and times."""
+        ids = self.pair.keys(keys).ids.cpu()
+        with self.pair.move_lock.shared:
+            return self.pair.with_resident_rows(self.behind.entries(ids)).to(self.pair.device)
+
+    # ---- writes
+
+    def check_update(
+        self,
+        ids: Int64[Tensor, "n"],
+        grads: Float32[Tensor, "n dim"],
+        rates: Sequence[Rate] | None,
+        step: int | None,
+        counts: Int64[Tensor, "n"] | None,
+    ) -> None:
+        """Refuses arguments that the update of either store would refuse."""
+        check_store_update(self.pair.fast, ids, grads, rates, step, counts)
+        self.check_step(step)
+
+    def check_step(self, step: int | None) -> None:
+        """Refuses an update without the step that the admission rule needs."""
+        admit = self.pair.config.admit
+        if admit is not None and admit.needs_step:
+            self.pair.slow.checked_step(step, True, "admits ids")
+
+    def set(self, verb: str, keys: TableKeys | Tensor, rows: Tensor, ts: int) -> Applied:
+        """`assign` or `assign_add`."""
+        pair = self.pair
+        ids = pair.keys(keys).ids
+        rows = pair.fast.checked_rows("rows", rows, len(ids))
+        if not isinstance(pair.fast, HostTable):
+            pair.fast.usable_rows(rows, None)
+        with pair.write_lock:
+            return self.write(verb, ids.cpu(), rows, ts)
+
+    def write(
+        self,
+        verb: str,
+        ids: Int64[Tensor, "n"],
+        rows: Tensor,
+        ts: int,
+        counts: Tensor | None = None,
+        **settings: Any,
+    ) -> Applied:
+        """Calls a writing verb of both stores with their shares; the caller holds the lock."""
+        pair = self.pair
+        rows = rows.detach().view(len(ids), pair.layout.dim)
+        at, here, rest = pair.split(ids)
+        behind = part_of(ids, rest)
+        self.behind.prepare_write(behind)
+        if counts is not None:
+            settings["counts"] = part_of(counts, rest).cpu()
+        ts = pair.slow.next_time(ts)  # a time in the future is counted once
+        uses = len(ids) if counts is None else int(counts.sum())
+        with one_call(pair.slow.order, ts, uses):
+            slow_write: Callable[..., Applied] = getattr(pair.slow, verb)
+            done = slow_write(behind, part_of(rows, rest).cpu(), ts=ts, **settings)
+            if not len(here):
+                return total(done)
+            if counts is not None:
+                settings["counts"] = part_of(counts, here)
+            self.behind.mark_dirty(at[here.numpy()])
+            fast_write: Callable[..., Applied] = getattr(pair.fast, verb)
+            there = part_of(ids, here).to(pair.device)
+            more = fast_write(there, part_of(rows, here), ts=ts, **settings)
+        return total(done, more)
+
+    def restore(self, entries: Entries) -> Applied:
+        """Puts whole rows back: embeddings, states and times as `entries` or `scan` gave them."""
+        pair, given = self.pair, entries.to("cpu")
+        with pair.write_lock:
+            at, here, rest = pair.split(given.ids)
+            if not len(here):
+                self.behind.prepare_write(given.ids)
+                return pair.slow.restore(given)
+            self._check_entries(given)
+            self.behind.prepare_write(given.ids[rest])
+            done = pair.slow.restore(_some_entries(given, rest))
+            self.behind.mark_dirty(at[here.numpy()])
+            more = pair.fast.restore(_some_entries(given, here))
+            newest = pair.fast.entries(given.ids[here].to(pair.device)).ts.max()
+            pair.slow.saw(int(newest))
+        return total(done, more)
+
+    def reinitialize(self, keys: TableKeys | Tensor) -> Int8[Tensor, "n"]:
+        """Gives rows their first values, at the clock's time; 0 = was absent, 1 = was there."""
+        pair = self.pair
+        ids = pair.keys(keys).ids.cpu()
+        status = torch.empty(len(ids), dtype=torch.int8)
+        with pair.write_lock:
+            at, here, rest = pair.split(ids)
+            self.behind.prepare_write(ids[rest])
+            with one_call(pair.slow.order, pair.slow.clock.now_s(), 0):
+                status[rest] = pair.slow.reinitialize(ids[rest])
+                if len(here):
+                    self.behind.mark_dirty(at[here.numpy()])
+                    status[here] = pair.fast.reinitialize(ids[here].to(pair.device)).cpu()
+        return status.to(pair.device)
+
+    def _check_entries(self, given: Entries) -> None:
+        """Refuses entries that one store would refuse after the other has taken its share."""
+        if not bool(given.found.all()):
+            raise InputError("entries holds ids that were not found; select those with found True.")
+        if int(given.ts.min()) < 0:
+            raise InputError(f"ts holds {int(given.ts.min())}; a time is at least 0.")
+        self.pair.slow.checked_rows("rows", given.rows, len(given))
+        self.pair.layout.join(given.states, len(given))
+
+
+def check_store_update(
+    store: HostTable | DeviceTable,
+    ids: Int64[Tensor, "n"],
+    grads: Float32[Tensor, "n dim"],
+    rates: Sequence[Rate] | None,
+    step: int | None,
+    counts: Int64[Tensor, "n"] | None,
+) -> None:
+    """Refuses arguments that `apply_gradients` of a store would refuse, before it is called."""
+    store.update_arguments(ids, grads, rates, step, counts)
+
+
+# ---- parts of tensors and of entries
+# Host memory goes through numpy: torch would wake its threads for each part, and wait for them.
+
+
+def positions(mask: np.ndarray) -> Int64[Tensor, "n"]:
+    """The positions at which a mask holds."""
+    return torch.from_numpy(mask.nonzero()[0])
+
+
+def part_of(values: Tensor, which: Int64[Tensor, "m"]) -> Tensor:
+    """The values at positions `which`, which differ and rise; no copy if these are all.
+
+    >>> part_of(torch.tensor([5, 6, 7]), torch.tensor([0, 2])).tolist()
+    [5, 7]
+    """
+    if len(which) == len(values):
+        return values
+    if values.device == checks.CPU:
+        return torch.from_numpy(values.numpy().take(which.numpy(), 0))
+    return values[which.to(values.device)]
+
+
+def put_part(values: Tensor, which: Int64[Tensor, "m"], new: Tensor) -> None:
+    """Sets the values at positions `which`, from a tensor on any device.
+
+    >>> values = torch.tensor([5, 6, 7])
+    >>> put_part(values, torch.tensor([0, 2]), torch.tensor([1, 2]))
+    >>> values.tolist()
+    [1, 6, 2]
+    """
+    if values.device == checks.CPU:
+        values.numpy()[which.numpy()] = new.cpu().numpy()
+    else:
+        values[which.to(values.device)] = new.to(values.device)
+
+
+def with_rows_of(
+    entries: Entries, where: Int64[Tensor, "m"], newer: HostTable | DeviceTable
+) -> Entries:
+    """`entries` in host memory, changed in place: those at `where` become the rows of `newer`."""
+    if not len(where):
+        return entries
+    return put_entries(entries, where, newer.entries(entries.ids[where].to(newer.device)).to("cpu"))
+
+
+def put_entries(entries: Entries, where: Int64[Tensor, "m"], mine: Entries) -> Entries:
+    """`entries`, changed in place: those at `where` become `mine`."""
+    if not len(where):
+        return entries
+    pairs = zip(entries.states, mine.states, strict=True)
+    columns = [(entries.found, mine.found), (entries.rows, mine.rows), (entries.ts, mine.ts)]
+    if entries.order is not None and mine.order is not None:
+        columns.append((entries.order, mine.order))
+    columns += [(old[name], new[name]) for old, new in pairs for name in old]
+    for old, new in columns:
+        old[where] = new
+    return entries
+
+
+def _some_entries(entries: Entries, which: Int64[Tensor, "m"]) -> Entries:
+    states = [{name: x[which] for name, x in one.items()} for one in entries.states]
+    ids, found, rows, ts = (
+        x[which] for x in (entries.ids, entries.found, entries.rows, entries.ts)
+    )
+    order = None if entries.order is None else entries.order[which]
+    return Entries(ids, found, rows, states, ts, order)
+
+
+def total(*done: Applied) -> Applied:
+    """The counts of several stores, in host memory."""
+    return Applied(sum((one.counts.cpu() for one in done), torch.zeros(3, dtype=torch.int64)))
+
+
+# ---- which stores make a pair
+
+
+def not_copied(name: str) -> TypeError:
+    """The error of pickling or copying a table of two tiers."""
+    return TypeError(
+        f"table {name!r} cannot be pickled or copied; hr.save keeps a model, model.state_dict() "
+        f"its rows, too; scan() and restore() move the rows of a table."
+    )
+
+
+def _check_configs(fast: TableConfig, slow: TableConfig) -> None:
+    """Both stores hold rows of one table, of a kind that can move."""
+    same = replace(fast, admit=slow.admit, initial_capacity=slow.initial_capacity)
+    if same != slow:
+        raise ConfigError(
+            f"the stores of table {slow.name!r} differ in their configs; make both of one config, "
+            f"the fast one with admit=None."
+        )
+    if fast.admit is not None:
+        raise ConfigError(
+            f"the fast store of table {slow.name!r} has an admission rule; rows are born in the "
+            f"slow one, so make the fast one's config with admit=None."
+        )
+    refused: list[tuple[str, Callable[[], bool]]] = [
+        ("it is a serving table", lambda: slow.serving),
+        ("it skips rows of zeros", lambda: slow.skip_zero_embedding),
+    ]
+    wrong = [why for why, holds in refused if holds()]
+    if wrong:
+        raise ConfigError(
+            f"table {slow.name!r} cannot live in two tiers: {', '.join(wrong)}. Use one store."
+        )
+
+
+def _check_slots(fast: HostTable | DeviceTable, rows: int) -> None:
+    """A device table must have a slot for each row; a row without one stays in the slow store."""
+    if not isinstance(fast, HostTable) and rows > fast.capacity_rows:
+        raise ConfigError(
+            f"fast_rows is {rows}; the DeviceTable has {fast.capacity_rows} slots. Make it with "
+            f"more capacity_rows."
+        )
