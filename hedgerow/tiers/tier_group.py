@@ -226,7 +226,8 @@ class TierGroup:
         for k, n in enumerate(sizes):
             if n:
                 times[k] = self.tables[k].slow.next_time(update.ts)
-        with one_call(self.tables[0].slow.order, max(times), sum(sizes)):
+        order = self.tables[0].slow.core.stamps.order
+        with one_call(order, max(times), sum(sizes)):
             misses, behind = None, []
             # A row that was fetched and found no lane counts as resident: nothing refuses it. So
             # the device steps its rows first, and is asked for such rows after that.
@@ -245,7 +246,7 @@ class TierGroup:
             )
             for table, time in zip(self.tables, times, strict=True):
                 if time:
-                    table.slow.saw(time)
+                    table.slow.moves.saw(time)
             if found.came and found.miss_count():
                 misses, behind = self._apply_misses(update, found, times)
                 if handler is not None:
