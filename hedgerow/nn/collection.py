@@ -23,10 +23,11 @@ from ..tables.expiry import Eviction
 from ..tables.initializers import Initializer
 from ..tables.module_store import ModuleStore
 from ..tables.optimizer_base import Optimizer
+from ..tables.policy import ClipRow
 from ..tables.stats import TableStats
 from ..tables.store import Lookup
 from ..tables.table import Table
-from .clip import ClipRow
+from .evictions import Evictions
 from .in_this_process import in_host_memory, on_a_device
 from .left_out import LEFT_OUT, TrainedRows
 from .pooling import pool_features
@@ -35,7 +36,7 @@ from .reading import Collected, Make, RowsRead
 from .requires_grad import follow_requires_grad
 from .server_group import ServerGroup
 from .state_rows import copied, load_rows, packed_rows, take_rows
-from .updates import OverRanks, RowUpdates
+from .updates import RowUpdates
 
 if TYPE_CHECKING:
     from ..tables.host import HostTable
@@ -238,15 +239,23 @@ class Collection(nn.Module):
             on_a_device(configs, self._clock, device, capacity_rows=capacity_rows, on_host=on_host)
         )
 
-    def set_store(self, store: ModuleStore, *, servers: ServerGroup | None = None) -> None:
-        """Rows are in this store from now on; those of before are none."""
-        self.store, self.servers = store, servers
-        self.updates.set_store(store)
+    def set_store(
+        self,
+        store: ModuleStore,
+        *,
+        ranks: Ranks | None = None,
+        servers: ServerGroup | None = None,
+        together: Sequence[Collection] = (),
+    ) -> None:
+        """Rows are in this store from now on; those of before are none.
 
-    def spread(self, over: OverRanks, ranks: Ranks, model: Sequence[RowUpdates]) -> None:
-        """Reads and updates go to the rows of all ranks from now on; `model`: all its updates."""
-        self.store, self.ranks = over, ranks
-        self.updates.spread(over, model)
+        `ranks` share the rows. `together` are all modules of a model whose updates are collectives
+        of these ranks. `servers` hold the rows, if not processes like this one.
+        """
+        self.store, self.servers = store, servers
+        self.ranks = ranks or Ranks()
+        evict = Evictions(store.tables, self.ranks.rank, self.ranks.count)
+        self.updates.set_store(store, evict, [one.updates for one in together or (self,)])
 
     @property
     def clock(self) -> Clock:

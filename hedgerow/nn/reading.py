@@ -11,6 +11,7 @@ from torch import Tensor
 
 from ..core.shapes import Float32, Int64
 from ..tables.bags import Feature, FeatureKeys, Gradients, Read
+from ..tables.policy import PLAIN, ClipRow, UpdatePolicy
 from ..tables.store import Learns, Lookup
 
 Outputs = tuple[Tensor, ...]
@@ -51,15 +52,16 @@ class RowsRead:
         return grad.float()
 
     def learns(self, given: Sequence[Gradients], clip: float) -> bool:
-        """One read of which the store knows the way, with a gradient of every feature."""
-        knows = self.found.slots is not None or self.found.epoch is not None
-        return knows and len(given) == 1 and given[0].are_whole and not clip
+        """One read, with a gradient of every feature."""
+        del clip
+        return len(given) == 1 and None not in given[0].grads
 
     def learn(self, given: Sequence[Gradients], *, clip: float, step: int, ts: int) -> None:
         """One optimizer step per id, where its row was found."""
-        del clip
         grads = [grad for grad in given[0].grads if grad is not None]
-        self.store.apply_gradients(self.found, flat_gradients(grads, self._empty), step=step, ts=ts)
+        flat = flat_gradients(grads, self._empty)
+        policy = UpdatePolicy(clip=ClipRow(clip)) if clip else PLAIN
+        self.store.apply_gradients(self.found, flat, step=step, ts=ts, policy=policy)
 
     def _empty(self, floats: int) -> Float32[Tensor, "floats"]:
         return torch.empty(floats, dtype=torch.float32, device=self.keys.keys.ids.device)

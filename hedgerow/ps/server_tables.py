@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, TypeVar
 
 import torch
@@ -26,9 +27,11 @@ from ..tables.host_reads import MemoryUse
 from ..tables.module_store import SpreadStore
 from ..tables.multi import parts
 from ..tables.multi.multi_config import MultiConfig
+from ..tables.policy import PLAIN, UpdatePolicy
 from ..tables.schedules import Rate
 from ..tables.stats import TableStats
 from ..tables.store import Applied, Entries, Lookup, Missing, TableKeys, as_keys
+from ..tables.summed import SummedGradients, summed
 from .routed import Routed, Share, finite_part, route
 from .shard import Pending, Shard
 from .some_tables import TablesOfShard
@@ -259,6 +262,7 @@ class ServerTables(SpreadStore):
         ts: int = 0,
         counts: Int64[Tensor, "n"] | None = None,
         per_occurrence: bool = False,
+        policy: UpdatePolicy = PLAIN,
     ) -> Applied:
         """One optimizer step per table and distinct id, with the gradients of this call summed."""
         keys = self._keys(at.keys if isinstance(at, Lookup) else at)
@@ -289,6 +293,17 @@ class ServerTables(SpreadStore):
 
         done = [answer for _, answer in _answers(routed.shares, start, _server_of)]
         return parts.total([*done, Applied.of(dropped=dropped)])
+
+    def summed_gradients(
+        self,
+        at: TableKeys | Lookup,
+        grads: Float32[Tensor, "floats"],
+        *,
+        counts: Int64[Tensor, "n"] | None = None,
+        given: bool = True,
+    ) -> SummedGradients:
+        """The sum of the gradients of each key, for an update at the result."""
+        return replace(summed(at, grads, counts, self.dims), given=given)
 
     def assign(
         self, keys: TableKeys | Int64[Tensor, "n"], rows: Float32[Tensor, "floats"], *, ts: int = 0

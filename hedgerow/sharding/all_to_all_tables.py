@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
-from typing import Protocol
+from itertools import chain
+from typing import NoReturn, Protocol
 
 import torch
 from torch import Tensor
 
 from ..core import checks
-from ..core.errors import ConfigError, InputError
+from ..core.errors import ConfigError, InputError, NotFiniteError
 from ..core.recycle import Recycler
 from ..core.shapes import Bool, Float32, Int8, Int64
 from ..routing.router import Router
@@ -20,10 +21,13 @@ from ..tables.bags import Bags, BagsReader
 from ..tables.host import HostTable
 from ..tables.module_store import SpreadStore
 from ..tables.multi import parts
+from ..tables.multi.by_owner import ByOwner, Packed
+from ..tables.multi.host_cells import CellsRead, HostCells
+from ..tables.policy import PLAIN, UpdatePolicy
 from ..tables.schedules import Rate
 from ..tables.stats import TableStats, table_stats
 from ..tables.store import Applied, Entries, Lookup, Missing, RowStore, TableKeys, as_keys
-from .brought import Brought
+from ..tables.summed import SummedGradients, summed
 from .delivery import (
     Delivery,
     Merging,
@@ -32,11 +36,9 @@ from .delivery import (
     by_table,
     deliver,
     floats_of,
-    start_fetch,
     totals,
 )
 from .exchange import Exchange, Pending
-from .packing import Packed, pack
 
 
 class ShardStore(RowStore, Protocol):
@@ -52,31 +54,70 @@ class ShardStore(RowStore, Protocol):
         """Columns of each table."""
         ...
 
+    @property
+    def device(self) -> torch.device:
+        """Where keys and rows of a call are."""
+        ...
+
     def table(self, k: int = 0) -> HostTable:
         """Table `k` alone."""
         ...
 
+    def cells(self, ranks: int) -> HostCells | None:
+        """What reads and learns the keys that `ranks` ranks ask for; None: `lookup` does."""
+        ...
 
-class _Journey:
-    """Where the keys of a lookup went: an update at the same keys sends its gradients after."""
 
-    __slots__ = ("at", "number", "of", "packed")
+_WORDS = 5  # of each rank before an update: lookup, keys, not finite, has a gradient, knows cells
 
-    def __init__(self, of: AllToAllTables, packed: Packed, at: Delivery, number: int) -> None:
+
+class _Sent:
+    """Where the keys of a lookup went, and where this rank found the rows that it owns.
+
+    An update at the same keys sends its gradients after. `number` counts lookups, alike on all
+    ranks; it is 0 where keys went for one update alone.
+    """
+
+    __slots__ = ("at", "cells", "coming", "found", "leaving", "number", "of", "packed")
+
+    def __init__(self, of: AllToAllTables, packed: Packed, at: Delivery, number: int = 0) -> None:
         self.of, self.packed, self.at, self.number = of, packed, at, number
+        # Floats of the rows that leave for each rank and come from it; gradients go the other way.
+        self.leaving = floats_of(at.received, of.dims)
+        self.coming = floats_of(at.sent, of.dims)
+        self.cells: CellsRead | None = None
+        self.found: Lookup | None = None
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Owned:
+    """The token of summed gradients that have come to the owner of their rows."""
+
+    of: AllToAllTables
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Agreed:
+    """What all ranks agreed on before gradients travel, and the sums of this rank's gradients."""
+
+    packed: Packed
+    sums: Float32[Tensor, "floats"]
+    sent: _Sent | None  # where the keys went; None where no rank has any
+    given: bool  # whether any rank has a gradient, be it of no row
+    in_cells: bool  # whether every owner knows where the rows are
 
 
 class PendingLookup:
     """Rows on their way. All ranks wait for theirs before they exchange anything else."""
 
-    __slots__ = ("_coming", "_journey", "_lookup")
+    __slots__ = ("_coming", "_lookup", "_packed")
 
-    def __init__(self, lookup: Lookup, journey: _Journey, coming: Pending) -> None:
-        self._lookup, self._journey, self._coming = lookup, journey, coming
+    def __init__(self, lookup: Lookup, packed: Packed, coming: Pending) -> None:
+        self._lookup, self._packed, self._coming = lookup, packed, coming
 
     def wait(self) -> Lookup:
         """The rows, once they are here."""
-        self._journey.packed.unpack(self._coming.wait(), self._lookup.rows)
+        self._packed.unpack(self._coming.wait(), self._lookup.rows)
         return self._lookup
 
 
@@ -128,10 +169,15 @@ class AllToAllTables(SpreadStore):
         self.local, self.routers = local, tuple(routers)
         self.exchange, self.updates = exchange, updates or exchange
         self._dedup = dedup
+        self._names, self._dims = local.names, local.dims
+        self._device = local.device
         self._lookups = 0  # so far, the same number on every rank
         self._outputs = Recycler()
         self._merging = Merging(merge_across_ranks, 1 if reduce == "sum" else exchange.ranks)
         self._check()
+        self._by_owner = ByOwner(self._dims, self.routers)
+        self._cells = local.cells(exchange.ranks) if merge_across_ranks else None
+        self._rejects = [table.config.not_finite == "reject" for table in self.tables]
 
     def _check(self) -> None:
         if len(self.routers) != len(self.local.names):
@@ -154,17 +200,17 @@ class AllToAllTables(SpreadStore):
     @property
     def names(self) -> tuple[str, ...]:
         """The tables, in order."""
-        return self.local.names
+        return self._names
 
     @property
     def dims(self) -> tuple[int, ...]:
         """Columns of each table, in order."""
-        return self.local.dims
+        return self._dims
 
     @property
     def device(self) -> torch.device:
         """Where keys and rows are: where the own shard is."""
-        return getattr(self.local, "device", checks.CPU)
+        return self._device
 
     @property
     def tables(self) -> tuple[HostTable, ...]:
@@ -211,20 +257,33 @@ class AllToAllTables(SpreadStore):
     ) -> PendingLookup:
         """`lookup` without waiting for the rows: they travel while the caller does other work."""
         arguments.missing_rule(missing)
-        keys = self._keys(keys)
-        floats = parts.float_offsets(keys.splits, self.dims)[-1]
+        keys = as_keys(keys, len(self._names), self._device)
+        packed = self._by_owner.pack(keys, dedup=self._dedup)
+        floats = self._floats(keys)
         if out is not None:
-            rows = parts.flat_output(out, floats, self.device)
-        elif self.device == checks.CPU:
+            rows = parts.flat_output(out, floats, self._device)
+        elif self._device == checks.CPU:
             rows = self._outputs.take(floats)[0]
         else:  # torch keeps the memory of a device by itself
-            rows = torch.empty(floats, device=self.device)
+            rows = torch.empty(floats, device=self._device)
         self._lookups += 1
-        journey = self._journey(self.exchange, keys, dedup=self._dedup, number=self._lookups)
-        found = start_fetch(
-            self.exchange, journey.at, self.local, self.dims, missing=missing, step=step
-        )
-        return PendingLookup(Lookup(keys, rows, self.dims, epoch=journey), journey, found)
+        at = deliver(self.exchange, packed.ids, packed.slot_sizes)
+        sent = _Sent(self, packed, at, self._lookups)
+        coming = self._read_own(sent, missing, step)
+        return PendingLookup(Lookup(keys, rows, self._dims, epoch=sent), packed, coming)
+
+    def _read_own(self, sent: _Sent, missing: Missing, step: int | None) -> Pending:
+        """Reads the rows that ranks ask this owner for, and sends them off."""
+        at = sent.at
+        if self._cells is not None and step is not None and missing != "initializer":
+            rows = self._outputs.take(sum(sent.leaving))[0]
+            training, sizes = missing == "training", list(chain.from_iterable(at.received))
+            sent.cells = self._cells.read(at.ids, sizes, rows, training=training, step=step)
+        else:
+            found = self.local.lookup(at.merged_keys(), missing=missing, step=step)
+            rows = by_rank(found.rows, at.received, self._dims)
+            sent.found = replace(found, rows=found.rows[:0].clone())
+        return self.exchange.start_floats(rows, sent.leaving, sent.coming)
 
     def contains(self, keys: TableKeys | Int64[Tensor, "n"]) -> Bool[Tensor, "n"]:
         """Whether each key has a row."""
@@ -261,10 +320,54 @@ class AllToAllTables(SpreadStore):
         ts: int = 0,
         counts: Int64[Tensor, "n"] | None = None,
         per_occurrence: bool = False,
+        policy: UpdatePolicy = PLAIN,
     ) -> Applied:
-        """The owners make one step per distinct id. Rates, step and time are the owner's own."""
-        going = self.start_apply(at, grads, counts=counts, per_occurrence=per_occurrence)
-        return going(rates=rates, step=step, ts=ts)
+        """The owners make one step per distinct id. Rates, step and time are the owner's own.
+
+        Some ranks may pass keys and others a lookup: where all pass the same one, no id travels.
+        """
+        if isinstance(at, Lookup) and isinstance(at.epoch, _Owned) and at.epoch.of is self:
+            self._check_own(grads, policy)
+            left = replace(policy, not_finite="drop")  # all ranks have agreed on what to refuse
+            return self.local.apply_gradients(
+                at.keys, grads, rates=rates, step=step, ts=ts, counts=counts, policy=left
+            )
+        plain = rates is None and counts is None and not per_occurrence and step is not None
+        agreed = self._agree(at, grads, counts, policy, dedup=not per_occurrence, plain=plain)
+        return self._step(agreed, counts, policy, rates, step, ts, per_occurrence)
+
+    def take_part(self, *, step: int, ts: int) -> bool:
+        """Takes part in an update of other ranks without a gradient; whether any rank has one."""
+        keys = TableKeys(self._empty(torch.int64), (0,) * (len(self._names) + 1))
+        nothing = self._empty(torch.float32)
+        agreed = self._agree(keys, nothing, None, PLAIN, plain=True, given=False)
+        self._step(agreed, None, PLAIN, None, step, ts, False)
+        return agreed.given
+
+    def summed_gradients(
+        self,
+        at: TableKeys | Lookup,
+        grads: Float32[Tensor, "floats"],
+        *,
+        counts: Int64[Tensor, "n"] | None = None,
+        given: bool = True,
+    ) -> SummedGradients:
+        """Brings the gradients of all ranks to the owners of their rows, and adds them up there.
+
+        An update at the result changes rows of this rank alone, and is a collective all the same.
+        """
+        policy = UpdatePolicy(not_finite="drop")
+        agreed = self._agree(at, grads, counts, policy, given=given)
+        if agreed.sent is None:
+            keys, sums, seen = at.keys if isinstance(at, Lookup) else at, grads[:0], None
+            keys = TableKeys(keys.ids[:0], (0,) * len(keys.splits))
+        else:
+            merging = replace(self._merging, across_ranks=True)
+            push = self._push(agreed.sent, agreed, counts, merging)
+            ((keys, sums, seen),) = push.arrived()
+        found = summed(keys, sums, seen, self._dims)
+        own = Lookup(found.keys, found.grads[:0], self._dims, epoch=_Owned(self))
+        return replace(found, at=own, given=agreed.given)
 
     def start_apply(
         self,
@@ -276,58 +379,116 @@ class AllToAllTables(SpreadStore):
     ) -> Callable[..., Applied]:
         """Sends gradients to their owners; what it gives makes the steps, with `rates`, `step` and
         `ts`. All ranks make them in the order in which they sent."""
-        keys = self._keys(at.keys if isinstance(at, Lookup) else at)
-        flat = self._flat("grads", grads, keys)
-        arguments.occurrences(counts, len(keys.ids), self.device)
-        known = at.epoch if isinstance(at, Lookup) else None
-        dedup = self._dedup and not per_occurrence
-        if isinstance(known, _Journey) and known.of is self and dedup == self._dedup:
-            journey = known
-        else:
-            journey = self._journey(self.updates, keys, dedup=dedup)
-        packed = journey.packed
-        summed, occurrences = packed.sum_gradients(flat), packed.occurrences(counts)
-        push = Push.start(self.updates, journey.at, self.dims, summed, occurrences, self._merging)
-        return partial(push.apply, self.local, per_occurrence=per_occurrence)
+        agreed = self._agree(at, grads, counts, PLAIN, dedup=not per_occurrence)
+        if agreed.sent is None:
+            return _nothing_applied
+        push = self._push(agreed.sent, agreed, counts, self._merging)
+        how = {"found": agreed.sent.found, "policy": UpdatePolicy(not_finite="drop")}
+        return partial(push.apply, self.local, per_occurrence=per_occurrence, **how)
 
-    def bring_gradients(
+    def _agree(
         self,
-        at: TableKeys | Lookup,
-        grads: Float32[Tensor, "floats"],
+        at: TableKeys | Lookup | Tensor,
+        grads: Tensor,
+        counts: Tensor | None,
+        policy: UpdatePolicy,
         *,
-        counts: Int64[Tensor, "n"] | None = None,
-        finite: bool = True,
-        given: bool = False,
-    ) -> Brought:
-        """Brings gradients to their owners, who decide what to do with the total of each row.
+        dedup: bool = True,
+        plain: bool = False,
+        given: bool = True,
+    ) -> _Agreed:
+        """Sums the own gradients, and asks all ranks what they update and whether they may.
 
-        Some ranks may pass keys and others a lookup: where all pass the same one, no id travels.
-        All learn who sends what is not finite, as it travels: an owner who refuses it would be the
-        only one to stop. `finite` off counts this rank among them whatever it sends. `given` says
-        that this rank has a gradient, be it of no row.
+        Where the ranks update at different lookups, or at keys, the keys travel again.
         """
-        keys = self._keys(at.keys if isinstance(at, Lookup) else at)
+        keys = as_keys(at.keys if isinstance(at, Lookup) else at, len(self._names), self._device)
         flat = self._flat("grads", grads, keys)
-        arguments.occurrences(counts, len(keys.ids), self.device)
-        epoch = at.epoch if isinstance(at, Lookup) else None
-        known = epoch if isinstance(epoch, _Journey) and epoch.of is self else None
-        packed = known.packed if known else pack(keys, self.dims, self.routers, dedup=self._dedup)
-        summed, occurrences = packed.sum_gradients(flat), packed.occurrences(counts)
-        bad = not (finite and self.updates.arrives_finite(summed))
-        number, n = known.number if known else 0, len(keys.ids)
-        word = torch.tensor([number, n, int(bad), int(given or n > 0)])
-        words = self.updates.counts(word.repeat(self.updates.ranks)).view(-1, 4)
-        everywhere, not_finite = int(words[:, 1].sum()), tuple(words[:, 2].nonzero()[:, 0].tolist())
-        some = bool(words[:, 3].any())
-        if everywhere == 0:  # on all ranks, so that nobody waits for anything
-            nothing = TableKeys(keys.ids[:0], (0,) * len(keys.splits))
-            return Brought(nothing, flat[:0], keys.ids[:0], 0, not_finite, some)
-        if known is None or not bool((words[:, 0] == known.number).all()):
-            known = self._sent_off(self.updates, packed)
-        merging = replace(self._merging, across_ranks=True)
-        push = Push.start(self.updates, known.at, self.dims, summed, occurrences, merging)
-        ((mine, arrived, its_counts),) = push.arrived()
-        return Brought(mine, arrived, its_counts, everywhere, not_finite, some)
+        if counts is not None:
+            arguments.occurrences(counts, len(keys.ids), self._device)
+        dedup = dedup and self._dedup
+        sent = at.epoch if isinstance(at, Lookup) else None
+        if not (isinstance(sent, _Sent) and sent.of is self and dedup == self._dedup):
+            sent = None
+        packed = sent.packed if sent is not None else self._by_owner.pack(keys, dedup=dedup)
+        sums = packed.sum_gradients(flat)
+        number = 0 if sent is None else sent.number
+        known = plain and sent is not None and sent.cells is not None
+        bad = policy.rejects and not self._arrives_finite(packed, sums)
+        words = self._words(number, len(keys.ids), bad, given, known)
+        if any(words[2::_WORDS]):
+            self._refuse([rank for rank, bad in enumerate(words[2::_WORDS]) if bad])
+        if not any(words[1::_WORDS]):
+            sent = None
+        elif sent is None or words[::_WORDS].count(number) < self.updates.ranks:
+            sent = _Sent(self, packed, deliver(self.updates, packed.ids, packed.slot_sizes))
+        return _Agreed(packed, sums, sent, any(words[3::_WORDS]), all(words[4::_WORDS]))
+
+    def _words(self, *own: int) -> list[int]:
+        """What every rank says, one after the other."""
+        return self.updates.words(torch.tensor(own, dtype=torch.int64, device="cpu")).tolist()
+
+    def _arrives_finite(self, packed: Packed, sums: Tensor) -> bool:
+        """Whether nothing arrives that a table rejects."""
+        if not all(self._rejects):
+            sizes = packed.slot_sizes.tolist()
+            tables = len(self._dims)
+            cells = sums.split([n * self._dims[i % tables] for i, n in enumerate(sizes)])
+            kept = [cell for i, cell in enumerate(cells) if self._rejects[i % tables]]
+            sums = torch.cat(kept) if kept else sums[:0]
+        return self.updates.arrives_finite(sums)
+
+    def _refuse(self, ranks: Sequence[int]) -> NoReturn:
+        raise NotFiniteError(
+            f"row gradients that came from rank {', '.join(map(str, ranks))} have a NaN or an "
+            f"infinity; no row was changed on any rank. Find its source, or leave such steps out "
+            f"with hr.hold_updates(model, scaler)."
+        )
+
+    def _check_own(self, grads: Tensor, policy: UpdatePolicy) -> None:
+        """All ranks refuse what is not finite of summed gradients that came to their owners."""
+        bad = policy.rejects and any(self._rejects) and not bool(grads.isfinite().all())
+        words = self._words(0, len(grads), bad, True, False)
+        if any(words[2::_WORDS]):
+            self._refuse([rank for rank, bad in enumerate(words[2::_WORDS]) if bad])
+
+    def _step(
+        self,
+        agreed: _Agreed,
+        counts: Tensor | None,
+        policy: UpdatePolicy,
+        rates: Sequence[Rate] | None,
+        step: int | None,
+        ts: int,
+        per_occurrence: bool,
+    ) -> Applied:
+        """Sends gradients to the owners, which make their steps."""
+        sent = agreed.sent
+        if sent is None:  # on all ranks, so that no rank waits for another
+            return Applied.of()
+        left = replace(policy, not_finite="drop")  # all ranks have agreed on what to refuse
+        if agreed.in_cells and self._cells is not None and sent.cells is not None:
+            sizes = sent.coming, sent.leaving
+            grads = self.updates.start_floats(agreed.sums, *sizes).wait()
+            if self._merging.divide_by != 1:
+                grads = grads / self._merging.divide_by
+            return self._cells.learn(sent.cells, grads, step=step or 0, ts=ts, policy=left)
+        push = self._push(sent, agreed, counts, self._merging)
+        return push.apply(
+            self.local,
+            rates=rates,
+            step=step,
+            ts=ts,
+            per_occurrence=per_occurrence,
+            found=sent.found,
+            policy=left,
+        )
+
+    def _push(self, sent: _Sent, agreed: _Agreed, counts: Tensor | None, merging: Merging) -> Push:
+        seen = agreed.packed.occurrences(counts)
+        return Push.start(self.updates, sent.at, self._dims, agreed.sums, seen, merging)
+
+    def _empty(self, dtype: torch.dtype) -> Tensor:
+        return torch.empty(0, dtype=dtype, device=self._device)
 
     def assign(
         self, keys: TableKeys | Int64[Tensor, "n"], rows: Float32[Tensor, "floats"], *, ts: int = 0
@@ -351,42 +512,45 @@ class AllToAllTables(SpreadStore):
 
     # ---- helpers
 
-    def _keys(self, keys: TableKeys | Tensor) -> TableKeys:
-        return as_keys(keys, len(self.names), self.device)
+    def _floats(self, keys: TableKeys) -> int:
+        """Values of the rows of these keys."""
+        sizes = map(int.__sub__, keys.splits[1:], keys.splits)
+        return sum(map(int.__mul__, sizes, self._dims))
 
     def _flat(self, name: str, rows: Tensor, keys: TableKeys) -> Float32[Tensor, "floats"]:
-        n, where = len(keys.ids), self.device
-        if len(self.names) == 1:  # as every store of one table: flat or [n, dim]
-            return arguments.rows_of_batch(name, rows, n, self.dims[0], where).view(-1)
-        return parts.flat_rows(name, rows, parts.float_offsets(keys.splits, self.dims)[-1], where)
+        if len(self._names) == 1:  # as every store of one table: flat or [n, dim]
+            n, dim = len(keys.ids), self._dims[0]
+            return arguments.rows_of_batch(name, rows, n, dim, self._device).view(-1)
+        return parts.flat_rows(name, rows, self._floats(keys), self._device)
 
-    def _journey(
-        self, exchange: Exchange, keys: TableKeys, *, dedup: bool, number: int = 0
-    ) -> _Journey:
-        packed = pack(keys, self.dims, self.routers, dedup=dedup)
-        return self._sent_off(exchange, packed, number)
-
-    def _sent_off(self, exchange: Exchange, packed: Packed, number: int = 0) -> _Journey:
-        return _Journey(self, packed, deliver(exchange, packed.ids, packed.slot_sizes), number)
+    def _whole(self, exchange: Exchange, keys: TableKeys | Tensor) -> tuple[Packed, Delivery]:
+        """Keys and their duplicates, brought to their owners."""
+        keys = as_keys(keys, len(self._names), self._device)
+        packed = self._by_owner.pack(keys, dedup=False)
+        return packed, deliver(exchange, packed.ids, packed.slot_sizes)
 
     def _sent(
         self, keys: TableKeys | Tensor, rows: Tensor
     ) -> tuple[TableKeys, Float32[Tensor, "floats"]]:
         """All keys and rows that this rank owns, of every rank; duplicates are kept."""
-        keys = self._keys(keys)
+        keys = as_keys(keys, len(self._names), self._device)
         flat = self._flat("rows", rows, keys)
-        journey = self._journey(self.updates, keys, dedup=False)
-        at = journey.at
-        leaving, coming = floats_of(at.sent, self.dims), floats_of(at.received, self.dims)
-        arrived = self.updates.floats(journey.packed.in_order(flat), leaving, coming, exact=True)
-        return at.merged_keys(), by_table(arrived, at.received, self.dims)
+        packed, at = self._whole(self.updates, keys)
+        leaving, coming = floats_of(at.sent, self._dims), floats_of(at.received, self._dims)
+        arrived = self.updates.floats(packed.in_order(flat), leaving, coming, exact=True)
+        return at.merged_keys(), by_table(arrived, at.received, self._dims)
 
     def _answers(
         self, exchange: Exchange, keys: TableKeys | Tensor, verb: Callable[[TableKeys], Tensor]
     ) -> Int64[Tensor, "n"]:
         """What the owners answer to each key."""
-        journey = self._journey(exchange, self._keys(keys), dedup=False)
-        at = journey.at
+        packed, at = self._whole(exchange, keys)
         answers = by_rank(verb(at.merged_keys()).to(torch.int64), at.received)
         back = exchange.ids(answers, totals(at.received), totals(at.sent))
-        return back[journey.packed.places]
+        return back[packed.places]
+
+
+def _nothing_applied(**how: object) -> Applied:
+    """The update of ranks that have no gradients."""
+    del how
+    return Applied.of()

@@ -132,7 +132,7 @@ class Read(Protocol):
 
     @property
     def at(self) -> Lookup | None:
-        """Where rows were found, of a read of rows; None of a read of vectors."""
+        """Where the rows of all ids were found; None where only `learn` knows."""
         ...
 
     def ids_of(self, i: int) -> Int64[Tensor, "n"]:

@@ -30,9 +30,11 @@ from .device_moves import DeviceMoves
 from .device_room import Full
 from .layout import RowLayout
 from .leave_order import LeaveOrder, join
+from .policy import PLAIN, UpdatePolicy
 from .schedules import Rate, check_rates, rate_at
 from .slot_key import check_slot_key, slot_key_of
 from .store import Applied, Lookup, Missing, TableKeys
+from .summed import summed
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -216,6 +218,7 @@ class DeviceTable(DeviceMoves):
         ts: int = 0,
         counts: Int64[Tensor, "n"] | None = None,
         per_occurrence: bool = False,
+        policy: UpdatePolicy = PLAIN,
     ) -> Applied:
         """One step per distinct id, its gradients summed in input order; absent ids are born first.
 
@@ -225,6 +228,10 @@ class DeviceTable(DeviceMoves):
         With `per_occurrence` every occurrence is a step of its own, in order.
         """
         each = checks.flag("per_occurrence", per_occurrence)
+        if policy.clip is not None:
+            where = at if isinstance(at, Lookup) else self.checked_keys(at)
+            one = summed(where, grads, counts, (self.config.dim,)).clipped(policy.clip)
+            at, grads, counts = one.at, one.grads, one.counts
         call = self._call(at, grads, rates, step, counts)
         # A half-life in uses counts the ids, not their `counts`: to add those up would wait.
         now, done = self._write(ts, len(call.keys.ids))

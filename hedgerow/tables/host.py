@@ -33,10 +33,12 @@ from .host_watch import HostWatch
 from .layout import RowLayout, native_segment
 from .leave_order import LeaveOrder, join
 from .memory_errors import memory_errors
+from .policy import PLAIN, UpdatePolicy
 from .row_file import RowFile
 from .schedules import Rate, check_rates, rate_at
 from .slot_key import check_slot_key, slot_key_of
 from .store import Applied, Entries, Lookup, TableKeys
+from .summed import summed
 
 
 class HostTable(HostEvictions, HostMoves, HostReads, HostWatch):
@@ -176,6 +178,7 @@ class HostTable(HostEvictions, HostMoves, HostReads, HostWatch):
         ts: int = 0,
         counts: Int64[Tensor, "n"] | None = None,
         per_occurrence: bool = False,
+        policy: UpdatePolicy = PLAIN,
     ) -> Applied:
         """One optimizer step per distinct id, with its summed gradient; absent ids are born first.
 
@@ -186,7 +189,13 @@ class HostTable(HostEvictions, HostMoves, HostReads, HostWatch):
         rules and `Lfu` read it. With `per_occurrence` every occurrence is a step of its own.
         """
         checks.flag("per_occurrence", per_occurrence)
-        ids, grads, now, at_step = self.update_arguments(at, grads, rates, step, counts)
+        if policy.clip is not None:
+            keys = self.checked_keys(at.keys if isinstance(at, Lookup) else at)
+            one = summed(keys, grads, counts, (self.layout.dim,)).clipped(policy.clip)
+            at, grads, counts = one.at, one.grads, one.counts
+        ids, grads, now, at_step = self.update_arguments(
+            at, grads, rates, step, counts, reject=policy.rejects
+        )
         return self.apply_checked(ids, grads, now, at_step, ts, counts, per_occurrence)
 
     def apply_checked(

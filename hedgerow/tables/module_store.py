@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Protocol, Self
 
 import torch
+from torch import Tensor
 
 from ..core.checks import CPU
 from ..core.clock import Clock
@@ -15,6 +16,7 @@ from .config import TableConfig
 from .multi.several_tables import not_copied, stays
 from .stats import TableStats
 from .store import Learns, Lookup, Missing, TableKeys
+from .summed import SummedGradients
 
 if TYPE_CHECKING:
     from .host import HostTable
@@ -56,6 +58,27 @@ class ModuleStore(Learns, Protocol):
         self, keys: TableKeys, *, missing: Missing = "zeros", step: int | None = None
     ) -> Lookup:
         """Rows of `keys`."""
+        ...
+
+    def take_part(self, *, step: int, ts: int) -> bool:
+        """Takes part in an update without a gradient; whether another process has one.
+
+        Over ranks every update is a collective. Other stores do nothing.
+        """
+        ...
+
+    def summed_gradients(
+        self,
+        at: TableKeys | Lookup,
+        grads: Tensor,
+        *,
+        counts: Tensor | None = None,
+        given: bool = True,
+    ) -> SummedGradients:
+        """The sum of the gradients of each key, for an update at the result.
+
+        `given` says that this process has a gradient, be it of no row.
+        """
         ...
 
     @property
@@ -112,6 +135,11 @@ class SpreadStore:
     def programs_read(self) -> bool:
         """Exported programs read these rows as modules do."""
         return True
+
+    def take_part(self, *, step: int, ts: int) -> bool:
+        """False: no other process updates these rows together with this one."""
+        del step, ts
+        return False
 
     @property
     def reads_ahead(self) -> bool:

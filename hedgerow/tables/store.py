@@ -13,6 +13,7 @@ from torch import Tensor
 from ..core import checks
 from ..core.errors import DtypeError, InputError
 from ..core.shapes import Bool, Float32, Int8, Int64
+from .policy import PLAIN, UpdatePolicy
 from .schedules import Rate
 
 Missing = Literal["zeros", "initializer", "training"]
@@ -171,8 +172,12 @@ class Learns(Protocol):
         ts: int = 0,
         counts: Tensor | None = None,
         per_occurrence: bool = False,
+        policy: UpdatePolicy = PLAIN,
     ) -> Applied:
-        """One optimizer step per distinct id, with its summed gradient; absent ids are born."""
+        """One optimizer step per distinct id, with its summed gradient; absent ids are born.
+
+        `policy` limits that sum, and says what happens to one that is not finite.
+        """
         ...
 
 

@@ -20,8 +20,10 @@ from ..tables.host import HostTable
 from ..tables.multi import parts
 from ..tables.multi.multi_config import MultiConfig
 from ..tables.multi.several_tables import SeveralTables, stays
+from ..tables.policy import PLAIN, UpdatePolicy
 from ..tables.schedules import Rate
 from ..tables.store import Applied, Lookup, Missing, TableKeys, as_keys
+from ..tables.summed import summed
 from .build import TierTable
 from .tier_writes import check_update
 
@@ -151,12 +153,16 @@ class TierTables(SeveralTables):
         ts: int = 0,
         counts: Int64[Tensor, "n"] | None = None,
         per_occurrence: bool = False,
+        policy: UpdatePolicy = PLAIN,
     ) -> Applied:
         """One optimizer step per table and distinct id, with its summed gradient.
 
         Each table checks its share before the first changes.
         """
         keys = self._keys(at.keys if isinstance(at, Lookup) else at)
+        if policy.clip is not None:
+            one = summed(keys, grads, counts, self.dims).clipped(policy.clip)
+            at, keys, grads, counts = one.at, one.keys, one.grads, one.counts
         by_table = self.config.rates_of(rates)
         calls: list[tuple[Any, Tensor, Tensor, dict[str, Any]]] = []
         steps = self._steps(keys, grads, by_table, step, counts, per_occurrence)

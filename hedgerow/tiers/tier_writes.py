@@ -13,8 +13,10 @@ from ..core.errors import InputError
 from ..core.shapes import Bool, Float32, Int8, Int64
 from ..tables.host import HostTable
 from ..tables.leave_order import one_call
+from ..tables.policy import PLAIN, UpdatePolicy
 from ..tables.schedules import Rate
 from ..tables.store import Applied, Entries, Lookup, TableKeys
+from ..tables.summed import summed
 from .host_parts import some_of
 from .places import Ids
 from .two_tiers import TwoTiers
@@ -37,6 +39,7 @@ class TierWrites(TwoTiers):
         ts: int = 0,
         counts: Int64[Tensor, "n"] | None = None,
         per_occurrence: bool = False,
+        policy: UpdatePolicy = PLAIN,
     ) -> Applied:
         """One optimizer step per distinct id, with its summed gradient; absent ids are born first.
 
@@ -44,6 +47,9 @@ class TierWrites(TwoTiers):
         """
         checks.flag("per_occurrence", per_occurrence)
         keys = self._keys(at.keys if isinstance(at, Lookup) else at)
+        if policy.clip is not None:
+            one = summed(keys, grads, counts, (self.config.dim,)).clipped(policy.clip)
+            keys, grads, counts = one.keys, one.grads, one.counts
         self.check_update(keys.ids, grads, rates, step, counts)
         ids = keys.ids.cpu()
         settings = {"rates": rates, "step": step, "per_occurrence": per_occurrence}

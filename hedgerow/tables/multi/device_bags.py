@@ -12,6 +12,7 @@ from torch import Tensor
 from ...core.shapes import Float32, Int64
 from ...ops.segment import ragged_rows
 from ..bags import Bags, Feature, FeatureKeys, Gradients
+from ..policy import PLAIN, ClipRow, UpdatePolicy
 from ..store import Lookup, Missing
 
 if TYPE_CHECKING:
@@ -78,9 +79,9 @@ class DeviceBags:
         return self.keys.features
 
     @property
-    def at(self) -> Lookup | None:
-        """None: vectors were read."""
-        return None
+    def at(self) -> Lookup:
+        """Where the rows were found."""
+        return self.found
 
     def ids_of(self, i: int) -> Int64[Tensor, "n"]:
         """The ids of feature `i`."""
@@ -97,12 +98,13 @@ class DeviceBags:
 
     def learns(self, given: Sequence[Gradients], clip: float) -> bool:
         """One read, with a gradient of every feature."""
-        return len(given) == 1 and given[0].are_whole and not clip
+        del clip
+        return len(given) == 1 and given[0].are_whole
 
     def learn(self, given: Sequence[Gradients], *, clip: float, step: int, ts: int) -> None:
         """One optimizer step per id, in the slots where rows were found."""
-        del clip
         grads = enumerate(given[0].grads)
         rows = [self.key_gradients(i, grad) for i, grad in grads if grad is not None]
         flat = torch.cat([part.reshape(-1) for part in rows])
-        self.store.apply_gradients(self.found, flat, step=step, ts=ts)
+        policy = UpdatePolicy(clip=ClipRow(clip)) if clip else PLAIN
+        self.store.apply_gradients(self.found, flat, step=step, ts=ts, policy=policy)

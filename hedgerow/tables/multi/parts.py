@@ -92,14 +92,21 @@ def _check_rows(parts: Sequence[Part], ts: int) -> None:
 
 
 def apply_gradients(
-    parts: Sequence[Part], *, step: int | None = None, ts: int = 0, per_occurrence: bool = False
+    parts: Sequence[Part],
+    *,
+    step: int | None = None,
+    ts: int = 0,
+    per_occurrence: bool = False,
+    reject: bool = True,
 ) -> Applied:
     """One optimizer step per part and distinct id, part after part."""
     checks.count("ts", ts)
     checks.flag("per_occurrence", per_occurrence)
     # All are asked before the first changes; a rate that is a function is asked once.
     ready = [
-        part.table.update_arguments(part.ids, part.rows, part.rates, step, part.counts)
+        part.table.update_arguments(
+            part.ids, part.rows, part.rates, step, part.counts, reject=reject
+        )
         for part in parts
     ]
     done = []
