@@ -149,32 +149,25 @@ class Collection(nn.Module):
     def outputs(self, bags: Bags) -> tuple[Tensor, ...]:
         """Of each feature of the group its vectors, or the rows of its ids where it has no bags."""
         reader = None if self.ahead is not None else self.store.bags_reader(bags)
+        step, learns = self.updates.step, self.learns
+        make: Make
         if reader is None:
-            keys = bags.keys(len(self.store.names))
-            rows = self._collected(partial(self._rows, bags.batch, keys))
-            return tuple(pool_features(bags, rows))
-        return self._collected(
-            partial(
-                reader.read,
-                bags,
-                training=self.training,
-                step=self.updates.step,
-                keep=self.learns,
-            )
-        )
-
-    def _collected(self, make: Make) -> tuple[Tensor, ...]:
-        if not self.learns:
-            return make()[0]
-        outputs: Any = Collected.apply(self._anchor, make, self._collect)
-        return outputs
-
-    def _rows(self, batch: IdBatch, keys: FeatureKeys) -> tuple[tuple[Tensor, ...], RowsRead]:
-        if self.ahead is None:
-            found = self.look_up(keys, training=self.training, step=self.updates.step)
+            make = partial(self._rows, bags, step)
         else:
+            make = partial(reader.read, bags, training=self.training, step=step, keep=learns)
+        outputs: Any = Collected.apply(self._anchor, make, self._collect) if learns else make()[0]
+        return outputs if reader is not None else tuple(pool_features(bags, outputs))
+
+    def _rows(self, bags: Bags, step: int) -> tuple[tuple[Tensor, ...], RowsRead]:
+        """Reads the rows of all ids."""
+        batch, group = bags.batch, bags.group
+        keys = FeatureKeys.of(batch, group.features, len(self.store.names), group.places)
+        if self.ahead is not None:
             found = self.ahead.found(self, batch, keys)
-        return RowsRead.of(self.updates.store, keys, found)
+        else:
+            missing = "training" if self.training else "zeros"
+            found = self.store.lookup(keys.keys, missing=missing, step=step)
+        return RowsRead.of(keys, found)
 
     @property
     def learns(self) -> bool:

@@ -22,7 +22,6 @@ from ..tables.policy import ClipRow, UpdatePolicy
 from ..tables.store import Lookup, TableKeys
 from ..tables.summed import SummedGradients
 from .evictions import Evictions
-from .reading import flat_gradients
 
 
 class _Learn(Protocol):
@@ -79,7 +78,8 @@ class RowUpdates:
         if task not in self._running:
             for one in self._together:
                 one._open(task)
-        self._running[task].found.append(Gradients(read, tuple(grads)))
+        if grads.count(None) < len(grads):
+            self._running[task].found.append(Gradients(read, tuple(grads)))
 
     def _open(self, task: int) -> None:
         backward = self._running[task] = _Backward()
@@ -115,18 +115,22 @@ class RowUpdates:
             return
         waiting = self._waiting
         self.drop()
-        if not any(one.are_some for one in waiting):
+        learner = waiting[0].read.learner if waiting else None
+        if not waiting:
             self._step(self._store.take_part)
-        elif waiting[0].read.learns(waiting, self._clip):
-            self._step(partial(waiting[0].read.learn, waiting, clip=self._clip))
+        elif learner is not None and learner.learns(waiting, self._clip):
+            self._step(partial(learner.learn, waiting, clip=self._clip))
         else:
             self._step(partial(self._learn, waiting))
 
     def _step(self, learn: _Learn) -> None:
-        before_s = self._store.max_ts() if self._evict else 0
+        evicts = bool(self._evict)
+        before_s = self._store.max_ts() if evicts else 0
         now_s = self._clock.now_s()
-        if learn(step=self.step, ts=now_s) is not False:
-            self.step += 1
+        if learn(step=self.step, ts=now_s) is False:  # no process has a gradient
+            return
+        self.step += 1
+        if evicts:
             self._evict(before_s, now_s)
 
     def _learn(self, waiting: Sequence[Gradients], *, step: int, ts: int) -> object:
@@ -141,8 +145,7 @@ class RowUpdates:
     def _sums(self) -> SummedGradients:
         """What was summed before, and what waits."""
         at, grads = self._joined(self._waiting)
-        given = any(one.are_some for one in self._waiting)
-        found = self._store.summed_gradients(at, grads, given=given)
+        found = self._store.summed_gradients(at, grads, given=bool(self._waiting))
         return found if self._merged is None else self._merged.with_later(found)
 
     def _joined(self, waiting: Sequence[Gradients]) -> tuple[TableKeys | Lookup, Tensor]:
@@ -150,10 +153,13 @@ class RowUpdates:
 
         Where one lookup has all its gradients, the update is at that lookup.
         """
-        at = waiting[0].read.at if len(waiting) == 1 and waiting[0].are_whole else None
-        if at is not None:
-            read, pairs = waiting[0].read, enumerate(waiting[0].grads)
-            return at, self._flat([read.key_gradients(i, g) for i, g in pairs if g is not None])
+        first = waiting[0] if len(waiting) == 1 else None
+        if first is not None and first.read.at is not None and None not in first.grads:
+            grads = list[Tensor]()
+            for i, grad in enumerate(first.grads):
+                if grad is not None:
+                    grads.append(first.read.key_gradients(i, grad))
+            return first.read.at, self._flat(grads)
         parts = [
             part
             for k in range(len(self._store.names))
@@ -170,16 +176,23 @@ class RowUpdates:
         return _with_slots(keys, parts, self._store.dims), grads
 
     def _flat(self, grads: Sequence[Tensor]) -> Float32[Tensor, "floats"]:
-        """In the memory of the update before: what the system gives anew costs more than the copy.
+        """Gradients one after the other, each copied once, whatever its strides.
 
+        In the memory of the update before: what the system gives anew costs more than the copy.
         The memory of a device is kept by torch.
         """
-        device = self._store.device
-        if device != checks.CPU:
-            return flat_gradients(
-                grads, lambda n: torch.empty(n, dtype=torch.float32, device=device)
-            )
-        return flat_gradients(grads, lambda n: self._memory.take(n)[0])
+        floats, device = 0, self._store.device
+        for grad in grads:
+            floats += grad.numel()
+        if device == checks.CPU:
+            flat = self._memory.take(floats)[0]
+        else:
+            flat = torch.empty(floats, dtype=torch.float32, device=device)
+        start = 0
+        for grad in grads:
+            flat[start : start + grad.numel()].view(grad.shape).copy_(grad)
+            start += grad.numel()
+        return flat
 
 
 @dataclass(frozen=True, slots=True, eq=False)

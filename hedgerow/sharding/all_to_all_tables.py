@@ -169,13 +169,13 @@ class AllToAllTables(SpreadStore):
         self.local, self.routers = local, tuple(routers)
         self.exchange, self.updates = exchange, updates or exchange
         self._dedup = dedup
-        self._names, self._dims = local.names, local.dims
-        self._device = local.device
+        self.names, self.dims = local.names, local.dims
+        self.device = local.device
         self._lookups = 0  # so far, the same number on every rank
         self._outputs = Recycler()
         self._merging = Merging(merge_across_ranks, 1 if reduce == "sum" else exchange.ranks)
         self._check()
-        self._by_owner = ByOwner(self._dims, self.routers)
+        self._by_owner = ByOwner(self.dims, self.routers)
         self._cells = local.cells(exchange.ranks) if merge_across_ranks else None
         self._rejects = [table.config.not_finite == "reject" for table in self.tables]
 
@@ -196,21 +196,6 @@ class AllToAllTables(SpreadStore):
     def __repr__(self) -> str:
         rank, ranks = self.exchange.rank, self.exchange.ranks
         return f"AllToAllTables(rank {rank} of {ranks}, {self.local!r})"
-
-    @property
-    def names(self) -> tuple[str, ...]:
-        """The tables, in order."""
-        return self._names
-
-    @property
-    def dims(self) -> tuple[int, ...]:
-        """Columns of each table, in order."""
-        return self._dims
-
-    @property
-    def device(self) -> torch.device:
-        """Where keys and rows are: where the own shard is."""
-        return self._device
 
     @property
     def tables(self) -> tuple[HostTable, ...]:
@@ -257,20 +242,20 @@ class AllToAllTables(SpreadStore):
     ) -> PendingLookup:
         """`lookup` without waiting for the rows: they travel while the caller does other work."""
         arguments.missing_rule(missing)
-        keys = as_keys(keys, len(self._names), self._device)
+        keys = as_keys(keys, len(self.names), self.device)
         packed = self._by_owner.pack(keys, dedup=self._dedup)
         floats = self._floats(keys)
         if out is not None:
-            rows = parts.flat_output(out, floats, self._device)
-        elif self._device == checks.CPU:
+            rows = parts.flat_output(out, floats, self.device)
+        elif self.device == checks.CPU:
             rows = self._outputs.take(floats)[0]
         else:  # torch keeps the memory of a device by itself
-            rows = torch.empty(floats, device=self._device)
+            rows = torch.empty(floats, device=self.device)
         self._lookups += 1
         at = deliver(self.exchange, packed.ids, packed.slot_sizes)
         sent = _Sent(self, packed, at, self._lookups)
         coming = self._read_own(sent, missing, step)
-        return PendingLookup(Lookup(keys, rows, self._dims, epoch=sent), packed, coming)
+        return PendingLookup(Lookup(keys, rows, self.dims, epoch=sent), packed, coming)
 
     def _read_own(self, sent: _Sent, missing: Missing, step: int | None) -> Pending:
         """Reads the rows that ranks ask this owner for, and sends them off."""
@@ -281,7 +266,7 @@ class AllToAllTables(SpreadStore):
             sent.cells = self._cells.read(at.ids, sizes, rows, training=training, step=step)
         else:
             found = self.local.lookup(at.merged_keys(), missing=missing, step=step)
-            rows = by_rank(found.rows, at.received, self._dims)
+            rows = by_rank(found.rows, at.received, self.dims)
             sent.found = replace(found, rows=found.rows[:0].clone())
         return self.exchange.start_floats(rows, sent.leaving, sent.coming)
 
@@ -338,7 +323,7 @@ class AllToAllTables(SpreadStore):
 
     def take_part(self, *, step: int, ts: int) -> bool:
         """Takes part in an update of other ranks without a gradient; whether any rank has one."""
-        keys = TableKeys(self._empty(torch.int64), (0,) * (len(self._names) + 1))
+        keys = TableKeys(self._empty(torch.int64), (0,) * (len(self.names) + 1))
         nothing = self._empty(torch.float32)
         agreed = self._agree(keys, nothing, None, PLAIN, plain=True, given=False)
         self._step(agreed, None, PLAIN, None, step, ts, False)
@@ -365,8 +350,8 @@ class AllToAllTables(SpreadStore):
             merging = replace(self._merging, across_ranks=True)
             push = self._push(agreed.sent, agreed, counts, merging)
             ((keys, sums, seen),) = push.arrived()
-        found = summed(keys, sums, seen, self._dims)
-        own = Lookup(found.keys, found.grads[:0], self._dims, epoch=_Owned(self))
+        found = summed(keys, sums, seen, self.dims)
+        own = Lookup(found.keys, found.grads[:0], self.dims, epoch=_Owned(self))
         return replace(found, at=own, given=agreed.given)
 
     def start_apply(
@@ -401,10 +386,10 @@ class AllToAllTables(SpreadStore):
 
         Where the ranks update at different lookups, or at keys, the keys travel again.
         """
-        keys = as_keys(at.keys if isinstance(at, Lookup) else at, len(self._names), self._device)
+        keys = as_keys(at.keys if isinstance(at, Lookup) else at, len(self.names), self.device)
         flat = self._flat("grads", grads, keys)
         if counts is not None:
-            arguments.occurrences(counts, len(keys.ids), self._device)
+            arguments.occurrences(counts, len(keys.ids), self.device)
         dedup = dedup and self._dedup
         sent = at.epoch if isinstance(at, Lookup) else None
         if not (isinstance(sent, _Sent) and sent.of is self and dedup == self._dedup):
@@ -431,8 +416,8 @@ class AllToAllTables(SpreadStore):
         """Whether nothing arrives that a table rejects."""
         if not all(self._rejects):
             sizes = packed.slot_sizes.tolist()
-            tables = len(self._dims)
-            cells = sums.split([n * self._dims[i % tables] for i, n in enumerate(sizes)])
+            tables = len(self.dims)
+            cells = sums.split([n * self.dims[i % tables] for i, n in enumerate(sizes)])
             kept = [cell for i, cell in enumerate(cells) if self._rejects[i % tables]]
             sums = torch.cat(kept) if kept else sums[:0]
         return self.updates.arrives_finite(sums)
@@ -485,10 +470,10 @@ class AllToAllTables(SpreadStore):
 
     def _push(self, sent: _Sent, agreed: _Agreed, counts: Tensor | None, merging: Merging) -> Push:
         seen = agreed.packed.occurrences(counts)
-        return Push.start(self.updates, sent.at, self._dims, agreed.sums, seen, merging)
+        return Push.start(self.updates, sent.at, self.dims, agreed.sums, seen, merging)
 
     def _empty(self, dtype: torch.dtype) -> Tensor:
-        return torch.empty(0, dtype=dtype, device=self._device)
+        return torch.empty(0, dtype=dtype, device=self.device)
 
     def assign(
         self, keys: TableKeys | Int64[Tensor, "n"], rows: Float32[Tensor, "floats"], *, ts: int = 0
@@ -514,18 +499,17 @@ class AllToAllTables(SpreadStore):
 
     def _floats(self, keys: TableKeys) -> int:
         """Values of the rows of these keys."""
-        sizes = map(int.__sub__, keys.splits[1:], keys.splits)
-        return sum(map(int.__mul__, sizes, self._dims))
+        return parts.float_offsets(keys.splits, self.dims)[-1]
 
     def _flat(self, name: str, rows: Tensor, keys: TableKeys) -> Float32[Tensor, "floats"]:
-        if len(self._names) == 1:  # as every store of one table: flat or [n, dim]
-            n, dim = len(keys.ids), self._dims[0]
-            return arguments.rows_of_batch(name, rows, n, dim, self._device).view(-1)
-        return parts.flat_rows(name, rows, self._floats(keys), self._device)
+        if len(self.names) == 1:  # as every store of one table: flat or [n, dim]
+            n, dim = len(keys.ids), self.dims[0]
+            return arguments.rows_of_batch(name, rows, n, dim, self.device).view(-1)
+        return parts.flat_rows(name, rows, self._floats(keys), self.device)
 
     def _whole(self, exchange: Exchange, keys: TableKeys | Tensor) -> tuple[Packed, Delivery]:
         """Keys and their duplicates, brought to their owners."""
-        keys = as_keys(keys, len(self._names), self._device)
+        keys = as_keys(keys, len(self.names), self.device)
         packed = self._by_owner.pack(keys, dedup=False)
         return packed, deliver(exchange, packed.ids, packed.slot_sizes)
 
@@ -533,12 +517,12 @@ class AllToAllTables(SpreadStore):
         self, keys: TableKeys | Tensor, rows: Tensor
     ) -> tuple[TableKeys, Float32[Tensor, "floats"]]:
         """All keys and rows that this rank owns, of every rank; duplicates are kept."""
-        keys = as_keys(keys, len(self._names), self._device)
+        keys = as_keys(keys, len(self.names), self.device)
         flat = self._flat("rows", rows, keys)
         packed, at = self._whole(self.updates, keys)
-        leaving, coming = floats_of(at.sent, self._dims), floats_of(at.received, self._dims)
+        leaving, coming = floats_of(at.sent, self.dims), floats_of(at.received, self.dims)
         arrived = self.updates.floats(packed.in_order(flat), leaving, coming, exact=True)
-        return at.merged_keys(), by_table(arrived, at.received, self._dims)
+        return at.merged_keys(), by_table(arrived, at.received, self.dims)
 
     def _answers(
         self, exchange: Exchange, keys: TableKeys | Tensor, verb: Callable[[TableKeys], Tensor]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from operator import mul
 
 import torch
 from torch import Tensor
@@ -63,7 +64,7 @@ def totals(sizes: Sizes) -> list[int]:
 
 def floats_of(sizes: Sizes, dims: Sequence[int]) -> list[int]:
     """Floats for or from each rank."""
-    return [sum(n * d for n, d in zip(of_tables, dims, strict=True)) for of_tables in sizes]
+    return [sum(map(mul, of_tables, dims)) for of_tables in sizes]
 
 
 def by_table(flat: Tensor, sizes: Sizes, dims: Sequence[int] | None = None) -> Tensor:

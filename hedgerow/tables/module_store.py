@@ -129,7 +129,12 @@ class ModuleStore(Learns, Protocol):
 
 
 class SpreadStore:
-    """What stores share whose rows are spread over ranks or servers."""
+    """What stores share whose rows are spread over ranks or servers.
+
+    Keys and rows of a call are on `device`.
+    """
+
+    device: torch.device = CPU
 
     @property
     def programs_read(self) -> bool:
@@ -158,11 +163,6 @@ class SpreadStore:
     def moves_to(self, device: torch.device) -> bool:
         """Returns False: the tables stay where they are."""
         return stays(self.device, device)
-
-    @property
-    def device(self) -> torch.device:
-        """Keys and rows of a call are in host memory."""
-        return CPU
 
     def emptied(self, clock: Clock) -> Self:
         """Raises: this process does not hold all rows."""

@@ -247,7 +247,7 @@ def as_keys(
         return TableKeys(keys, (0, len(keys)))
     checks.tensor("ids", keys.ids, torch.int64, (None,), device)
     splits = keys.splits
-    if not (isinstance(splits, tuple) and all(type(at) is int for at in splits)):
+    if not (isinstance(splits, tuple) and set(map(type, splits)) <= {int}):
         raise DtypeError(f"splits is {splits!r}; pass a tuple of ints, for example (0, {tables}).")
     if len(splits) - 1 != tables:
         raise InputError(f"keys of {len(splits) - 1} tables given to a store of {tables}.")

@@ -43,8 +43,7 @@ class SummedGradients:
 
     def clipped(self, clip: ClipRow) -> SummedGradients:
         """The same keys, with gradients that are no longer than the limit."""
-        rows = _rows_of(self.grads, self.keys.splits, self.dims)
-        return replace(self, grads=torch.cat([clip.clipped(part).view(-1) for part in rows]))
+        return replace(self, grads=clipped(self.keys, self.grads, self.dims, clip))
 
     def with_later(self, later: SummedGradients) -> SummedGradients:
         """The sums of these gradients and later ones.
@@ -100,6 +99,14 @@ def summed(
         slots = at.slots[torch.cat(firsts)]
         where = Lookup(distinct, at.rows[:0], at.dims, slots, at.epoch)
     return SummedGradients(where, torch.cat(rows), torch.cat(found), tuple(dims))
+
+
+def clipped(
+    keys: TableKeys, sums: Float32[Tensor, "floats"], dims: Sequence[int], clip: ClipRow
+) -> Float32[Tensor, "floats"]:
+    """The summed gradients of these keys, none longer than the limit."""
+    rows = _rows_of(sums, keys.splits, tuple(dims))
+    return torch.cat([clip.clipped(part).view(-1) for part in rows])
 
 
 def _rows_of(

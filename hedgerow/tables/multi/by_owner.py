@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from itertools import accumulate, pairwise
+from itertools import accumulate, cycle, pairwise
+from operator import mul
 
 import torch
 from torch import Tensor
@@ -40,6 +41,9 @@ class Packed:
     places: Tensor  # int32 or int64 [n]
     splits: tuple[int, ...]  # of what was packed, by table
     dims: tuple[int, ...]
+    dim: int  # columns of all tables; 0 if they differ
+    floats: int  # values of the rows of `ids`
+    is_plain: bool = False  # whether `ids` are the packed keys themselves
 
     @property
     def shard_sizes(self) -> list[int]:
@@ -50,17 +54,6 @@ class Packed:
     def offset_sizes(self) -> list[int]:
         """Keys that were packed, of each table."""
         return [stop - start for start, stop in pairwise(self.splits)]
-
-    @cached_property
-    def dim(self) -> int:
-        """Columns of all tables; 0 if they differ."""
-        return self.dims[0] if len(set(self.dims)) == 1 else 0
-
-    @cached_property
-    def is_plain(self) -> bool:
-        """Whether the rows of `ids` are those of the packed keys, in their order."""
-        whole = len(self.ids) == len(self.places) and self.places.is_cpu
-        return whole and bool((self.places.diff() == 1).all())
 
     @cached_property  # an update needs what its lookup needed
     def offsets(self) -> Tensor:
@@ -77,14 +70,6 @@ class Packed:
         places = torch.arange(len(self.ids), device=device)
         starts = first.to(device)[cells] + places * widths.to(device)[cells]
         return starts[self.places]
-
-    @cached_property
-    def floats(self) -> int:
-        """Values of the rows of `ids`."""
-        if self.dim:
-            return len(self.ids) * self.dim
-        sizes = self.slot_sizes.view(-1, len(self.dims)).sum(0).tolist()
-        return sum(n * dim for n, dim in zip(sizes, self.dims, strict=True))
 
     def unpack(
         self, rows: Float32[Tensor, "floats"], out: Float32[Tensor, "packed_floats"]
@@ -156,6 +141,7 @@ class ByOwner:
     def __init__(self, dims: Sequence[int], routers: Sequence[Router]) -> None:
         self.dims, self.routers = tuple(dims), tuple(routers)
         self.shards = self.routers[0].shards
+        self._dim = self.dims[0] if len(set(self.dims)) == 1 else 0
         self._ones = [1] * len(self.dims)  # offsets of rows of one column are places
         # What the core needs of each router; of one alone where all tables have the same.
         alike = all(router == self.routers[0] for router in self.routers)
@@ -169,8 +155,20 @@ class ByOwner:
 
     def pack(self, keys: TableKeys, *, dedup: bool = True) -> Packed:
         """Lays keys out. Equal ids of a table are packed once, as first seen, if `dedup`."""
+        plain = False
         if dedup and keys.ids.is_cpu and len(keys.ids) <= _MOST_KEYS:
-            return self._pack_here(keys)
+            ids, sizes, places = self._pack_here(keys)
+            plain = self.shards == 1 and len(ids) == len(places)
+        else:
+            ids, sizes, places = self._pack_anywhere(keys, dedup)
+        if self._dim:
+            floats = len(ids) * self._dim
+        else:
+            floats = sum(map(mul, sizes.tolist(), cycle(self.dims)))
+        return Packed(ids, sizes, places, keys.splits, self.dims, self._dim, floats, plain)
+
+    def _pack_anywhere(self, keys: TableKeys, dedup: bool) -> tuple[Tensor, Tensor, Tensor]:
+        """Ids, sizes and places, by the ops of the keys' device."""
         found, number = _distinct(keys) if dedup else (_all(keys), None)
         if self.shards == 1:
             sizes, ids, place = found.row_splits.diff(), found.values, None
@@ -181,19 +179,23 @@ class ByOwner:
             place = torch.arange(len(ids), device=ids.device) if number is None else number
         elif number is not None:
             place = place[number]
-        return Packed(ids, sizes, place, keys.splits, self.dims)
+        return ids, sizes, place
 
-    def _pack_here(self, keys: TableKeys) -> Packed:
-        """Distinct keys of host memory, by calls of the core."""
+    def _pack_here(self, keys: TableKeys) -> tuple[Tensor, Tensor, Tensor]:
+        """Ids, sizes and places of distinct keys in host memory, by calls of the core."""
         by_modulo = self._by_modulo or self.shards == 1
         shards = self.shards if by_modulo else 1
         at, splits = keys.ids.data_ptr(), keys.splits
+        addresses, lengths = list[int](), list[int]()
+        for start, stop in pairwise(splits):
+            addresses.append(at + 8 * start)
+            lengths.append(stop - start)
         ids = torch.empty_like(keys.ids)
         sizes = torch.empty(shards * (1 + len(self.dims)), dtype=torch.int32, device="cpu")
         places = torch.empty(len(ids), dtype=torch.int32, device="cpu")
         distinct, _ = native.fused_reorder(
-            [at + 8 * start for start in splits[:-1]],
-            [stop - start for start, stop in pairwise(splits)],
+            addresses,
+            lengths,
             self._ones,
             shards,
             by_modulo and self._rank0_empty,
@@ -210,7 +212,7 @@ class ByOwner:
             place = torch.empty(distinct, dtype=torch.int32, device="cpu")
             place[order] = torch.arange(distinct, dtype=torch.int32, device="cpu")
             places = place.index_select(0, places)
-        return Packed(ids, slot_sizes, places, splits, self.dims)
+        return ids, slot_sizes, places
 
     def _split(self, ids: Tensor, table_sizes: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Keys by owner, how many of each table go to each owner, and where each key was."""
@@ -227,15 +229,18 @@ class ByOwner:
         sizes = torch.empty(shards, dtype=torch.int64, device="cpu")
         shared = owners.data_ptr(), n, shards, blocks, starts.data_ptr()
         native.plan_split(*shared, sizes.data_ptr())
-        ends = [8 * end for end in accumulate(sizes.tolist()[:-1], initial=0)]
+        parts_at, order_at = [parts.data_ptr()], [order.data_ptr()]
+        for size in sizes.tolist()[:-1]:
+            parts_at.append(parts_at[-1] + 8 * size)
+            order_at.append(order_at[-1] + 8 * size)
         of_owners = torch.empty((shards, tables + 1), dtype=torch.int64, device="cpu")
         native.split_ragged(
             *shared,
             ids.data_ptr(),
             row_splits.data_ptr(),
             tables,
-            [parts.data_ptr() + end for end in ends],
-            [order.data_ptr() + end for end in ends],
+            parts_at,
+            order_at,
             of_owners.data_ptr(),
         )
         return parts, of_owners.diff(dim=1).view(-1), order

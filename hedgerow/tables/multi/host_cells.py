@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import accumulate
+from operator import mul
 
 import torch
 from torch import Tensor
@@ -68,7 +69,7 @@ class HostCells:
     ) -> CellsRead | None:
         """Writes the rows of cells of these `sizes` to `out`; in training it keeps their places."""
         offsets = torch.tensor((0, *accumulate(sizes)), dtype=torch.int64, device="cpu")
-        floats = (0, *accumulate(map(int.__mul__, sizes, self._dims)))
+        floats = (0, *accumulate(map(mul, sizes, self._dims)))
         cells = (ids.data_ptr(), len(ids), offsets.data_ptr(), self._places, 1, 0)
         at = out.data_ptr()
         addresses = [at + 4 * start for start in floats[:-1]]
