@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, ClassVar
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -25,9 +25,9 @@ class RowsRead:
     The store itself learns, `at` the lookup, which has no rows any more.
     """
 
-    learner: ClassVar[None] = None
     keys: FeatureKeys
     at: Lookup
+    learner: None = None
 
     @staticmethod
     def of(keys: FeatureKeys, found: Lookup) -> tuple[Outputs, RowsRead]:

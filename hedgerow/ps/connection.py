@@ -128,14 +128,12 @@ class Connection:
         now, deadline_s = time.monotonic(), patience.deadline_s
         ticket = Ticket(
             request.verb,
-            bytearray(request.head()),
-            frames,
+            [bytearray(request.head()), *frames],
             sink,
             patience,
             gap_s=patience.retry_s,
             began_s=now,
             limit_s=math.inf if deadline_s is None else now + deadline_s,
-            is_write=request.verb in WRITES,
         )
         if os.getpid() != self._process:
             raise self._forked()
@@ -146,7 +144,7 @@ class Connection:
             self._sequence += 1
             ticket.sequence = self._sequence
             self._tickets[ticket.sequence] = ticket
-            if ticket.is_write:
+            if request.verb in WRITES:
                 self._writes[ticket.sequence] = None
             self._unsent += 1
             self._try_send(ticket)
@@ -179,20 +177,20 @@ class Connection:
         now = time.monotonic()
         left_s = ticket.limit_s - now
         left_ms = 0 if math.isinf(left_s) else min(max(int(left_s * 1000), 1), 2**32 - 1)
-        head, sequence = ticket.head, ticket.sequence
+        sequence, (head, *buffers) = ticket.sequence, ticket.frames
         acked = next(iter(self._writes), self._sequence + 1)  # below it, no write waits
         origin = self.client, sequence, acked, self.incarnation, left_ms
         ORIGIN.pack_into(head, ORIGIN_AT, *origin)
-        once, room_bytes = not ticket.was_sent, ticket.sink.room_bytes
+        once, room_bytes = ticket.again_s == 0, ticket.sink.room_bytes
         try:
-            if not self._line.send(sequence, head, ticket.frames, room_bytes, once=once):
+            if not self._line.send(sequence, head, buffers, room_bytes, once=once):
                 return  # sent when the line can
         except OSError:  # memory that cannot be shared travels
             self._may_be_near = False
             self._change(self._open_far())
             return
         self._unsent -= not ticket.sent
-        ticket.sent = ticket.was_sent = True
+        ticket.sent = True
         ticket.again_s = now + ticket.gap_s
         ticket.gap_s = min(2 * ticket.gap_s, _LONGEST_GAP * ticket.patience.retry_s)
 

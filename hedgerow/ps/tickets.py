@@ -15,7 +15,7 @@ from ..core.shapes import Float32
 from . import errors as own_errors
 from .buffers import value_of, widened
 from .errors import FrameError, ServerRefusedError
-from .frames import Answer, Buffer, Verb
+from .frames import WRITES, Answer, Buffer, Verb
 
 
 class Reader(Protocol):
@@ -119,20 +119,27 @@ class Ticket:
     """One request under way."""
 
     verb: Verb
-    head: bytearray
-    frames: Sequence[Buffer]
+    frames: Sequence[Any]  # the head, a bytearray, and the buffers; none once it is done
     sink: Sink
     patience: Patience
     gap_s: float  # until it is sent again if nobody answers, or if the server is busy
     began_s: float  # when it was made, on the monotonic clock
     limit_s: float  # when to give up, on the monotonic clock; infinite to wait for ever
-    is_write: bool  # whether it must happen once
     sequence: int = 0
     sent: bool = False
-    was_sent: bool = False  # whether it left once, though perhaps on a line that broke
     again_s: float = 0.0
     done: bool = False
     error: Exception | None = None
+
+    @property
+    def is_write(self) -> bool:
+        """Whether it must happen once."""
+        return self.verb in WRITES
+
+    @property
+    def was_sent(self) -> bool:
+        """Whether it left once, though perhaps on a line that broke."""
+        return self.again_s > 0
 
 
 def error_of(frames: Sequence[Buffer], where: str) -> Exception:
