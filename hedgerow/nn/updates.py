@@ -19,7 +19,7 @@ from ..core.shapes import Float32, Int64
 from ..tables.bags import Gradients, Read
 from ..tables.module_store import ModuleStore
 from ..tables.policy import ClipRow, UpdatePolicy
-from ..tables.store import Lookup, TableKeys
+from ..tables.store import Joined, Lookup, TableKeys
 from ..tables.summed import SummedGradients
 from .evictions import Evictions
 
@@ -151,15 +151,18 @@ class RowUpdates:
     def _joined(self, waiting: Sequence[Gradients]) -> tuple[TableKeys | Lookup, Tensor]:
         """All that waits, table after table, in the order of lookups and features.
 
-        Where one lookup has all its gradients, the update is at that lookup.
+        Where lookups have all their gradients, the update is at them.
         """
-        first = waiting[0] if len(waiting) == 1 else None
-        if first is not None and first.read.at is not None and None not in first.grads:
-            grads = list[Tensor]()
-            for i, grad in enumerate(first.grads):
+        found, grads = list[Lookup](), list[Tensor]()
+        for one in waiting:
+            if one.read.at is None or None in one.grads:
+                break
+            found.append(one.read.at)
+            for i, grad in enumerate(one.grads):
                 if grad is not None:
-                    grads.append(first.read.key_gradients(i, grad))
-            return first.read.at, self._flat(grads)
+                    grads.append(one.read.key_gradients(i, grad))
+        if len(waiting) == len(found) == 1:
+            return found[0], self._flat(grads)
         parts = [
             part
             for k in range(len(self._store.names))
@@ -172,8 +175,10 @@ class RowUpdates:
         for part in parts:
             counts[part.table] += len(part.ids)
         keys = TableKeys(torch.cat(ids), (0, *accumulate(counts)))
-        grads = self._flat([part.grads for part in parts])
-        return _with_slots(keys, parts, self._store.dims), grads
+        flat = self._flat([part.grads for part in parts])
+        if parts and len(found) == len(waiting):
+            return Joined.of(found), flat
+        return _with_slots(keys, parts, self._store.dims), flat
 
     def _flat(self, grads: Sequence[Tensor]) -> Float32[Tensor, "floats"]:
         """Gradients one after the other, each copied once, whatever its strides.

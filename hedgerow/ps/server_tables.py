@@ -31,10 +31,10 @@ from ..tables.multi.multi_config import MultiConfig
 from ..tables.policy import PLAIN, UpdatePolicy
 from ..tables.schedules import Rate
 from ..tables.stats import TableStats
-from ..tables.store import Applied, Entries, Lookup, Missing, TableKeys, as_keys
+from ..tables.store import Applied, Entries, Joined, Lookup, Missing, TableKeys, as_keys, lookups_of
 from ..tables.summed import SummedGradients, clipped, summed
 from .shard import Pending, Shard
-from .shares import Share, finite_part, shares_of
+from .shares import Share, finite_part, joined, shares_of, side_by_side
 from .some_tables import TablesOfShard
 from .worker_checks import check_finite, fixed_rates, rates_now
 
@@ -280,13 +280,8 @@ class ServerTables(SpreadStore):
         if now is None:
             now = rates_now(self.config, keys, rates, step)
         dedup = self._dedup and not per_occurrence
-        routed = at.epoch if isinstance(at, Lookup) else None
-        if not (isinstance(routed, _Routed) and routed.of is self and dedup == self._dedup):
-            packed = self._by_owner.pack(keys, dedup=dedup)
-            routed = _Routed(self, packed, shares_of(packed))
-        packed, dropped = routed.packed, 0
-        sums = flat if packed.is_plain else packed.sum_gradients(flat)
-        occurred = packed.occurrences(counts)
+        shares, sums, occurred = self._summed(at, keys, flat, counts, policy, dedup=dedup)
+        dropped = 0
 
         def start(share: Share) -> Pending[Applied]:
             nonlocal dropped
@@ -308,9 +303,33 @@ class ServerTables(SpreadStore):
             )
 
         done = list[Applied]()
-        for _, answer in _answers(routed.shares, start, _server_of):
+        for _, answer in _answers(shares, start, _server_of):
             done.append(answer)
         return parts.total([*done, Applied.of(dropped=dropped)] if dropped else done)
+
+    def _summed(
+        self,
+        at: TableKeys | Lookup | Tensor,
+        keys: TableKeys,
+        flat: Tensor,
+        counts: Tensor | None,
+        policy: UpdatePolicy,
+        *,
+        dedup: bool,
+    ) -> tuple[list[Share], Tensor, Tensor]:
+        """What each server gets: sums of gradients by key, and how many each is."""
+        known = _routed_by(self, at) if dedup == self._dedup else []
+        if len(known) > 1 and counts is None and policy.clip is None:
+            packs = [one.packed for one in known]
+            given = Joined(lookups_of(at)).parts(flat)
+            sums = side_by_side(packs, list(map(Packed.sum_gradients, packs, given)), self.dims)
+            occurred = side_by_side(packs, list(map(Packed.occurrences, packs)))
+            return shares_of(joined(packs)), sums, occurred
+        one = len(known) == 1
+        packed = known[0].packed if one else self._by_owner.pack(keys, dedup=dedup)
+        sums = flat if packed.is_plain else packed.sum_gradients(flat)
+        shares = known[0].shares if one else shares_of(packed)
+        return shares, sums, packed.occurrences(counts)
 
     def summed_gradients(
         self,
@@ -429,6 +448,16 @@ def _number(stats: TableStats, name: str) -> int | float:
     """0 for what a server does not count."""
     value = stats.get(name, 0)
     return 0 if isinstance(value, str) else value
+
+
+def _routed_by(store: ServerTables, at: TableKeys | Lookup | Tensor) -> list[_Routed]:
+    """How this store cut the keys of each lookup; nothing if it made not all of them."""
+    found = list[_Routed]()
+    for one in lookups_of(at):
+        if not (isinstance(one.epoch, _Routed) and one.epoch.of is store):
+            return []
+        found.append(one.epoch)
+    return found
 
 
 def _server_of(share: Share) -> int:

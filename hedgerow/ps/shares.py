@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
-from itertools import accumulate, pairwise
+from dataclasses import dataclass, replace
+from itertools import accumulate, cycle, pairwise
 from operator import mul
 
 import torch
@@ -45,6 +45,33 @@ def shares_of(packed: Packed) -> list[Share]:
             found.append(Share(server, TableKeys(packed.ids[ids], splits), ids, floats))
         ids_from, floats_from = ids.stop, floats.stop
     return found
+
+
+def joined(packs: Sequence[Packed]) -> Packed:
+    """The packed keys of several lookups, side by side for each server and table."""
+    sizes = torch.stack([one.slot_sizes for one in packs]).sum(0)
+    ids, first = side_by_side(packs, [one.ids for one in packs]), packs[0]
+    floats = sum(one.floats for one in packs)
+    return replace(first, ids=ids, slot_sizes=sizes, floats=floats, is_plain=False)
+
+
+def side_by_side(
+    packs: Sequence[Packed], values: Sequence[Tensor], widths: Sequence[int] = (1,)
+) -> Tensor:
+    """Values of the packed keys of several lookups, `widths` for each key, in their joined order.
+
+    >>> from hedgerow.routing.router import Router
+    >>> from hedgerow.tables.multi.by_owner import ByOwner
+    >>> owners = ByOwner((1,), [Router("roundrobin", 2)])
+    >>> packs = [owners.pack(TableKeys.of_one(torch.tensor(ids))) for ids in ([1, 2], [2, 4, 3])]
+    >>> side_by_side(packs, [one.ids for one in packs]).tolist()
+    [2, 2, 4, 1, 3]
+    """
+    cells = [
+        part.split(list(map(mul, one.slot_sizes.tolist(), cycle(widths))))
+        for one, part in zip(packs, values, strict=True)
+    ]
+    return torch.cat([cell for of_slot in zip(*cells, strict=True) for cell in of_slot])
 
 
 def finite_part(

@@ -26,7 +26,17 @@ from ..tables.multi.host_cells import CellsRead, HostCells
 from ..tables.policy import PLAIN, UpdatePolicy
 from ..tables.schedules import Rate
 from ..tables.stats import TableStats, table_stats
-from ..tables.store import Applied, Entries, Lookup, Missing, RowStore, TableKeys, as_keys
+from ..tables.store import (
+    Applied,
+    Entries,
+    Joined,
+    Lookup,
+    Missing,
+    RowStore,
+    TableKeys,
+    as_keys,
+    lookups_of,
+)
 from ..tables.summed import SummedGradients, summed
 from .delivery import (
     Delivery,
@@ -100,9 +110,8 @@ class _Owned:
 class _Agreed:
     """What all ranks agreed on before gradients travel, and the sums of this rank's gradients."""
 
-    packed: Packed
-    sums: Float32[Tensor, "floats"]
-    sent: _Sent | None  # where the keys went; None where no rank has any
+    sent: tuple[_Sent, ...]  # where the keys of each lookup went; none where no rank has any
+    sums: tuple[Float32[Tensor, "floats"], ...]  # of each lookup
     given: bool  # whether any rank has a gradient, be it of no row
     in_cells: bool  # whether every owner knows where the rows are
 
@@ -343,13 +352,12 @@ class AllToAllTables(SpreadStore):
         """
         policy = UpdatePolicy(not_finite="drop")
         agreed = self._agree(at, grads, counts, policy, given=given)
-        if agreed.sent is None:
+        if not agreed.sent:
             keys, sums, seen = at.keys if isinstance(at, Lookup) else at, grads[:0], None
             keys = TableKeys(keys.ids[:0], (0,) * len(keys.splits))
         else:
             merging = replace(self._merging, across_ranks=True)
-            push = self._push(agreed.sent, agreed, counts, merging)
-            ((keys, sums, seen),) = push.arrived()
+            ((keys, sums, seen),) = self._push(agreed, counts, merging).arrived()
         found = summed(keys, sums, seen, self.dims)
         own = Lookup(found.keys, found.grads[:0], self.dims, epoch=_Owned(self))
         return replace(found, at=own, given=agreed.given)
@@ -365,10 +373,10 @@ class AllToAllTables(SpreadStore):
         """Sends gradients to their owners; what it gives makes the steps, with `rates`, `step` and
         `ts`. All ranks make them in the order in which they sent."""
         agreed = self._agree(at, grads, counts, PLAIN, dedup=not per_occurrence)
-        if agreed.sent is None:
+        if not agreed.sent:
             return _nothing_applied
-        push = self._push(agreed.sent, agreed, counts, self._merging)
-        how = {"found": agreed.sent.found, "policy": UpdatePolicy(not_finite="drop")}
+        push = self._push(agreed, counts, self._merging)
+        how = {"found": agreed.sent[0].found, "policy": UpdatePolicy(not_finite="drop")}
         return partial(push.apply, self.local, per_occurrence=per_occurrence, **how)
 
     def _agree(
@@ -391,22 +399,33 @@ class AllToAllTables(SpreadStore):
         if counts is not None:
             arguments.occurrences(counts, len(keys.ids), self.device)
         dedup = dedup and self._dedup
-        sent = at.epoch if isinstance(at, Lookup) else None
-        if not (isinstance(sent, _Sent) and sent.of is self and dedup == self._dedup):
-            sent = None
-        packed = sent.packed if sent is not None else self._by_owner.pack(keys, dedup=dedup)
-        sums = packed.sum_gradients(flat)
-        number = 0 if sent is None else sent.number
-        known = plain and sent is not None and sent.cells is not None
-        bad = policy.rejects and not self._arrives_finite(packed, sums)
+        lookups = lookups_of(at) if dedup == self._dedup else ()
+        sent = tuple(
+            one.epoch for one in lookups if isinstance(one.epoch, _Sent) and one.epoch.of is self
+        )
+        known = plain and len(sent) > 0 and None not in [one.cells for one in sent]
+        if len(sent) < len(lookups) or (len(sent) > 1 and not known):
+            sent = ()
+        shares = Joined(lookups).parts(flat) if len(sent) > 1 else [flat]
+        packs = [one.packed for one in sent]
+        if not sent and len(keys.ids):
+            packs = [self._by_owner.pack(keys, dedup=dedup)]
+        sums = tuple(map(Packed.sum_gradients, packs, shares))
+        number = hash(tuple(one.number for one in sent)) % 2**62 if sent else 0
+        bad = policy.rejects and not all(map(self._arrives_finite, packs, sums))
         words = self._words(number, len(keys.ids), bad, given, known)
         if any(words[2::_WORDS]):
             self._refuse([rank for rank, bad in enumerate(words[2::_WORDS]) if bad])
-        if not any(words[1::_WORDS]):
-            sent = None
-        elif sent is None or words[::_WORDS].count(number) < self.updates.ranks:
-            sent = _Sent(self, packed, deliver(self.updates, packed.ids, packed.slot_sizes))
-        return _Agreed(packed, sums, sent, any(words[3::_WORDS]), all(words[4::_WORDS]))
+        keys_everywhere, same = any(words[1::_WORDS]), words[::_WORDS].count(number)
+        in_cells = all(words[4::_WORDS])
+        if not keys_everywhere:
+            sent = ()
+        elif not sent or same < self.updates.ranks or (len(sent) > 1 and not in_cells):
+            packed = packs[0] if len(packs) == 1 else self._by_owner.pack(keys, dedup=dedup)
+            if len(packs) != 1:  # none, or several that other ranks do not have
+                sums = (packed.sum_gradients(flat),)
+            sent = (_Sent(self, packed, deliver(self.updates, packed.ids, packed.slot_sizes)),)
+        return _Agreed(sent, sums, any(words[3::_WORDS]), in_cells)
 
     def _words(self, *own: int) -> list[int]:
         """What every rank says, one after the other."""
@@ -447,30 +466,32 @@ class AllToAllTables(SpreadStore):
         per_occurrence: bool,
     ) -> Applied:
         """Sends gradients to the owners, which make their steps."""
-        sent = agreed.sent
-        if sent is None:  # on all ranks, so that no rank waits for another
+        if not agreed.sent:  # on all ranks, so that no rank waits for another
             return Applied.of()
         left = replace(policy, not_finite="drop")  # all ranks have agreed on what to refuse
-        if agreed.in_cells and self._cells is not None and sent.cells is not None:
-            sizes = sent.coming, sent.leaving
-            grads = self.updates.start_floats(agreed.sums, *sizes).wait()
-            if self._merging.divide_by != 1:
-                grads = grads / self._merging.divide_by
-            return self._cells.learn(sent.cells, grads, step=step or 0, ts=ts, policy=left)
-        push = self._push(sent, agreed, counts, self._merging)
+        cells = [one.cells for one in agreed.sent if one.cells is not None]
+        if agreed.in_cells and self._cells is not None and len(cells) == len(agreed.sent):
+            grads = list[Tensor]()
+            for one, sums in zip(agreed.sent, agreed.sums, strict=True):
+                grads.append(self.updates.start_floats(sums, one.coming, one.leaving).wait())
+                if self._merging.divide_by != 1:
+                    grads[-1] = grads[-1] / self._merging.divide_by
+            return self._cells.learn(cells, grads, step=step or 0, ts=ts, policy=left)
+        push = self._push(agreed, counts, self._merging)
         return push.apply(
             self.local,
             rates=rates,
             step=step,
             ts=ts,
             per_occurrence=per_occurrence,
-            found=sent.found,
+            found=agreed.sent[0].found,
             policy=left,
         )
 
-    def _push(self, sent: _Sent, agreed: _Agreed, counts: Tensor | None, merging: Merging) -> Push:
-        seen = agreed.packed.occurrences(counts)
-        return Push.start(self.updates, sent.at, self.dims, agreed.sums, seen, merging)
+    def _push(self, agreed: _Agreed, counts: Tensor | None, merging: Merging) -> Push:
+        (sent,), (sums,) = agreed.sent, agreed.sums
+        seen = sent.packed.occurrences(counts)
+        return Push.start(self.updates, sent.at, self.dims, sums, seen, merging)
 
     def _empty(self, dtype: torch.dtype) -> Tensor:
         return torch.empty(0, dtype=dtype, device=self.device)

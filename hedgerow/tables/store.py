@@ -95,6 +95,49 @@ class Lookup:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
+class Joined:
+    """The `epoch` of a lookup that is made of several: inside a table, one after the other.
+
+    A store that keeps an `epoch` of its own finds those of its lookups here.
+    """
+
+    lookups: tuple[Lookup, ...]
+
+    @staticmethod
+    def of(lookups: Sequence[Lookup]) -> Lookup:
+        """Several lookups of one store as one, without rows."""
+        dims, tables = lookups[0].dims, range(lookups[0].keys.tables)
+        ids = [one.keys.ids_of(k) for k in tables for one in lookups]
+        splits = tuple(map(sum, zip(*(one.keys.splits for one in lookups), strict=True)))
+        rows, keys = lookups[0].rows[:0], TableKeys(torch.cat(ids), splits)
+        slots, epoch = list[Tensor](), lookups[0].epoch
+        for k in tables:
+            for one in lookups:
+                if one.slots is None or one.epoch != epoch:
+                    return Lookup(keys, rows, dims, epoch=Joined(tuple(lookups)))
+                slots.append(one.slots[one.keys.splits[k] : one.keys.splits[k + 1]])
+        return Lookup(keys, rows, dims, torch.cat(slots), epoch)
+
+    def parts(self, flat: Tensor) -> list[Tensor]:
+        """The rows or gradients of each lookup, from those of all."""
+        many, dims = len(self.lookups), self.lookups[0].dims
+        sizes = [
+            (one.keys.splits[k + 1] - one.keys.splits[k]) * dim
+            for k, dim in enumerate(dims)
+            for one in self.lookups
+        ]
+        cells = flat.split(sizes)
+        return [torch.cat(cells[i::many]) for i in range(many)]
+
+
+def lookups_of(at: TableKeys | Lookup | Tensor) -> tuple[Lookup, ...]:
+    """The lookup, or the lookups that it is made of; none of keys."""
+    if not isinstance(at, Lookup):
+        return ()
+    return at.epoch.lookups if isinstance(at.epoch, Joined) else (at,)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
 class Applied:
     """What a write did. The counts lie where the rows lie: asking for one waits for that device.
 

@@ -78,20 +78,23 @@ class HostCells:
 
     def learn(
         self,
-        read: CellsRead,
-        grads: Float32[Tensor, "floats"],
+        reads: Sequence[CellsRead],
+        grads: Sequence[Float32[Tensor, "floats"]],
         *,
         step: int,
         ts: int,
         policy: UpdatePolicy,
     ) -> Applied:
-        """One optimizer step per table and distinct id, at the cells that were read."""
-        at, places = grads.data_ptr(), list[int]()
-        for start, dim in zip(read.floats, self._dims, strict=False):
-            places += (at + 4 * start, dim, 0, 1)  # the address, and strides
+        """One optimizer step per table and distinct id, at the cells of one or several reads."""
+        given = []
+        for read, own in zip(reads, grads, strict=True):
+            at, places = own.data_ptr(), list[int]()
+            for start, dim in zip(read.floats, self._dims, strict=False):
+                places += (at + 4 * start, dim, 0, 1)  # the address, and strides
+            given.append((self._core, read.found, places))
         rates = self._fixed_rates or [table.rates_at(step) for table in self._tables]
         times = [self._tables[0].stamp(ts, 0)] * len(self._tables)  # they have one clock
         clip = 0.0 if policy.clip is None else policy.clip.norm
         with memory_errors():
-            done = native.learn_bags([(self._core, read.found, places)], step, rates, times, clip)
+            done = native.learn_bags(given, step, rates, times, clip)
         return Applied.of(*done)
