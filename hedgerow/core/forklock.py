@@ -22,6 +22,10 @@ class ForkLock:
         self._lock = threading.Lock()
         _all.add(self)
 
+    def open(self) -> None:
+        """Forgets who held it: in a forked child that thread does not run."""
+        self._lock = threading.Lock()
+
     def __enter__(self) -> None:
         self._lock.acquire()
 
@@ -39,7 +43,7 @@ _all: weakref.WeakSet[ForkLock] = weakref.WeakSet()
 
 def _open_all() -> None:
     for lock in list(_all):
-        lock._lock = threading.Lock()
+        lock.open()
 
 
 os.register_at_fork(after_in_child=_open_all)

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from functools import partial
-from itertools import chain
+from itertools import chain, pairwise
 from typing import NoReturn, Protocol
 
 import torch
@@ -19,6 +20,7 @@ from ..routing.router import Router
 from ..tables import arguments
 from ..tables.bags import Bags, BagsReader
 from ..tables.host import HostTable
+from ..tables.leave_order import one_call
 from ..tables.module_store import SpreadStore
 from ..tables.multi import parts
 from ..tables.multi.by_owner import ByOwner, Packed
@@ -78,7 +80,9 @@ class ShardStore(RowStore, Protocol):
         ...
 
 
-_WORDS = 5  # of each rank before an update: lookup, keys, not finite, has a gradient, knows cells
+# Of each rank before an update: lookup, keys, not finite, has a gradient, knows cells. Behind them
+# stand the uses of each table, where a table counts them.
+_WORDS = 5
 
 
 class _Sent:
@@ -114,6 +118,7 @@ class _Agreed:
     sums: tuple[Float32[Tensor, "floats"], ...]  # of each lookup
     given: bool  # whether any rank has a gradient, be it of no row
     in_cells: bool  # whether every owner knows where the rows are
+    uses: tuple[int, ...] = ()  # of each table on all ranks, where a table counts them
 
 
 class PendingLookup:
@@ -186,6 +191,7 @@ class AllToAllTables(SpreadStore):
         self._check()
         self._by_owner = ByOwner(self.dims, self.routers)
         self._cells = local.cells(exchange.ranks) if merge_across_ranks else None
+        self._counts_uses = any(table.order is not None for table in self.tables)
         self._rejects = [table.config.not_finite == "reject" for table in self.tables]
 
     def _check(self) -> None:
@@ -321,11 +327,12 @@ class AllToAllTables(SpreadStore):
         Some ranks may pass keys and others a lookup: where all pass the same one, no id travels.
         """
         if isinstance(at, Lookup) and isinstance(at.epoch, _Owned) and at.epoch.of is self:
-            self._check_own(grads, policy)
+            uses = self._agree_on_own(at.keys, grads, counts, policy)
             left = replace(policy, not_finite="drop")  # all ranks have agreed on what to refuse
-            return self.local.apply_gradients(
-                at.keys, grads, rates=rates, step=step, ts=ts, counts=counts, policy=left
-            )
+            with self._one_call_of_all_ranks(uses, ts):
+                return self.local.apply_gradients(
+                    at.keys, grads, rates=rates, step=step, ts=ts, counts=counts, policy=left
+                )
         plain = rates is None and counts is None and not per_occurrence and step is not None
         agreed = self._agree(at, grads, counts, policy, dedup=not per_occurrence, plain=plain)
         return self._step(agreed, counts, policy, rates, step, ts, per_occurrence)
@@ -376,8 +383,8 @@ class AllToAllTables(SpreadStore):
         if not agreed.sent:
             return _nothing_applied
         push = self._push(agreed, counts, self._merging)
-        how = {"found": agreed.sent[0].found, "policy": UpdatePolicy(not_finite="drop")}
-        return partial(push.apply, self.local, per_occurrence=per_occurrence, **how)
+        left = UpdatePolicy(not_finite="drop")
+        return partial(self._apply, push, agreed, left, per_occurrence)
 
     def _agree(
         self,
@@ -413,9 +420,7 @@ class AllToAllTables(SpreadStore):
         sums = tuple(map(Packed.sum_gradients, packs, shares))
         number = hash(tuple(one.number for one in sent)) % 2**62 if sent else 0
         bad = policy.rejects and not all(map(self._arrives_finite, packs, sums))
-        words = self._words(number, len(keys.ids), bad, given, known)
-        if any(words[2::_WORDS]):
-            self._refuse([rank for rank, bad in enumerate(words[2::_WORDS]) if bad])
+        words, uses = self._words(keys, counts, number, len(keys.ids), bad, given, known)
         keys_everywhere, same = any(words[1::_WORDS]), words[::_WORDS].count(number)
         in_cells = all(words[4::_WORDS])
         if not keys_everywhere:
@@ -425,11 +430,38 @@ class AllToAllTables(SpreadStore):
             if len(packs) != 1:  # none, or several that other ranks do not have
                 sums = (packed.sum_gradients(flat),)
             sent = (_Sent(self, packed, deliver(self.updates, packed.ids, packed.slot_sizes)),)
-        return _Agreed(sent, sums, any(words[3::_WORDS]), in_cells)
+        return _Agreed(sent, sums, any(words[3::_WORDS]), in_cells, uses)
 
-    def _words(self, *own: int) -> list[int]:
-        """What every rank says, one after the other."""
-        return self.updates.words(torch.tensor(own, dtype=torch.int64, device="cpu")).tolist()
+    def _words(
+        self, keys: TableKeys, counts: Tensor | None, *own: int
+    ) -> tuple[list[int], tuple[int, ...]]:
+        """What every rank says, one after the other, and the uses of each table on all ranks.
+
+        Raises on all ranks what one of them may not send.
+        """
+        if self._counts_uses:
+            own = (*own, *_occurrences(keys, counts))
+        words = self.updates.words(torch.tensor(own, dtype=torch.int64, device="cpu")).tolist()
+        uses: tuple[int, ...] = ()
+        if self._counts_uses:
+            each = len(own)
+            by_rank = [words[at : at + each] for at in range(0, len(words), each)]
+            uses = tuple(map(sum, zip(*(one[_WORDS:] for one in by_rank), strict=True)))
+            words = [word for one in by_rank for word in one[:_WORDS]]
+        if any(words[2::_WORDS]):
+            self._refuse([rank for rank, bad in enumerate(words[2::_WORDS]) if bad])
+        return words, uses
+
+    def _one_call_of_all_ranks(self, uses: Sequence[int], ts: int) -> ExitStack:
+        """Around the part of an update that is this rank's: shards of one table count alike.
+
+        Otherwise rows of two shards, which a load may bring together, would not compare.
+        """
+        calls = ExitStack()
+        for table, n in zip(self.tables, uses, strict=True) if uses else ():
+            if n:
+                calls.enter_context(one_call(table.order, ts, n))
+        return calls
 
     def _arrives_finite(self, packed: Packed, sums: Tensor) -> bool:
         """Whether nothing arrives that a table rejects."""
@@ -448,12 +480,15 @@ class AllToAllTables(SpreadStore):
             f"with hr.hold_updates(model, scaler)."
         )
 
-    def _check_own(self, grads: Tensor, policy: UpdatePolicy) -> None:
-        """All ranks refuse what is not finite of summed gradients that came to their owners."""
+    def _agree_on_own(
+        self, keys: TableKeys, grads: Tensor, counts: Tensor | None, policy: UpdatePolicy
+    ) -> tuple[int, ...]:
+        """All ranks refuse what is not finite of summed gradients that came to their owners.
+
+        Returns the uses of each table on all ranks.
+        """
         bad = policy.rejects and any(self._rejects) and not bool(grads.isfinite().all())
-        words = self._words(0, len(grads), bad, True, False)
-        if any(words[2::_WORDS]):
-            self._refuse([rank for rank, bad in enumerate(words[2::_WORDS]) if bad])
+        return self._words(keys, counts, 0, len(grads), bad, True, False)[1]
 
     def _step(
         self,
@@ -478,15 +513,30 @@ class AllToAllTables(SpreadStore):
                     grads[-1] = grads[-1] / self._merging.divide_by
             return self._cells.learn(cells, grads, step=step or 0, ts=ts, policy=left)
         push = self._push(agreed, counts, self._merging)
-        return push.apply(
-            self.local,
-            rates=rates,
-            step=step,
-            ts=ts,
-            per_occurrence=per_occurrence,
-            found=agreed.sent[0].found,
-            policy=left,
-        )
+        return self._apply(push, agreed, left, per_occurrence, rates=rates, step=step, ts=ts)
+
+    def _apply(
+        self,
+        push: Push,
+        agreed: _Agreed,
+        policy: UpdatePolicy,
+        per_occurrence: bool,
+        *,
+        rates: Sequence[Rate] | None = None,
+        step: int | None = None,
+        ts: int = 0,
+    ) -> Applied:
+        """Waits for the gradients that come to this owner, and makes their steps."""
+        with self._one_call_of_all_ranks(agreed.uses, ts):
+            return push.apply(
+                self.local,
+                rates=rates,
+                step=step,
+                ts=ts,
+                per_occurrence=per_occurrence,
+                found=agreed.sent[0].found,
+                policy=policy,
+            )
 
     def _push(self, agreed: _Agreed, counts: Tensor | None, merging: Merging) -> Push:
         (sent,), (sums,) = agreed.sent, agreed.sums
@@ -553,6 +603,14 @@ class AllToAllTables(SpreadStore):
         answers = by_rank(verb(at.merged_keys()).to(torch.int64), at.received)
         back = exchange.ids(answers, totals(at.received), totals(at.sent))
         return back[packed.places]
+
+
+def _occurrences(keys: TableKeys, counts: Int64[Tensor, "n"] | None) -> list[int]:
+    """How many occurrences the keys of each table stand for."""
+    cuts = list(pairwise(keys.splits))
+    if counts is None:
+        return [stop - start for start, stop in cuts]
+    return [int(counts[start:stop].sum()) for start, stop in cuts]
 
 
 def _nothing_applied(**how: object) -> Applied:
