@@ -313,6 +313,7 @@ class RemoteShard:
     # ---- helpers
 
     def start(self, request: Request, frames: Sequence[Buffer], sink: Kept | RowsInto) -> Ticket:
+        """Sends a request, whose first frame is its ids; its answer goes to `sink`."""
         if frames and len(frames[0]) > MAX_FRAME_BYTES:
             raise InputError(
                 f"{len(frames[0]) // 8} ids in one request; at most {MAX_FRAME_BYTES // 8}. Split "
