@@ -117,7 +117,7 @@ class RowUpdates:
         self.drop()
         learner = waiting[0].read.learner if waiting else None
         if not waiting:
-            self._step(self._store.take_part)
+            self._step(partial(self._store.take_part, policy=self._policy))
         elif learner is not None and learner.learns(waiting, self._clip):
             self._step(partial(learner.learn, waiting, clip=self._clip))
         else:

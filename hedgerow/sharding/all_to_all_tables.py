@@ -337,12 +337,15 @@ class AllToAllTables(SpreadStore):
         agreed = self._agree(at, grads, counts, policy, dedup=not per_occurrence, plain=plain)
         return self._step(agreed, counts, policy, rates, step, ts, per_occurrence)
 
-    def take_part(self, *, step: int, ts: int) -> bool:
-        """Takes part in an update of other ranks without a gradient; whether any rank has one."""
+    def take_part(self, *, step: int, ts: int, policy: UpdatePolicy = PLAIN) -> bool:
+        """Takes part in an update of other ranks without a gradient; whether any rank has one.
+
+        The policy is for gradients of other ranks, whose rows this rank owns.
+        """
         keys = TableKeys(self._empty(torch.int64), (0,) * (len(self.names) + 1))
         nothing = self._empty(torch.float32)
-        agreed = self._agree(keys, nothing, None, PLAIN, plain=True, given=False)
-        self._step(agreed, None, PLAIN, None, step, ts, False)
+        agreed = self._agree(keys, nothing, None, policy, plain=True, given=False)
+        self._step(agreed, None, policy, None, step, ts, False)
         return agreed.given
 
     def summed_gradients(

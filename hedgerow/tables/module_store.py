@@ -14,6 +14,7 @@ from ..core.errors import StateError
 from .bags import Bags, BagsReader
 from .config import TableConfig
 from .multi.several_tables import not_copied, stays
+from .policy import PLAIN, UpdatePolicy
 from .stats import TableStats
 from .store import Learns, Lookup, Missing, TableKeys
 from .summed import SummedGradients
@@ -60,10 +61,11 @@ class ModuleStore(Learns, Protocol):
         """Rows of `keys`."""
         ...
 
-    def take_part(self, *, step: int, ts: int) -> bool:
+    def take_part(self, *, step: int, ts: int, policy: UpdatePolicy = PLAIN) -> bool:
         """Takes part in an update without a gradient; whether another process has one.
 
-        Over ranks every update is a collective. Other stores do nothing.
+        Over ranks every update is a collective, and this process may own rows that others have
+        gradients of. Other stores do nothing.
         """
         ...
 
@@ -141,9 +143,9 @@ class SpreadStore:
         """Exported programs read these rows as modules do."""
         return True
 
-    def take_part(self, *, step: int, ts: int) -> bool:
+    def take_part(self, *, step: int, ts: int, policy: UpdatePolicy = PLAIN) -> bool:
         """False: no other process updates these rows together with this one."""
-        del step, ts
+        del step, ts, policy
         return False
 
     @property

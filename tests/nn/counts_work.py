@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 from unittest import mock
 
+import torch
 import torch.distributed as dist
 from torch import nn
 
@@ -39,7 +40,7 @@ def step(modules: nn.ModuleList, kind: str, number: int, rank: int = 0, ranks: i
         for one in modules:
             lookups += 1
             vectors = one(work.batch(batch, rank, ranks))
-            sum((v.square() + v).sum() for v in vectors.values()).backward()
+            torch.stack([(v.square() + v).sum() for v in vectors.values()]).sum().backward()
 
     if kind in ("held", "accumulated"):
         with hr.hold_updates(modules):

@@ -47,7 +47,7 @@ def functions_of(run: Callable[[], T]) -> tuple[T, Functions]:
 def functions_of_a_step(module: Any, batch: hr.IdBatch) -> tuple[Functions, Functions]:
     """The functions of a forward and of its backward, after two steps that prepare things."""
     for _ in range(2):
-        sum(v.sum() for v in module(batch).values()).backward()
+        torch.stack([v.sum() for v in module(batch).values()]).sum().backward()
     vectors, forward = functions_of(lambda: module(batch))
     loss: Any = sum(v.sum() for v in vectors.values())
     _, backward = functions_of(loss.backward)

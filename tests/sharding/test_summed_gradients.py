@@ -94,14 +94,21 @@ def test_where_no_rank_has_any_nothing_travels() -> None:
     assert on_ranks(2, work, configs(2)) == [(0, False, False, 0)] * 2
 
 
-def test_a_rank_without_gradients_takes_part() -> None:
-    def work(tables: AllToAllTables) -> tuple[bool, int]:
+def test_a_rank_without_gradients_takes_part_and_applies_the_policy() -> None:
+    policy = UpdatePolicy(clip=ClipRow(0.5))
+
+    def work(tables: AllToAllTables) -> tuple[bool, int, list[float]]:
         keys = keys_of([[5, 8], []])
+        tables.assign(keys, torch.zeros(6))
+        took_part = True
         if tables.exchange.rank:
-            tables.apply_gradients(keys, _grads(keys), step=0)
-            return True, tables.size()
-        return tables.take_part(step=0, ts=0), tables.size()
+            tables.apply_gradients(keys, _grads(keys), step=0, policy=policy)
+        else:
+            took_part = tables.take_part(step=0, ts=0, policy=policy)
+        moved = tables.lookup(keys).rows.view(2, 3).norm(dim=1).tolist()
+        return took_part, tables.size(), moved
 
     got = on_ranks(2, work, configs(2))
-    assert all(took_part for took_part, _ in got)
-    assert sum(size for _, size in got) == 2
+    assert all(took_part for took_part, *_ in got)
+    assert sum(size for _, size, _ in got) == 2
+    assert all(norm == pytest.approx(0.25) for *_, norms in got for norm in norms)

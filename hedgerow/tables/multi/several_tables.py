@@ -16,6 +16,7 @@ from ...core.shapes import Float32, Int64
 from .. import arguments
 from ..config import TableConfig
 from ..host import HostTable
+from ..policy import PLAIN, UpdatePolicy
 from ..stats import TableStats, table_stats
 from ..store import Entries, Lookup, TableKeys
 from ..summed import SummedGradients, summed
@@ -88,9 +89,9 @@ class SeveralTables:
         """Nothing: the rows are here."""
         del keys
 
-    def take_part(self, *, step: int, ts: int) -> bool:
+    def take_part(self, *, step: int, ts: int, policy: UpdatePolicy = PLAIN) -> bool:
         """False: no other process updates these rows."""
-        del step, ts
+        del step, ts, policy
         return False
 
     def summed_gradients(
