@@ -313,13 +313,15 @@ class RemoteShard:
     # ---- helpers
 
     def start(self, request: Request, frames: Sequence[Buffer], sink: Kept | RowsInto) -> Ticket:
-        """Sends a request, whose first frame is its ids; its answer goes to `sink`."""
+        """Sends a request about the tables, whose first frame is its ids; its answer goes to `sink`.
+
+        A server that was restarted without its tables is sent their configs again first.
+        """
         if frames and len(frames[0]) > MAX_FRAME_BYTES:
             raise InputError(
                 f"{len(frames[0]) // 8} ids in one request; at most {MAX_FRAME_BYTES // 8}. Split "
                 f"it."
             )
-        # A server that was restarted without its tables is shown them again before it is asked.
         if self._met not in (-1, self.connection.incarnation):
             try:
                 self._open(self.config)

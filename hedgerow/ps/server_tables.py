@@ -23,14 +23,13 @@ from ..routing.router import Router
 from ..tables import arguments
 from ..tables.bags import Bags, BagsReader
 from ..tables.config import TableConfig
-from ..tables.host_reads import MemoryUse
 from ..tables.module_store import SpreadStore
 from ..tables.multi import parts
 from ..tables.multi.by_owner import ByOwner, Packed
 from ..tables.multi.multi_config import MultiConfig
 from ..tables.policy import PLAIN, UpdatePolicy
 from ..tables.schedules import Rate
-from ..tables.stats import TableStats
+from ..tables.stats import MemoryUse, TableStats
 from ..tables.store import Applied, Entries, Joined, Lookup, Missing, TableKeys, as_keys, lookups_of
 from ..tables.summed import SummedGradients, clipped, summed
 from .shard import Pending, Shard

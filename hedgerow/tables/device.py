@@ -33,6 +33,7 @@ from .leave_order import LeaveOrder, join
 from .policy import PLAIN, UpdatePolicy
 from .schedules import Rate, check_rates, rate_at
 from .slot_key import check_slot_key, slot_key_of
+from .stamps import Stamps
 from .store import Applied, Lookup, Missing, TableKeys
 from .summed import summed
 
@@ -94,7 +95,7 @@ class DeviceTable(DeviceMoves):
         self._follows_step = any(s.optimizer and s.optimizer.follows_step for s in config.segments)
         self.clock: Clock = clock or SystemClock()
         self._events = Counters()
-        self._order = LeaveOrder.of(config.evict)
+        self.stamps = Stamps(self.clock, self._events, LeaveOrder.of(config.evict))
         self._restoring = Lock()
         self.device = torch.empty(0, device=device).device  # with its number
         if self.device.type == "cpu" and not interpreted():

@@ -64,7 +64,7 @@ class Counts:
 def searched(modules: nn.ModuleList) -> int:
     """Keys that all tables of this process have searched for."""
     tables = [table for one in collections_of(modules) for table in one.store.tables]
-    return sum(table.reader(0).searched() for table in tables)
+    return sum(table.core.reader(0).searched() for table in tables)
 
 
 def counted(modules: nn.ModuleList, run: Callable[[], int]) -> Counts:

@@ -40,11 +40,11 @@ class HostCells:
         self._tables = tuple(tables)
         self._places = list(range(ranks * len(self._tables)))
         self._dims = [table.layout.dim for table in self._tables] * ranks
-        fixed = [table.fixed_rates for table in self._tables]
+        fixed = [table.core.fixed_rates for table in self._tables]
         self._fixed_rates = [rates for rates in fixed if rates is not None] if all(fixed) else None
         self._core = native.Bags(
             [
-                (table.reader(0), k, "none", 0, True)
+                (table.core.reader(0), k, "none", 0, True)
                 for _ in range(ranks)
                 for k, table in enumerate(self._tables)
             ]
@@ -92,8 +92,10 @@ class HostCells:
             for start, dim in zip(read.floats, self._dims, strict=False):
                 places += (at + 4 * start, dim, 0, 1)  # the address, and strides
             given.append((self._core, read.found, places))
-        rates = self._fixed_rates or [table.rates_at(step) for table in self._tables]
-        times = [self._tables[0].stamp(ts, 0)] * len(self._tables)  # they have one clock
+        rates = self._fixed_rates or [table.core.rates_at(step) for table in self._tables]
+        times = [self._tables[0].core.stamps.stamp(ts, 0)] * len(
+            self._tables
+        )  # they have one clock
         clip = 0.0 if policy.clip is None else policy.clip.norm
         with memory_errors():
             done = native.learn_bags(given, step, rates, times, clip)
