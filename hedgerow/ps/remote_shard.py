@@ -313,7 +313,7 @@ class RemoteShard:
     # ---- helpers
 
     def start(self, request: Request, frames: Sequence[Buffer], sink: Kept | RowsInto) -> Ticket:
-        """Sends a request about the tables, whose first frame is its ids; its answer goes to `sink`.
+        """Sends a request about the tables; its first frame is the ids. Its answer goes to `sink`.
 
         A server that was restarted without its tables is sent their configs again first.
         """
