@@ -22,7 +22,6 @@ if TYPE_CHECKING:
     from .core.id_batch import IdBatch as IdBatch
     from .core.ids import Ragged as Ragged
     from .nn.bags import EmbeddingBags as EmbeddingBags
-    from .nn.clip import ClipRow as ClipRow
     from .nn.distribute import distribute as distribute
     from .nn.embeddings import Embeddings as Embeddings
     from .nn.freeze import freeze as freeze
@@ -69,6 +68,7 @@ if TYPE_CHECKING:
     from .tables.optimizers import RmsProp as RmsProp
     from .tables.optimizers import RowAdagrad as RowAdagrad
     from .tables.optimizers import Sgd as Sgd
+    from .tables.policy import ClipRow as ClipRow
     from .tables.row_file import RowFile as RowFile
     from .tables.schedules import Polynomial as Polynomial
     from .tables.table import Table as Table
@@ -81,7 +81,6 @@ _NAMES = {
     "core.id_batch": ("IdBatch",),
     "core.ids": ("Ragged",),
     "nn.bags": ("EmbeddingBags",),
-    "nn.clip": ("ClipRow",),
     "nn.distribute": ("distribute",),
     "nn.embeddings": ("Embeddings",),
     "nn.freeze": ("freeze",),
@@ -113,6 +112,7 @@ _NAMES = {
         "RowAdagrad",
         "Sgd",
     ),
+    "tables.policy": ("ClipRow",),
     "tables.row_file": ("RowFile",),
     "tables.schedules": ("Polynomial",),
     "tables.table": ("Table",),

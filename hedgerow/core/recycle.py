@@ -43,13 +43,16 @@ class Recycler:
         self._free: deque[_Block] = deque()
 
     def take(self, floats: int) -> tuple[Tensor, bool]:
-        """A tensor of so many values, none of them set, and whether its memory was used before."""
+        """A tensor of so many values, none of them set, and whether its memory was used before.
+
+        It is in host memory, whatever torch's default device is.
+        """
         if 4 * floats < _LEAST_BYTES:
-            return _memory(floats), False
+            return torch.empty(floats, dtype=torch.float32, device="cpu"), False
         block = self._fitting(floats)
         used = block is not None
         if block is None:
-            block = _Block(_memory(floats))
+            block = _Block(torch.empty(floats, dtype=torch.float32, device="cpu"))
         loan = (ctypes.c_float * floats).from_address(block.memory.data_ptr())
         weakref.finalize(loan, _give_back, self._free, block).atexit = False
         return torch.from_numpy(np.ctypeslib.as_array(loan)), used
@@ -72,10 +75,6 @@ class Recycler:
                 return block
             self._free.append(block)
         return None
-
-
-def _memory(floats: int) -> Tensor:
-    return torch.empty(floats, dtype=torch.float32, device="cpu")  # whatever torch's default is
 
 
 def give_freed_memory_back() -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from .forklock import ForkLock
 
@@ -17,14 +17,8 @@ class Timing:
     total_s: float = 0.0
     longest_s: float = 0.0
 
-    def with_one(self, seconds: float) -> Timing:
-        """One more."""
-        return replace(
-            self,
-            count=self.count + 1,
-            total_s=self.total_s + seconds,
-            longest_s=max(self.longest_s, seconds),
-        )
+
+_NONE = Timing()
 
 
 class Timings:
@@ -45,7 +39,9 @@ class Timings:
         """Adds one time to a timer; it starts at none."""
         key = name, tuple(sorted(tags.items()))
         with self._lock:
-            self._timings[key] = self._timings.get(key, Timing()).with_one(seconds)
+            so_far = self._timings.get(key, _NONE)
+            longest_s = max(so_far.longest_s, seconds)
+            self._timings[key] = Timing(so_far.count + 1, so_far.total_s + seconds, longest_s)
 
     def read(self, name: str, **tags: str) -> Timing:
         """One timer."""

@@ -23,10 +23,11 @@ from ..tables.expiry import Eviction
 from ..tables.initializers import Initializer
 from ..tables.module_store import ModuleStore
 from ..tables.optimizer_base import Optimizer
+from ..tables.policy import ClipRow
 from ..tables.stats import TableStats
 from ..tables.store import Lookup
 from ..tables.table import Table
-from .clip import ClipRow
+from .evictions import Evictions
 from .in_this_process import in_host_memory, on_a_device
 from .left_out import LEFT_OUT, Penalties, TrainedRows
 from .pooling import pool_features
@@ -35,7 +36,7 @@ from .reading import Collected, Make, RowsRead
 from .requires_grad import follow_requires_grad
 from .server_group import ServerGroup
 from .state_rows import copied, load_rows, packed_rows, take_rows
-from .updates import OverRanks, RowUpdates
+from .updates import RowUpdates
 
 if TYPE_CHECKING:
     from ..tables.host import HostTable
@@ -149,33 +150,30 @@ class Collection(nn.Module):
     def outputs(self, bags: Bags) -> tuple[Tensor, ...]:
         """Of each feature of the group its vectors, or the rows of its ids where it has no bags."""
         reader = None if self.ahead is not None else self.store.bags_reader(bags)
+        step, learns = self.updates.step, self.learns
+        make: Make
         if reader is None:
-            keys = bags.keys(len(self.store.names))
-            rows = self._collected(partial(self._rows, bags.batch, keys))
-            return tuple(pool_features(bags, rows))
-        return self._collected(
-            partial(
-                reader.read,
-                bags,
-                training=self.training,
-                step=self.updates.step,
-                keep=self.learns,
-            )
-        )
-
-    def _collected(self, make: Make) -> tuple[Tensor, ...]:
-        if not self.learns:
-            return make()[0]
-        self._penalties.began()
-        outputs: Any = Collected.apply(self._anchor, make, self._collect)
-        return outputs
-
-    def _rows(self, batch: IdBatch, keys: FeatureKeys) -> tuple[tuple[Tensor, ...], RowsRead]:
-        if self.ahead is None:
-            found = self.look_up(keys, training=self.training, step=self.updates.step)
+            make = partial(self._rows, bags, step)
         else:
+            make = partial(reader.read, bags, training=self.training, step=step, keep=learns)
+        outputs: Any
+        if learns:
+            self._penalties.began()
+            outputs = Collected.apply(self._anchor, make, self._collect)
+        else:
+            outputs = make()[0]
+        return outputs if reader is not None else tuple(pool_features(bags, outputs))
+
+    def _rows(self, bags: Bags, step: int) -> tuple[tuple[Tensor, ...], RowsRead]:
+        """Reads the rows of all ids."""
+        batch, group = bags.batch, bags.group
+        keys = FeatureKeys.of(batch, group.features, len(self.store.names), group.places)
+        if self.ahead is not None:
             found = self.ahead.found(self, batch, keys)
-        return RowsRead.of(self.updates.store, keys, found)
+        else:
+            missing = "training" if self.training else "zeros"
+            found = self.store.lookup(keys.keys, missing=missing, step=step)
+        return RowsRead.of(keys, found)
 
     @property
     def learns(self) -> bool:
@@ -241,15 +239,23 @@ class Collection(nn.Module):
             on_a_device(configs, self._clock, device, capacity_rows=capacity_rows, on_host=on_host)
         )
 
-    def set_store(self, store: ModuleStore, *, servers: ServerGroup | None = None) -> None:
-        """Rows are in this store from now on; those of before are none."""
-        self.store, self.servers = store, servers
-        self.updates.set_store(store)
+    def set_store(
+        self,
+        store: ModuleStore,
+        *,
+        ranks: Ranks | None = None,
+        servers: ServerGroup | None = None,
+        together: Sequence[Collection] = (),
+    ) -> None:
+        """Rows are in this store from now on; those of before are none.
 
-    def spread(self, over: OverRanks, ranks: Ranks, model: Sequence[RowUpdates]) -> None:
-        """Reads and updates go to the rows of all ranks from now on; `model`: all its updates."""
-        self.store, self.ranks = over, ranks
-        self.updates.spread(over, model)
+        `ranks` share the rows. `together` are all modules of a model whose updates are collectives
+        of these ranks. `servers` hold the rows, if not processes like this one.
+        """
+        self.store, self.servers = store, servers
+        self.ranks = ranks or Ranks()
+        evict = Evictions(store.tables, self.ranks.rank, self.ranks.count)
+        self.updates.set_store(store, evict, [one.updates for one in together or (self,)])
 
     @property
     def clock(self) -> Clock:

@@ -87,10 +87,9 @@ def distribute(
     where = _where(collections)
     reads, updates = (Exchange(own_group(where), wire=wire) for _ in range(2))
     routers = routers_of(model, reads.ranks)
-    every = [one.updates for one in collections]
     for one in collections:
         over = _over(one, routers, reads, updates, reduce=reduce, dedup=dedup)
-        one.spread(over, ranks, every)
+        one.set_store(over, ranks=ranks, together=collections)
     return _dense_over_ranks(model)
 
 

@@ -51,11 +51,10 @@ class HeldUpdates:
         ('user', [7, 8], [[2.0], [1.0]], [2, 1])
         """
         return [
-            TableGradients(name, one.ids, one.grads, one.counts_or_ones())
+            TableGradients(name, sums.keys.ids_of(k), sums.grads_of(k), sums.counts_of(k))
             for collection in self._collections
-            for name, one in zip(
-                collection.store.names, collection.updates.gradients(), strict=True
-            )
+            for sums in [collection.updates.gradients()]
+            for k, name in enumerate(collection.store.names)
         ]
 
     def clip_grad_norm_(self, max_norm: float) -> Tensor:

@@ -102,7 +102,10 @@ class LeftOut:
     def saw(self, rows: Callable[[], TrainedRows]) -> None:
         """Rows get a gradient in the backward that runs."""
         self._rows_seen = True
-        if not any(watched.hooks for watched in self._watched.values()):
+        for watched in self._watched.values():
+            if watched.hooks:
+                break
+        else:
             return
         task = torch._C._current_graph_task_id()
         self._tasks.setdefault(task, []).append(rows())

@@ -48,7 +48,9 @@ def put_on_servers(
     for one in collections:
         names = one.store.names
         of = [config.at(name) for name in names]
-        own = [TablesOfShard(shard, of, config.segment_splits) for shard in shards]
+        own = shards
+        if names != config.names:
+            own = [TablesOfShard(shard, of, config.segment_splits) for shard in shards]
         rules = [routers[name] for name in names]
         mine = {name: configs[name] for name in names}
         one.set_store(ServerTables(own, mine, rules, dedup=dedup), servers=group)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -10,62 +11,91 @@ from torch.nn.functional import embedding_bag
 
 from ..core.errors import ConfigError
 from ..core.ids import Ragged
-from ..core.shapes import Float
-from ..ops.combiners import FirstN, ReduceMean, ReduceSum
+from ..core.shapes import Float, Int64
+from ..ops.combiners import FirstN, ReduceSum
 from ..tables.bags import Bags, Pooling
 
 
 def pool(
-    bags: Ragged,
+    splits: Int64[Tensor, "bags+1"],
     rows: Float[Tensor, "n dim"],
     pooling: Pooling,
     weights: Float[Tensor, "n"] | None = None,
 ) -> Tensor:
     """One vector a bag; of an empty one, zeros. `("first", n)` gives [bags, n, dim].
 
-    >>> bags, rows = Ragged.from_lists([[7, 8], [], [9]]), torch.tensor([[1.0], [3.0], [5.0]])
-    >>> pool(bags, rows, "mean").tolist()
+    `splits` says where the rows of each bag begin, and the end.
+
+    >>> splits, rows = torch.tensor([0, 2, 2, 3]), torch.tensor([[1.0], [3.0], [5.0]])
+    >>> pool(splits, rows, "mean").tolist()
     [[2.0], [0.0], [5.0]]
-    >>> pool(bags, rows, ("first", 1)).tolist()
+    >>> pool(splits, rows, ("first", 1)).tolist()
     [[[1.0]], [[0.0]], [[5.0]]]
     """
     if weights is not None:
         rows = rows * weights.unsqueeze(1)
     if isinstance(pooling, tuple):
-        return FirstN(pooling[1]).combine(bags, rows)
-    if pooling == "sum":
-        return ReduceSum().combine(bags, rows)
-    if pooling == "mean":
-        return ReduceMean().combine(bags, rows)
-    if pooling == "sqrtn":
-        count = bags.lengths().unsqueeze(1)
-        return ReduceSum().combine(bags, rows) / count.clamp(min=1).sqrt()
+        return FirstN(pooling[1]).combine(_ragged(splits, rows), rows)
     if pooling == "max":
-        return _largest(bags, rows)
-    raise ConfigError(f"pooling is {pooling!r}; use sum, mean, sqrtn, max or ('first', n).")
+        return _largest(splits, rows)
+    if pooling not in ("sum", "mean", "sqrtn"):
+        raise ConfigError(f"pooling is {pooling!r}; use sum, mean, sqrtn, max or ('first', n).")
+    if rows.is_cpu and 0 not in rows.shape and len(splits) > 1:
+        sums: Tensor = _Sum.apply(rows, splits)  # pyright: ignore[reportAssignmentType]
+    else:
+        sums = ReduceSum().combine(_ragged(splits, rows), rows)
+    if pooling == "sum":
+        return sums
+    counts = splits.diff().clamp_min(1).to(rows.dtype).unsqueeze(1)
+    return sums / (counts if pooling == "mean" else counts.sqrt())
 
 
-def _largest(bags: Ragged, rows: Float[Tensor, "n dim"]) -> Float[Tensor, "bags dim"]:
+class _Sum(torch.autograd.Function):
+    """The sum of the rows of each bag, in host memory."""
+
+    @staticmethod
+    def forward(ctx: Any, rows: Tensor, splits: Tensor) -> Tensor:
+        """One pass over all rows in order."""
+        ctx.splits, ctx.rows = splits, len(rows)
+        places = torch.arange(len(rows), device=rows.device)
+        return embedding_bag(places, rows, splits, mode="sum", include_last_offset=True)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None]:
+        """The gradient of its bag, for each row."""
+        lengths = ctx.splits.diff()
+        return torch.repeat_interleave(grads[0], lengths, dim=0, output_size=ctx.rows), None
+
+
+def _ragged(splits: Tensor, rows: Tensor) -> Ragged:
+    """Bags of values that stand for the rows."""
+    return Ragged.trusted(splits.new_empty(len(rows)), splits)
+
+
+def _largest(
+    splits: Int64[Tensor, "bags+1"], rows: Float[Tensor, "n dim"]
+) -> Float[Tensor, "bags dim"]:
     """The largest value of each column; equal ones: the first alone gets the gradient.
 
     These are the ties of `nn.EmbeddingBag(mode="max")`. `torch.segment_reduce` would divide a
     gradient among equal values only where it is positive.
     """
-    if not bags.rows:
+    if len(splits) == 1:
         return rows.new_empty(0, rows.shape[1])
     places = torch.arange(rows.shape[0], device=rows.device)
-    return embedding_bag(places, rows, bags.row_splits, mode="max", include_last_offset=True)
+    return embedding_bag(places, rows, splits, mode="max", include_last_offset=True)
 
 
 def pool_features(bags: Bags, rows: Sequence[Tensor]) -> list[Tensor]:
     """The vectors of every feature, from its rows; "none" leaves them as they are."""
-    batch = bags.batch
+    batch, group, samples = bags.batch, bags.group, bags.batch.samples
     single = batch.weights is None and batch.has_one_id_each()
     pooled = []
-    for feature, part in zip(bags.group.features, rows, strict=True):
+    for feature, place, part in zip(group.features, group.places, rows, strict=True):
         if feature.pooling == "none" or (single and not isinstance(feature.pooling, tuple)):
             pooled.append(part)
-        else:
-            weights = batch.weights_of(feature.name)
-            pooled.append(pool(batch.feature(feature.name), part, feature.pooling, weights))
+            continue
+        splits = batch.offsets[place * samples : (place + 1) * samples + 1]
+        weights = None if batch.weights is None else batch.weights_of(feature.name)
+        pooled.append(pool(splits - splits[0], part, feature.pooling, weights))
     return pooled

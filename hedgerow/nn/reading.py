@@ -10,8 +10,8 @@ import torch
 from torch import Tensor
 
 from ..core.shapes import Float32, Int64
-from ..tables.bags import Feature, FeatureKeys, Gradients, Read
-from ..tables.store import Learns, Lookup
+from ..tables.bags import Feature, FeatureKeys, Read
+from ..tables.store import Lookup
 
 Outputs = tuple[Tensor, ...]
 Make = Callable[[], tuple[Outputs, Read | None]]
@@ -20,26 +20,24 @@ Collect = Callable[[Read, Sequence[Tensor | None]], None]
 
 @dataclass(frozen=True, slots=True, eq=False)
 class RowsRead:
-    """Rows of all ids that a store read: those of each feature are an output."""
+    """Rows of all ids that a store read: those of each feature are an output.
 
-    store: Learns
+    The store itself learns, `at` the lookup, which has no rows any more.
+    """
+
     keys: FeatureKeys
-    found: Lookup  # without its rows
+    at: Lookup
+    learner: None = None
 
     @staticmethod
-    def of(store: Learns, keys: FeatureKeys, found: Lookup) -> tuple[Outputs, RowsRead]:
+    def of(keys: FeatureKeys, found: Lookup) -> tuple[Outputs, RowsRead]:
         """Return the outputs, and the lookup without its rows, which an update does not need."""
-        return keys.rows(found), RowsRead(store, keys, replace(found, rows=found.rows[:0].clone()))
+        return keys.rows(found), RowsRead(keys, replace(found, rows=found.rows[:0].clone()))
 
     @property
     def features(self) -> tuple[Feature, ...]:
         """The features, in the order of the outputs."""
         return self.keys.features
-
-    @property
-    def at(self) -> Lookup | None:
-        """Where the rows were found."""
-        return self.found
 
     def ids_of(self, i: int) -> Int64[Tensor, "n"]:
         """The ids of feature `i`."""
@@ -49,31 +47,6 @@ class RowsRead:
         """The gradient of each id of feature `i`: what came."""
         del i
         return grad.float()
-
-    def learns(self, given: Sequence[Gradients], clip: float) -> bool:
-        """One read of which the store knows the way, with a gradient of every feature."""
-        knows = self.found.slots is not None or self.found.epoch is not None
-        return knows and len(given) == 1 and given[0].are_whole and not clip
-
-    def learn(self, given: Sequence[Gradients], *, clip: float, step: int, ts: int) -> None:
-        """One optimizer step per id, where its row was found."""
-        del clip
-        grads = [grad for grad in given[0].grads if grad is not None]
-        self.store.apply_gradients(self.found, flat_gradients(grads, self._empty), step=step, ts=ts)
-
-    def _empty(self, floats: int) -> Float32[Tensor, "floats"]:
-        return torch.empty(floats, dtype=torch.float32, device=self.keys.keys.ids.device)
-
-
-def flat_gradients(
-    grads: Sequence[Tensor], room: Callable[[int], Tensor]
-) -> Float32[Tensor, "floats"]:
-    """Gradients of all tables as a store takes them; each is copied once, whatever its strides."""
-    sizes = [grad.numel() for grad in grads]
-    flat = room(sum(sizes))
-    for part, grad in zip(flat.split(sizes), grads, strict=True):
-        part.view(grad.shape).copy_(grad)
-    return flat
 
 
 class Collected(torch.autograd.Function):

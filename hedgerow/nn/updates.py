@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from contextlib import ExitStack
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
-from itertools import accumulate, pairwise
+from itertools import accumulate
 from typing import Protocol
 from weakref import WeakValueDictionary
 
@@ -15,89 +14,20 @@ from torch import Tensor
 
 from ..core import checks
 from ..core.clock import Clock
-from ..core.errors import NotFiniteError
 from ..core.recycle import Recycler
 from ..core.shapes import Float32, Int64
-from ..sharding.brought import Brought
-from ..sharding.exchange import Exchange
 from ..tables.bags import Gradients, Read
-from ..tables.leave_order import one_call
 from ..tables.module_store import ModuleStore
-from ..tables.store import Lookup, TableKeys
-from .clip import ClipRow
+from ..tables.policy import ClipRow, UpdatePolicy
+from ..tables.store import Joined, Lookup, TableKeys
+from ..tables.summed import SummedGradients
 from .evictions import Evictions
-from .reading import flat_gradients
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class RowGradients:
-    """Gradients of some rows of one table; `counts` says how often an id that stands once occurred.
-
-    Without counts every occurrence stands for itself.
-    """
-
-    ids: Int64[Tensor, "n"]
-    grads: Float32[Tensor, "n dim"]
-    counts: Int64[Tensor, "n"] | None = None
-
-    def summed(self) -> RowGradients:
-        """Each id once, with the sum of its gradients.
-
-        >>> two = RowGradients(torch.tensor([7, 7, 8]), torch.tensor([[3.0], [1.0], [0.5]]))
-        >>> two.summed()
-        RowGradients(ids=tensor([7, 8]), grads=tensor([[4.0000],
-                [0.5000]]), counts=tensor([2, 1]))
-        """
-        return self if self.counts is not None else self.merged()
-
-    def merged(self) -> RowGradients:
-        """The same of gradients of which some are sums already."""
-        unique, inverse = self.ids.unique(return_inverse=True)
-        total = self.grads.new_zeros(len(unique), self.grads.shape[1])
-        counts = torch.zeros_like(unique).index_add_(0, inverse, self.counts_or_ones())
-        return RowGradients(unique, total.index_add_(0, inverse, self.grads), counts)
-
-    def with_later(self, later: RowGradients) -> RowGradients:
-        """Each id once, of these and of others."""
-        if not len(later.ids):
-            return self
-        later = later.merged()
-        return RowGradients(
-            torch.cat([self.ids, later.ids]),
-            torch.cat([self.grads, later.grads]),
-            torch.cat([self.counts_or_ones(), later.counts_or_ones()]),
-        ).merged()
-
-    def counts_or_ones(self) -> Int64[Tensor, "n"]:
-        """How many occurrences each entry stands for."""
-        return torch.ones_like(self.ids) if self.counts is None else self.counts
-
-
-class OverRanks(ModuleStore, Protocol):
-    """A store whose rows are spread over ranks: gradients are brought to their owners first."""
-
-    @property
-    def exchange(self) -> Exchange:
-        """The ranks."""
-        ...
-
-    def bring_gradients(
-        self,
-        at: TableKeys | Lookup,
-        grads: Tensor,
-        *,
-        counts: Tensor | None = None,
-        finite: bool = True,
-        given: bool = False,
-    ) -> Brought:
-        """Gradients of all ranks for the rows of this one."""
-        ...
 
 
 class _Learn(Protocol):
     """One update of the rows."""
 
-    def __call__(self, *, step: int, ts: int) -> None: ...
+    def __call__(self, *, step: int, ts: int) -> object: ...
 
 
 class _Backward:
@@ -115,36 +45,27 @@ class RowUpdates:
     gradient counts if autograd gave one, of no rows, as with torch's sparse optimizers. After an
     update, rows leave as the rules of the tables say.
 
-    Over ranks (`spread`) gradients first go to the owners of their rows. That is a collective of
-    all ranks: `gradients` and `apply` take part also where nothing waits, and the first gradient of
-    a backward makes every module of the model take part at its end, in the order of modules.
+    An update of a store whose rows are spread over ranks is a collective of all ranks. Then
+    `gradients` and `apply` take part also where nothing waits, and the first gradient of a backward
+    makes all modules `together` take part at its end, in their order.
     """
 
     def __init__(self, store: ModuleStore, clip: ClipRow | None, clock: Clock) -> None:
         self.held = 0
         self.step = 0
-        self._store, self._device = store, store.device
-        self._clip, self._clock = clip, clock
-        self._over: OverRanks | None = None
-        self._model: Sequence[RowUpdates] = (self,)
-        self._evict = Evictions(store.tables)
+        self._clock, self._policy = clock, UpdatePolicy(clip=clip)
+        self._clip = 0.0 if clip is None else clip.norm
         self._waiting: list[Gradients] = []
-        self._merged: list[RowGradients] | None = None
-        self._some = False  # of what is merged: whether any rank gave a gradient, of rows or none
-        self._uses: list[int] = []  # of what ranks brought since the last update, in each table
+        self._merged: SummedGradients | None = None
         self._running: WeakValueDictionary[int, _Backward] = WeakValueDictionary()
         self._memory = Recycler()
+        self.set_store(store, Evictions(store.tables), (self,))
 
-    def spread(self, over: OverRanks, model: Sequence[RowUpdates]) -> None:
-        """Rows are those of all ranks from now on; `model` are the updates of all its modules."""
-        self._over, self._model = over, model
-        self._evict = Evictions(over.tables, over.exchange.rank, over.exchange.ranks)
-
-    def set_store(self, store: ModuleStore) -> None:
-        """Rows are in another store from now on. Servers make a step of every update of this
-        process, and run no rule of eviction for it.
-        """
-        self._store, self._device, self._evict = store, store.device, Evictions(store.tables)
+    def set_store(
+        self, store: ModuleStore, evict: Evictions, together: Sequence[RowUpdates]
+    ) -> None:
+        """Rows are in this store from now on, and leave as `evict` says."""
+        self._store, self._evict, self._together = store, evict, together
 
     @property
     def store(self) -> ModuleStore:
@@ -155,9 +76,10 @@ class RowUpdates:
         """Called by autograd, once for every read that took part in the loss."""
         task = torch._C._current_graph_task_id()
         if task not in self._running:
-            for one in self._model:
+            for one in self._together:
                 one._open(task)
-        self._running[task].found.append(Gradients(read, tuple(grads)))
+        if grads.count(None) < len(grads):
+            self._running[task].found.append(Gradients(read, tuple(grads)))
 
     def _open(self, task: int) -> None:
         backward = self._running[task] = _Backward()
@@ -170,157 +92,144 @@ class RowUpdates:
         if not self.held:
             self.apply()
 
-    def gradients(self) -> list[RowGradients]:
-        """What waits, of each table: every id once. Changing the gradients changes the update.
+    def gradients(self) -> SummedGradients:
+        """What waits: every id once. Changing the gradients changes the update.
 
         Over ranks: of the rows of this rank, what all ranks gave.
         """
-        waiting, some = self._of_tables()
-        merged = [one.merged() if self._over is not None else one.summed() for one in waiting]
-        self._waiting, self._merged, self._some = [], merged, some
+        merged = self._sums()
+        self._waiting, self._merged = [], merged
         return merged
 
     def drop(self) -> None:
         """Forgets what waits."""
-        self._waiting, self._merged, self._some, self._uses = [], None, False, []
+        self._waiting, self._merged = [], None
 
     def apply(self) -> None:
         """One optimizer step for every row that has a gradient."""
-        clip = 0.0 if self._clip is None else self._clip.norm
-        waiting = self._waiting
-        if self._over is None and self._merged is None and any(one.are_some for one in waiting):
-            read = waiting[0].read
-            if read.learns(waiting, clip):
-                self.drop()
-                self._step(partial(read.learn, waiting, clip=clip))
-                return
-        by_table, some = self._of_tables(refuse=True)
-        uses = self._uses
-        self.drop()
-        if not some:  # on all ranks
+        if self._merged is not None:
+            merged = self._sums()
+            self.drop()
+            if merged.given:
+                self._step(partial(self._learn_sums, merged))
             return
-        if self._clip is not None:
-            summed = [one.merged() if self._over is not None else one.summed() for one in by_table]
-            by_table = [self._clip(one) for one in summed]
-        self._step(partial(self._write, by_table, uses))
+        waiting = self._waiting
+        self.drop()
+        learner = waiting[0].read.learner if waiting else None
+        if not waiting:
+            self._step(partial(self._store.take_part, policy=self._policy))
+        elif learner is not None and learner.learns(waiting, self._clip):
+            self._step(partial(learner.learn, waiting, clip=self._clip))
+        else:
+            self._step(partial(self._learn, waiting))
 
     def _step(self, learn: _Learn) -> None:
-        before_s = self._store.max_ts() if self._evict else 0
+        evicts = bool(self._evict)
+        before_s = self._store.max_ts() if evicts else 0
         now_s = self._clock.now_s()
-        learn(step=self.step, ts=now_s)
+        if learn(step=self.step, ts=now_s) is False:  # no process has a gradient
+            return
         self.step += 1
-        self._evict(before_s, now_s)
+        if evicts:
+            self._evict(before_s, now_s)
 
-    def _write(
-        self, by_table: Sequence[RowGradients], uses: Sequence[int], *, step: int, ts: int
-    ) -> None:
-        splits = tuple(accumulate((len(one.ids) for one in by_table), initial=0))
-        counted = [one.counts for one in by_table if one.counts is not None]
-        with self._one_call_of_all_ranks(uses, ts):
-            if splits[-1]:
-                self._store.apply_gradients(
-                    TableKeys(_joined([one.ids for one in by_table]), splits),
-                    self._flat([one.grads for one in by_table]),
-                    step=step,
-                    ts=ts,
-                    counts=_joined(counted) if counted else None,
-                )
+    def _learn(self, waiting: Sequence[Gradients], *, step: int, ts: int) -> object:
+        at, grads = self._joined(waiting)
+        return self._store.apply_gradients(at, grads, step=step, ts=ts, policy=self._policy)
 
-    def _one_call_of_all_ranks(self, uses: Sequence[int], ts: int) -> ExitStack:
-        """Around the part of an update that is this rank's: shards of one table count alike.
+    def _learn_sums(self, sums: SummedGradients, *, step: int, ts: int) -> object:
+        return self._store.apply_gradients(
+            sums.at, sums.grads, counts=sums.counts, step=step, ts=ts, policy=self._policy
+        )
 
-        Otherwise rows of two shards, which a load may bring together, would not compare.
+    def _sums(self) -> SummedGradients:
+        """What was summed before, and what waits."""
+        at, grads = self._joined(self._waiting)
+        found = self._store.summed_gradients(at, grads, given=bool(self._waiting))
+        return found if self._merged is None else self._merged.with_later(found)
+
+    def _joined(self, waiting: Sequence[Gradients]) -> tuple[TableKeys | Lookup, Tensor]:
+        """All that waits, table after table, in the order of lookups and features.
+
+        Where lookups have all their gradients, the update is at them.
         """
-        calls = ExitStack()
-        if self._over is not None:
-            for table, n in zip(self._over.tables, uses, strict=True):
-                if n:
-                    calls.enter_context(one_call(table.order, ts, n))
-        return calls
+        found, grads = list[Lookup](), list[Tensor]()
+        for one in waiting:
+            if one.read.at is None or None in one.grads:
+                break
+            found.append(one.read.at)
+            for i, grad in enumerate(one.grads):
+                if grad is not None:
+                    grads.append(one.read.key_gradients(i, grad))
+        if len(waiting) == len(found) == 1:
+            return found[0], self._flat(grads)
+        parts = [
+            part
+            for k in range(len(self._store.names))
+            for one in waiting
+            for part in _parts_of(one, k)
+        ]
+        device = self._store.device
+        ids = [part.ids for part in parts] or [torch.empty(0, dtype=torch.int64, device=device)]
+        counts = [0] * len(self._store.names)
+        for part in parts:
+            counts[part.table] += len(part.ids)
+        keys = TableKeys(torch.cat(ids), (0, *accumulate(counts)))
+        flat = self._flat([part.grads for part in parts])
+        if parts and len(found) == len(waiting):
+            return Joined.of(found), flat
+        return _with_slots(keys, parts, self._store.dims), flat
 
     def _flat(self, grads: Sequence[Tensor]) -> Float32[Tensor, "floats"]:
-        """In the memory of the update before: what the system gives anew costs more than the copy.
+        """Gradients one after the other, each copied once, whatever its strides.
 
+        In the memory of the update before: what the system gives anew costs more than the copy.
         The memory of a device is kept by torch.
         """
-        if self._device != checks.CPU:
-            device = self._device
-            return flat_gradients(
-                grads, lambda n: torch.empty(n, dtype=torch.float32, device=device)
-            )
-        return flat_gradients(grads, lambda n: self._memory.take(n)[0])
-
-    def _of_tables(self, *, refuse: bool = False) -> tuple[list[RowGradients], bool]:
-        """What waits and what was merged before; whether there is any, on any rank.
-
-        `refuse`: what is not finite on any rank raises on all of them, and is dropped.
-        """
-        if self._over is None:
-            found = [self._of_table(k, dim) for k, dim in enumerate(self._store.dims)]
-            some = self._given()
+        floats, device = 0, self._store.device
+        for grad in grads:
+            floats += grad.numel()
+        if device == checks.CPU:
+            flat = self._memory.take(floats)[0]
         else:
-            found, some = self._from_ranks(self._over, refuse)
-        if self._merged is not None:
-            pairs = zip(self._merged, found, strict=True)
-            found = [merged.with_later(one) for merged, one in pairs]
-            some = some or self._some
-        return found, some
-
-    def _given(self) -> bool:
-        """Whether autograd gave a gradient here since the last update."""
-        return any(one.are_some for one in self._waiting)
-
-    def _of_table(self, table: int, dim: int) -> RowGradients:
-        """All that waits for one table, in the order of lookups and features."""
-        ids: list[Tensor] = []
-        grads: list[Tensor] = []
-        for one in self._waiting:
-            for i, grad in enumerate(one.grads):
-                if grad is not None and one.read.features[i].table == table:
-                    ids.append(one.read.ids_of(i))
-                    grads.append(one.read.key_gradients(i, grad))
-        if not ids:
-            nothing = torch.empty(0, dim, dtype=torch.float32, device=self._device)
-            return RowGradients(nothing.new_empty(0, dtype=torch.int64), nothing)
-        return RowGradients(_joined(ids), _joined(grads))
-
-    def _from_ranks(self, over: OverRanks, refuse: bool) -> tuple[list[RowGradients], bool]:
-        """What all ranks have for the rows of this one; whether any of them has anything."""
-        brought = self._brought(over)
-        if refuse and brought.not_finite:
-            self.drop()
-            raise NotFiniteError(
-                f"row gradients that came from rank {', '.join(map(str, brought.not_finite))} have "
-                f"a NaN or an infinity; no row was changed on any rank. Find its source, or leave "
-                f"such steps out with hr.hold_updates(model, scaler)."
-            )
-        sizes = [stop - start for start, stop in pairwise(brought.keys.splits)]
-        dims = self._store.dims
-        floats = [n * dim for n, dim in zip(sizes, dims, strict=True)]
-        parts = brought.grads.split(floats), brought.counts.split(sizes)
-        found = [
-            RowGradients(brought.keys.ids_of(k), grads.view(-1, dims[k]), counts)
-            for k, (grads, counts) in enumerate(zip(*parts, strict=True))
-        ]
-        before = self._uses or [0] * len(dims)
-        self._uses = [one + more for one, more in zip(before, brought.uses, strict=True)]
-        return found, brought.given
-
-    def _brought(self, over: OverRanks) -> Brought:
-        """Of what waits, and of nothing else."""
-        finite = all(bool(one.grads.isfinite().all()) for one in self._merged or ())
-        whole = self._waiting[0] if len(self._waiting) == 1 else None
-        at = None if whole is None else whole.read.at
-        if whole is not None and at is not None and whole.are_whole:
-            grads = [grad for grad in whole.grads if grad is not None]
-            return over.bring_gradients(at, self._flat(grads), finite=finite, given=True)
-        mine = [self._of_table(k, dim) for k, dim in enumerate(self._store.dims)]
-        splits = tuple(accumulate((len(one.ids) for one in mine), initial=0))
-        keys = TableKeys(_joined([one.ids for one in mine]), splits)
-        flat, given = self._flat([one.grads for one in mine]), self._given()
-        return over.bring_gradients(keys, flat, finite=finite, given=given)
+            flat = torch.empty(floats, dtype=torch.float32, device=device)
+        start = 0
+        for grad in grads:
+            flat[start : start + grad.numel()].view(grad.shape).copy_(grad)
+            start += grad.numel()
+        return flat
 
 
-def _joined(parts: Sequence[Tensor]) -> Tensor:
-    filled = [part for part in parts if len(part)]
-    return filled[0] if len(filled) == 1 else torch.cat(filled or [parts[0]])
+@dataclass(frozen=True, slots=True, eq=False)
+class _Part:
+    """The gradients of one feature of one lookup, and where its rows were found."""
+
+    table: int
+    ids: Int64[Tensor, "n"]
+    grads: Float32[Tensor, "n dim"]
+    slots: Int64[Tensor, "n"] | None
+    epoch: object
+
+
+def _parts_of(given: Gradients, table: int) -> Iterator[_Part]:
+    """The features of a table that have gradients."""
+    read, start = given.read, 0
+    slots = None if read.at is None else read.at.slots
+    epoch = None if read.at is None else read.at.epoch
+    for i, (feature, grad) in enumerate(zip(read.features, given.grads, strict=True)):
+        ids = read.ids_of(i)
+        if feature.table == table and grad is not None:
+            own = None if slots is None else slots[start : start + len(ids)]
+            yield _Part(table, ids, read.key_gradients(i, grad), own, epoch)
+        start += len(ids)
+
+
+def _with_slots(
+    keys: TableKeys, parts: Sequence[_Part], dims: tuple[int, ...]
+) -> TableKeys | Lookup:
+    """The keys as a lookup, where all lookups know the slots of their rows and none has moved."""
+    slots = [part.slots for part in parts if part.slots is not None]
+    if not parts or len(slots) < len(parts) or any(p.epoch != parts[0].epoch for p in parts):
+        return keys
+    rows = torch.empty(0, dtype=torch.float32, device=keys.ids.device)
+    return Lookup(keys, rows, dims, torch.cat(slots), parts[0].epoch)

@@ -44,7 +44,7 @@ class Blocks:
 
     def __init__(self) -> None:
         self._slots: list[Block | None] = [None] * SLOTS
-        self._lent: dict[int, Block] = {}  # by the sequence of the request
+        self.lent: dict[int, Block] = {}  # by the sequence of the request
         self._made = 0
 
     def take(self, sequence: int, size: int, *, once: bool) -> Block | None:
@@ -61,7 +61,7 @@ class Blocks:
         if size > MAX_BLOCK_BYTES:
             raise OSError(f"a request of {size} bytes; at most {MAX_BLOCK_BYTES} are shared.")
         self.give(sequence, again=False)  # it is sent again
-        lent = [block.number % SLOTS for block in self._lent.values()]
+        lent = [block.number % SLOTS for block in self.lent.values()]
         free = [slot for slot in range(SLOTS) if slot not in lent]
         if not free:
             return None
@@ -72,16 +72,16 @@ class Blocks:
         if block is None:
             block = self._make(slot, size)
         block.once = once
-        self._lent[sequence] = block
+        self.lent[sequence] = block
         return block
 
     def of(self, sequence: int) -> Block | None:
         """The block of a request under way."""
-        return self._lent.get(sequence)
+        return self.lent.get(sequence)
 
     def give(self, sequence: int, *, again: bool) -> None:
         """The request is done; `again`: it was answered, so nobody touches its block any more."""
-        block = self._lent.pop(sequence, None)
+        block = self.lent.pop(sequence, None)
         if block is not None and not (again and block.once):
             block.passed()
             self._slots[block.number % SLOTS] = None
@@ -91,7 +91,7 @@ class Blocks:
         for block in filter(None, self._slots):
             block.passed()
         self._slots = [None] * SLOTS
-        self._lent.clear()
+        self.lent.clear()
 
     def _make(self, slot: int, size: int) -> Block:
         old = self._slots[slot]

@@ -18,12 +18,13 @@ from .curve import ClientKeys
 from .errors import DeadlineError, FrameError, RolledBackError, ServerAwayError
 from .frames import (
     CONTROL,
+    ORIGIN,
+    ORIGIN_AT,
+    WRITES,
     Answer,
     Buffer,
-    Origin,
     Request,
     Status,
-    address_head,
     read_answer,
 )
 from .greetings import Greetings
@@ -63,6 +64,7 @@ class Connection:
         self.incarnation = 0
         self._process = os.getpid()
         self._tickets: dict[int, Ticket] = {}
+        self._writes: dict[int, None] = {}  # the writes among them; sequences rise
         self._unsent = 0
         self._sequence = 0
         self._greetings = Greetings(has_keys=keys is not None)
@@ -99,8 +101,10 @@ class Connection:
         self._turns.take()
         try:
             for ticket in self._tickets.values():
-                ticket.finish(StateError(f"the connection to {self.where} was closed."))
+                ticket.error = StateError(f"the connection to {self.where} was closed.")
+                ticket.frames, ticket.done = (), True
             self._tickets.clear()
+            self._writes.clear()
             self._line.close()
             self._turns.close()
         finally:
@@ -121,10 +125,18 @@ class Connection:
     ) -> Ticket:
         """Sends a request; its answer goes to `sink` while somebody waits for an answer."""
         patience = patience or self.patience
-        now = time.monotonic()
-        head = bytearray(request.head())
-        ticket = Ticket(request.verb, head, frames, sink, patience, patience.retry_s, now)
-        self._check_process()
+        now, deadline_s = time.monotonic(), patience.deadline_s
+        ticket = Ticket(
+            request.verb,
+            [bytearray(request.head()), *frames],
+            sink,
+            patience,
+            gap_s=patience.retry_s,
+            began_s=now,
+            limit_s=math.inf if deadline_s is None else now + deadline_s,
+        )
+        if os.getpid() != self._process:
+            raise self._forked()
         self._turns.take()
         try:
             if self._line.closed:
@@ -132,6 +144,8 @@ class Connection:
             self._sequence += 1
             ticket.sequence = self._sequence
             self._tickets[ticket.sequence] = ticket
+            if request.verb in WRITES:
+                self._writes[ticket.sequence] = None
             self._unsent += 1
             self._try_send(ticket)
         finally:
@@ -140,7 +154,8 @@ class Connection:
 
     def wait(self, ticket: Ticket) -> None:
         """Returns when the answer is whole; raises what went wrong."""
-        self._check_process()
+        if os.getpid() != self._process:
+            raise self._forked()
         while not ticket.done:
             if self._turns.take_to_read(ticket):
                 try:
@@ -150,12 +165,11 @@ class Connection:
         if ticket.error is not None:
             raise ticket.error
 
-    def _check_process(self) -> None:
-        if os.getpid() != self._process:
-            raise StateError(
-                f"the connection to {self.where} was made by process {self._process}, from which "
-                f"this one was forked; connect again here."
-            )
+    def _forked(self) -> StateError:
+        return StateError(
+            f"the connection to {self.where} was made by process {self._process}, from which this "
+            f"one was forked; connect again here."
+        )
 
     # ---- sending; whoever does has the turn
 
@@ -163,31 +177,27 @@ class Connection:
         now = time.monotonic()
         left_s = ticket.limit_s - now
         left_ms = 0 if math.isinf(left_s) else min(max(int(left_s * 1000), 1), 2**32 - 1)
-        head = ticket.head
-        address_head(
-            head, Origin(self.client, ticket.sequence, self._acked(), self.incarnation, left_ms)
-        )
-        once, room_bytes = not ticket.was_sent, ticket.sink.room_bytes
+        sequence, (head, *buffers) = ticket.sequence, ticket.frames
+        acked = next(iter(self._writes), self._sequence + 1)  # below it, no write waits
+        origin = self.client, sequence, acked, self.incarnation, left_ms
+        ORIGIN.pack_into(head, ORIGIN_AT, *origin)
+        once, room_bytes = ticket.again_s == 0, ticket.sink.room_bytes
         try:
-            if not self._line.send(ticket.sequence, head, ticket.frames, room_bytes, once=once):
+            if not self._line.send(sequence, head, buffers, room_bytes, once=once):
                 return  # sent when the line can
         except OSError:  # memory that cannot be shared travels
             self._may_be_near = False
             self._change(self._open_far())
             return
-        self._mark(ticket, sent=True)
+        self._unsent -= not ticket.sent
+        ticket.sent = True
         ticket.again_s = now + ticket.gap_s
         ticket.gap_s = min(2 * ticket.gap_s, _LONGEST_GAP * ticket.patience.retry_s)
 
-    def _mark(self, ticket: Ticket, *, sent: bool) -> None:
-        if ticket.sent != sent:
-            self._unsent += -1 if sent else 1
-            ticket.sent = sent
-
-    def _acked(self) -> int:
-        """Below it, no write waits for its answer."""
-        waiting = [s for s, ticket in self._tickets.items() if ticket.is_write]
-        return min(waiting, default=self._sequence + 1)
+    def _take_back(self, ticket: Ticket) -> None:
+        """It is to be sent again."""
+        self._unsent += ticket.sent
+        ticket.sent = False
 
     # ---- reading; whoever does has the turn
 
@@ -196,14 +206,23 @@ class Connection:
             send = self._unsent > 0
             found, complained, wanted = self._line.ready(send=send), False, False
             if not found:
-                if self._turns.stand_aside():
+                self._turns.reader_waits = True  # from now on a sender wakes this thread
+                if self._turns.senders:
+                    self._turns.reader_waits = False
                     return
                 found, complained, wanted = self._line.poll(self._pause_ms(), send=send)
-                self._turns.go_on()
+                self._turns.reader_waits = False
             if complained:
                 self._read_monitor()
-            if found & IN:
-                self._read_some(ticket)
+            while found & IN and not ticket.done:
+                came = self._line.receive()
+                if came is None:
+                    break
+                try:
+                    self._read_answer(*came, ticket)
+                finally:
+                    if came[1] is self._line:
+                        self._line.skip_rest()
             if found & OUT and self._unsent:
                 self._send_unsent()
             if not ticket.done:
@@ -212,23 +231,12 @@ class Connection:
                 return
 
     def _pause_ms(self) -> int:
-        now = time.monotonic()
-        due = min(
-            (min(t.limit_s, t.again_s if t.sent else math.inf) for t in self._tickets.values()),
-            default=now,
-        )
-        due = min(due, self._connect_s)
+        now, due = time.monotonic(), self._connect_s
+        for ticket in self._tickets.values():
+            due = min(due, ticket.limit_s, ticket.again_s if ticket.sent else math.inf)
+        if not self._tickets:
+            due = min(due, now)
         return 1000 if math.isinf(due) else min(max(int((due - now) * 1000) + 1, 0), 1000)
-
-    def _read_some(self, own: Ticket) -> None:
-        while not own.done:
-            found = self._line.receive()
-            if found is None:
-                return
-            try:
-                self._read_answer(*found, own)
-            finally:
-                self._line.skip_rest()
 
     def _read_answer(self, head: Buffer, rest: Reader, own: Ticket) -> None:
         try:
@@ -237,14 +245,17 @@ class Connection:
             self.counters.add("answers_refused")  # not from a server of ours; the deadline holds
             return
         self._silence.heard()
-        self._greetings.succeeded()  # also on a near line, which has no greeting of its own
+        if not self._greetings.settled:
+            self._greetings.succeeded()  # also on a near line, which has no greeting of its own
         ticket = self._tickets.get(answer.sequence)
         if ticket is None:
             self.counters.add("answers_late")
             return
         try:
-            whole = self._took(ticket, answer, frames, rest)
-            error = None
+            if answer.status == Status.DONE and answer.incarnation == self.incarnation:
+                whole, error = ticket.sink.take(answer, frames, rest), None
+            else:
+                whole, error = self._took(ticket, answer, frames, rest), None
         except FrameError as raised:
             whole, error = True, FrameError(f"{raised} [{self.where}]")
         if whole:
@@ -277,9 +288,10 @@ class Connection:
 
     def _finish(self, ticket: Ticket, error: Exception | None) -> None:
         if self._tickets.pop(ticket.sequence, None) is not None:
+            self._writes.pop(ticket.sequence, None)
             if not ticket.sent:
                 self._unsent -= 1
-            ticket.finish(error)
+            ticket.error, ticket.frames, ticket.done = error, (), True
             self._line.release(ticket.sequence, answered=error is None)
 
     # ---- when things go wrong
@@ -307,7 +319,7 @@ class Connection:
                 )
                 self._finish(ticket, error)
             else:
-                self._mark(ticket, sent=False)
+                self._take_back(ticket)
         self._turns.tell()
 
     def _read_monitor(self) -> None:
@@ -377,7 +389,7 @@ class Connection:
             if now >= ticket.limit_s:
                 self._give_up(ticket)
             elif ticket.sent and now >= ticket.again_s:
-                self._mark(ticket, sent=False)
+                self._take_back(ticket)
                 self._send_unsent()
 
     def _give_up(self, ticket: Ticket) -> None:
@@ -413,4 +425,4 @@ class Connection:
 
     def _send_all_again(self) -> None:
         for ticket in self._tickets.values():
-            self._mark(ticket, sent=False)
+            self._take_back(ticket)

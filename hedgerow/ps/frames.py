@@ -29,7 +29,7 @@ REQUEST = struct.Struct("<4sHBBBBHHHQQQQIIqqQ")
 # magic, version, verb, status, wire, frames, reserved, sequence, incarnation, part, parts, offset,
 # three numbers
 ANSWER = struct.Struct("<4sHBBBBHQQIIQqqq")
-_ORIGIN, _ORIGIN_AT = struct.Struct("<QQQQI"), 16  # client to deadline, inside a request's head
+ORIGIN, ORIGIN_AT = struct.Struct("<QQQQI"), 16  # client to deadline, inside a request's head
 STEP, _PER_OCCURRENCE, _COUNTS = 1, 2, 4
 
 Buffer = Any
@@ -69,13 +69,9 @@ class Verb(IntEnum):
 # Reads that may take long, however few ids they name: never done by the loop itself.
 LONG_READS = frozenset((Verb.SCAN, Verb.SCAN_IDS, Verb.TOUCHED_TAKE, Verb.TOUCHED_BACK))
 CONTROL = frozenset((Verb.DESCRIBE, Verb.HEALTH, Verb.COUNTERS))
-_FIRST_WRITE, _LAST_WRITE = int(Verb.APPLY_GRADIENTS), int(Verb.ERASE)
+WRITES = frozenset(verb for verb in Verb if Verb.APPLY_GRADIENTS <= verb <= Verb.ERASE)
+"""The verbs that change rows."""
 _VERBS = {int(verb): verb for verb in Verb}
-
-
-def is_write(verb: Verb) -> bool:
-    """Whether a verb changes rows."""
-    return _FIRST_WRITE <= verb <= _LAST_WRITE
 
 
 class Status(IntEnum):
@@ -137,7 +133,7 @@ class Request:
     @property
     def is_write(self) -> bool:
         """Whether it changes rows and so must happen once."""
-        return is_write(self.verb)
+        return self.verb in WRITES
 
     def head(self) -> bytes:
         """The first frame."""
@@ -172,25 +168,6 @@ class Request:
         return fixed + struct.pack(
             f"<{len(self.splits)}q{len(self.rates)}d", *self.splits, *self.rates
         )
-
-
-def address_head(head: bytearray, origin: Origin) -> None:
-    """Says in a finished head who asks.
-
-    >>> head = bytearray(Request(Verb.SIZES).head())
-    >>> address_head(head, Origin(client=7, sequence=1))
-    >>> read_request([head]).origin.client
-    7
-    """
-    _ORIGIN.pack_into(
-        head,
-        _ORIGIN_AT,
-        origin.client,
-        origin.sequence,
-        origin.acked,
-        origin.incarnation,
-        origin.deadline_ms,
-    )
 
 
 def message(head: Buffer, buffers: Sequence[Buffer]) -> Sequence[Buffer]:

@@ -31,14 +31,15 @@ class Greetings:
 
     def __init__(self, *, has_keys: bool) -> None:
         self._has_keys = has_keys
-        self._was_accepted = False
+        self._was_accepted = self.settled = False  # settled: the last greeting succeeded
         self._failed = 0  # in a row
         self._last = Event.BROKEN_OFF
         self._random = random.Random()  # not the user's own draws
 
     def succeeded(self) -> None:
         """The server accepted this client."""
-        self._was_accepted, self._failed = True, 0
+        self._was_accepted = self.settled = True
+        self._failed = 0
 
     def lost(self) -> float:
         """A connection ended after its greeting; seconds until the next try.
@@ -49,7 +50,7 @@ class Greetings:
 
     def failed(self, why: Event) -> float:
         """A greeting failed; seconds until the next try, more each time."""
-        self._last = why
+        self._last, self.settled = why, False
         self._failed += 1
         return min(self.lost() * 2 ** min(self._failed - 1, 10), _LONGEST_PAUSE_S)
 

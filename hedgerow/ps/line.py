@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from enum import Enum
 
 from ..core.errors import ConfigError
@@ -31,15 +32,17 @@ class Event(Enum):
     ENDED = "ended"  # for good; another line is needed
 
 
+@dataclass(slots=True, eq=False)
 class Behind:
     """Buffers that came together with their head."""
 
-    def __init__(self, buffers: list[memoryview]) -> None:
-        self._buffers = buffers
+    buffers: list[memoryview]
 
     def into(self, room: memoryview) -> int:
         """Copies the next into its place; its length."""
-        buffer = self._next()
+        if not self.buffers:
+            raise _lacks_a_buffer()
+        buffer = self.buffers.pop(0)
         taken = len(buffer)
         if taken > len(room):
             raise FrameError(f"{taken} bytes of rows where {len(room)} were asked for.")
@@ -49,12 +52,13 @@ class Behind:
 
     def frame(self) -> memoryview:
         """The next as it is."""
-        return self._next()
+        if not self.buffers:
+            raise _lacks_a_buffer()
+        return self.buffers.pop(0)
 
-    def _next(self) -> memoryview:
-        if not self._buffers:
-            raise FrameError("an answer that lacks a buffer.")
-        return self._buffers.pop(0)
+
+def _lacks_a_buffer() -> FrameError:
+    return FrameError("an answer that lacks a buffer.")
 
 
 class Line:
@@ -68,6 +72,7 @@ class Line:
         import zmq
 
         self._zmq, self._address = zmq, address
+        self.closed = False  # set by `close`
         self._wake_fd = wake_fd
         silent_ms = max(int(1000 * silent_s), _BEATS)
         # The context of the process: one thread serves the sockets to all servers.
@@ -113,11 +118,6 @@ class Line:
             raise ConfigError(
                 f"the address of a server is {self._address!r}: {error.strerror}. Write host:port."
             ) from error
-
-    @property
-    def closed(self) -> bool:
-        """Whether `close` was called."""
-        return self._socket.closed
 
     def send(
         self, sequence: int, head: Buffer, buffers: Sequence[Buffer], room_bytes: int, *, once: bool
@@ -195,10 +195,11 @@ class Line:
 
     def _check_more(self) -> None:
         if not self._socket.getsockopt(self._rcvmore):
-            raise FrameError("an answer that lacks a buffer.")
+            raise _lacks_a_buffer()
 
     def close(self) -> None:
         """Ends it; what was not sent is dropped."""
+        self.closed = True
         self._socket.disable_monitor()
         self._monitor.close()
         self._socket.close()

@@ -10,14 +10,14 @@ from collections.abc import Iterator, Sequence
 
 from .blocks import Block, Blocks
 from .errors import FrameError
-from .frames import SMALL_BYTES, Buffer, behind_head, read_answer
+from .frames import ANSWER, SMALL_BYTES, Buffer, read_answer
 from .line import IN, OUT, Behind, Event
 from .nearby import connect_nearby
 from .packets import (
     PACKET_BYTES,
+    PRELUDE,
     Packet,
     end_of,
-    is_plain,
     packet_of,
     read_packet,
     shared_packet,
@@ -37,15 +37,10 @@ class NearLine:
         self._is_full = False  # the socket
         self._has_no_block = False
         self._ended = False
-        self.was_heard = False
+        self.was_heard = self.closed = False
         self._poll = select.poll()
         self._poll.register(self._fd, select.POLLIN)
         self._poll.register(wake_fd, select.POLLIN)
-
-    @property
-    def closed(self) -> bool:
-        """Whether `close` was called."""
-        return self._socket.fileno() < 0
 
     # ---- out
 
@@ -53,7 +48,9 @@ class NearLine:
         self, sequence: int, head: Buffer, buffers: Sequence[Buffer], room_bytes: int, *, once: bool
     ) -> bool:
         """Whether a request went out. Raises `OSError` if memory cannot be shared."""
-        lengths = [memoryview(buffer).nbytes for buffer in buffers]
+        lengths = list[int]()
+        for buffer in buffers:
+            lengths.append(memoryview(buffer).nbytes)
         if room_bytes <= SMALL_BYTES and len(head) + sum(lengths) <= PACKET_BYTES:
             return self._sent(packet_of(head, buffers))
         spans = spans_of(lengths)
@@ -86,7 +83,8 @@ class NearLine:
 
     def release(self, sequence: int, *, answered: bool) -> None:
         """A request is done; `answered`: by the only server that was asked, and in full."""
-        self._blocks.give(sequence, again=answered)
+        if self._blocks.lent:
+            self._blocks.give(sequence, again=answered)
         self._has_no_block = False
 
     # ---- in
@@ -132,8 +130,8 @@ class NearLine:
             return None
         self.was_heard = True
         packet = self._room[:length]
-        if is_plain(packet):
-            return packet, Passing([behind_head(packet)])
+        if packet[:4] != PRELUDE:
+            return packet, Passing([packet[ANSWER.size :]])
         try:
             found = read_packet(packet)
             return found.head, Passing(self._buffers(found))
@@ -156,6 +154,7 @@ class NearLine:
 
     def close(self) -> None:
         """Ends it; the memory goes when nobody holds it."""
+        self.closed = True
         self._blocks.close()
         self._socket.close()
 
@@ -165,7 +164,7 @@ class Passing(Behind):
 
     def frame(self) -> memoryview:
         """A copy of the next."""
-        return memoryview(bytearray(self._next()))
+        return memoryview(bytearray(super().frame()))
 
 
 def near_line(address: str, wake_fd: int) -> NearLine | None:

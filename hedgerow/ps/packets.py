@@ -16,7 +16,9 @@ from .frames import MAX_FRAMES, Buffer
 PACKET_BYTES = 2**17
 """Of one packet; what is longer lies in shared memory."""
 _LINE_BYTES = 64  # buffers in shared memory begin on a line of the cache
-_MAGIC, _BUFFERS = b"HRLP", MAX_FRAMES - 1
+PRELUDE = b"HRLP"
+"""The first bytes of what stands before a head."""
+_BUFFERS = MAX_FRAMES - 1
 _PRELUDE = struct.Struct(f"<4sIQQ{_BUFFERS}Q")  # magic, buffers, block, start of the first, lengths
 
 
@@ -56,7 +58,10 @@ def packet_of(head: Buffer, buffers: Sequence[Buffer]) -> list[Buffer]:
     """The pieces of a packet with everything in it."""
     if len(buffers) <= 1:
         return [head, *buffers]
-    return [_prelude([memoryview(b).nbytes for b in buffers]), head, *buffers]
+    lengths = list[int]()
+    for buffer in buffers:
+        lengths.append(memoryview(buffer).nbytes)
+    return [_prelude(lengths), head, *buffers]
 
 
 def shared_packet(head: Buffer, block: int, spans: Sequence[slice]) -> list[Buffer]:
@@ -67,12 +72,12 @@ def shared_packet(head: Buffer, block: int, spans: Sequence[slice]) -> list[Buff
 
 def _prelude(lengths: Sequence[int], block: int = 0, start: int = 0) -> bytes:
     padding = [0] * (_BUFFERS - len(lengths))
-    return _PRELUDE.pack(_MAGIC, len(lengths), block, start, *lengths, *padding)
+    return _PRELUDE.pack(PRELUDE, len(lengths), block, start, *lengths, *padding)
 
 
 def is_plain(packet: memoryview) -> bool:
     """Whether nothing stands before the head."""
-    return packet[:4] != _MAGIC
+    return packet[:4] != PRELUDE
 
 
 def from_head(packet: memoryview) -> memoryview:

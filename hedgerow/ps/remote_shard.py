@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Generic, Literal, TypeVar
 
 import torch
 from torch import Tensor
+from torch.autograd.graph import increment_version
 
 from ..core import checks
 from ..core.counters import Counters
@@ -37,28 +39,24 @@ Away = Literal["fail", "wait", "zeros"]
 """When a server stays away: raise at the deadline, wait for ever, or read zeros."""
 
 
+@dataclass(slots=True, eq=False)
 class Underway(Generic[A]):
     """An answer of a server, on its way; the second `wait` gives the same."""
 
-    def __init__(
-        self,
-        connection: Connection,
-        ticket: Ticket,
-        made: Callable[[], A],
-        instead: Callable[[ServerAwayError], A] | None = None,
-    ) -> None:
-        self._connection, self._ticket = connection, ticket
-        self._made, self._instead = made, instead
+    connection: Connection
+    ticket: Ticket
+    made: Callable[[], A]
+    instead: Callable[[ServerAwayError], A] | None = None
 
     def wait(self) -> A:
         """The answer, once it is here."""
         try:
-            self._connection.wait(self._ticket)
+            self.connection.wait(self.ticket)
         except ServerAwayError as error:
-            if self._instead is None:
+            if self.instead is None:
                 raise
-            return self._instead(error)
-        return self._made()
+            return self.instead(error)
+        return self.made()
 
 
 class RemoteShard:
@@ -101,20 +99,13 @@ class RemoteShard:
         except BaseException:
             self.connection.close()
             raise
+        self.names, self.dims = self.config.names, self.config.dims
+        self._rates_given: tuple[Rate, ...] | None = None  # which were checked before
+        self._rates: tuple[float, ...] = ()
         self._layouts = tuple(RowLayout(config) for config in self.config.configs)
 
     def __repr__(self) -> str:
         return f"RemoteShard({self.connection.where}, tables {', '.join(self.names)})"
-
-    @property
-    def names(self) -> tuple[str, ...]:
-        """The tables, in byte order."""
-        return self.config.names
-
-    @property
-    def dims(self) -> tuple[int, ...]:
-        """Columns of each table."""
-        return self.config.dims
 
     @property
     def counters(self) -> Counters:
@@ -136,11 +127,16 @@ class RemoteShard:
         out: Float32[Tensor, "floats"] | None = None,
     ) -> Underway[Lookup]:
         """Rows of `keys`, into `out` if given."""
-        keys = self._keys(keys)
+        keys = as_keys(keys, len(self.names))
         arguments.missing_rule(missing)
         floats = parts.float_offsets(keys.splits, self.dims)[-1]
-        rows = self._outputs.take(floats)[0] if out is None else _output(out, floats)
-        options = Options(self._wire, MISSING.index(missing), _step(step))
+        if out is None:
+            rows = self._outputs.take(floats)[0]
+        else:
+            rows = parts.flat_output(out, floats)
+            increment_version(rows)  # so that autograd notices if it saved the old values
+        at_step = None if step is None else checks.count("step", step)
+        options = Options(self._wire, MISSING.index(missing), at_step)
         found = Lookup(keys, rows, self.dims)
 
         def zeros(error: ServerAwayError) -> Lookup:
@@ -226,16 +222,22 @@ class RemoteShard:
         per_occurrence: bool = False,
     ) -> Underway[Applied]:
         """One optimizer step per table and distinct id; rates are computed here."""
-        keys = self._keys(keys)
-        arguments.occurrences(counts, len(keys.ids))
+        keys = as_keys(keys, len(self.names))
+        if counts is not None:
+            arguments.occurrences(counts, len(keys.ids))
         options = Options(
             self._wire,
-            step=_step(step),
+            step=None if step is None else checks.count("step", step),
             ts=checks.count("ts", ts),
             per_occurrence=checks.flag("per_occurrence", per_occurrence),
             has_counts=counts is not None,
         )
-        now = rates_now(self.config, rates, step)
+        if rates is None or rates is not self._rates_given:
+            now = rates_now(self.config, rates, step)
+            if type(rates) is tuple and set(map(type, rates)) <= {float}:
+                self._rates_given, self._rates = rates, now
+        else:
+            now = self._rates
         more = [] if counts is None else [buffer_of(counts)]
         return self._start_rows(Verb.APPLY_GRADIENTS, keys, "grads", grads, options, now, more)
 
@@ -244,14 +246,17 @@ class RemoteShard:
     ) -> Underway[Applied]:
         """Sets rows and keeps optimizer state."""
         options = Options(self._wire, ts=checks.count("ts", ts))
-        return self._start_rows(Verb.ASSIGN, self._keys(keys), "rows", rows, options)
+        keys = as_keys(keys, len(self.names))
+        return self._start_rows(Verb.ASSIGN, keys, "rows", rows, options)
 
     def start_assign_add(
         self, keys: TableKeys, rows: Float32[Tensor, "floats"], *, ts: int = 0
     ) -> Underway[Applied]:
         """Adds to rows; an absent one starts from its first value."""
         options = Options(self._wire, ts=checks.count("ts", ts))
-        return self._start_rows(Verb.ASSIGN_ADD, self._keys(keys), "rows", rows, options)
+        return self._start_rows(
+            Verb.ASSIGN_ADD, as_keys(keys, len(self.names)), "rows", rows, options
+        )
 
     def start_reinitialize(self, keys: TableKeys) -> Underway[Int8[Tensor, "n"]]:
         """Makes rows as new; 0 = was absent, 1 = was there."""
@@ -308,10 +313,15 @@ class RemoteShard:
     # ---- helpers
 
     def start(self, request: Request, frames: Sequence[Buffer], sink: Kept | RowsInto) -> Ticket:
-        """Sends a request about the tables; its answer goes into `sink`.
+        """Sends a request about the tables; its first frame is the ids. Its answer goes to `sink`.
 
         A server that was restarted without its tables is sent their configs again first.
         """
+        if frames and len(frames[0]) > MAX_FRAME_BYTES:
+            raise InputError(
+                f"{len(frames[0]) // 8} ids in one request; at most {MAX_FRAME_BYTES // 8}. Split "
+                f"it."
+            )
         if self._met not in (-1, self.connection.incarnation):
             try:
                 self._open(self.config)
@@ -324,7 +334,7 @@ class RemoteShard:
         return self.connection.start(request, frames, sink)
 
     def _start_marks(self, verb: Verb, keys: TableKeys, dtype: torch.dtype) -> Underway[Tensor]:
-        keys = self._keys(keys)
+        keys = as_keys(keys, len(self.names))
         n = len(keys.ids)
         kept = Kept(n)
         request = Request(verb, splits=keys.splits)
@@ -346,34 +356,18 @@ class RemoteShard:
         floats = parts.float_offsets(keys.splits, self.dims)[-1]
         rows = rows.view(-1) if len(self.dims) == 1 and rows.dim() == 2 else rows
         rows = parts.flat_rows(what, rows, floats)
-        check_room(floats, self._wire)
+        if 4 * floats > MAX_FRAME_BYTES:
+            check_room(floats, self._wire)
         kept = Kept()
         request = Request(verb, options=options, splits=keys.splits, rates=rates)
-        frames = [buffer_of(keys.ids), buffer_of(narrowed(rows.detach(), self._wire)), *more]
+        sent = narrowed(rows.detach(), self._wire) if self._wire else rows.detach()
+        frames = [buffer_of(keys.ids), buffer_of(sent), *more]
         ticket = self.start(request, frames, kept)
         return Underway(
             self.connection,
             ticket,
             lambda: Applied.of(kept.number(0), kept.number(1), kept.number(2)),
         )
-
-    def _keys(self, keys: TableKeys) -> TableKeys:
-        keys = as_keys(keys, len(self.config.names))
-        if 8 * len(keys.ids) > MAX_FRAME_BYTES:
-            raise InputError(
-                f"{len(keys.ids)} ids in one request; at most {MAX_FRAME_BYTES // 8}. Split it."
-            )
-        return keys
-
-
-def _step(step: int | None) -> int | None:
-    return None if step is None else checks.count("step", step)
-
-
-def _output(out: Tensor, floats: int) -> Float32[Tensor, "floats"]:
-    flat = parts.flat_output(out, floats)
-    torch.autograd.graph.increment_version(flat)
-    return flat
 
 
 def _entry_bytes(layout: RowLayout) -> int:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, TypeVar
 
 import torch
@@ -24,20 +25,32 @@ from ..tables.bags import Bags, BagsReader
 from ..tables.config import TableConfig
 from ..tables.module_store import SpreadStore
 from ..tables.multi import parts
+from ..tables.multi.by_owner import ByOwner, Packed
 from ..tables.multi.multi_config import MultiConfig
+from ..tables.policy import PLAIN, UpdatePolicy
 from ..tables.schedules import Rate
 from ..tables.stats import MemoryUse, TableStats
-from ..tables.store import Applied, Entries, Lookup, Missing, TableKeys, as_keys
-from .routed import Routed, Share, finite_part, route
+from ..tables.store import Applied, Entries, Joined, Lookup, Missing, TableKeys, as_keys, lookups_of
+from ..tables.summed import SummedGradients, clipped, summed
 from .shard import Pending, Shard
+from .shares import Share, finite_part, joined, shares_of, side_by_side
 from .some_tables import TablesOfShard
-from .worker_checks import check_finite, rates_now
+from .worker_checks import check_finite, fixed_rates, rates_now
 
 if TYPE_CHECKING:
     from ..tables.host import HostTable
 
 A = TypeVar("A")
 S = TypeVar("S")
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Routed:
+    """How the keys of a lookup were cut for their servers, for an update at the same keys."""
+
+    of: ServerTables
+    packed: Packed
+    shares: list[Share]
 
 
 class ServerTables(SpreadStore):
@@ -79,11 +92,15 @@ class ServerTables(SpreadStore):
         self.config = configs if isinstance(configs, MultiConfig) else MultiConfig.of(configs)
         self.shards = tuple(shards)
         plain = Router("roundrobin", max(1, len(self.shards)))
-        self.routers = (plain,) * len(self.names) if routers is None else tuple(routers)
+        given = (plain,) * len(self.config.names) if routers is None else routers
+        self.routers = tuple(given)
+        self.names, self.dims = self.config.names, self.config.dims
         self._dedup, self._model = dedup, model
         self.timings = timings or Timings()
         self._outputs = Recycler()
         self._check()
+        self._by_owner = ByOwner(self.dims, self.routers)
+        self._rates = fixed_rates(self.config)
 
     def _check(self) -> None:
         if not self.shards:
@@ -107,16 +124,6 @@ class ServerTables(SpreadStore):
 
     def __repr__(self) -> str:
         return f"ServerTables({', '.join(self.names)} on {len(self.shards)} servers)"
-
-    @property
-    def names(self) -> tuple[str, ...]:
-        """The tables, in order."""
-        return self.config.names
-
-    @property
-    def dims(self) -> tuple[int, ...]:
-        """Columns of each table, in order."""
-        return self.config.dims
 
     def table(self, k: int = 0) -> ServerTables:
         """Table `k` alone, on the same servers."""
@@ -163,26 +170,27 @@ class ServerTables(SpreadStore):
     ) -> Lookup:
         """Rows of `keys` from their owners, flat, into `out` if given. Nothing is inserted."""
         arguments.missing_rule(missing)
-        keys = self._keys(keys)
-        floats = parts.float_offsets(keys.splits, self.dims)[-1]
+        keys = as_keys(keys, len(self.names))
         if out is not None and len(self.names) == 1 and out.dim() == 2:
             out = arguments.output(out, len(keys.ids), self.dims[0]).view(-1)
+        packed = self._by_owner.pack(keys, dedup=self._dedup)
+        floats = parts.float_offsets(keys.splits, self.dims)[-1]
         rows = self._outputs.take(floats)[0] if out is None else parts.flat_output(out, floats)
         increment_version(rows)  # so that autograd notices if it saved the old values
-        routed = self._route(keys, dedup=self._dedup)
+        answered = rows if packed.is_plain else self._outputs.take(packed.floats)[0]
+        routed = _Routed(self, packed, shares_of(packed))
 
         def start(share: Share) -> Pending[Lookup]:
-            place = rows if routed.is_plain else None
-            shard = self.shards[share.server]
+            shard, place = self.shards[share.server], answered[share.floats]
             return shard.start_lookup(share.keys, missing=missing, step=step, out=place)
 
         began = time.perf_counter()
-        for share, answer in _answers(routed.shares, start):
+        for share, _ in _answers(routed.shares, start):
             took, server = time.perf_counter() - began, str(share.server)
             self.timings.add("embedding_lookup", took, model=self._model, server=server)
-            if not routed.is_plain:
-                routed.fill(share, answer.rows, rows)
-        return Lookup(keys, rows, self.dims, epoch=(self, routed))
+        if answered is not rows:
+            packed.unpack(answered, rows)
+        return Lookup(keys, rows, self.dims, epoch=routed)
 
     def contains(self, keys: TableKeys | Int64[Tensor, "n"]) -> Bool[Tensor, "n"]:
         """Whether each key has a row."""
@@ -191,18 +199,18 @@ class ServerTables(SpreadStore):
     def entries(self, keys: TableKeys | Int64[Tensor, "n"]) -> Entries:
         """Whole rows, in the order of the keys; of several tables, ask `table(k)`."""
         self._only("entries")
-        keys = self._keys(keys)
-        routed = self._route(keys, dedup=False)
-        found = list(
-            _answers(
-                routed.shares,
+        keys = as_keys(keys, 1)
+        packed = self._by_owner.pack(keys, dedup=False)
+        found = [
+            answer
+            for _, answer in _answers(
+                shares_of(packed),
                 lambda share: self.shards[share.server].start_entries(0, share.keys.ids),
             )
-        )
+        ]
         if not found:  # a server knows what a row without ids looks like
             return self.shards[0].start_entries(0, keys.ids).wait()
-        places = torch.cat([share.numbers.values for share, _ in found])
-        return _in_order(keys.ids, places, [answer for _, answer in found])
+        return _in_order(keys.ids, packed.places, found)
 
     def scan(self, rows: int | None = None) -> Iterator[Entries]:
         """All rows, server after server; of several tables, ask `table(k)`."""
@@ -258,36 +266,80 @@ class ServerTables(SpreadStore):
         ts: int = 0,
         counts: Int64[Tensor, "n"] | None = None,
         per_occurrence: bool = False,
+        policy: UpdatePolicy = PLAIN,
     ) -> Applied:
         """One optimizer step per table and distinct id, with the gradients of this call summed."""
-        keys = self._keys(at.keys if isinstance(at, Lookup) else at)
+        keys = as_keys(at.keys if isinstance(at, Lookup) else at, len(self.names))
         flat = self._flat("grads", grads, keys)
-        arguments.occurrences(counts, len(keys.ids))
-        check_finite("grads", self.config, keys, flat)
-        now = rates_now(self.config, keys, rates, step)
-        routed = self._known(at, dedup=self._dedup and not per_occurrence)
-        routed = routed or self._route(keys, dedup=self._dedup and not per_occurrence)
+        if counts is not None:
+            arguments.occurrences(counts, len(keys.ids))
+        if policy.not_finite == "reject" and parts.first_not_finite(flat) >= 0:
+            check_finite("grads", self.config, keys, flat)
+        now = self._rates if rates is None else None
+        if now is None:
+            now = rates_now(self.config, keys, rates, step)
+        dedup = self._dedup and not per_occurrence
+        shares, sums, occurred = self._summed(at, keys, flat, counts, policy, dedup=dedup)
         dropped = 0
 
         def start(share: Share) -> Pending[Applied]:
             nonlocal dropped
-            sums, occurred = routed.rows_of(share, flat), routed.counts_of(share, counts)
-            own = share.keys
-            if routed.dedup:
-                own, sums, occurred, left_out = finite_part(own, sums, occurred, self.dims)
-                dropped += left_out
+            own, its_sums, its_counts = share.keys, sums[share.floats], occurred[share.ids]
+            if policy.clip is not None:
+                its_sums = clipped(own, its_sums, self.dims, policy.clip)
+            if dedup and parts.first_not_finite(its_sums) >= 0:
+                left = finite_part(own, its_sums, its_counts, self.dims)
+                own, its_sums, its_counts = left[:3]
+                dropped += left[3]
             return self.shards[share.server].start_apply_gradients(
                 own,
-                sums,
+                its_sums,
                 rates=now,
                 step=step,
                 ts=ts,
-                counts=occurred,
+                counts=its_counts,
                 per_occurrence=per_occurrence,
             )
 
-        done = [answer for _, answer in _answers(routed.shares, start, _server_of)]
-        return parts.total([*done, Applied.of(dropped=dropped)])
+        done = list[Applied]()
+        for _, answer in _answers(shares, start, _server_of):
+            done.append(answer)
+        return parts.total([*done, Applied.of(dropped=dropped)] if dropped else done)
+
+    def _summed(
+        self,
+        at: TableKeys | Lookup | Tensor,
+        keys: TableKeys,
+        flat: Tensor,
+        counts: Tensor | None,
+        policy: UpdatePolicy,
+        *,
+        dedup: bool,
+    ) -> tuple[list[Share], Tensor, Tensor]:
+        """What each server gets: sums of gradients by key, and how many each is."""
+        known = _routed_by(self, at) if dedup == self._dedup else []
+        if len(known) > 1 and counts is None and policy.clip is None:
+            packs = [one.packed for one in known]
+            given = Joined(lookups_of(at)).parts(flat)
+            sums = side_by_side(packs, list(map(Packed.sum_gradients, packs, given)), self.dims)
+            occurred = side_by_side(packs, list(map(Packed.occurrences, packs)))
+            return shares_of(joined(packs)), sums, occurred
+        one = len(known) == 1
+        packed = known[0].packed if one else self._by_owner.pack(keys, dedup=dedup)
+        sums = flat if packed.is_plain else packed.sum_gradients(flat)
+        shares = known[0].shares if one else shares_of(packed)
+        return shares, sums, packed.occurrences(counts)
+
+    def summed_gradients(
+        self,
+        at: TableKeys | Lookup,
+        grads: Float32[Tensor, "floats"],
+        *,
+        counts: Int64[Tensor, "n"] | None = None,
+        given: bool = True,
+    ) -> SummedGradients:
+        """The sum of the gradients of each key, for an update at the result."""
+        return replace(summed(at, grads, counts, self.dims), given=given)
 
     def assign(
         self, keys: TableKeys | Int64[Tensor, "n"], rows: Float32[Tensor, "floats"], *, ts: int = 0
@@ -327,23 +379,10 @@ class ServerTables(SpreadStore):
 
     # ---- helpers
 
-    def _keys(self, keys: TableKeys | Tensor) -> TableKeys:
-        return as_keys(keys, len(self.names))
-
     def _flat(self, name: str, rows: Tensor, keys: TableKeys) -> Float32[Tensor, "floats"]:
         if len(self.names) == 1:  # as every store of one table: flat or [n, dim]
             return arguments.rows_of_batch(name, rows, len(keys.ids), self.dims[0]).view(-1)
         return parts.flat_rows(name, rows, parts.float_offsets(keys.splits, self.dims)[-1])
-
-    def _route(self, keys: TableKeys, *, dedup: bool) -> Routed:
-        return route(keys, self.dims, self.routers, dedup=dedup)
-
-    def _known(self, at: TableKeys | Lookup | Tensor, *, dedup: bool) -> Routed | None:
-        """How the keys of an own lookup were cut."""
-        if not isinstance(at, Lookup) or not isinstance(at.epoch, tuple):
-            return None
-        maker, routed = at.epoch
-        return routed if maker is self and routed.dedup == dedup else None
 
     def _put(
         self,
@@ -352,15 +391,17 @@ class ServerTables(SpreadStore):
         verb: Callable[[Shard], Callable[..., Pending[Applied]]],
         ts: int,
     ) -> Applied:
-        keys = self._keys(keys)
+        keys = as_keys(keys, len(self.names))
         flat = self._flat("rows", rows, keys)
         check_finite("rows", self.config, keys, flat)
-        routed = self._route(keys, dedup=False)
+        packed = self._by_owner.pack(keys, dedup=False)
+        given = packed.in_order(flat)
 
         def start(share: Share) -> Pending[Applied]:
-            return verb(self.shards[share.server])(share.keys, routed.rows_of(share, flat), ts=ts)
+            return verb(self.shards[share.server])(share.keys, given[share.floats], ts=ts)
 
-        return parts.total([answer for _, answer in _answers(routed.shares, start, _server_of)])
+        shares = shares_of(packed)
+        return parts.total([answer for _, answer in _answers(shares, start, _server_of)])
 
     def _statuses(
         self,
@@ -369,14 +410,13 @@ class ServerTables(SpreadStore):
         dtype: torch.dtype,
         writes_on: Callable[[Share], int] | None,
     ) -> Tensor:
-        keys = self._keys(keys)
-        routed = self._route(keys, dedup=False)
-        found = torch.empty(len(keys.ids), dtype=dtype)
+        packed = self._by_owner.pack(as_keys(keys, len(self.names)), dedup=False)
+        found = torch.empty(len(packed.ids), dtype=dtype)
         for share, answer in _answers(
-            routed.shares, lambda share: verb(self.shards[share.server])(share.keys), writes_on
+            shares_of(packed), lambda share: verb(self.shards[share.server])(share.keys), writes_on
         ):
-            found[share.numbers.values] = answer
-        return found
+            found[share.ids] = answer
+        return found[packed.places]
 
     def _only(self, verb: str) -> None:
         if len(self.names) != 1:
@@ -407,6 +447,16 @@ def _number(stats: TableStats, name: str) -> int | float:
     """0 for what a server does not count."""
     value = stats.get(name, 0)
     return 0 if isinstance(value, str) else value
+
+
+def _routed_by(store: ServerTables, at: TableKeys | Lookup | Tensor) -> list[_Routed]:
+    """How this store cut the keys of each lookup; nothing if it made not all of them."""
+    found = list[_Routed]()
+    for one in lookups_of(at):
+        if not (isinstance(one.epoch, _Routed) and one.epoch.of is store):
+            return []
+        found.append(one.epoch)
+    return found
 
 
 def _server_of(share: Share) -> int:
@@ -466,10 +516,8 @@ def _tell_who_did(
     )
 
 
-def _in_order(ids: Tensor, places: Tensor, found: Sequence[Entries]) -> Entries:
+def _in_order(ids: Tensor, back: Tensor, found: Sequence[Entries]) -> Entries:
     """Rows of several servers at the places of their keys."""
-    back = torch.empty_like(places)
-    back[places] = torch.arange(len(places))
 
     def put(of_each: list[Tensor]) -> Tensor:
         return torch.cat(of_each)[back]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
@@ -16,7 +15,7 @@ from ..core.shapes import Float32
 from . import errors as own_errors
 from .buffers import value_of, widened
 from .errors import FrameError, ServerRefusedError
-from .frames import Answer, Buffer, Verb, is_write
+from .frames import WRITES, Answer, Buffer, Verb
 
 
 class Reader(Protocol):
@@ -51,22 +50,22 @@ class Kept:
 
     def number(self, at: int = 0) -> int:
         """One of the numbers of the answer, which is here."""
-        return self._here().numbers[at]
+        if self.answer is None:
+            raise FrameError("an answer that is not here yet.")
+        return self.answer.numbers[at]
 
     @property
     def incarnation(self) -> int:
         """The life of the server that gave the answer, which is here."""
-        return self._here().incarnation
-
-    def _here(self) -> Answer:
         if self.answer is None:
             raise FrameError("an answer that is not here yet.")
-        return self.answer
+        return self.answer.incarnation
 
     def take(self, answer: Answer, frames: int, rest: Reader) -> bool:
         """Keeps it."""
-        self.answer = answer
-        self.frames = [rest.frame() for _ in range(frames)]
+        self.answer, self.frames = answer, []
+        for _ in range(frames):
+            self.frames.append(rest.frame())
         return True
 
 
@@ -85,29 +84,26 @@ class RowsInto:
         if frames != 1:
             raise FrameError(f"a part of rows in {frames} buffers; it has one.")
         if answer.wire:
-            self._take_narrow(answer, rest)
+            taken = self._take_narrow(answer, rest)
         else:
-            start = 4 * answer.offset
-            self._count(answer, rest.into(self._bytes[start:]))
+            taken = rest.into(self._bytes[4 * answer.offset :])
+        if answer.part not in self._there:
+            self._there.add(answer.part)
+            self._taken += taken
         if len(self._there) < answer.parts:
             return False
         if self._taken != len(self._bytes):
             raise FrameError(f"{self._taken} bytes of rows; {len(self._bytes)} were asked for.")
         return True
 
-    def _count(self, answer: Answer, taken: int) -> None:
-        if answer.part not in self._there:
-            self._there.add(answer.part)
-            self._taken += taken
-
-    def _take_narrow(self, answer: Answer, rest: Reader) -> None:
+    def _take_narrow(self, answer: Answer, rest: Reader) -> int:
         frame = rest.frame()
         count = memoryview(frame).nbytes // 2
         if answer.offset + count > self._out.numel():
             raise FrameError(f"rows up to {answer.offset + count}, beyond {self._out.numel()}.")
         part = self._out[answer.offset : answer.offset + count]
         part.copy_(widened(frame, answer.wire, count, "rows"))
-        self._count(answer, 4 * count)
+        return 4 * count
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,12 +119,12 @@ class Ticket:
     """One request under way."""
 
     verb: Verb
-    head: bytearray
-    frames: Sequence[Buffer]
+    frames: Sequence[Any]  # the head, a bytearray, and the buffers; none once it is done
     sink: Sink
     patience: Patience
     gap_s: float  # until it is sent again if nobody answers, or if the server is busy
     began_s: float  # when it was made, on the monotonic clock
+    limit_s: float  # when to give up, on the monotonic clock; infinite to wait for ever
     sequence: int = 0
     sent: bool = False
     again_s: float = 0.0
@@ -136,26 +132,14 @@ class Ticket:
     error: Exception | None = None
 
     @property
-    def limit_s(self) -> float:
-        """When to give up, on the monotonic clock; infinite to wait for ever."""
-        deadline_s = self.patience.deadline_s
-        return math.inf if deadline_s is None else self.began_s + deadline_s
-
-    @property
     def is_write(self) -> bool:
         """Whether it must happen once."""
-        return is_write(self.verb)
+        return self.verb in WRITES
 
     @property
     def was_sent(self) -> bool:
         """Whether it left once, though perhaps on a line that broke."""
         return self.again_s > 0
-
-    def finish(self, error: Exception | None = None) -> None:
-        """Nothing more is expected."""
-        self.error = error
-        self.frames = ()
-        self.done = True
 
 
 def error_of(frames: Sequence[Buffer], where: str) -> Exception:

@@ -19,49 +19,38 @@ class Turns:
     def __init__(self) -> None:
         self._changed = threading.Condition()
         self._taken = False
-        self._senders = 0  # that wait for their turn
+        self.senders = 0  # that wait for their turn
         self._waiting = 0  # threads that wait for a change
-        self._reader_waits = False  # in a poll, which `wake_fd` ends
+        self.reader_waits = False  # in a poll, which `wake_fd` ends; the reader takes it back
         self.wake_fd = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
 
     def take(self) -> None:
         """The turn of a sender, as soon as nobody has it."""
         with self._changed:
-            self._senders += 1
-            if self._reader_waits:
+            self.senders += 1
+            if self.reader_waits:
                 os.eventfd_write(self.wake_fd, 1)
             while self._taken:
                 self._wait()
-            self._senders -= 1
+            self.senders -= 1
             self._taken = True
 
     def take_to_read(self, awaited: Awaited) -> bool:
         """The turn of a reader; False if another one has found what he waits for."""
         with self._changed:
-            while not awaited.done and (self._taken or self._senders):
+            while not awaited.done and (self._taken or self.senders):
                 self._wait()
             if awaited.done:
                 return False
             self._taken = True
             return True
 
-    def stand_aside(self) -> bool:
-        """Whether the reader must end his turn; if not, a sender will wake him from now on."""
-        self._reader_waits = True
-        if self._senders:
-            self._reader_waits = False
-            return True
-        return False
-
-    def go_on(self) -> None:
-        """The reader is awake."""
-        self._reader_waits = False
-
     def end(self) -> None:
         """Gives the turn to another."""
         with self._changed:
             self._taken = False
-            self._notify()
+            if self._waiting:  # most of the time none does, and to ask takes less than to notify
+                self._changed.notify_all()
 
     def close(self) -> None:
         """Nobody will wait any more."""
@@ -70,7 +59,7 @@ class Turns:
     def tell(self) -> None:
         """Something was found that others may wait for."""
         with self._changed:
-            self._notify()
+            self._changed.notify_all()
 
     def _wait(self) -> None:
         self._waiting += 1
@@ -78,7 +67,3 @@ class Turns:
             self._changed.wait()
         finally:
             self._waiting -= 1
-
-    def _notify(self) -> None:
-        if self._waiting:  # most of the time nobody does, and to ask takes less than to tell
-            self._changed.notify_all()

@@ -54,3 +54,13 @@ def rates_now(
         at = arguments.needed_step(step, needed, table.name, "learns")
         found += [rate_at(source, at) for source in sources]
     return found
+
+
+def fixed_rates(config: MultiConfig) -> tuple[float, ...] | None:
+    """One rate a segment, where no table learns by the step; else None."""
+    optimizers = [segment.optimizer for table in config.configs for segment in table.segments]
+    sources = [rule.rate() if rule else 0.0 for rule in optimizers]
+    follow = any(rule and rule.follows_step for rule in optimizers)
+    if follow or any(callable(source) for source in sources):
+        return None
+    return tuple(rate_at(source, 0) for source in sources)

@@ -4,16 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from operator import mul
 
 import torch
 from torch import Tensor
 
 from ..core.shapes import Float32, Int64
 from ..tables.multi import parts
+from ..tables.multi.by_owner import splits_of
+from ..tables.policy import PLAIN, UpdatePolicy
 from ..tables.schedules import Rate
-from ..tables.store import Applied, Missing, RowStore, TableKeys
+from ..tables.store import Applied, Lookup, Missing, RowStore, TableKeys
 from .exchange import Exchange, Pending
-from .packing import splits_of
 
 Sizes = tuple[tuple[int, ...], ...]
 """Ids by rank and table."""
@@ -52,7 +54,7 @@ class Merging:
 
 def sizes_of(slot_sizes: Int64[Tensor, "R * K"], ranks: int) -> Sizes:
     """Ids by rank and table, as plain numbers."""
-    return tuple(tuple(row) for row in slot_sizes.view(ranks, -1).tolist())
+    return tuple(map(tuple, slot_sizes.view(ranks, -1).tolist()))
 
 
 def totals(sizes: Sizes) -> list[int]:
@@ -62,7 +64,7 @@ def totals(sizes: Sizes) -> list[int]:
 
 def floats_of(sizes: Sizes, dims: Sequence[int]) -> list[int]:
     """Floats for or from each rank."""
-    return [sum(n * d for n, d in zip(of_tables, dims, strict=True)) for of_tables in sizes]
+    return [sum(map(mul, of_tables, dims)) for of_tables in sizes]
 
 
 def by_table(flat: Tensor, sizes: Sizes, dims: Sequence[int] | None = None) -> Tensor:
@@ -79,9 +81,18 @@ def by_table(flat: Tensor, sizes: Sizes, dims: Sequence[int] | None = None) -> T
     return torch.cat([cells[i] for k in range(tables) for i in range(k, len(cells), tables)])
 
 
-def by_rank(flat: Tensor, sizes: Sizes) -> Tensor:
-    """Undoes `by_table`, of one value an id."""
-    return by_table(flat, tuple(zip(*sizes, strict=True)))
+def by_rank(flat: Tensor, sizes: Sizes, dims: Sequence[int] | None = None) -> Tensor:
+    """Undoes `by_table`.
+
+    >>> by_rank(torch.tensor([1, 3, 2, 2, 4, 4]), ((1, 1), (1, 1)), (1, 2)).tolist()
+    [1, 2, 2, 3, 4, 4]
+    """
+    ranks, tables = len(sizes), len(sizes[0])
+    if ranks == 1 or tables == 1:
+        return flat
+    widths = dims or [1] * tables
+    cells = flat.split([row[k] * widths[k] for k in range(tables) for row in sizes])
+    return torch.cat([cells[i] for rank in range(ranks) for i in range(rank, len(cells), ranks)])
 
 
 def deliver(
@@ -90,7 +101,9 @@ def deliver(
     """Brings ids to their owners, the counts first; `slot_sizes` by owner and table."""
     received = sizes_of(exchange.counts(slot_sizes), exchange.ranks)
     sent = sizes_of(slot_sizes, exchange.ranks)
-    return Delivery(sent, received, exchange.ids(ids, totals(sent), totals(received)))
+    return Delivery(
+        sent, received, exchange.ids(ids, list(map(sum, sent)), list(map(sum, received)))
+    )
 
 
 def start_fetch(
@@ -142,19 +155,25 @@ class Push:
         step: int | None = None,
         ts: int = 0,
         per_occurrence: bool = False,
+        found: Lookup | None = None,
+        policy: UpdatePolicy = PLAIN,
     ) -> Applied:
-        """Waits for those that come here, and makes their steps."""
+        """Waits for those that come here, and makes their steps.
+
+        `found` says where the rows of all ranks' keys are, if the owner has looked them up.
+        """
         applied = []
         for keys, grads, counts in self.arrived():
             applied.append(
                 store.apply_gradients(
-                    keys,
+                    found if found is not None and self.merging.across_ranks else keys,
                     grads,
                     rates=rates,
                     step=step,
                     ts=ts,
                     counts=counts,
                     per_occurrence=per_occurrence,
+                    policy=policy,
                 )
             )
         return parts.total(applied)

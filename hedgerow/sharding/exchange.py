@@ -43,7 +43,8 @@ class Exchange:
     too: a row reads the same on every rank.
     fp16 ends at 65504; what is larger arrives as infinity.
 
-    `counters` holds, for counts, ids and floats, the bytes sent to and received from other ranks.
+    `rank` is the number of this rank of `ranks`. `counters` holds, for counts, words, ids and
+    floats, the bytes sent to and received from other ranks.
 
     >>> alone = Exchange()
     >>> alone.ids(torch.tensor([7, 8]), [2], [2]).tolist(), alone.ranks
@@ -54,19 +55,11 @@ class Exchange:
         checks.choice("Exchange", "wire", wire, WIRES)
         self.wire = wire
         self.counters = Counters()
-        self._group = group
+        self.rank = 0 if group is None else dist.get_rank(group)
+        self.ranks = 1 if group is None else dist.get_world_size(group)
+        self._group, self._dtype = group, WIRES[wire]
         if self.rank < 0:
             raise ConfigError("this process is not a rank of the group; only its ranks exchange.")
-
-    @property
-    def rank(self) -> int:
-        """The number of this rank in its group."""
-        return 0 if self._group is None else dist.get_rank(self._group)
-
-    @property
-    def ranks(self) -> int:
-        """How many take part."""
-        return 1 if self._group is None else dist.get_world_size(self._group)
 
     def counts(self, counts: Int64[Tensor, "ranks * k"]) -> Int64[Tensor, "ranks * k"]:
         """k numbers for every rank, and k from every rank: what is about to travel."""
@@ -76,6 +69,11 @@ class Exchange:
             raise InputError(f"{len(counts)} counts for {self.ranks} ranks; give each as many.")
         sizes = [each] * self.ranks
         return self._start("counts", counts, sizes, sizes).wait()
+
+    def words(self, own: Int64[Tensor, "k"]) -> Int64[Tensor, "ranks * k"]:
+        """The same k numbers for every rank, and k from every rank: what all must know."""
+        sizes = [len(own)] * self.ranks
+        return self._start("words", own.repeat(self.ranks), sizes, sizes).wait()
 
     def ids(
         self, ids: Int64[Tensor, "n"], send: Sequence[int], receive: Sequence[int]
@@ -111,7 +109,7 @@ class Exchange:
     ) -> Pending:
         """`floats` without waiting for them."""
         checks.tensor("values", values, torch.float32, (None,), device=None)
-        travelling = values if exact else values.to(WIRES[self.wire])
+        travelling = values if exact else values.to(self._dtype)
         return self._start("floats", travelling, send, receive, torch.float32)
 
     def arrives_finite(self, values: Float32[Tensor, "n"]) -> bool:
@@ -120,7 +118,7 @@ class Exchange:
         >>> Exchange(wire="fp16").arrives_finite(torch.tensor([7e4]))
         False
         """
-        travelling = values.to(WIRES[self.wire])
+        travelling = values.to(self._dtype)
         # A sum is NaN or infinite if one of its parts is: it costs a third of looking at each.
         return bool(travelling.float().sum().isfinite() or travelling.isfinite().all())
 
@@ -132,27 +130,25 @@ class Exchange:
         receive: Sequence[int],
         dtype: torch.dtype | None = None,
     ) -> Pending:
-        send, receive = self._sizes(what, send), self._sizes(what, receive)
-        if sum(send) != len(values):
-            raise InputError(f"send adds up to {sum(send)} of {len(values)} {what}; send all.")
-        if send[self.rank] != receive[self.rank]:
+        for sizes in (send, receive):
+            if len(sizes) != self.ranks or min(sizes) < 0:
+                raise InputError(
+                    f"sizes {list(sizes)} of {what} for {self.ranks} ranks; give one of at least 0 "
+                    f"a rank."
+                )
+        leaving, coming, own = sum(send), sum(receive), send[self.rank]
+        if leaving != len(values):
+            raise InputError(f"send adds up to {leaving} of {len(values)} {what}; send all.")
+        if own != receive[self.rank]:
             raise InputError(
-                f"rank {self.rank} sends itself {send[self.rank]} {what} and expects "
-                f"{receive[self.rank]}; exchange the counts first."
+                f"rank {self.rank} sends itself {own} {what} and expects {receive[self.rank]}; "
+                f"exchange the counts first."
             )
-        arriving, finish = self._transfer(what, values, receive, send)
-        size, own = values.element_size(), send[self.rank]
-        self.counters.add(f"{what}_sent_bytes", (sum(send) - own) * size)
-        self.counters.add(f"{what}_received_bytes", (sum(receive) - own) * size)
+        arriving, finish = self._transfer(what, values, list(receive), list(send))
+        size = values.element_size()
+        self.counters.add(f"{what}_sent_bytes", (leaving - own) * size)
+        self.counters.add(f"{what}_received_bytes", (coming - own) * size)
         return Pending(values, arriving, finish, dtype or values.dtype)
-
-    def _sizes(self, what: str, sizes: Sequence[int]) -> list[int]:
-        sizes = [int(size) for size in sizes]
-        if len(sizes) != self.ranks or min(sizes) < 0:
-            raise InputError(
-                f"sizes {sizes} of {what} for {self.ranks} ranks; give one of at least 0 a rank."
-            )
-        return sizes
 
     def _transfer(
         self, what: str, values: Tensor, receive: list[int], send: list[int]
@@ -160,7 +156,9 @@ class Exchange:
         """Starts the journey itself: where things will arrive, and what waits for them."""
         if self._group is None:
             return values, nothing_to_wait_for
-        if self._goes_through_host(values):
+        if not values.is_cpu and isinstance(
+            self._group._get_backend(values.device), dist.ProcessGroupGloo
+        ):
             return self._through_host(what, values, receive, send)
         arriving = values.new_empty(sum(receive))
         try:
@@ -178,12 +176,6 @@ class Exchange:
                 raise self._failed(what, error) from error
 
         return arriving, finish
-
-    def _goes_through_host(self, values: Tensor) -> bool:
-        """Whether a tensor of a device meets a group that moves host memory alone."""
-        if values.device.type == "cpu" or self._group is None:
-            return False
-        return isinstance(self._group._get_backend(values.device), dist.ProcessGroupGloo)
 
     def _through_host(
         self, what: str, values: Tensor, receive: list[int], send: list[int]

@@ -36,8 +36,8 @@ class LocalExchange(Exchange):
     """
 
     def __init__(self, board: _Board, rank: int, *, wire: str = "fp32") -> None:
-        self._board, self._rank = board, rank
         super().__init__(wire=wire)
+        self._board, self.rank, self.ranks = board, rank, board.ranks
 
     @staticmethod
     def of(ranks: int, *, wire: str = "fp32", timeout_s: float = 60.0) -> list[LocalExchange]:
@@ -70,16 +70,6 @@ class LocalExchange(Exchange):
             raise min(errors, key=lambda error: isinstance(error, ExchangeError))
         return [future.result() for future in futures]
 
-    @property
-    def rank(self) -> int:
-        """The number of this rank."""
-        return self._rank
-
-    @property
-    def ranks(self) -> int:
-        """How many take part."""
-        return self._board.ranks
-
     def leave(self) -> None:
         """Stops taking part: whoever waits for this rank gets an error at once."""
         self._board.meet.abort()
@@ -88,10 +78,10 @@ class LocalExchange(Exchange):
         self, what: str, values: Tensor, receive: list[int], send: list[int]
     ) -> tuple[Tensor, Finish]:
         board = self._board
-        board.laid[self._rank] = (what, values.split(send))
+        board.laid[self.rank] = (what, values.split(send))
         self._meet(what)
         others = {other for other, _ in board.laid}
-        parts = [laid[self._rank] for _, laid in board.laid]
+        parts = [laid[self.rank] for _, laid in board.laid]
         got = [len(part) for part in parts]
         wrong, arriving = None, values.new_empty(sum(receive))
         if len(others) > 1 or got != receive:

@@ -87,31 +87,34 @@ class FeatureKeys:
         tables: int,
         places: Sequence[int] | None = None,
     ) -> FeatureKeys:
-        """These features of a batch, at their `places` among its names."""
+        """These features of a batch, at their `places` among its names, if known."""
         borders = batch.borders()
         if places is None:
             for feature in features:
                 if feature.name not in batch.names:
                     unknown("feature", feature.name, batch.names)
             places = [batch.names.index(feature.name) for feature in features]
-        sizes = [borders[place + 1] - borders[place] for place in places]
-        if tuple(places) == tuple(range(len(batch.names))):
-            ids = batch.values
-        else:
-            ids = torch.cat([batch.values[borders[p] : borders[p + 1]] for p in places])
-        of_table = [0] * tables
-        for feature, size in zip(features, sizes, strict=True):
+        at, of_table = [0], [0] * tables
+        for feature, place in zip(features, places, strict=True):
+            size = borders[place + 1] - borders[place]
+            at.append(at[-1] + size)
             of_table[feature.table] += size
+        ids = batch.values
+        if tuple(places) != tuple(range(len(batch.names))):
+            parts = list[Tensor]()
+            for place in places:
+                parts.append(batch.values[borders[place] : borders[place + 1]])
+            ids = torch.cat(parts)
         keys = TableKeys(ids, (0, *accumulate(of_table)))
-        return FeatureKeys(keys, tuple(features), (0, *accumulate(sizes)))
+        return FeatureKeys(keys, tuple(features), tuple(at))
 
     def rows(self, found: Lookup) -> tuple[Float32[Tensor, "n dim"], ...]:
         """The rows of each feature, without a copy."""
-        parts = []
-        for i, feature in enumerate(self.features):
-            start = self.keys.splits[feature.table]
-            of_table = found.rows_of(feature.table)
-            parts.append(of_table[self.borders[i] - start : self.borders[i + 1] - start])
+        parts, start = [], 0
+        for feature, first, end in zip(self.features, self.borders, self.borders[1:], strict=False):
+            n, dim = end - first, found.dims[feature.table]
+            parts.append(found.rows[start : start + n * dim].view(n, dim))
+            start += n * dim
         return tuple(parts)
 
     def ids_of(self, i: int) -> Int64[Tensor, "n"]:
@@ -132,7 +135,12 @@ class Read(Protocol):
 
     @property
     def at(self) -> Lookup | None:
-        """Where rows were found, of a read of rows; None of a read of vectors."""
+        """Where the rows of all ids were found; None where only the `learner` knows."""
+        ...
+
+    @property
+    def learner(self) -> Learner | None:
+        """What learns from gradients of vectors; None where the store learns, from those of ids."""
         ...
 
     def ids_of(self, i: int) -> Int64[Tensor, "n"]:
@@ -142,6 +150,10 @@ class Read(Protocol):
     def key_gradients(self, i: int, grad: Tensor) -> Float32[Tensor, "n dim"]:
         """The gradient of each id of feature `i`."""
         ...
+
+
+class Learner(Protocol):
+    """Learns from the gradients of vectors, which are never spread over ids."""
 
     def learns(self, given: Sequence[Gradients], clip: float) -> bool:
         """Whether `learn` takes all of these, so that no row is looked for again."""
@@ -157,7 +169,7 @@ class Read(Protocol):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Gradients:
-    """What came back for one read, by feature."""
+    """What came back for one read, by feature; at least one feature has a gradient."""
 
     read: Read
     grads: tuple[Tensor | None, ...]
@@ -166,11 +178,6 @@ class Gradients:
     def are_whole(self) -> bool:
         """Whether all features have a gradient."""
         return None not in self.grads
-
-    @property
-    def are_some(self) -> bool:
-        """Whether any feature has one."""
-        return any(grad is not None for grad in self.grads)
 
 
 class BagsReader(Protocol):

@@ -30,11 +30,13 @@ from .device_writes import DeviceMoves, DeviceWrites
 from .expiry import Evicted
 from .leave_order import LeaveOrder, join, uses_of
 from .moving import MovingRows
+from .policy import PLAIN, UpdatePolicy
 from .schedules import Rate, check_rates, rate_at
 from .slot_key import check_slot_key
 from .stamps import Stamps
 from .stats import MemoryUse
 from .store import Applied, Entries, Lookup, Missing, TableKeys
+from .summed import summed
 from .touched import DEFAULT_CAPACITY, Overflow
 
 
@@ -168,6 +170,7 @@ class DeviceTable:
         ts: int = 0,
         counts: Int64[Tensor, "n"] | None = None,
         per_occurrence: bool = False,
+        policy: UpdatePolicy = PLAIN,
     ) -> Applied:
         """One step per distinct id, its gradients summed in input order; absent ids are born first.
 
@@ -176,6 +179,10 @@ class DeviceTable:
         `Lfu` read it. With `per_occurrence` every occurrence is a step of its own, in order.
         """
         each = checks.flag("per_occurrence", per_occurrence)
+        if policy.clip is not None:
+            where = at if isinstance(at, Lookup) else self.checked_keys(at)
+            one = summed(where, grads, counts, (self.config.dim,)).clipped(policy.clip)
+            at, grads, counts = one.at, one.grads, one.counts
         update = self.update_arguments(at, grads, rates, step, counts)
         return self._step.apply_each(update, ts) if each else self._step.apply(update, ts)
 

@@ -26,12 +26,14 @@ from .layout import entry_room, slice_rows
 from .leave_order import LeaveOrder, join, uses_of
 from .memory_errors import memory_errors
 from .moving import MovingRows
+from .policy import PLAIN, UpdatePolicy
 from .row_file import RowFile
 from .schedules import Rate
 from .slot_key import check_slot_key
 from .snapshot import ASIDE_BYTES, Snapshot
 from .stats import MemoryUse
 from .store import Applied, Entries, Lookup, Missing, TableKeys, all_found
+from .summed import summed
 from .touched import DEFAULT_CAPACITY, Overflow, TouchedKeys, TouchedSettings
 
 
@@ -310,6 +312,7 @@ class HostTable:
         ts: int = 0,
         counts: Int64[Tensor, "n"] | None = None,
         per_occurrence: bool = False,
+        policy: UpdatePolicy = PLAIN,
     ) -> Applied:
         """One optimizer step per distinct id, with its summed gradient; absent ids are born first.
 
@@ -320,7 +323,13 @@ class HostTable:
         rules and `Lfu` read it. With `per_occurrence` every occurrence is a step of its own.
         """
         checks.flag("per_occurrence", per_occurrence)
-        ids, grads, now, at_step = self.core.update_arguments(at, grads, rates, step, counts)
+        if policy.clip is not None:
+            keys = self.core.checked_keys(at.keys if isinstance(at, Lookup) else at)
+            one = summed(keys, grads, counts, (self.layout.dim,)).clipped(policy.clip)
+            at, grads, counts = one.at, one.grads, one.counts
+        ids, grads, now, at_step = self.core.update_arguments(
+            at, grads, rates, step, counts, reject=policy.rejects
+        )
         return self.core.apply_checked(ids, grads, now, at_step, ts, counts, per_occurrence)
 
     def assign(

@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Protocol, Self
 
 import torch
+from torch import Tensor
 
 from ..core.checks import CPU
 from ..core.clock import Clock
@@ -13,8 +14,10 @@ from ..core.errors import StateError
 from .bags import Bags, BagsReader
 from .config import TableConfig
 from .multi.several_tables import not_copied, stays
+from .policy import PLAIN, UpdatePolicy
 from .stats import TableStats
 from .store import Learns, Lookup, Missing, TableKeys
+from .summed import SummedGradients
 
 if TYPE_CHECKING:
     from .host import HostTable
@@ -56,6 +59,28 @@ class ModuleStore(Learns, Protocol):
         self, keys: TableKeys, *, missing: Missing = "zeros", step: int | None = None
     ) -> Lookup:
         """Rows of `keys`."""
+        ...
+
+    def take_part(self, *, step: int, ts: int, policy: UpdatePolicy = PLAIN) -> bool:
+        """Takes part in an update without a gradient; whether another process has one.
+
+        Over ranks every update is a collective, and this process may own rows that others have
+        gradients of. Other stores do nothing.
+        """
+        ...
+
+    def summed_gradients(
+        self,
+        at: TableKeys | Lookup,
+        grads: Tensor,
+        *,
+        counts: Tensor | None = None,
+        given: bool = True,
+    ) -> SummedGradients:
+        """The sum of the gradients of each key, for an update at the result.
+
+        `given` says that this process has a gradient, be it of no row.
+        """
         ...
 
     @property
@@ -106,12 +131,22 @@ class ModuleStore(Learns, Protocol):
 
 
 class SpreadStore:
-    """What stores share whose rows are spread over ranks or servers."""
+    """What stores share whose rows are spread over ranks or servers.
+
+    Keys and rows of a call are on `device`.
+    """
+
+    device: torch.device = CPU
 
     @property
     def programs_read(self) -> bool:
         """Exported programs read these rows as modules do."""
         return True
+
+    def take_part(self, *, step: int, ts: int, policy: UpdatePolicy = PLAIN) -> bool:
+        """False: no other process updates these rows together with this one."""
+        del step, ts, policy
+        return False
 
     @property
     def reads_ahead(self) -> bool:
@@ -130,11 +165,6 @@ class SpreadStore:
     def moves_to(self, device: torch.device) -> bool:
         """Returns False: the tables stay where they are."""
         return stays(self.device, device)
-
-    @property
-    def device(self) -> torch.device:
-        """Keys and rows of a call are in host memory."""
-        return CPU
 
     def emptied(self, clock: Clock) -> Self:
         """Raises: this process does not hold all rows."""

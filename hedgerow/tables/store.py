@@ -14,6 +14,7 @@ from torch import Tensor
 from ..core import checks
 from ..core.errors import DtypeError, InputError
 from ..core.shapes import Bool, Float32, Int8, Int64
+from .policy import PLAIN, UpdatePolicy
 from .schedules import Rate
 
 Missing = Literal["zeros", "initializer", "training"]
@@ -92,6 +93,49 @@ class Lookup:
         start = sum(n * dim for n, dim in zip(sizes[:k], self.dims, strict=False))
         n, dim = sizes[k], self.dims[k]
         return self.rows[start : start + n * dim].view(n, dim)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Joined:
+    """The `epoch` of a lookup that is made of several: inside a table, one after the other.
+
+    A store that keeps an `epoch` of its own finds those of its lookups here.
+    """
+
+    lookups: tuple[Lookup, ...]
+
+    @staticmethod
+    def of(lookups: Sequence[Lookup]) -> Lookup:
+        """Several lookups of one store as one, without rows."""
+        dims, tables = lookups[0].dims, range(lookups[0].keys.tables)
+        ids = [one.keys.ids_of(k) for k in tables for one in lookups]
+        splits = tuple(map(sum, zip(*(one.keys.splits for one in lookups), strict=True)))
+        rows, keys = lookups[0].rows[:0], TableKeys(torch.cat(ids), splits)
+        slots, epoch = list[Tensor](), lookups[0].epoch
+        for k in tables:
+            for one in lookups:
+                if one.slots is None or one.epoch != epoch:
+                    return Lookup(keys, rows, dims, epoch=Joined(tuple(lookups)))
+                slots.append(one.slots[one.keys.splits[k] : one.keys.splits[k + 1]])
+        return Lookup(keys, rows, dims, torch.cat(slots), epoch)
+
+    def parts(self, flat: Tensor) -> list[Tensor]:
+        """The rows or gradients of each lookup, from those of all."""
+        many, dims = len(self.lookups), self.lookups[0].dims
+        sizes = [
+            (one.keys.splits[k + 1] - one.keys.splits[k]) * dim
+            for k, dim in enumerate(dims)
+            for one in self.lookups
+        ]
+        cells = flat.split(sizes)
+        return [torch.cat(cells[i::many]) for i in range(many)]
+
+
+def lookups_of(at: TableKeys | Lookup | Tensor) -> tuple[Lookup, ...]:
+    """The lookup, or the lookups that it is made of; none of keys."""
+    if not isinstance(at, Lookup):
+        return ()
+    return at.epoch.lookups if isinstance(at.epoch, Joined) else (at,)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -177,8 +221,12 @@ class Learns(Protocol):
         ts: int = 0,
         counts: Tensor | None = None,
         per_occurrence: bool = False,
+        policy: UpdatePolicy = PLAIN,
     ) -> Applied:
-        """One optimizer step per distinct id, with its summed gradient; absent ids are born."""
+        """One optimizer step per distinct id, with its summed gradient; absent ids are born.
+
+        `policy` limits that sum, and says what happens to one that is not finite.
+        """
         ...
 
 
@@ -248,7 +296,7 @@ def as_keys(
         return TableKeys(keys, (0, len(keys)))
     checks.tensor("ids", keys.ids, torch.int64, (None,), device)
     splits = keys.splits
-    if not (isinstance(splits, tuple) and all(type(at) is int for at in splits)):
+    if not (isinstance(splits, tuple) and set(map(type, splits)) <= {int}):
         raise DtypeError(f"splits is {splits!r}; pass a tuple of ints, for example (0, {tables}).")
     if len(splits) - 1 != tables:
         raise InputError(f"keys of {len(splits) - 1} tables given to a store of {tables}.")

@@ -20,9 +20,11 @@ from ..tables import arguments
 from ..tables.expiry import Evicted
 from ..tables.host import HostTable
 from ..tables.leave_order import LeaveOrder
+from ..tables.policy import PLAIN, UpdatePolicy
 from ..tables.schedules import Rate
 from ..tables.stats import MemoryUse
 from ..tables.store import Applied, Entries, Lookup, Missing, TableKeys
+from ..tables.summed import summed
 from ..tables.touched import DEFAULT_CAPACITY, Overflow
 from .cache_moves import CacheMoves, cache_map
 from .change_feed import ChangeFeeds, TierSnapshot, TierTouched, open_snapshot
@@ -265,6 +267,7 @@ class CachingTable:
         ts: int = 0,
         counts: Int64[Tensor, "n"] | None = None,
         per_occurrence: bool = False,
+        policy: UpdatePolicy = PLAIN,
     ) -> Applied:
         """One optimizer step per distinct id, with its summed gradient. Absent ids are born first.
 
@@ -272,6 +275,9 @@ class CachingTable:
         """
         checks.flag("per_occurrence", per_occurrence)
         keys = self.pair.keys(at.keys if isinstance(at, Lookup) else at)
+        if policy.clip is not None:
+            one = summed(keys, grads, counts, (self.config.dim,)).clipped(policy.clip)
+            keys, grads, counts = one.keys, one.grads, one.counts
         self.check_update(keys.ids, grads, rates, step, counts)
         ids = keys.ids.cpu()
         settings = {"rates": rates, "step": step, "per_occurrence": per_occurrence}

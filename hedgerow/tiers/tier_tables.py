@@ -20,8 +20,10 @@ from ..tables.host import HostTable
 from ..tables.multi import parts
 from ..tables.multi.multi_config import MultiConfig
 from ..tables.multi.several_tables import SeveralTables, stays
+from ..tables.policy import PLAIN, UpdatePolicy
 from ..tables.schedules import Rate
 from ..tables.store import Applied, Lookup, Missing, TableKeys, as_keys
+from ..tables.summed import summed
 from .build import TierTable
 from .tier_pair import check_store_update
 
@@ -163,11 +165,16 @@ class TierTables(SeveralTables):
         ts: int = 0,
         counts: Int64[Tensor, "n"] | None = None,
         per_occurrence: bool = False,
+        policy: UpdatePolicy = PLAIN,
     ) -> Applied:
         """One optimizer step per table and distinct id, with its summed gradient.
 
         Each table checks its share before the first changes.
         """
+        if policy.clip is not None:
+            checked = self._keys(at.keys if isinstance(at, Lookup) else at)
+            one = summed(checked, grads, counts, self.dims).clipped(policy.clip)
+            at, grads, counts = one.at, one.grads, one.counts
         where = at.epoch if isinstance(at, Lookup) else None
         given = at.keys if isinstance(at, Lookup) else at
         if isinstance(where, _Where) and where.store is self and where.keys is given:

@@ -17,11 +17,11 @@ from hedgerow.ps.shard import LocalShard
 from hedgerow.routing.router import Router
 from hedgerow.sharding.all_to_all_tables import AllToAllTables
 from hedgerow.sharding.local_exchange import LocalExchange
-from hedgerow.sharding.packing import Packed, pack
 from hedgerow.sharding.partitioned import PartitionedTables, Pulled, by_list
 from hedgerow.sharding.shards import LocalShards, RankShards
 from hedgerow.tables.config import Segment, TableConfig
 from hedgerow.tables.initializers import Zeros
+from hedgerow.tables.multi.by_owner import ByOwner, Packed
 from hedgerow.tables.multi.host_tables import HostTables
 from hedgerow.tables.optimizers import Sgd
 from hedgerow.tables.store import TableKeys
@@ -76,7 +76,7 @@ def tables_over_ranks(case: Case) -> None:
             seen.append(found.rows)
             tables.apply_gradients(found, _flat(grads[rank]) * scale, rates=rates)
         seen.append(tables.lookup(_keys(asked)).rows)
-        return pack(keys, tables.dims, routers), seen
+        return ByOwner(tables.dims, routers).pack(keys), seen
 
     done = LocalExchange.run(c["ranks"], work)
     wanted = zip(c["final_rows_by_table"], asked, strict=True)

@@ -19,14 +19,14 @@ def made() -> hr.EmbeddingBags:
     return hr.EmbeddingBags([table], init=hr.Zeros(), optimizer=hr.Sgd(lr=1.0))
 
 
-def model() -> hr.EmbeddingBags:
+def model(clip: hr.ClipRow | None = None) -> hr.EmbeddingBags:
     """Zeros to begin with: every value of a bag is the largest."""
     tables = [
         hr.Table("a", 3, features=["a", "a2"], pooling="max"),
         hr.Table("b", 1, pooling="max"),
         hr.Table("c", 2, pooling="mean"),
     ]
-    return hr.EmbeddingBags(tables, init=hr.Zeros(), optimizer=hr.Sgd(lr=0.5), seed=1)
+    return hr.EmbeddingBags(tables, init=hr.Zeros(), optimizer=hr.Sgd(lr=0.5), seed=1, clip=clip)
 
 
 def batch(step: int, rank: int = 0, ranks: int = 1) -> hr.IdBatch:

@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-import torch
 from torch import Tensor
 
 from ...core.shapes import Float32, Int64
 from ...ops.segment import ragged_rows
-from ..bags import Bags, Feature, FeatureKeys, Gradients
+from ..bags import Bags, Feature, FeatureKeys
 from ..store import Lookup, Missing
 
 if TYPE_CHECKING:
@@ -78,8 +76,13 @@ class DeviceBags:
         return self.keys.features
 
     @property
-    def at(self) -> Lookup | None:
-        """None: vectors were read."""
+    def at(self) -> Lookup:
+        """Where the rows were found."""
+        return self.found
+
+    @property
+    def learner(self) -> None:
+        """None: the store learns, in the slots of the lookup."""
         return None
 
     def ids_of(self, i: int) -> Int64[Tensor, "n"]:
@@ -94,15 +97,3 @@ class DeviceBags:
             grad = grad / (count if pooling == "mean" else count.sqrt())
         rows, weights = ragged_rows(splits, grad, len(self.ids_of(i))), self.weights[i]
         return rows.float() if weights is None else rows * weights.unsqueeze(1)
-
-    def learns(self, given: Sequence[Gradients], clip: float) -> bool:
-        """One read, with a gradient of every feature."""
-        return len(given) == 1 and given[0].are_whole and not clip
-
-    def learn(self, given: Sequence[Gradients], *, clip: float, step: int, ts: int) -> None:
-        """One optimizer step per id, in the slots where rows were found."""
-        del clip
-        grads = enumerate(given[0].grads)
-        rows = [self.key_gradients(i, grad) for i, grad in grads if grad is not None]
-        flat = torch.cat([part.reshape(-1) for part in rows])
-        self.store.apply_gradients(self.found, flat, step=step, ts=ts)

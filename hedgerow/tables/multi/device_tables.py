@@ -21,8 +21,10 @@ from ..copies import host_room, to_host
 from ..device import DeviceTable
 from ..device_slots import FILL, MAX_IDS, Full
 from ..host import HostTable
+from ..policy import PLAIN, UpdatePolicy
 from ..schedules import Rate
 from ..store import Applied, Lookup, Missing, TableKeys, as_keys
+from ..summed import summed
 from . import parts
 from .device_bags import POOLED, DeviceReader
 from .device_group import DeviceGroup
@@ -141,9 +143,14 @@ class DeviceTables(SeveralTables):
         ts: int = 0,
         counts: Int64[Tensor, "n"] | None = None,
         per_occurrence: bool = False,
+        policy: UpdatePolicy = PLAIN,
     ) -> Applied:
         """One optimizer step per table and distinct id, with its summed gradient."""
         keys = self._keys(at.keys if isinstance(at, Lookup) else at)
+        if policy.clip is not None:
+            where = at if isinstance(at, Lookup) else keys
+            one = summed(where, grads, counts, self.dims).clipped(policy.clip)
+            at, keys, grads, counts = one.at, one.keys, one.grads, one.counts
         by_table = self.config.rates_of(rates)
         if self._group is not None and not per_occurrence:
             together = self._step_together(self._group, at, keys, grads, by_table, step, ts, counts)
@@ -157,6 +164,7 @@ class DeviceTables(SeveralTables):
                 "step": step,
                 "ts": ts,
                 "per_occurrence": per_occurrence,
+                "policy": UpdatePolicy(not_finite=policy.not_finite),
             }
             if not len(own.ids):
                 continue

@@ -152,6 +152,11 @@ class BagsRead:
         """The gradient of each id of feature `i`."""
         return self.group.spread(self.found, i, grad)
 
+    @property
+    def learner(self) -> BagsRead:
+        """Itself."""
+        return self
+
     def learns(self, given: Sequence[Gradients], clip: float) -> bool:
         """Any number of reads of one store."""
         del clip

@@ -19,10 +19,13 @@ from ..config import TableConfig
 from ..filters import SlidingFilter
 from ..host import HostTable
 from ..memory_errors import memory_errors
+from ..policy import PLAIN, UpdatePolicy
 from ..schedules import Rate
 from ..store import Applied, Lookup, Missing, TableKeys, as_keys
+from ..summed import summed
 from . import parts
 from .host_bags import HostBags
+from .host_cells import HostCells
 from .multi_config import MultiConfig
 from .parts import Part
 from .several_tables import SeveralTables
@@ -128,6 +131,10 @@ class HostTables(SeveralTables):
             group = self._groups[bags.group] = HostBags(self._tables, bags.group, self._outputs)
         return group
 
+    def cells(self, ranks: int) -> HostCells | None:
+        """What reads and learns the keys that `ranks` ranks ask for; None: `lookup` does."""
+        return HostCells(self._tables, ranks) if HostCells.serves(self._tables) else None
+
     def lookup_at(
         self,
         ids_at: int,
@@ -183,13 +190,19 @@ class HostTables(SeveralTables):
         ts: int = 0,
         counts: Int64[Tensor, "n"] | None = None,
         per_occurrence: bool = False,
+        policy: UpdatePolicy = PLAIN,
     ) -> Applied:
         """One optimizer step per table and distinct id, with its summed gradient."""
         keys = self._keys(at.keys if isinstance(at, Lookup) else at)
         grads = self._flat("grads", grads, keys)
         arguments.occurrences(counts, len(keys.ids))
+        if policy.clip is not None:
+            one = summed(keys, grads, counts, self.dims).clipped(policy.clip)
+            keys, grads, counts = one.keys, one.grads, one.counts
         cells = self._cut(keys, grads, self.config.rates_of(rates), counts)
-        return parts.apply_gradients(cells, step=step, ts=ts, per_occurrence=per_occurrence)
+        return parts.apply_gradients(
+            cells, step=step, ts=ts, per_occurrence=per_occurrence, reject=policy.rejects
+        )
 
     def assign(
         self,

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import accumulate, pairwise
+from itertools import accumulate, cycle, pairwise
+from operator import mul, sub
 
 import torch
 from torch import Tensor
@@ -37,8 +38,8 @@ def float_offsets(id_offsets: Sequence[int], dims: Sequence[int]) -> list[int]:
     """
     if len(id_offsets) == 2:  # most calls: one table
         return [0, (id_offsets[1] - id_offsets[0]) * dims[0]]
-    sizes = [stop - start for start, stop in pairwise(id_offsets)]
-    return [0, *accumulate(n * dims[i % len(dims)] for i, n in enumerate(sizes))]
+    sizes = map(sub, id_offsets[1:], id_offsets)
+    return [0, *accumulate(map(mul, sizes, cycle(dims)))]
 
 
 def cut(
@@ -92,14 +93,21 @@ def _check_rows(parts: Sequence[Part], ts: int) -> None:
 
 
 def apply_gradients(
-    parts: Sequence[Part], *, step: int | None = None, ts: int = 0, per_occurrence: bool = False
+    parts: Sequence[Part],
+    *,
+    step: int | None = None,
+    ts: int = 0,
+    per_occurrence: bool = False,
+    reject: bool = True,
 ) -> Applied:
     """One optimizer step per part and distinct id, part after part."""
     checks.count("ts", ts)
     checks.flag("per_occurrence", per_occurrence)
     # All are asked before the first changes; a rate that is a function is asked once.
     ready = [
-        part.table.core.update_arguments(part.ids, part.rows, part.rates, step, part.counts)
+        part.table.core.update_arguments(
+            part.ids, part.rows, part.rates, step, part.counts, reject=reject
+        )
         for part in parts
     ]
     done = []
@@ -120,7 +128,10 @@ def total(done: Sequence[Applied]) -> Applied:
     """
     if not done:
         return Applied.of()
-    return Applied(torch.stack([applied.counts for applied in done]).sum(0))
+    counts = done[0].counts
+    for applied in done[1:]:
+        counts = counts + applied.counts
+    return Applied(counts)
 
 
 def first_not_finite(flat: Float32[Tensor, "floats"]) -> int:

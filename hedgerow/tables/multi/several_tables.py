@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from typing import Any, Self
 
 import torch
@@ -11,12 +12,15 @@ from torch import Tensor
 from ...core.checks import CPU
 from ...core.clock import Clock
 from ...core.errors import InputError, NotSupportedError, StateError
-from ...core.shapes import Int64
+from ...core.shapes import Float32, Int64
 from .. import arguments
 from ..config import TableConfig
 from ..host import HostTable
+from ..policy import PLAIN, UpdatePolicy
 from ..stats import TableStats, table_stats
-from ..store import Entries, TableKeys
+from ..store import Entries, Lookup, TableKeys
+from ..summed import SummedGradients, summed
+from .host_cells import HostCells
 from .multi_config import MultiConfig
 
 
@@ -84,6 +88,27 @@ class SeveralTables:
     def prefetch(self, keys: TableKeys) -> None:
         """Nothing: the rows are here."""
         del keys
+
+    def take_part(self, *, step: int, ts: int, policy: UpdatePolicy = PLAIN) -> bool:
+        """False: no other process updates these rows."""
+        del step, ts, policy
+        return False
+
+    def summed_gradients(
+        self,
+        at: TableKeys | Lookup,
+        grads: Float32[Tensor, "floats"],
+        *,
+        counts: Int64[Tensor, "n"] | None = None,
+        given: bool = True,
+    ) -> SummedGradients:
+        """The sum of the gradients of each key, for an update at the result."""
+        return replace(summed(at, grads, counts, self.dims), given=given)
+
+    def cells(self, ranks: int) -> HostCells | None:
+        """None: `lookup` reads what `ranks` ranks ask for."""
+        del ranks
+        return None
 
     def configs_to_move(self, where: object) -> dict[str, TableConfig]:
         """The tables, which may still go `where` they are to be: they have no rows."""

@@ -1,0 +1,117 @@
+"""A module's step looks once for the owners and once for the rows of its keys, in any placement."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+from unittest import mock
+
+import pytest
+import torch
+from hedgerow.tiers.device_build import device_tier_tables
+from hedgerow.tiers.together import Together
+
+from hedgerow.nn.collection import collections_of
+from hedgerow.tables.bags import Bags
+from hedgerow.tables.device import DeviceTable
+from hedgerow.tables.multi.device_group import DeviceGroup
+from hedgerow.tables.multi.device_tables import DeviceTables
+from hedgerow.tables.multi.host_bags import HostBags
+from hedgerow.tiers.build import Tiers
+from hedgerow.tiers.tier_tables import TierTables
+from tests.dist.pool import Pool
+from tests.dist.test_placements import on_servers
+
+from . import counts_work as work
+
+
+@pytest.fixture(scope="module")
+def pool(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Pool]:
+    made = Pool(2, tmp_path_factory.mktemp("counts"))
+    yield made
+    made.close()
+
+
+@pytest.mark.parametrize("kind", work.KINDS)
+def test_in_host_memory(kind: str) -> None:
+    modules, ids = work.model(kind), 0
+    read = HostBags.read
+
+    def reading(self: HostBags, bags: Bags, **settings: Any) -> Any:
+        nonlocal ids
+        ids += sum(len(bags.ids_of(i)) for i in range(len(bags.group.features)))
+        return read(self, bags, **settings)
+
+    with mock.patch.object(HostBags, "read", reading):
+        counts = work.counted(
+            modules, lambda: sum(work.step(modules, kind, 4 * n) for n in range(3))
+        )
+    assert counts.routings == 0
+    assert 0 < counts.searched <= ids  # equal ids side by side are searched for once
+
+
+@pytest.mark.parametrize("kind", work.KINDS)
+def test_over_ranks(pool: Pool, kind: str) -> None:
+    for counts in pool.run(2, work.steps_over_ranks, kind):
+        assert counts.lookups > 0
+        assert counts.routings == counts.lookups
+        assert counts.searched == counts.asked > 0
+
+
+@pytest.mark.parametrize("kind", work.KINDS)
+def test_on_servers(kind: str) -> None:
+    with on_servers(work.model(kind), 2) as spread:
+        modules: Any = spread
+        counts = work.counted(
+            modules, lambda: sum(work.step(modules, kind, 4 * n) for n in range(3))
+        )
+    assert counts.lookups == {"accumulated": 9, "modules": 6}.get(kind, 3)
+    assert counts.routings == counts.lookups
+
+
+@pytest.mark.parametrize("kind", work.KINDS)
+def test_on_a_device(kind: str) -> None:
+    modules = work.model(kind)
+    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    for one in collections_of(modules):
+        one.place(device, capacity_rows=dict.fromkeys(one.store.names, 64))
+        assert isinstance(one.store, DeviceTables)
+    with _slots_of(DeviceTable, "_step", 2) as alone, _slots_of(DeviceGroup, "step", 5) as grouped:
+        lookups = sum(work.step(modules, kind, 4 * n) for n in range(3))
+    told = [*alone, *grouped]
+    assert lookups >= 3
+    assert told
+    assert None not in told
+
+
+@contextmanager
+def _slots_of(owner: type, name: str, place: int) -> Iterator[list[Any]]:
+    """Notes the slots that each update was given: None where it looks for the rows again."""
+    told: list[Any] = []
+    plain: Any = getattr(owner, name)
+
+    def noting(*args: Any, **settings: Any) -> Any:
+        told.append(args[place])
+        return plain(*args, **settings)
+
+    with mock.patch.object(owner, name, noting):
+        yield told
+
+
+@pytest.mark.parametrize("kind", ["plain", "held", "modules"])
+def test_in_a_caching_tier(kind: str) -> None:
+    modules = work.model(kind)
+    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    for one in collections_of(modules):
+        tiers = Tiers(mode="CACHING", fast_rows=24, slots=32, allow_small=True)
+        configs = one.store.configs_to_move(device).values()
+        tables, groups = device_tier_tables(
+            [(config, tiers) for config in configs], device, one.clock
+        )
+        one.set_store(TierTables(tables, device=device, together=groups))
+    with _slots_of(Together, "apply", 2) as told:
+        for n in range(3):
+            work.step(modules, kind, 4 * n)
+    assert told
+    assert None not in told
