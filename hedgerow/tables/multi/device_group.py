@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import AbstractContextManager
 from dataclasses import replace
-from itertools import accumulate
+from itertools import accumulate, pairwise
 
 import torch
 from torch import Tensor
 
 from ...core.shapes import Bool, Float32, Int32, Int64
-from ...kernels import absent, find, leave, lookup, put_rows, runs, seat, step
+from ...kernels import absent, find, leave, lookup, pool_features, put_rows, runs, seat
+from ...kernels import step as steps
 from ...kernels.coming import Coming
 from ...kernels.layout import LANES, NO_STEP, Arrays, Part, draws_of
+from ...kernels.output_gradients import OutputGradients
 from ..copies import numbers_on
 from ..device import DeviceTable
 from ..device_reads import MAX_IDS
@@ -166,7 +169,7 @@ class DeviceGroup:
         """One step on all tables; what each counted, which is added to what it has counted."""
         done = torch.zeros(len(self._tables), 3, dtype=torch.int64, device=keys.ids.device)
         with self._tables[0].on_device():
-            step.step(
+            steps.step(
                 *(self._arrays, keys.ids, grads, done, self._parts, rates, now),
                 slots=slots,
                 used=keys.used,
@@ -175,6 +178,90 @@ class DeviceGroup:
             )
             self._counted.add_(done)
         return done
+
+    # ---- the step of a module: all features in one
+
+    def features(
+        self,
+        tables: Sequence[int],
+        places: Sequence[int],
+        poolings: Sequence[str | tuple[str, int]],
+    ) -> pool_features.Features:
+        """Features of these tables, at these places among the names of a batch."""
+        return pool_features.Features.of(self._arrays, self._parts, tables, places, poolings)
+
+    def pooled_features(
+        self,
+        features: pool_features.Features,
+        ids: Int64[Tensor, "n"],
+        offsets: Int64[Tensor, "names*samples+1"],
+        shifts: Int64[Tensor, "F"],
+        samples: int,
+        weights: Float32[Tensor, "n"] | None,
+        *,
+        born: bool,
+    ) -> pool_features.Pooled:
+        """The vectors of all features, see `pool_features`."""
+        parts = self._parts if born else ()
+        with self._tables[0].on_device():
+            return pool_features.pool_features(
+                self._arrays, features, ids, offsets, shifts, samples, weights, parts
+            )
+
+    def rows_of_features(
+        self,
+        features: pool_features.Features,
+        ids: Int64[Tensor, "n"],
+        out: Float32[Tensor, "n dim"],
+        borders: Int64[Tensor, "F+1"],
+        room: int | None,
+        *,
+        born: bool,
+    ) -> tuple[Int32[Tensor, "n"], Int32[Tensor, "n"] | None]:
+        """The rows of all features into `out`, see `lookup.lookup_features`."""
+        parts = features.parts if born else ()
+        with self._tables[0].on_device():
+            return lookup.lookup_features(
+                self._arrays, features.spans, ids, out, parts, borders, room
+            )
+
+    def learn(
+        self,
+        keys: TableKeys,
+        slots: Int32[Tensor, "n"],
+        epochs: object,
+        grads: OutputGradients,
+        *,
+        step: int,
+        ts: int,
+    ) -> bool:
+        """One step on all tables at the slots of a read of `epochs`; False if they cannot.
+
+        What it counts is added to what the tables have counted.
+        """
+        sizes = [stop - start for start, stop in pairwise(keys.splits)]
+        rates = self.rates_at(sizes, None, step)
+        if rates is None or not self.whole():
+            return False
+        known = slots if epochs == self.epochs() else None
+        times = self.stamps(self.times(ts, sizes), sizes)
+        self.begin(sizes, times)
+        with self._tables[0].on_device():
+            steps.step(
+                *(self._arrays, keys.ids, grads, self._counted, self._parts, rates, max(times)),
+                slots=known,
+                splits=self._cuts(keys),
+                at_step=_known_step(step),
+            )
+        return True
+
+    def on_device(self) -> AbstractContextManager[object]:
+        """Kernels of the block run on the device of the tables."""
+        return self._tables[0].on_device()
+
+    def is_capturing(self) -> bool:
+        """Whether a CUDA graph is being captured, in which nothing may be allocated anew."""
+        return self._tables[0].is_capturing()
 
     def find(self, keys: TableKeys) -> Int64[Tensor, "n"]:
         """The slots of keys, each within its table; -1 = absent."""
@@ -203,7 +290,7 @@ class DeviceGroup:
         cuts = self._cuts(keys)
         with self._tables[0].on_device():
             batch = runs.runs(self._arrays, numbered, keys.ids, done, cuts)
-            step.update(
+            steps.update(
                 *(self._arrays, keys.ids, batch, grads, done, self._parts, rates, now, cuts),
                 at_step=_known_step(at_step),
             )
