@@ -102,5 +102,6 @@ def sum_long_runs(
             FORM=form_of(grads),
             COLUMNS=columns,
             num_warps=max(1, min(4, columns // 128)),
+            enable_fp_fusion=False,
         )
     return sums, firsts

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from ..core.shapes import Float32, Int32, Int64
-from .toolchain import blocks, jit, reader_tile, tl
+from .toolchain import jit, tl
 
 FLAT, STRIDED, DENSE = 0, 1, 2  # forms: one row per occurrence; any strides; whole aligned rows
 PLACE = 4  # numbers that say where the gradient of one feature is
@@ -178,39 +178,3 @@ def gradient_at(
         if weights is not None:
             grad = grad * tl.load(weights + source, mask=live, other=0.0)
         return grad
-
-
-@jit(do_not_specialize=["n", "room", "start"])
-def _spread(
-    base: tl.tensor,
-    places: tl.tensor,
-    rows: tl.tensor | None,
-    divisors: tl.tensor | None,
-    weights: tl.tensor | None,
-    largest: tl.tensor | None,
-    room: tl.tensor,
-    out: tl.tensor,
-    start: tl.tensor,
-    n: tl.tensor,
-    DIM: tl.constexpr,
-    FORM: tl.constexpr,
-    ROWS: tl.constexpr,
-    COLUMNS: tl.constexpr,
-) -> None:
-    i = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)[:, None]
-    column = tl.arange(0, COLUMNS)[None, :]
-    grads = (base, places, rows, divisors, weights, largest, room)
-    grad = gradient_at(grads, start + i, i < n, column, column < DIM, DIM, FORM)
-    tl.store(out + i * DIM + column, grad, mask=(i < n) & (column < DIM))
-
-
-def spread(grads: OutputGradients, start: int, stop: int) -> Float32[Tensor, "stop-start dim"]:
-    """One gradient per occurrence, of the occurrences from `start` to before `stop`."""
-    n, dim = stop - start, grads.dim
-    out = torch.empty(n, dim, dtype=torch.float32, device=grads.device)
-    if n and dim:
-        tile = reader_tile(dim)
-        _spread[blocks(n, tile["ROWS"])](
-            *(*arguments(grads), out, start, n), DIM=dim, FORM=grads.form, **tile
-        )
-    return out

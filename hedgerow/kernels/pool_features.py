@@ -410,7 +410,7 @@ def _pool_features(
         tl.store(winner, best, mask=there & (largest >= 0)[:, None])
 
 
-def tile_of(dim: int) -> dict[str, int]:
+def _tile_of(dim: int) -> dict[str, int]:
     """The block of output vectors of one program, and how many ids of each it looks for at once."""
     columns = columns_of(dim)
     rows = max(1, min(32, _TILE // columns))
@@ -456,7 +456,7 @@ def pool_features(
     zeros = FirstValues("zeros", 0.0, 0.0, 0)
     columns = [(part.start, part.dim, part.first, part.draws) for part in parts]
     for start, dim, draw, draws in (columns or [(0, table.dim, zeros, None)]) if vectors else ():
-        tile = tile_of(dim)
+        tile = _tile_of(dim)
         _pool_features[blocks(vectors, tile["ROWS"])](
             *(ids, offsets, shifts, weights, features.units, table.index, table.values),
             *(table.spans, draws, out, slots, rows, divisors, winners),

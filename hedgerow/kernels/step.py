@@ -119,6 +119,7 @@ def _summed(
 def _settled(
     table: tl.tuple,
     slot: tl.tensor,
+    old: tl.tensor,
     key: tl.tensor,
     source: tl.tensor,
     length: tl.tensor,
@@ -131,11 +132,11 @@ def _settled(
 ) -> tuple[tl.tensor, tl.tensor]:
     """Slots of the rows that will change, others -1; and which of them are new.
 
-    Their times are written. Ids that came with sums that are not finite give their places back.
+    Their times, which were `old`, are written. Ids that came with sums that are not finite give
+    their places back.
     """
     index, counts, splits = table
     there = slot >= 0
-    old = tl.load(index + word(slot, TIMES, LINES), mask=there, other=0)
     born, lost = there & (old == NEWBORN), there & ~finite
     changes = there & finite
     tl.debug_barrier()  # every warp reads the time for itself: before any of them writes it
@@ -160,10 +161,12 @@ def _looked_at(
     batch: tl.tuple,
     table: tl.tuple,
     run: tl.tensor,
+    values: tl.tensor,
     now: tl.tensor,
     START: tl.constexpr,
     DIM: tl.constexpr,
     WIDTH: tl.constexpr,
+    STRIDE: tl.constexpr,
     FORM: tl.constexpr,
     K: tl.constexpr,
     ROOM: tl.constexpr,
@@ -171,10 +174,12 @@ def _looked_at(
     LINES: tl.constexpr,
     COLUMNS: tl.constexpr,
     ALL_COLUMNS: tl.constexpr,
-) -> tuple[tl.tensor, tl.tensor, tl.tensor, tl.tensor]:
-    """Sums of runs; slots of the rows that will change, others -1; which are new; a source of each.
+) -> tuple[tl.tensor, tl.tensor, tl.tensor, tl.tensor, tl.tensor]:
+    """Sums of runs; slots of the rows that will change, others -1; which are new; sources; rows.
 
-    The kernel of the first segment finds out what will change, and tells those of the others.
+    Rows and times are read before the sums, which are loops: so all of these reads are under way
+    together. Rows that are new hold anything. The kernel of the first segment finds out what will
+    change, and tells those of the others.
     """
     slots, order, starts, runs, grads, sums, firsts = batch
     index, counts, splits, ids, placed = table
@@ -183,6 +188,8 @@ def _looked_at(
     length = tl.load(starts + run + 1, mask=inside, other=0) - begin
     slot = tl.load(slots + begin, mask=inside, other=-1).to(tl.int64)
     source = tl.load(order + begin, mask=inside, other=0)
+    w = rows_at(values + START, slot, DIM, STRIDE, COLUMNS)
+    old = tl.load(index + word(slot, TIMES, LINES), mask=slot >= 0, other=0)
     parts = (order, grads, sums, firsts)
     total = _summed(parts, begin, length, START, DIM, WIDTH, FORM, COLUMNS)
     if START == 0:
@@ -192,14 +199,16 @@ def _looked_at(
             finite = all_finite(row)
         key = tl.load(ids + source, mask=inside & ~finite, other=0)
         where = (index, counts, splits)
-        slot, born = _settled(where, slot, key, source, length, finite, now, K, ROOM, TOTALS, LINES)
+        slot, born = _settled(
+            *(where, slot, old, key, source, length, finite, now, K, ROOM, TOTALS, LINES)
+        )
         if DIM < WIDTH:
             tl.store(placed + run, tl.where(born, slot + BORN, slot), mask=inside)
     else:
         told = tl.load(placed + run, mask=inside, other=-1)
         slot, born = tl.where(told >= BORN, told - BORN, told), told >= BORN
     total = tl.where((slot >= 0)[:, None], total, 0.0)  # what is left out may not be finite
-    return total, slot, born, source
+    return total, slot, born, source, w
 
 
 @jit
@@ -222,6 +231,48 @@ def _first_rows(
     else:  # noqa: RET505 (Triton wants both arms)
         seeds, lows, scales = draw_of(draws, table_of(splits, source, K, ROOM))
         return start_rows(key, seeds, lows, scales, KIND, START, ROWS, COLUMNS)
+
+
+@jit
+def _step_runs(
+    run: tl.tensor,
+    batch: tl.tuple,
+    table: tl.tuple,
+    draw: tl.tuple,
+    memory: tl.tuple,
+    pace: tl.tuple,
+    RULE: tl.constexpr,
+    KIND: tl.constexpr,
+    FORM: tl.constexpr,
+    K: tl.constexpr,
+    ROOM: tl.constexpr,
+    TOTALS: tl.constexpr,
+    START: tl.constexpr,
+    DIM: tl.constexpr,
+    STATE: tl.constexpr,
+    WIDTH: tl.constexpr,
+    STRIDE: tl.constexpr,
+    LINES: tl.constexpr,
+    ROWS: tl.constexpr,
+    COLUMNS: tl.constexpr,
+    ALL_COLUMNS: tl.constexpr,
+) -> None:
+    """The step of the rows of some runs."""
+    values, numbers = memory
+    now, rate, at_step = pace
+    total, slot, born, source, w = _looked_at(
+        *(batch, table, run, values, now, START, DIM, WIDTH, STRIDE, FORM, K, ROOM, TOTALS, LINES),
+        *(COLUMNS, ALL_COLUMNS),
+    )
+    there = slot >= 0
+    if tl.max(born.to(tl.int32), axis=0) > 0:
+        first = _first_rows(draw, source, born, KIND, K, ROOM, START, ROWS, COLUMNS)
+        w = tl.where(born[:, None], first, w)
+    states = (values, slot * STRIDE + STATE, there, born, numbers)
+    w = stepped(states, w, total, rate, at_step, RULE, DIM, COLUMNS)
+    column = tl.arange(0, COLUMNS)[None, :]
+    at = slot[:, None] * STRIDE + START + column
+    tl.store(values + at, w, mask=there[:, None] & (column < DIM))
 
 
 @jit(do_not_specialize=["firsts", "room", "seed", "now", "at_step"])
@@ -276,21 +327,11 @@ def _step(
     draw = (ids, splits, draws, seed, a, scale)
     block = tl.program_id(0) * ROWS
     while block < many:
-        run = block + tl.arange(0, ROWS)
-        total, slot, born, source = _looked_at(
-            *(batch, table, run, now, START, DIM, WIDTH, FORM, K, ROOM, TOTALS, LINES),
-            *(COLUMNS, ALL_COLUMNS),
+        _step_runs(
+            *(block + tl.arange(0, ROWS), batch, table, draw, (values, numbers)),
+            *((now, rate, at_step), RULE, KIND, FORM, K, ROOM, TOTALS, START, DIM, STATE, WIDTH),
+            *(STRIDE, LINES, ROWS, COLUMNS, ALL_COLUMNS),
         )
-        there = slot >= 0
-        w = rows_at(values + START, tl.where(born, -1, slot), DIM, STRIDE, COLUMNS)
-        if tl.max(born.to(tl.int32), axis=0) > 0:
-            first = _first_rows(draw, source, born, KIND, K, ROOM, START, ROWS, COLUMNS)
-            w = tl.where(born[:, None], first, w)
-        states = (values, slot * STRIDE + STATE, there, born, numbers)
-        w = stepped(states, w, total, rate, at_step, RULE, DIM, COLUMNS)
-        column = tl.arange(0, COLUMNS)[None, :]
-        at = slot[:, None] * STRIDE + START + column
-        tl.store(values + at, w, mask=there[:, None] & (column < DIM))
         block += tl.num_programs(0) * ROWS
 
 

@@ -139,7 +139,7 @@ def every_kernel() -> None:
 
 def features(several: Any, part: Any, ids: torch.Tensor, poolings: list[Any]) -> None:
     """All features of two tables: forward, and gradients where autograd left them."""
-    from hedgerow.kernels import output_gradients, pool_features, step
+    from hedgerow.kernels import output_gradients, pool_features, spread, step
 
     dim, tables = several.dim, [0, 1, 1][: len(poolings)]
     found = pool_features.Features.of(several, [part], tables, list(range(len(tables))), poolings)
@@ -150,7 +150,7 @@ def features(several: Any, part: Any, ids: torch.Tensor, poolings: list[Any]) ->
     known = output_gradients.OutputGradients.of(
         grads, pooled.at, len(ids), dim, found.largest, torch.tensor
     )
-    output_gradients.spread(known, 0, 100)
+    spread.spread(known, 0, 100)
     counts, splits = torch.zeros(2, 3, dtype=torch.int64), torch.tensor([0, 50, 100])
     step.step(several, ids, known, counts, [part], [0.1], 5, pooled.slots, None, splits)
 

@@ -13,9 +13,9 @@ from torch import Tensor
 from hedgerow.kernels import (
     find_or_insert,
     lookup,
-    output_gradients,
     pool_features,
     reference_features,
+    spread,
     step,
 )
 from hedgerow.kernels.layout import PIECE, Arrays, FirstValues, Part, draws_of
@@ -31,7 +31,7 @@ FIRSTS = [FirstValues("uniform", -0.1 * k, 0.3, seed=2**63 + k) for k in range(1
 
 def test_twins_have_the_arguments_of_their_kernels() -> None:
     for name in reference_features.__all__:
-        owner: Any = next(x for x in (pool_features, output_gradients, lookup) if hasattr(x, name))
+        owner: Any = next(x for x in (pool_features, spread, lookup) if hasattr(x, name))
         twin = getattr(reference_features, name)
         assert inspect.signature(getattr(owner, name)) == inspect.signature(twin), name
 
@@ -135,7 +135,7 @@ def test_vectors_and_gradients_are_those_of_the_twins(
         )
         assert our_grads.form == (DENSE if dim % 4 == 0 and form == DENSE else STRIDED)
         wanted = reference_features.spread(model_grads, 2, len(keys) - 1)
-        found = output_gradients.spread(our_grads, 2, len(keys) - 1)
+        found = spread.spread(our_grads, 2, len(keys) - 1)
         assert torch.equal(found.cpu(), wanted)
 
 
@@ -189,7 +189,7 @@ def test_a_step_reads_gradients_where_they_are(device: torch.device, numbered: b
         *([grad.to(device) for grad in grads], pooled.at, 800, dim, [-1, -1]),
         lambda numbers: torch.tensor(numbers, device=device),
     )
-    flat = output_gradients.spread(where, 0, 800)
+    flat = spread.spread(where, 0, 800)
     for given in (where, flat):
         here, mine = _there(table, part, device)
         wide = torch.zeros(3, 5, dtype=torch.int64, device=device)

@@ -11,7 +11,8 @@ import torch
 from torch import Tensor
 
 from ...core.shapes import Float32, Int32, Int64
-from ...kernels.output_gradients import Occurrences, OutputGradients, spread
+from ...kernels.output_gradients import Occurrences, OutputGradients
+from ...kernels.spread import spread
 from ..bags import Bags, Feature, FeatureGroup, Gradients
 from ..copies import numbers_on
 from ..device_reads import MAX_IDS
