@@ -158,14 +158,18 @@ def _tbe(work: Work, rule: str, ids: list[Tensor]) -> Peer:
 
 
 def _their_module(work: Work, rule: str, device: torch.device) -> Any:
-    import importlib
-
     if device.type != "cuda":
         raise ImportError("TBE runs on a GPU alone here")
-    base = "fbgemm_gpu.split_table_batched_embeddings_ops"
-    common = importlib.import_module(f"{base}_common")
-    training = importlib.import_module(f"{base}_training")
-    configs = importlib.import_module("fbgemm_gpu.split_embedding_configs")
+    from fbgemm_gpu import (  # pyright: ignore[reportMissingImports]
+        split_embedding_configs as configs,
+    )
+    from fbgemm_gpu import (  # pyright: ignore[reportMissingImports]
+        split_table_batched_embeddings_ops_common as common,
+    )
+    from fbgemm_gpu import (  # pyright: ignore[reportMissingImports]
+        split_table_batched_embeddings_ops_training as training,
+    )
+
     kinds = configs.EmbOptimType
     made = training.SplitTableBatchedEmbeddingBagsCodegen(
         [(work.rows, work.dim, common.EmbeddingLocation.DEVICE, training.ComputeDevice.CUDA)]

@@ -21,7 +21,8 @@ import sys
 for name in {_ABSENT}:
     sys.modules[name] = None  # an import of it fails
 from hedgerow.bench.gpu import main
-sys.exit(main(["--json", "--quick", "--device", "cpu", "--rounds", "1", "--cases", "ops/fused*,module/*sgd*ten*"]))
+cases = "ops/fused*,module/*sgd*ten*"
+sys.exit(main(["--json", "--quick", "--device", "cpu", "--rounds", "1", "--cases", cases]))
 """
 
 
