@@ -50,14 +50,19 @@ void Plan::split_task(const SlotHash& slot_hash, const i64* ids, u64 from, u64 c
   for (u64 i = 0; i < found; ++i) runs_.data()[next[shards[i]]++] = runs[i];
 }
 
-void Plan::split(const SlotHash& hash, const i64* ids, u64 n, u64 tile_ids) {
+void Plan::start(u64 n, u64 tile_ids) {
   ids_ = n;
   tile_ids_ = tile_ids;
   tiles_ = pieces(n, tile_ids);
-  tasks_ = pieces(n, kSplitIds);
   tile_from_.ensure(kShards * (tiles_ + 1));
   groups_.ensure(n);
   order_.ensure(n);
+}
+
+void Plan::split(const SlotHash& hash, const i64* ids, u64 n, u64 tile_ids) {
+  start(n, tile_ids);
+  has_rows_ = false;
+  tasks_ = pieces(n, kSplitIds);
   runs_.ensure(n);
   parts_.ensure(tasks_);
   parallel_for(i64(tasks_), [&](i64 task) {
@@ -122,6 +127,93 @@ void Plan::group(int shard) {
   group_count_[shard] = count;
   table_room.keep_at_most(kKeepBytes);
   group_room.keep_at_most(kKeepBytes);
+}
+
+// The distinct ids in the order in which they first occur, and the one of every id. Returns how
+// many there are. Rows are numbers from 0 on, so those of a small table are places in `table`
+// themselves; others are hashed with a secret key, since an id's row can be chosen by whoever
+// chooses the order in which ids are born.
+u32 Plan::find_known(const i64* ids, u64 n, const u32* rows, u32 most, KnownGroup* found,
+                     u32* member_of) {
+  static thread_local Buffer<u32> table_room;
+  const u64 slots = std::bit_ceil(2 * n), mask = slots - 1;
+  u32* const table = table_room.ensure(slots);
+  std::fill_n(table, slots, kNoRow);
+  u32 count = 0;
+  const auto add = [&](u64 i, u64 slot) {
+    found[count] = {u64(ids[i]), rows[i], 1, u32(i), 0};
+    member_of[i] = table[slot] = count++;
+  };
+  if (most < slots) {
+    for (u64 i = 0; i < n; ++i) {
+      const u32 member = table[rows[i]];
+      if (member == kNoRow) {
+        add(i, rows[i]);
+      } else {
+        ++found[member_of[i] = member].count;
+      }
+    }
+    return count;
+  }
+  const SlotHash hash = process_hash();
+  for (u64 i = 0; i < n; ++i) {
+    u64 slot = hash(rows[i]) & mask;
+    while (table[slot] != kNoRow && found[table[slot]].row != rows[i]) slot = (slot + 1) & mask;
+    if (table[slot] == kNoRow) {
+      add(i, slot);
+    } else {
+      ++found[member_of[i] = table[slot]].count;
+    }
+  }
+  return count;
+}
+
+// Writes groups shard by shard; `placed` becomes where each of the found ones is.
+void Plan::place_groups(std::span<const KnownGroup> found, u32* placed) {
+  u32 ids[kShards] = {};
+  u64 tile[kShards] = {};
+  std::fill_n(group_count_, kShards, 0u);
+  for (const KnownGroup& one : found) ids[one.shard] += one.count;
+  u32 next[kShards];
+  starts_[0] = 0;
+  for (int shard = 0; shard < kShards; ++shard) {
+    next[shard] = u32(starts_[shard]);
+    starts_[shard + 1] = starts_[shard] + ids[shard];
+  }
+  for (const KnownGroup& one : found) {
+    u32* const tile_from = tile_from_.data() + u64(one.shard) * (tiles_ + 1);
+    u32& count = group_count_[one.shard];
+    while (tile[one.shard] * tile_ids_ <= one.position) tile_from[tile[one.shard]++] = count;
+    *placed = u32(starts_[one.shard]) + count++;
+    groups_.data()[*placed++] = {one.key, next[one.shard], 0, one.row, kNoRow};
+    next[one.shard] += one.count;
+  }
+  for (int shard = 0; shard < kShards; ++shard) {
+    u32* const tile_from = tile_from_.data() + u64(shard) * (tiles_ + 1);
+    while (tile[shard] <= tiles_) tile_from[tile[shard]++] = group_count_[shard];
+  }
+}
+
+bool Plan::group_known(const SlotHash& hash, const i64* ids, u64 n, u64 tile_ids, const u32* rows) {
+  static thread_local Buffer<KnownGroup> found_room;
+  static thread_local Buffer<u32> member_room, placed_room;
+  if (n == 0 || n > kSplitIds) return false;
+  u32 most = 0;
+  for (u64 i = 0; i < n; ++i) most = std::max(most, rows[i]);
+  if (most == kNoRow) return false;
+  start(n, tile_ids);
+  has_rows_ = true;
+  KnownGroup* const found = found_room.ensure(n);
+  u32* const member_of = member_room.ensure(n);
+  const u32 count = find_known(ids, n, rows, most, found, member_of);
+  for (u32 g = 0; g < count; ++g) found[g].shard = u32(shard_of(hash(found[g].key)));
+  u32* const placed = placed_room.ensure(count);
+  place_groups({found, count}, placed);
+  for (u64 i = 0; i < n; ++i) {
+    Group& group = groups_.data()[placed[member_of[i]]];
+    order_.data()[group.first + group.count++] = u32(i);
+  }
+  return true;
 }
 
 void Plan::start_ranks() { flags(ids_); }

@@ -70,6 +70,15 @@ class Plan {
   // Groups the equal ids of one shard, in the order in which they first occur.
   void group(int shard);
 
+  // Does the work of `split` and of `group` for every shard where the caller knows the row of each
+  // id: equal rows are equal ids, so only the distinct ids are hashed. The groups and their order
+  // are the same, and each group has its row. Returns false, and has done nothing, if an id has no
+  // row or the call is large enough to share the work with the pool.
+  bool group_known(const SlotHash& hash, const i64* ids, u64 n, u64 tile_ids, const u32* rows);
+
+  // Whether `group_known` made the groups.
+  bool has_rows() const { return has_rows_; }
+
   u64 ids() const { return ids_; }
 
   std::span<Group> groups(int shard) {
@@ -150,6 +159,14 @@ class Plan {
     u32 hash : 27;   // low bits of the slot hash: the shard took the high ones
   };
 
+  // A distinct id of `group_known`.
+  struct KnownGroup {
+    u64 key;
+    u32 row, count, position, shard;  // position: of its first occurrence
+  };
+  static u32 find_known(const i64* ids, u64 n, const u32* rows, u32 most, KnownGroup* found,
+                        u32* member_of);
+
   // The runs of one task, sorted by shard: where each shard's start in `runs_`, and their ids.
   struct Part {
     u32 from[kShards + 1];
@@ -160,7 +177,9 @@ class Plan {
     const u32* from = parts_.data()[task].from + shard;
     return {runs_.data() + from[0], runs_.data() + from[1]};
   }
+  void start(u64 n, u64 tile_ids);
   u32 find_groups(int shard, u32* member_of, u32* table, u64 mask);
+  void place_groups(std::span<const KnownGroup> found, u32* placed);
 
   u64 starts_[kShards + 1];
   u32 group_count_[kShards];
@@ -168,6 +187,7 @@ class Plan {
   Buffer<Group> groups_;
   Buffer<u32> order_;
   u64 ids_ = 0, tile_ids_ = 1, tiles_ = 0, tasks_ = 0;
+  bool has_rows_ = false;
   Buffer<Part> parts_;
   Buffer<u32> tile_from_;  // per shard and tile: its first group
   Buffer<u8> marks_;

@@ -38,8 +38,8 @@ class ErasedRows {
 };
 
 // No row of a shard is older than this: what an eviction by age need not look for. A write lowers
-// it, and a walk over all rows of the shard finds it anew. Times as `Table::evict_older` counts
-// them.
+// it, and a walk over all rows of the shard finds it anew, counted as `Table::evict_older` does for
+// the ages of that walk. Before the first walk it is the time of a write, which holds for any ages.
 class OldestTime {
  public:
   static constexpr i64 kNoRow = std::numeric_limits<i64>::max();
@@ -49,10 +49,16 @@ class OldestTime {
     least_ = std::min(least_, time);
     since_ = std::min(since_, time);
   }
-  void forget() { least_ = since_ = 0; }  // rows may be as old as can be
+  void forget_walks() {
+    if (walked_) least_ = since_ = 0;  // rows may be as old as can be
+    walked_ = false;
+  }
   void clear() { *this = OldestTime(); }
 
-  void begin_walk() { since_ = stayed_ = kNoRow; }
+  void begin_walk() {
+    since_ = stayed_ = kNoRow;
+    walked_ = true;
+  }
   void stays(i64 time) { stayed_ = std::min(stayed_, time); }
   void end_walk() { least_ = std::min(stayed_, since_); }
 
@@ -60,6 +66,7 @@ class OldestTime {
   i64 least_ = kNoRow;
   i64 since_ = kNoRow;   // of what was written since a walk began
   i64 stayed_ = kNoRow;  // of what it has left
+  bool walked_ = false;
 };
 
 // Padded to its own lines: sharing one with a neighbour makes two threads slower than one.

@@ -91,6 +91,7 @@ bool Table::trust(Plan& plan, int number, const KnownRows& known) const {
   const std::shared_lock hold(shard.lock);  // whoever changes this shard tells under its lock
   if (changes() != known.changes) return false;
   plan.version[number] = shard.version;
+  if (plan.has_rows()) return true;
   for (Group& group : plan.groups(number)) {
     group.row = known.rows[plan.occurrences(group)[0]];
     plan.absent[number] += group.row == kNoRow;
@@ -292,11 +293,19 @@ Applied Table::write_now(const i64* ids, u64 n, const Op& op, const Asking* aski
   if (n > Plan::kMaxIds)
     throw std::length_error("a call of " + std::to_string(n) + " ids; at most " +
                             std::to_string(Plan::kMaxIds) + ", split it");
-  plan.split(SlotHash(slot_key()), ids, n, tile_ids(n));
-  for_each_shard(n, [&](int shard) {
-    plan.group(shard);
-    locate(plan, shard, known_rows(op));
-  });
+  const KnownRows* const known = known_rows(op);
+  const SlotHash hash(slot_key());
+  // As long as no key came or went since the lookup, equal rows are equal ids.
+  if (known != nullptr && changes() == known->changes &&
+      plan.group_known(hash, ids, n, tile_ids(n), known->rows)) {
+    for (int shard = 0; shard < kShards; ++shard) locate(plan, shard, known);
+  } else {
+    plan.split(hash, ids, n, tile_ids(n));
+    for_each_shard(n, [&](int shard) {
+      plan.group(shard);
+      locate(plan, shard, known);
+    });
+  }
   bool changing = false;
   Applied total;
   i64 refused = 0;

@@ -127,7 +127,7 @@ void Table::know_ages(const i64* ages) {
   ages_.assign(ages, ages + kAgeSlots);
   for (auto& shard : shards_) {
     const std::lock_guard writing(shard->writing);
-    shard->oldest.forget();
+    shard->oldest.forget_walks();
   }
 }
 

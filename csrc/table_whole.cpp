@@ -77,8 +77,9 @@ bool Table::exchange(Table& other) {
       for (int i = 0; i < kShards; ++i) {
         std::swap(shards_[i]->index, other.shards_[i]->index);
         std::swap(shards_[i]->erased, other.shards_[i]->erased);
-        shards_[i]->oldest.forget();  // what was found with the ages of the other table
-        other.shards_[i]->oldest.forget();
+        std::swap(shards_[i]->oldest, other.shards_[i]->oldest);
+        shards_[i]->oldest.forget_walks();  // with the ages of the other table
+        other.shards_[i]->oldest.forget_walks();
       }
       near_.swap(other.near_);
       arena_.swap(other.arena_);

@@ -157,6 +157,108 @@ def _store_breaches(path: Path, tree: ast.Module) -> Iterator[str]:
                     yield f"{at}: {alias.name} is a store; only builders in nn know which it is"
 
 
+# Private names of objects of torch and TorchRec that classes of the package define, too.
+_FOREIGN = {"_version", "_schema", "_lookups"}
+_NO_BASE = {"Protocol", "Module", "Generic"}
+
+
+def _base_names(node: ast.ClassDef) -> list[str]:
+    return [ast.unparse(base).split("[")[0].split(".")[-1] for base in node.bases]
+
+
+def _is_private(name: str) -> bool:
+    return name.startswith("_") and not name.startswith("__")
+
+
+def _private_names(tree: ast.AST) -> set[str]:
+    """Private names that a module or its classes define: fields, methods, functions, constants."""
+    found: set[str] = set()
+    for node in ast.walk(tree):
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
+            found.add(node.name)
+        elif isinstance(node, ast.Assign | ast.AnnAssign):
+            targets = node.targets if isinstance(node, ast.Assign) else [node.target]
+            found |= {target.id for target in targets if isinstance(target, ast.Name)}
+        if (
+            isinstance(node, ast.Attribute)
+            and isinstance(node.ctx, ast.Store)
+            and ast.unparse(node.value) == "self"
+        ):
+            found.add(node.attr)
+    return {name for name in found if _is_private(name)} - _FOREIGN
+
+
+def _private_breaches(path: Path, tree: ast.Module, private: set[str]) -> Iterator[str]:
+    """Private names of other objects and other modules. Of another object of the same class it may
+    be: that is how two tables exchange their rows."""
+
+    def visit(node: ast.AST, own: set[str]) -> Iterator[str]:
+        if isinstance(node, ast.ClassDef):
+            own = own | _private_names(node)
+        if isinstance(node, ast.Attribute) and node.attr in private - own:
+            whose = ast.unparse(node.value)
+            if whose not in {"self", "cls", "super()"}:
+                yield f"{path}:{node.lineno}: {whose}.{node.attr} is private to another object"
+        elif isinstance(node, ast.ImportFrom) and node.level:
+            for alias in node.names:
+                if _is_private(alias.name) and alias.name != "_native":
+                    yield f"{path}:{node.lineno}: {alias.name} is private to another module"
+        for child in ast.iter_child_nodes(node):
+            yield from visit(child, own)
+
+    yield from visit(tree, set())
+
+
+def _names_outside_bases(tree: ast.Module) -> Iterator[str]:
+    """All names that a module uses, but for those of base classes."""
+    bases = {
+        id(inner)
+        for node in ast.walk(tree)
+        if isinstance(node, ast.ClassDef)
+        for base in node.bases
+        for inner in ast.walk(base)
+    }
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Name) and id(node) not in bases:
+            yield node.id
+        elif isinstance(node, ast.Attribute):
+            yield node.attr
+        elif isinstance(node, ast.Constant) and isinstance(node.value, str):
+            yield node.value
+
+
+def _class_breaches(trees: dict[Path, ast.Module]) -> Iterator[str]:
+    """Classes with several bases, and mixins: classes that do nothing but serve as the base of one
+    other class, which makes the fields that they read."""
+    classes = [
+        (path, node)
+        for path, tree in trees.items()
+        for node in ast.walk(tree)
+        if isinstance(node, ast.ClassDef)
+    ]
+    protocols = {node.name for _, node in classes if "Protocol" in _base_names(node)}
+    children: dict[str, list[str]] = {}
+    for path, node in classes:
+        bases = [b for b in _base_names(node) if b not in _NO_BASE | protocols]
+        for base in bases:
+            children.setdefault(base, []).append(node.name)
+        is_error = any(base.endswith(("Error", "Warning")) for base in bases)
+        is_enum = any(base.endswith("Enum") for base in bases)
+        if len(bases) > 1 and not is_enum and not (is_error and len(bases) == 2):
+            at = f"{path}:{node.lineno}"
+            yield f"{at}: {node.name} has the bases {', '.join(bases)}; hold parts as fields"
+    used = {name for tree in trees.values() for name in _names_outside_bases(tree)}
+    for path, node in classes:
+        makes_fields = any(
+            isinstance(item, ast.FunctionDef) and item.name == "__init__" for item in node.body
+        )
+        if makes_fields or node.name in used | protocols:
+            continue
+        if len(children.get(node.name, [])) == 1:
+            only = children[node.name][0]
+            yield f"{path}:{node.lineno}: {node.name} is only the base of {only}; make it a part"
+
+
 def _size_breaches(path: Path, text: str, tree: ast.Module) -> Iterator[str]:
     if text.count("\n") > MAX_FILE_LINES:
         yield f"{path}:1: {text.count(chr(10))} lines; at most {MAX_FILE_LINES}"
@@ -196,9 +298,15 @@ def _cpp_breaches(path: Path, text: str) -> Iterator[str]:
 
 def breaches(root: Path) -> Iterator[str]:
     """Every breach below `root`, as `file:line: what`."""
-    for full in sorted(root.glob("hedgerow/**/*.py")):
-        path, text = full.relative_to(root), full.read_text()
-        tree = ast.parse(text)
+    texts = {
+        full.relative_to(root): full.read_text() for full in sorted(root.glob("hedgerow/**/*.py"))
+    }
+    trees = {path: ast.parse(text) for path, text in texts.items()}
+    private = set().union(*map(_private_names, trees.values()))
+    yield from _class_breaches(trees)
+    for path, tree in trees.items():
+        text = texts[path]
+        yield from _private_breaches(path, tree, private)
         yield from _import_breaches(path, tree)
         yield from _place_breaches(path, tree)
         yield from _store_breaches(path, tree)

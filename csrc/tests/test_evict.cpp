@@ -89,14 +89,31 @@ void nothing_to_do_looks_at_nothing() {
   const std::vector<i64> ids = random_ids(30000, 4);
   assign(table, ids, 0, 30000, 100);
   const std::vector<i64> ages(kAgeSlots, 60);
-  CHECK(evict_older(table, 150, ages).empty());
-  const u64 first = table.looked_at();  // the ages were not known
   for (i64 now = 150; now < 160; ++now) CHECK(evict_older(table, now, ages).empty());
-  CHECK(table.looked_at() == first);
   assign(table, ids, 0, 10, 95);
-  CHECK(evict_older(table, 154, ages).empty() && table.looked_at() == first);
-  CHECK(evict_older(table, 155, ages).size() == 10 && table.looked_at() > first);
-  CHECK(evict_older(table, 160, ages).size() == 29990 && table.size() == 0);
+  CHECK(evict_older(table, 154, ages).empty() && table.looked_at() == 0);
+  Table other = sgd_table(kDim);  // rows that come from a table beside bring their oldest times
+  CHECK(other.exchange(table) && evict_older(other, 154, ages).empty() && other.looked_at() == 0);
+  CHECK(evict_older(other, 155, ages).size() == 10 && other.looked_at() > 0);
+  const u64 walked = other.looked_at();
+  for (i64 now = 155; now < 160; ++now) CHECK(evict_older(other, now, ages).empty());
+  CHECK(other.looked_at() == walked);
+  CHECK(evict_older(other, 160, ages).size() == 29990 && other.size() == 0);
+}
+
+// What a walk found holds for the ages that it was given, and for no other table's.
+void a_walk_of_other_ages_says_nothing() {
+  Table table = sgd_table(kDim), other = sgd_table(kDim);
+  const std::vector<i64> ids = random_ids(20000, 5), longer(kAgeSlots, 900);
+  std::vector<i64> ages = longer;
+  ages[0] = 10;  // rows of all other slots count as 890 younger
+  assign(table, ids, 0, 20000, 100);
+  evict_older(table, 1000 - 1, ages);
+  const u64 left = table.size();
+  CHECK(left > 0 && evict_older(table, 1000 - 1, longer).empty());
+  evict_older(table, 1000 - 1, ages);
+  const std::vector<i64> shorter(kAgeSlots, 60);
+  CHECK(other.exchange(table) && evict_older(other, 160, shorter).size() == left);
 }
 
 void weights_add_up() {
@@ -154,6 +171,7 @@ int main() {
   old_rows_leave();
   a_budget_is_met_exactly();
   nothing_to_do_looks_at_nothing();
+  a_walk_of_other_ages_says_nothing();
   weights_add_up();
   updated_rows_stay_while_others_leave();
   return 0;

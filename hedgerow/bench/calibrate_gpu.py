@@ -28,7 +28,7 @@ from .calibrate_rounds import (
 )
 from .calibrate_stores import ROTATED, Filled, Sweep
 from .calibrate_sweeps import Size
-from .gpu_tiers import Batches, _in_tiers
+from .gpu_tiers import Batches, in_tiers
 from .progress import Progress
 from .quiet import Yardstick
 from .room import free_bytes
@@ -244,7 +244,7 @@ def _hits(device: torch.device, size: Size) -> Point:
     work, share = size.stream, 0.1
     batches = Batches(work, device)
     batches.start()
-    store = _in_tiers(batches, "HYBRID", share)
+    store = in_tiers(batches, "HYBRID", share)
     clock, missed, keys, spent = Clock(device, events=False), 0, 0, []
     for place in range(work.warm_up + work.steps):
         # Each key once, as the model counts them: uses of a hybrid are counted so, too.

@@ -17,7 +17,7 @@ from ..tables.store import TableKeys
 from ..tiers.build import Tiers
 from ..tiers.device_build import device_tier_tables
 from ..tiers.tier_tables import TierTables
-from .gpu_tiers import _fill
+from .gpu_tiers import fill_table
 
 _CHUNK = 1 << 16  # rows of a table that come to a cache at once
 _PARTS = 16  # of a hybrid's fast rows: as many as come at once
@@ -186,7 +186,7 @@ class Filled:
 
     def _fill_hosts(self, tables: list[object]) -> None:
         for table, ids in zip(tables, self._ids, strict=True):
-            _fill(table, ids, self.sweep.dim)  # pyright: ignore[reportArgumentType]
+            fill_table(table, ids, self.sweep.dim)  # pyright: ignore[reportArgumentType]
 
     def _chunks(self, start: int, stop: int, size: int) -> Iterator[TableKeys]:
         for at in range(start, stop, size):

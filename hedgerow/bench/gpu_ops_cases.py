@@ -101,8 +101,8 @@ def _segments(sizes: _Sizes, random: torch.Generator) -> Iterator[Case]:
         moved + sizes.ids * _KEY,
         lambda: segment.segment_sum_by_kernel(*summed),
         sizes.ids,
-        lambda: _same(segment.segment_sum_by_kernel(*summed), segment._segment_sum(*summed)),
-        lambda: segment._segment_sum(*summed),
+        lambda: _same(segment.segment_sum_by_kernel(*summed), segment.segment_sum_plain(*summed)),
+        lambda: segment.segment_sum_plain(*summed),
     )
     numbers = torch.arange(sizes.segments + 1, device=rows.device)
     splits = torch.searchsorted(rows, numbers)
@@ -112,8 +112,10 @@ def _segments(sizes: _Sizes, random: torch.Generator) -> Iterator[Case]:
         moved + sizes.segments * _KEY,
         lambda: segment.reduce_and_split_by_kernel(*cut),
         sizes.ids,
-        lambda: _same(segment.reduce_and_split_by_kernel(*cut), segment._reduce_and_split(*cut)),
-        lambda: segment._reduce_and_split(*cut),
+        lambda: _same(
+            segment.reduce_and_split_by_kernel(*cut), segment.reduce_and_split_plain(*cut)
+        ),
+        lambda: segment.reduce_and_split_plain(*cut),
     )
     yield Case(  # torch's own kernel is what combiners use
         "sum of ragged rows, by torch",
@@ -178,9 +180,9 @@ def _layouts(sizes: _Sizes, random: torch.Generator) -> Iterator[Case]:
         lambda: registered.layout_by_kernel(flat, *rest),
         ids,
         lambda: _same(
-            registered.layout_by_kernel(flat, *rest), registered._forward_plain(flat, *rest)
+            registered.layout_by_kernel(flat, *rest), registered.forward_plain(flat, *rest)
         ),
-        lambda: registered._forward_plain(flat, *rest),
+        lambda: registered.forward_plain(flat, *rest),
     )
     grads = registered.layout_by_kernel(flat, *rest)
     back = (grads, None, [len(flat[0])], *rest)
@@ -190,9 +192,9 @@ def _layouts(sizes: _Sizes, random: torch.Generator) -> Iterator[Case]:
         lambda: registered.layout_backward_by_kernel(*back),
         ids,
         lambda: _near(
-            registered.layout_backward_by_kernel(*back)[0], registered._backward_plain(*back)[0]
+            registered.layout_backward_by_kernel(*back)[0], registered.backward_plain(*back)[0]
         ),
-        lambda: registered._backward_plain(*back),
+        lambda: registered.backward_plain(*back),
     )
 
 
@@ -207,7 +209,7 @@ def _routed(sizes: _Sizes, random: torch.Generator) -> Iterator[Case]:
     lengths = torch.zeros(sizes.segments, dtype=torch.int64, device=keys.device)
     lengths.index_add_(0, rows, torch.ones_like(rows))
     routers = (Router("hash_roundrobin", _SHARDS),)
-    batch = bucketize._Batch(lengths, keys, routers, [0, sizes.segments], None)
+    batch = bucketize.BucketizeBatch(lengths, keys, routers, [0, sizes.segments], None)
 
     def ours() -> list[Tensor]:
         found = bucketize.bucketize_by_kernel(batch, False, True, False)

@@ -113,7 +113,7 @@ def _configs(work: Work) -> list[TableConfig]:
     return [TableConfig(f"t{k:02d}", segments) for k in range(work.tables)]
 
 
-def _fill(table: HostTable, ids: Tensor, dim: int) -> None:
+def fill_table(table: HostTable, ids: Tensor, dim: int) -> None:
     """Rows of zeros for all ids."""
     for part in ids.cpu().split(5 * _CHUNK):
         n = len(part)
@@ -121,14 +121,15 @@ def _fill(table: HostTable, ids: Tensor, dim: int) -> None:
         table.move_in(MovingRows(part, found, torch.zeros(n, dim), torch.zeros(n, 0), ts))
 
 
-def _in_tiers(batches: Batches, mode: str, share: float) -> TierTables:
+def in_tiers(batches: Batches, mode: str, share: float) -> TierTables:
+    """Tables in two tiers that hold all rows, with a share of them in the fast tier."""
     work = batches.work
     rows = max(1, int(share * work.rows))
     tiers = Tiers(mode=mode, fast_rows=rows, slots=max(64, int(rows / 0.8)), allow_small=True)
     made = [(config, tiers) for config in _configs(work)]
     tables, groups = device_tier_tables(made, batches.device)
     for table, ids in zip(tables, batches.ids, strict=True):
-        _fill(table.slow, ids, work.dim)
+        fill_table(table.slow, ids, work.dim)
     store = TierTables(tables, device=batches.device, together=groups)
     if mode == "CACHING":
         _age(store, batches, share)
@@ -149,7 +150,9 @@ def _age(store: TierTables, batches: Batches, share: float) -> None:
     for keys in _chunks(parts):
         # An update too: it is what marks rows as used, and changed. A lookup alone left rows to be
         # dropped that were used last, twice as many misses, and none that had to be written back.
-        _step(store, keys, torch.zeros(keys.splits[-1] * batches.work.dim, device=batches.device))
+        step_once(
+            store, keys, torch.zeros(keys.splits[-1] * batches.work.dim, device=batches.device)
+        )
 
 
 def _in_hbm(batches: Batches) -> DeviceTables:
@@ -166,28 +169,30 @@ def _on_host(batches: Batches) -> DeviceTables:
     configs = {config.name: config for config in _configs(batches.work)}
     store = DeviceTables(configs, device=batches.device, on_host=list(configs))
     for table, ids in zip(store.tables, batches.ids, strict=True):
-        _fill(table, ids, batches.work.dim)
+        fill_table(table, ids, batches.work.dim)
     return store
 
 
-def _stores() -> dict[str, Callable[[Batches], Any]]:
+def stores() -> dict[str, Callable[[Batches], Any]]:
+    """What makes the store of each case."""
     return {
         "HBM_ONLY": _in_hbm,
-        "CACHING@1.0": lambda batches: _in_tiers(batches, "CACHING", 1.0),
-        "CACHING@0.8": lambda batches: _in_tiers(batches, "CACHING", 0.8),
-        "HYBRID@0.1": lambda batches: _in_tiers(batches, "HYBRID", 0.1),
+        "CACHING@1.0": lambda batches: in_tiers(batches, "CACHING", 1.0),
+        "CACHING@0.8": lambda batches: in_tiers(batches, "CACHING", 0.8),
+        "HYBRID@0.1": lambda batches: in_tiers(batches, "HYBRID", 0.1),
         "HOST_ONLY": _on_host,
     }
 
 
-def _step(store: Any, keys: TableKeys, grads: Tensor, dense: Tensor | None = None) -> None:
+def step_once(store: Any, keys: TableKeys, grads: Tensor, dense: Tensor | None = None) -> None:
+    """A lookup, a dense part if there is one, and the update."""
     found = store.lookup(keys, missing="training")
     if dense is not None:
         torch.mm(torch.mm(dense, dense), dense)
     store.apply_gradients(found, grads)
 
 
-def _steps(
+def steps_of(
     store: Any,
     batches: Batches,
     rounds: int,
@@ -208,7 +213,7 @@ def _steps(
         for keys, later in zip(ready, [*ready[1:], None], strict=True):
             if ahead and later is not None:
                 store.prefetch(later)
-            _step(store, keys, batches.grads, dense)
+            step_once(store, keys, batches.grads, dense)
         _wait(batches.device)
         return 1e3 * (time.perf_counter() - begun) / len(ready)
 
@@ -228,17 +233,17 @@ def _measured(
     work = batches.work
     batches.start()
     for _ in range(4):
-        _step(store, batches.next(), batches.grads)
+        step_once(store, batches.next(), batches.grads)
     rows = store.lookup(batches.next()).rows.clone()
     line: dict[str, Any] = {"case": name}
     for _ in range(work.warm_up if isinstance(store, TierTables) else 0):
-        _step(store, batches.next(), batches.grads)
+        step_once(store, batches.next(), batches.grads)
     if name.startswith("HOST"):
         rounds = 1
     line["quiet"] = True
 
     def note(what: str, **how: Any) -> None:
-        found = _steps(store, batches, **{"rounds": rounds, **how})
+        found = steps_of(store, batches, **{"rounds": rounds, **how})
         line[what], line["quiet"] = round(found["ms"], 3), line["quiet"] and found["quiet"]
 
     note("ms")
@@ -249,7 +254,7 @@ def _measured(
         note("ms_with_dense_prefetched", dense=dense, ahead=True)
     if name.startswith("HYBRID"):
         for _ in range(max(0, min(200, work.warm_up) - work.steps)):
-            _step(store, batches.next(work.rows // 2), batches.grads)
+            step_once(store, batches.next(work.rows // 2), batches.grads)
         note("ms_200_steps_after_the_hot_set_moved", rounds=1, shift=work.rows // 2)
     return line, rows
 
@@ -277,7 +282,7 @@ def run(
         raise ConfigError("bench gpu_tiers needs a GPU that torch sees, and there is none here.")
     work = work or Work()
     batches, results, first = Batches(work, where), [], None
-    for name, make in _stores().items():
+    for name, make in stores().items():
         if cases and name not in cases:
             continue
         tell(name)

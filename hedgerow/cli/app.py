@@ -34,10 +34,11 @@ from . import (
 )
 from .import_monolith import import_monolith
 from .log_lines import LogLevel, log_lines
+from .verbs import Verbs
 
 _JOB_FAILED, _BAD_ARGUMENTS = 1, 2
 
-app = typer.Typer(
+app = Verbs(
     help="Embedding tables without a vocabulary, for PyTorch.",
     no_args_is_help=True,
     add_completion=False,

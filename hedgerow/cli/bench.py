@@ -12,8 +12,9 @@ from .bench_modules import modules
 from .bench_report import finish, names
 from .bench_tiers import tiers
 from .options import AsJson, Quick, Rounds, Threads
+from .verbs import Verbs
 
-app = typer.Typer(
+app = Verbs(
     help="Measure Hedgerow and its peers in the same run, on the same work, with equal results.",
     no_args_is_help=True,
     rich_markup_mode="markdown",

@@ -7,7 +7,9 @@ from typing import Annotated
 
 import typer
 
-app = typer.Typer(
+from .verbs import Verbs
+
+app = Verbs(
     help="Keys for parameter servers and their clients, and for bundles.", no_args_is_help=True
 )
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -14,6 +14,7 @@ import typer
 from ..core.errors import InputError
 from ..core.local_path import local_path
 from ..core.units import format_count
+from ..core.whole_file import naming
 from .options import AsJson, Trusted
 from .predict_server import (
     Ca,
@@ -185,8 +186,11 @@ def _rows_of(path: Path, *, row_numbers: bool) -> Iterator[Any]:
     import pyarrow as pa
     import pyarrow.parquet as pq
 
-    path.parent.mkdir(parents=True, exist_ok=True)
     part = path.with_name(f"{path.name}.part")
+    with naming(path):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        part.unlink(missing_ok=True)  # a run of others may have a link there: it is not followed
+        file = part.open("xb")
     writer, rows = None, 0
 
     def write(prediction: Tensor, batch: Batch, labelled: bool) -> None:
@@ -202,16 +206,21 @@ def _rows_of(path: Path, *, row_numbers: bool) -> Iterator[Any]:
             columns["label"] = batch.labels.numpy()
         table = pa.table(columns)
         if writer is None:
-            writer = pq.ParquetWriter(part, table.schema)
-        writer.write_table(table)
+            writer = pq.ParquetWriter(file, table.schema)
+        with naming(path):
+            writer.write_table(table)
 
     try:
         yield write
         if writer is None:
             raise InputError("there are no samples to predict; nothing was written.")
-        writer.close()
-        part.replace(path)
-    finally:
-        if writer is not None:
+        with naming(path):
             writer.close()
+            file.close()
+            part.replace(path)
+    finally:
+        with suppress(OSError):  # of a full disk, which was told of
+            if writer is not None:
+                writer.close()
+            file.close()
         part.unlink(missing_ok=True)

@@ -92,9 +92,17 @@ def _read(path: Path) -> bytes:
 
 
 def _specs(client: PredictionClient, question: Question, key: str) -> dict[str, TensorSpec]:
-    from ..serving.model import TensorSpec
+    from ..serving.model import ServingError, TensorSpec
 
-    known = client.metadata(question.model, question.version, question.timeout_s)
+    try:
+        known = client.metadata(question.model, question.version, question.timeout_s)
+    except ServingError as error:
+        if error.code != "NOT_FOUND":
+            raise
+        raise UnknownNameError(
+            f"{question.server} serves no model {question.model!r}, or not this version of it "
+            f"({error}). Give --model the name that `hedgerow serve` logs when it loads the model."
+        ) from error
     if key not in known:
         raise UnknownNameError(
             f"model {question.model} has no signature {key!r}; it has: {', '.join(known)}."

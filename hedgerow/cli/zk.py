@@ -10,10 +10,12 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from .verbs import Verbs
+
 if TYPE_CHECKING:
     from ..discovery.control import Control
 
-app = typer.Typer(help="Declare models, put them into layouts, look at a tree in ZooKeeper.")
+app = Verbs(help="Declare models, put them into layouts, look at a tree in ZooKeeper.")
 
 _Zk = Annotated[str, typer.Option(help="ZooKeeper: HOST:PORT, several with commas.")]
 _Bzid = Annotated[str, typer.Option(help="The tree in ZooKeeper: letters, digits, - and _.")]

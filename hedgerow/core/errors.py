@@ -19,7 +19,7 @@ class InputError(HedgerowError, ValueError):
     """An argument with a value or shape the call cannot take."""
 
 
-class DtypeError(HedgerowError, TypeError, ValueError):
+class DtypeError(InputError, TypeError):
     """An argument of the wrong type or element type."""
 
 
@@ -110,11 +110,8 @@ class LaunchError(HedgerowError, RuntimeError):
     """Processes of a job that do not come together, or that exchange wrong values."""
 
 
-class VariableMissingError(HedgerowError, KeyError, TypeError):
-    """A variable of the environment that must be set is not; a TypeError, as in the original."""
-
-    def __str__(self) -> str:
-        return str(self.args[0]) if self.args else ""
+class VariableMissingError(UnknownNameError, TypeError):
+    """A variable of the environment that must be set is not; a TypeError, as in Monolith."""
 
 
 class RowsLeftOutWarning(UserWarning):

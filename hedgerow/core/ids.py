@@ -6,6 +6,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import pairwise
+from numbers import Integral, Number
 from typing import Annotated, Any
 
 import numpy as np
@@ -13,7 +14,7 @@ import torch
 from torch import Tensor
 
 from . import checks
-from .errors import DtypeError, InputError
+from .errors import DtypeError, HedgerowError, InputError
 from .outside_graphs import outside_graphs
 from .shapes import Bool, Int64
 
@@ -72,9 +73,15 @@ class Ragged:
 
     @staticmethod
     def from_lists(rows: Iterable[Sequence[int]], dtype: torch.dtype = torch.int64) -> Ragged:
-        """From one list of ids a row."""
+        """From one list of ids a row.
+
+        >>> Ragged.from_lists([["Z"]])
+        Traceback (most recent call last):
+        hedgerow.core.errors.DtypeError: row 0 has 'Z', a str; rows hold numbers: make an id of a \
+string with hr.id64.
+        """
         lists = [list(row) for row in rows]
-        values = torch.tensor([v for row in lists for v in row], dtype=dtype)
+        values = _flat(lists, dtype)
         lengths = torch.tensor([0] + [len(row) for row in lists], dtype=torch.int64)
         return Ragged(values, lengths.cumsum(0))
 
@@ -202,3 +209,37 @@ def narrowest(many: int) -> torch.dtype:
     (torch.uint8, torch.int16)
     """
     return torch.uint8 if many <= 2**8 else torch.int16 if many <= 2**15 else torch.int64
+
+
+def _flat(lists: Sequence[Sequence[Any]], dtype: torch.dtype) -> Tensor:
+    """The values of all rows; an error names the first row with a value that `dtype` cannot be."""
+    flat = [value for row in lists for value in row]
+    # torch makes whole numbers of floats, and a row of the bytes of a bytes object.
+    cut = (bytes,) if dtype.is_floating_point or dtype.is_complex else (bytes, float)
+    if any(isinstance(value, cut) for value in flat):
+        raise _refusal(lists, dtype)
+    try:
+        return torch.tensor(flat, dtype=dtype)
+    except (TypeError, ValueError, RuntimeError, OverflowError) as error:
+        raise _refusal(lists, dtype) from error
+
+
+def _refusal(lists: Sequence[Sequence[Any]], dtype: torch.dtype) -> HedgerowError:
+    """The error that names the first value which `dtype` does not hold."""
+    holds = Number if dtype.is_floating_point or dtype.is_complex else Integral
+    for number, row in enumerate(lists):
+        for value in row:
+            what = f"row {number} has {value!r}"
+            if isinstance(value, str | bytes):
+                return DtypeError(
+                    f"{what}, a {type(value).__name__}; rows hold numbers: make an id of a string "
+                    f"with hr.id64."
+                )
+            if isinstance(value, Integral) and not -(2**63) <= value < 2**63:
+                return InputError(f"{what}; whole numbers lie in -2**63..2**63-1.")
+            if not isinstance(value, holds | Tensor):
+                return DtypeError(
+                    f"{what}, a {type(value).__name__}, which {dtype} does not hold; correct the "
+                    f"value, or give another dtype."
+                )
+    return DtypeError(f"the rows have values that {dtype} does not hold; give another dtype.")

@@ -50,7 +50,7 @@ class KeyedJagged:
     @property
     def is_expanded(self) -> bool:
         """Whether every feature has one bag per sample."""
-        if self.inverse is None and len(set(self.strides)) > 1:
+        if self.inverse is None and any(stride != self.strides[0] for stride in self.strides):
             of_each = ", ".join(f"{n}: {s}" for n, s in zip(self.names, self.strides, strict=True))
             raise InputError(
                 f"the KeyedJaggedTensor has different numbers of bags per feature ({of_each}) and "
@@ -99,7 +99,7 @@ def _picked(
 def _strides(jagged: Any, features: int, cells: int) -> tuple[int, ...]:
     """How many bags each feature has."""
     if hasattr(jagged, "stride_per_key"):
-        strides = tuple(int(stride) for stride in jagged.stride_per_key())
+        strides = tuple(jagged.stride_per_key())  # in an export they are no plain numbers
     else:
         strides = (cells // max(1, features),) * features
     if len(strides) != features or sum(strides) != cells:

@@ -6,6 +6,8 @@ import time
 from collections.abc import Callable
 from typing import Protocol
 
+from torch import nn
+
 from ..core import checks
 from ..sync.strict_loop import EVERY_S, StrictLoop
 
@@ -39,7 +41,9 @@ class ParameterSyncLoop(StrictLoop):
 
 
 class ParameterSyncHook:
-    """A step after every training step of a rank, with a config that is at most so old.
+    """A sync step after every training step of a rank, with a config that is refreshed in time.
+
+    `hedgerow.train.loop.Trainer` calls it: `Trainer(..., hooks=[ParameterSyncHook(...)])`.
 
     >>> from hedgerow.monolith.distributed_serving_ops import parameter_sync_client_from_config
     >>> hook = ParameterSyncHook(parameter_sync_client_from_config(), lambda: b"")
@@ -59,8 +63,11 @@ class ParameterSyncHook:
         self._refresh_s, self._now_s = refresh_s, now_s
         self._config, self._at_s = b"", -float("inf")
 
-    def after_step(self) -> list[str]:
-        """Pushes what changed."""
+    def on_start(self, model: nn.Module, optimizer: object, step: int) -> None:
+        """Does nothing: the first config is asked for after the first step."""
+
+    def after_step(self, step: int = 0, samples: int = 0) -> list[str]:
+        """Pushes what changed; the result says how each push went."""
         if self._now_s() - self._at_s >= self._refresh_s:
             self._config, self._at_s = self._refresh(), self._now_s()
         return self._client.create_sync_op(self._config)

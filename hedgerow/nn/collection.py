@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Generator, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
 from typing import TYPE_CHECKING, Any, Protocol, Self
@@ -28,7 +28,7 @@ from ..tables.store import Lookup
 from ..tables.table import Table
 from .clip import ClipRow
 from .in_this_process import in_host_memory, on_a_device
-from .left_out import LEFT_OUT, TrainedRows
+from .left_out import LEFT_OUT, Penalties, TrainedRows
 from .pooling import pool_features
 from .read_only import ReadOnlyRows, refuse
 from .reading import Collected, Make, RowsRead
@@ -114,6 +114,7 @@ class Collection(nn.Module):
         self._anchor = torch.empty(0, requires_grad=True)
         self._still = frozenset(number[c.name] for c in configs.values() if _stands_still(c))
         self._takes_clip = clip is not None
+        self._penalties = Penalties()
         follow_requires_grad()
         LEFT_OUT.install()
 
@@ -165,6 +166,7 @@ class Collection(nn.Module):
     def _collected(self, make: Make) -> tuple[Tensor, ...]:
         if not self.learns:
             return make()[0]
+        self._penalties.began()
         outputs: Any = Collected.apply(self._anchor, make, self._collect)
         return outputs
 
@@ -192,6 +194,7 @@ class Collection(nn.Module):
             learning = [f.table not in self._still for f in read.features]
             grads = [g if learns else None for g, learns in zip(grads, learning, strict=True)]
         LEFT_OUT.saw(self._trained_rows)
+        self._penalties.ended()
         self.updates.collect(read, grads)
 
     def _trained_rows(self) -> TrainedRows:
@@ -297,6 +300,14 @@ class Collection(nn.Module):
         """A module with rows of its own; what waits for the end of a backward stays behind."""
         new: Any = copied(self, memo)
         return new
+
+    def named_modules(
+        self, memo: set[nn.Module] | None = None, prefix: str = "", remove_duplicate: bool = True
+    ) -> Generator[tuple[str, nn.Module], None, None]:
+        """As of any module; torch's `parameters()` asks this of every module."""
+        if not torch.compiler.is_compiling():
+            self._penalties.asked(self._trained_rows)
+        return super().named_modules(memo, prefix, remove_duplicate)
 
     def extra_repr(self) -> str:
         """One line a table."""

@@ -36,9 +36,6 @@ class Evictions:
     def __init__(self, tables: Sequence[HostTable], rank: int = 0, ranks: int = 1) -> None:
         self._tables = [table for table in tables if table.config.evict is not None]
         self._rank, self._ranks = rank, ranks
-        for table in self._tables:
-            if table.order is not None:
-                table.order.share_among(ranks)
 
     def __bool__(self) -> bool:
         """Whether any table has a rule."""

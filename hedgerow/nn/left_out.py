@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import warnings
 from collections import OrderedDict
 from collections.abc import Callable
@@ -11,7 +12,7 @@ from typing import Any
 from weakref import WeakKeyDictionary
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.optim import Optimizer
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
@@ -20,6 +21,8 @@ from ..core.outside_graphs import outside_graphs
 
 _STEPS = 8  # of an optimizer that are watched: what a training loop does, it does from the start
 _TASKS = 16  # backwards of which is known whose rows took part
+_COLLECTIONS = f"{__package__}.collection"
+_ASKING = {"named_modules", "_named_members", "named_parameters", "parameters"}  # torch's methods
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,8 +84,8 @@ class LeftOut:
     """Follows optimizers whose parameters get gradients in the same backward as rows.
 
     Two things are seen in their first steps: a `weight_decay`, and gradients that something but a
-    backward wrote to before `step()`, as `clip_grad_norm_` does. Two are not: a penalty that is
-    part of the loss, and a scaler's `unscale_`, which leaves no trace in the gradients.
+    backward wrote to before `step()`, as `clip_grad_norm_` does. A scaler's `unscale_` is not, as
+    it leaves no trace in the gradients. `Penalties` sees a penalty that is part of the loss.
     """
 
     def __init__(self) -> None:
@@ -155,6 +158,59 @@ def _tell(optimizer: Optimizer, watched: _Watched) -> bool:
 
 def _warn(text: str) -> None:
     warnings.warn(text, RowsLeftOutWarning, stacklevel=6)  # where the user calls step()
+
+
+@dataclass(slots=True, eq=False)
+class Penalties:
+    """Sees that `parameters()` is read between a forward and its backward, for the first steps.
+
+    Code outside torch and this package does so for a penalty over weights that is part of the loss.
+    The first forward does not count: what is made after it may be an optimizer.
+    """
+
+    steps_left: int = _STEPS + 1
+    reads: bool = False  # rows that no backward has come for yet
+
+    def began(self) -> None:
+        """Rows were read to learn."""
+        self.reads = 0 < self.steps_left <= _STEPS
+
+    def ended(self) -> None:
+        """Rows got a gradient."""
+        self.reads = False
+        self.steps_left = max(0, self.steps_left - 1)
+
+    def asked(self, rows: Callable[[], TrainedRows]) -> None:
+        """The module was asked for the modules that it has, perhaps on behalf of `parameters()`."""
+        if not self.reads or not torch.is_grad_enabled():
+            return
+        depth, undecayed = _reader_of_parameters(), rows().undecayed
+        if depth is None or not undecayed:
+            return
+        self.reads, self.steps_left = False, 0
+        warnings.warn(
+            f"parameters() was read between a forward and its backward, as for a penalty in the "
+            f"loss; the rows of {', '.join(undecayed)} have no part in it: rows are no Parameters. "
+            f"Give their optimizer a weight_decay, as hr.Adagrad(lr=0.1, weight_decay=1e-5), or "
+            f"ignore RowsLeftOutWarning.",
+            RowsLeftOutWarning,
+            stacklevel=depth,
+        )
+
+
+def _reader_of_parameters() -> int | None:
+    """The stack level, for `asked`, of the code that reads `parameters()`; None for torch's own."""
+    frame, depth, names = inspect.currentframe(), 0, set[str]()
+    while frame is not None and frame.f_globals.get("__name__") in (__name__, _COLLECTIONS):
+        frame, depth = frame.f_back, depth + 1
+    while frame is not None and frame.f_globals.get("__name__") == nn.Module.__module__:
+        names.add(frame.f_code.co_name)
+        frame, depth = frame.f_back, depth + 1
+    asks = {"parameters", "named_parameters"} & names and names <= _ASKING
+    if frame is None or not asks:
+        return None
+    package = str(frame.f_globals.get("__name__")).partition(".")[0]
+    return None if package in ("torch", __name__.partition(".")[0]) else depth
 
 
 def _at_end(call: Callable[[], None]) -> None:

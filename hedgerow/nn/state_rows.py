@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import copy
+import warnings
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, Self
 
 from torch import Tensor
 
-from ..core.errors import CheckpointError, NotSupportedError
+from ..core.errors import CheckpointError, NotSupportedError, RowsLeftOutWarning
+from ..core.job_rank import job_rank
 from ..core.shapes import Int8
 from ..tables.checkpoint.packed import PackedRows, pack_rows
 from ..tables.own_rows import OwnRows
@@ -29,9 +31,8 @@ _SAVE = "Use hr.save(model, folder) and hr.load(model, folder)"
 
 def packed_rows(module: Collection) -> Int8[Tensor, "bytes"]:
     """All rows of a module, with optimizer states, times, filters and the count of its updates."""
-    _check_here(module, "state_dict() of")
-    about = {"step": module.updates.step}
-    return pack_rows(_tables(module), about, most_bytes=MOST_BYTES)
+    _warn_of_other_ranks(module)
+    return _packed(module)
 
 
 def take_rows(module: Collection, packed: object) -> None:
@@ -106,8 +107,31 @@ def copied(module: Collection, memo: dict[int, Any]) -> Collection:
     }
     for name, value in module.__dict__.items():
         new.__dict__[name] = own[name] if name in own else copy.deepcopy(value, memo)
-    take_rows(new, packed_rows(module))
+    take_rows(new, _packed(module))
     return new
+
+
+def _packed(module: Collection) -> Int8[Tensor, "bytes"]:
+    _check_here(module, "state_dict() of")
+    about = {"step": module.updates.step}
+    return pack_rows(_tables(module), about, most_bytes=MOST_BYTES)
+
+
+def _warn_of_other_ranks(module: Collection) -> None:
+    """Warns where each rank of a job trains rows of its own: a state dict holds those of one.
+
+    DDP around a model without `hr.distribute` shares the dense weights alone, and trainers save the
+    state dict of rank 0.
+    """
+    job = job_rank()
+    if job.count > 1 and module.updates.step and module.ranks.count == 1 and not module.servers:
+        warnings.warn(
+            f"this state dict holds the rows that rank {job.rank} of {job.count} trained, and none "
+            f"of the other ranks: without hr.distribute(model) each rank has rows of its own. Call "
+            f"it before training; hr.save then keeps the rows of all ranks.",
+            RowsLeftOutWarning,
+            stacklevel=4,
+        )
 
 
 def _check_here(module: Collection, what: str) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import partial
 from itertools import accumulate, pairwise
@@ -20,6 +21,7 @@ from ..core.shapes import Float32, Int64
 from ..sharding.brought import Brought
 from ..sharding.exchange import Exchange
 from ..tables.bags import Gradients, Read
+from ..tables.leave_order import one_call
 from ..tables.module_store import ModuleStore
 from ..tables.store import Lookup, TableKeys
 from .clip import ClipRow
@@ -129,6 +131,7 @@ class RowUpdates:
         self._waiting: list[Gradients] = []
         self._merged: list[RowGradients] | None = None
         self._some = False  # of what is merged: whether any rank gave a gradient, of rows or none
+        self._uses: list[int] = []  # of what ranks brought since the last update, in each table
         self._running: WeakValueDictionary[int, _Backward] = WeakValueDictionary()
         self._memory = Recycler()
 
@@ -179,7 +182,7 @@ class RowUpdates:
 
     def drop(self) -> None:
         """Forgets what waits."""
-        self._waiting, self._merged, self._some = [], None, False
+        self._waiting, self._merged, self._some, self._uses = [], None, False, []
 
     def apply(self) -> None:
         """One optimizer step for every row that has a gradient."""
@@ -192,13 +195,14 @@ class RowUpdates:
                 self._step(partial(read.learn, waiting, clip=clip))
                 return
         by_table, some = self._of_tables(refuse=True)
+        uses = self._uses
         self.drop()
         if not some:  # on all ranks
             return
         if self._clip is not None:
             summed = [one.merged() if self._over is not None else one.summed() for one in by_table]
             by_table = [self._clip(one) for one in summed]
-        self._step(partial(self._write, by_table))
+        self._step(partial(self._write, by_table, uses))
 
     def _step(self, learn: _Learn) -> None:
         before_s = self._store.max_ts() if self._evict else 0
@@ -207,17 +211,32 @@ class RowUpdates:
         self.step += 1
         self._evict(before_s, now_s)
 
-    def _write(self, by_table: Sequence[RowGradients], *, step: int, ts: int) -> None:
+    def _write(
+        self, by_table: Sequence[RowGradients], uses: Sequence[int], *, step: int, ts: int
+    ) -> None:
         splits = tuple(accumulate((len(one.ids) for one in by_table), initial=0))
         counted = [one.counts for one in by_table if one.counts is not None]
-        if splits[-1]:
-            self._store.apply_gradients(
-                TableKeys(_joined([one.ids for one in by_table]), splits),
-                self._flat([one.grads for one in by_table]),
-                step=step,
-                ts=ts,
-                counts=_joined(counted) if counted else None,
-            )
+        with self._one_call_of_all_ranks(uses, ts):
+            if splits[-1]:
+                self._store.apply_gradients(
+                    TableKeys(_joined([one.ids for one in by_table]), splits),
+                    self._flat([one.grads for one in by_table]),
+                    step=step,
+                    ts=ts,
+                    counts=_joined(counted) if counted else None,
+                )
+
+    def _one_call_of_all_ranks(self, uses: Sequence[int], ts: int) -> ExitStack:
+        """Around the part of an update that is this rank's: shards of one table count alike.
+
+        Otherwise rows of two shards, which a load may bring together, would not compare.
+        """
+        calls = ExitStack()
+        if self._over is not None:
+            for table, n in zip(self._over.tables, uses, strict=True):
+                if n:
+                    calls.enter_context(one_call(table.order, ts, n))
+        return calls
 
     def _flat(self, grads: Sequence[Tensor]) -> Float32[Tensor, "floats"]:
         """In the memory of the update before: what the system gives anew costs more than the copy.
@@ -283,6 +302,8 @@ class RowUpdates:
             RowGradients(brought.keys.ids_of(k), grads.view(-1, dims[k]), counts)
             for k, (grads, counts) in enumerate(zip(*parts, strict=True))
         ]
+        before = self._uses or [0] * len(dims)
+        self._uses = [one + more for one, more in zip(before, brought.uses, strict=True)]
         return found, brought.given
 
     def _brought(self, over: OverRanks) -> Brought:

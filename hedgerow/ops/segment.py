@@ -182,7 +182,8 @@ def _segments(
     return found
 
 
-def _segment_sum(*given: Any) -> list[Tensor]:
+def segment_sum_plain(*given: Any) -> list[Tensor]:
+    """`fused_sorted_segment_sum` by torch's own operations."""
     return [sum_at(index, value, shape[0]) for index, value, shape in _segments(*given)]
 
 
@@ -232,8 +233,8 @@ def _like(output: list[Tensor]) -> list[tuple[torch.Size, torch.dtype, torch.dev
 _SEGMENT_SUM = register(
     "fused_sorted_segment_sum(Tensor[] indices, Tensor[] values, SymInt[] shapes, int[] ranks, "
     "bool validate) -> Tensor[]",
-    cpu=_segment_sum,
-    plain=_segment_sum,
+    cpu=segment_sum_plain,
+    plain=segment_sum_plain,
     device=segment_sum_by_kernel,
     shapes=_segment_sum_shapes,
     backward=_segment_sum_backward,
@@ -264,7 +265,8 @@ def _tables(
     return list(zip(splits, embeddings, cut, strict=True))
 
 
-def _reduce_and_split(*given: Any) -> list[Tensor]:
+def reduce_and_split_plain(*given: Any) -> list[Tensor]:
+    """`fused_reduce_and_split` by torch's own operations."""
     return [
         part
         for borders, vectors, parts in _tables(*given)
@@ -321,8 +323,8 @@ def _reduce_and_split_backward(ctx: Any, grads: list[Tensor | None]) -> tuple[An
 _REDUCE_AND_SPLIT = register(
     "fused_reduce_and_split(Tensor[] splits, Tensor[] embeddings, SymInt[] widths, int[] counts, "
     "bool validate) -> Tensor[]",
-    cpu=_reduce_and_split,
-    plain=_reduce_and_split,
+    cpu=reduce_and_split_plain,
+    plain=reduce_and_split_plain,
     device=reduce_and_split_by_kernel,
     shapes=_reduce_and_split_shapes,
     backward=_reduce_and_split_backward,

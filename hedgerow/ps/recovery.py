@@ -152,6 +152,11 @@ class Recovery:
         rows = self._folder / ROWS
         self._open(read_manifest(rows), rows)
         loaded = load_tables(rows, self._service.store.tables)
+        if BLOB not in loaded.blobs:
+            raise CheckpointError(
+                f"{rows} does not tell what its server knew of its clients, so no server wrote it. "
+                f"Move it away, and load it through a client."
+            )
         self._remember(loaded.blobs[BLOB])
 
     def _load_shared(self, path: Path) -> None:

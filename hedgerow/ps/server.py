@@ -26,7 +26,9 @@ from .waiting import Waiting
 
 _TURN = 64  # requests read before answers go out
 _LINGER_S = 5  # for the last answers of a server that leaves
-_QUEUED_IN = 64  # messages of one client that wait inside the socket; then its sends wait
+# Messages of one client that wait inside the socket: no limit. Where one stops it reading a client
+# whose connection then ends, libzmq 4.3.5 answers the next sign of life, and aborts the process.
+_QUEUED_IN = 0
 _QUEUED_OUT = 4096  # parts of answers that a client has not taken; what comes after is dropped
 _SOCKET_BYTES = 2**22
 _IDLE_S, _PROBE_S, _PROBES = 60, 15, 4  # until a client whose machine is gone is forgotten

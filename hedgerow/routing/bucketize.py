@@ -36,7 +36,7 @@ class Bucketized:
 
 
 @dataclass(frozen=True, slots=True)
-class _Batch:
+class BucketizeBatch:
     """Checked input."""
 
     lengths: Tensor
@@ -47,10 +47,12 @@ class _Batch:
 
     @property
     def shards(self) -> int:
+        """Return the number of shards."""
         return self.routers[0].shards
 
     @property
     def result_rows(self) -> int:
+        """Return the number of rows over all shards."""
         return self.shards * len(self.lengths)
 
 
@@ -102,7 +104,7 @@ def _checked(
     batch_sizes: Sequence[int] | None,
     weights: Tensor | None,
     validate: bool,
-) -> _Batch:
+) -> BucketizeBatch:
     lengths, keys = _whole("lengths", lengths), _whole("keys", keys)
     if lengths.device != keys.device:
         raise InputError(f"lengths are on {lengths.device}, keys on {keys.device}; use one device.")
@@ -110,7 +112,7 @@ def _checked(
         checks.tensor("weights", weights, torch.float32, (len(keys),), keys.device)
     rules = _same_shards(routers)
     feature_rows = _feature_rows(len(lengths), len(rules), batch_sizes)
-    batch = _Batch(lengths, keys, rules, feature_rows, weights)
+    batch = BucketizeBatch(lengths, keys, rules, feature_rows, weights)
     for name, size in (("keys", len(keys)), ("rows of the result", batch.result_rows)):
         if max(size, batch.shards) > MOST_ELEMENTS:
             raise InputError(f"{size} {name}; at most {MOST_ELEMENTS}: cut the batch.")
@@ -167,7 +169,9 @@ def _check_lengths(lengths: Tensor, n: int) -> None:
         raise InputError(f"lengths add up to {int(lengths.sum())}; there are {n} keys.")
 
 
-def _by_core(batch: _Batch, positions: bool, sequence: bool, local_keys: bool) -> Bucketized:
+def _by_core(
+    batch: BucketizeBatch, positions: bool, sequence: bool, local_keys: bool
+) -> Bucketized:
     keys, n = batch.keys, len(batch.keys)
     splits = _splits(batch.lengths)
     feature_rows = torch.tensor(batch.feature_rows)
@@ -237,7 +241,7 @@ def bucketize_by_torch(
 
 
 def bucketize_by_kernel(
-    batch: _Batch, positions: bool, sequence: bool, local_keys: bool
+    batch: BucketizeBatch, positions: bool, sequence: bool, local_keys: bool
 ) -> Bucketized:
     """On a device, of checked input: a kernel names the owners, torch's sort orders by them."""
     from ..kernels.route import move, route

@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 import operator
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import torch
@@ -159,11 +160,53 @@ def _check_segments(given: dict[str, Any]) -> None:
         raise FileDamagedError(f"the graph reduces segments outside its {data.shape[axis]} rows.")
 
 
+_GATES = {"lstm": 4, "gru": 3, "rnn_relu": 1, "rnn_tanh": 1}  # of recurrent layers
+
+
+def _check_layers(gates: int, given: dict[str, Any]) -> None:
+    """Recurrent layers have weights and states that fit their input: the operation computes with
+    what lies beside shorter ones.
+    """
+    values, params, states = given["input"], given["params"], given["hx"]
+    held = [*params, *([states] if isinstance(states, Tensor) else states)]
+    shapes = [tuple(one.shape) for one in held]
+    fits = shapes == _layer_shapes(gates, given, shapes[0], shapes[-1]) if params else False
+    if not fits or any(one.dtype != values.dtype for one in held):
+        raise FileDamagedError(
+            f"the graph runs recurrent layers over values of shape {tuple(values.shape)} with "
+            f"weights or states of shapes {str(shapes)[:200]}, which do not fit."
+        )
+
+
+def _layer_shapes(
+    gates: int, given: dict[str, Any], first: tuple[int, ...], last: tuple[int, ...]
+) -> list[tuple[int, ...]]:
+    """Those of all weights, then of all states, as the `first` weight and the `last` state say."""
+    values, layers = given["input"].shape, given["num_layers"]
+    if len(values) != 3 or not first or not last or layers > len(given["params"]):
+        return []
+    directions, hidden = 2 if given["bidirectional"] else 1, first[0] // gates
+    states, out = given["hx"], hidden
+    if not isinstance(states, Tensor) and states and states[0].dim():
+        out = states[0].shape[-1]  # less than `hidden` where a layer of an LSTM ends in a product
+    of_layer: list[tuple[int, ...]] = [(gates * hidden,)] * 2 if given["has_biases"] else []
+    of_layer += [(out, hidden)] if out != hidden else []
+    shapes: list[tuple[int, ...]] = []
+    for width in [values[2], *[out * directions] * (layers - 1)]:
+        shapes += [(gates * hidden, width), (gates * hidden, out), *of_layer] * directions
+    samples = values[0 if given["batch_first"] else 1]
+    sizes = [out, hidden] if gates == _GATES["lstm"] else [hidden]
+    return shapes + [(layers * directions, samples, size) for size in sizes]
+
+
 # Found by calling every operation of the list with arguments that do not fit each other.
 _CHECKS: dict[str, Callable[[dict[str, Any]], None]] = {
     "_native_batch_norm_legit_no_training": _check_channels,
     "segment_reduce": _check_segments,
+    **{name: partial(_check_layers, gates) for name, gates in _GATES.items()},
 }
+# Forms of recurrent layers over packed samples: nothing that may be called packs them.
+_PACKED = frozenset((name, "data") for name in _GATES)
 
 
 def name_of(target: Any) -> str | None:
@@ -228,7 +271,8 @@ def _allowed(name: str) -> bool:
         return False
     packet = f"{parts[0]}.{parts[1]}"
     in_place = not packet.endswith("__") and packet.removesuffix("_") in ALLOWED
-    return (packet in ALLOWED or in_place) and _on_tensors(*parts)
+    known = (packet in ALLOWED or in_place) and (parts[1], parts[2]) not in _PACKED
+    return known and _on_tensors(*parts)
 
 
 def _on_tensors(space: str, packet: str, overload: str) -> bool:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import signal
+import socket
 import threading
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
@@ -25,6 +26,8 @@ from .rest import RestServer
 from .rows_from import rows_from
 from .server import PredictionServer
 from .tls import Tls
+
+_SIGNALS = (signal.SIGTERM, signal.SIGINT)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -152,8 +155,9 @@ def open_servers(
     registry = _registry(plan, stack)
     stack.callback(registry.close)
     entries = [name for name, folder, _ in plan.models if folder.name == ENTRY]
-    if len(entries) == 1:
-        registry.alias(ENTRY, entries[0])
+    alone = entries or [name for name, _, _ in plan.models]
+    if len(alone) == 1:  # `hedgerow export` writes models without a sub graph `entry`
+        registry.alias(ENTRY, alone[0])
     for name, folder, policy in plan.models:
         registry.watch(name, folder, policy)
     _check_ready(registry, [name for name, _, _ in plan.models])
@@ -206,13 +210,28 @@ def _check_ready(registry: Registry, names: Sequence[str]) -> None:
 
 
 def stop_by_signals() -> threading.Event:
-    """An event that SIGTERM and SIGINT set; a second one ends the process at once."""
+    """An event that SIGTERM and SIGINT set; a second one ends the process at once.
+
+    The system may give a signal to any thread, and Python's own handlers then wait for the main
+    one, which sleeps. What the system's handler writes to the wakeup file a thread reads at once.
+    """
     stop = threading.Event()
+    told, tell = socket.socketpair()
+    tell.setblocking(False)
+    signal.set_wakeup_fd(tell.fileno(), warn_on_full_buffer=False)
 
-    def end(number: int, _: object) -> None:
+    def end(number: int, _: object) -> None:  # may come while this thread holds the event's lock
         signal.signal(number, signal.SIG_DFL)
-        stop.set()
 
-    for number in (signal.SIGTERM, signal.SIGINT):
+    for number in _SIGNALS:
         signal.signal(number, end)
+    threading.Thread(target=_set_when_told, args=(stop, (told, tell)), daemon=True).start()
     return stop
+
+
+def _set_when_told(stop: threading.Event, ends: tuple[socket.socket, socket.socket]) -> None:
+    """Keeps both ends open for good: later signals are written, too, and change nothing."""
+    told, _ = ends
+    while byte := told.recv(1):
+        if byte[0] in _SIGNALS:
+            stop.set()

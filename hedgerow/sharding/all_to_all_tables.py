@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from functools import partial
+from itertools import pairwise
 from typing import Protocol
 
 import torch
@@ -315,19 +316,20 @@ class AllToAllTables(SpreadStore):
         summed, occurrences = packed.sum_gradients(flat), packed.occurrences(counts)
         bad = not (finite and self.updates.arrives_finite(summed))
         number, n = known.number if known else 0, len(keys.ids)
-        word = torch.tensor([number, n, int(bad), int(given or n > 0)])
-        words = self.updates.counts(word.repeat(self.updates.ranks)).view(-1, 4)
+        own_uses = _occurrences(keys, counts)
+        word = torch.tensor([number, n, int(bad), int(given or n > 0), *own_uses])
+        words = self.updates.counts(word.repeat(self.updates.ranks)).view(-1, len(word))
         everywhere, not_finite = int(words[:, 1].sum()), tuple(words[:, 2].nonzero()[:, 0].tolist())
-        some = bool(words[:, 3].any())
+        some, uses = bool(words[:, 3].any()), tuple(words[:, 4:].sum(dim=0).tolist())
         if everywhere == 0:  # on all ranks, so that nobody waits for anything
             nothing = TableKeys(keys.ids[:0], (0,) * len(keys.splits))
-            return Brought(nothing, flat[:0], keys.ids[:0], 0, not_finite, some)
+            return Brought(nothing, flat[:0], keys.ids[:0], 0, uses, not_finite, some)
         if known is None or not bool((words[:, 0] == known.number).all()):
             known = self._sent_off(self.updates, packed)
         merging = replace(self._merging, across_ranks=True)
         push = Push.start(self.updates, known.at, self.dims, summed, occurrences, merging)
         ((mine, arrived, its_counts),) = push.arrived()
-        return Brought(mine, arrived, its_counts, everywhere, not_finite, some)
+        return Brought(mine, arrived, its_counts, everywhere, uses, not_finite, some)
 
     def assign(
         self, keys: TableKeys | Int64[Tensor, "n"], rows: Float32[Tensor, "floats"], *, ts: int = 0
@@ -390,3 +392,11 @@ class AllToAllTables(SpreadStore):
         answers = by_rank(verb(at.merged_keys()).to(torch.int64), at.received)
         back = exchange.ids(answers, totals(at.received), totals(at.sent))
         return back[journey.packed.places]
+
+
+def _occurrences(keys: TableKeys, counts: Int64[Tensor, "n"] | None) -> list[int]:
+    """How many occurrences the keys of each table stand for."""
+    cuts = list(pairwise(keys.splits))
+    if counts is None:
+        return [stop - start for start, stop in cuts]
+    return [int(counts[start:stop].sum()) for start, stop in cuts]

@@ -18,5 +18,6 @@ class Brought:
     grads: Float32[Tensor, "floats"]
     counts: Int64[Tensor, "n"]  # occurrences
     everywhere: int  # gradients that all ranks brought, whoever owns their rows
+    uses: tuple[int, ...]  # occurrences in each table on all ranks
     not_finite: tuple[int, ...]  # ranks that sent a NaN or an infinity; the same on all of them
     given: bool  # whether any rank has a gradient, be it of no row

@@ -24,10 +24,12 @@ from typing import Protocol, runtime_checkable
 import torch
 from torch import Tensor
 
+from ..core.errors import ConfigError
 from ..core.forklock import ForkLock
 from ..core.shapes import Float64, Int64
 from ..core.use_weights import AHEAD, FRACTION_BITS, MARK, MARK_BITS, ONE
 from .expiry import Eviction, Lfu, Lru
+from .store import Entries
 
 LAST_S = 2**32 - 1  # that a stamp with a mark holds
 
@@ -78,7 +80,6 @@ class LeaveOrder:
         self._lock = ForkLock()
         self._newest = 0 if not self.by_use else ONE
         self._half_lives = 0.0  # passed
-        self._share = 1  # the number of shards: uses of all of them pass that much faster
         self._call: int | None = None  # the mark of a call in several stores
 
     @staticmethod
@@ -106,7 +107,10 @@ class LeaveOrder:
 
     @contextmanager
     def one_call(self, ts: int, uses: int) -> Iterator[None]:
-        """Calls within are parts of one: they get the same mark."""
+        """Calls within are parts of one of `uses` uses: they get the same mark.
+
+        It counts where there is none, too: the other shards of the table have parts of it.
+        """
         if self._call is not None:
             yield
             return
@@ -122,15 +126,11 @@ class LeaveOrder:
             self._newest = (self._newest + 1) & MARK or 1
         else:
             if self._half_life.uses:
-                self._half_lives += uses * self._share / self._half_life.uses
+                self._half_lives += uses / self._half_life.uses
             else:  # late uses count as uses of now
                 self._half_lives = max(self._half_lives, ts / self._half_life.seconds)
             self._newest = weight_at(self._half_lives)
         return self._newest
-
-    def share_among(self, shards: int) -> None:
-        """This table is one of several shards: each sees its part of the uses."""
-        self._share = shards
 
     def saw(self, stamps: Int64[Tensor, "n"] | int) -> None:
         """Stamps of another store came in: the next call is later than all of them."""
@@ -215,6 +215,15 @@ def shown(
 ) -> tuple[Int64[Tensor, "n"], Int64[Tensor, "n"] | None]:
     """Times and marks of stamps, as `Entries` has them; of a table without marks the times."""
     return (stamps, None) if order is None else (order.seconds(stamps), order.marks(stamps))
+
+
+def uses_of(order: LeaveOrder | None, entries: Entries, name: str) -> Float64[Tensor, "n"]:
+    """How often the rows of table `name` were used, in uses of now."""
+    if order is None or not order.by_use or entries.order is None:
+        raise ConfigError(
+            f"table {name!r} does not count uses; make its TableConfig with evict=Lfu(...)."
+        )
+    return order.uses(entries.order)
 
 
 def join(one: LeaveOrder | None, other: LeaveOrder | None) -> None:

@@ -28,6 +28,9 @@ class RunHook(Protocol):
         """Before the first step of `Trainer.run`; `step` steps were taken before."""
         ...
 
-    def after_step(self, step: int, samples: int) -> None:
-        """After each step; `step` and `samples` count over the whole training."""
+    def after_step(self, step: int, samples: int) -> object:
+        """After each step; `step` and `samples` count over the whole training.
+
+        The training loop ignores the result.
+        """
         ...

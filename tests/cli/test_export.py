@@ -19,7 +19,7 @@ import pytest
 from typer.testing import CliRunner
 
 from hedgerow.cli.app import app
-from hedgerow.core.errors import HedgerowError
+from hedgerow.core.errors import HedgerowError, UnknownNameError
 from hedgerow.core.hashing import id64
 from hedgerow.serving.bundle import load_bundle
 from hedgerow.serving.calls import checked
@@ -132,6 +132,14 @@ def test_a_run_is_served_and_takes_the_strings_of_its_data(run: Path, tmp_path: 
             inputs |= {"user_lengths": ones, "item_lengths": ones, "history_lengths": lengths}
             found = client.predict("first_run", "serving_default", inputs)["output"]
             assert found.tolist() == pytest.approx(wanted, abs=1e-5)
+        asked = tmp_path / "ask.json"
+        asked.write_text(json.dumps({"instances": instances}))
+        ask = ("predict", "--server", server["grpc"], "--inputs", str(asked))
+        for named in ((), ("--model", "first_run")):  # the only model needs no name
+            answer = json.loads(invoke(*ask, *named))
+            assert answer["predictions"] == pytest.approx(wanted, abs=1e-5)
+        with pytest.raises(UnknownNameError, match=r"no model 'other'.*--model"):
+            invoke(*ask, "--model", "other")
         words = f"loaded version {told['version']} of model first_run: 7 rows in "
         assert words in server["log"]
         assert f"from {tmp_path}" in server["log"]

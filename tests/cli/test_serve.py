@@ -93,6 +93,28 @@ def test_serve_answers_over_both_protocols_and_sigterm_ends_it(base: Path, tmp_p
         assert process.wait(60) == 0
 
 
+_SIGNALLED = """
+import signal, sys, threading, time
+from hedgerow.serving.process import stop_by_signals
+stop = stop_by_signals()
+def send():
+    time.sleep(0.5)  # until the main thread sleeps
+    for _ in range(int(sys.argv[1])):
+        signal.pthread_kill(threading.get_ident(), signal.SIGTERM)
+        time.sleep(0.5)
+threading.Thread(target=send, daemon=True).start()
+stop.wait()
+time.sleep(2 if sys.argv[1] == "2" else 0)
+"""
+
+
+@pytest.mark.parametrize(("signals", "status"), [(1, 0), (2, -signal.SIGTERM)])
+def test_a_signal_that_another_thread_gets_ends_a_server(signals: int, status: int) -> None:
+    """The system may give it to any; the main one slept on, and a second signal ends at once."""
+    command = [sys.executable, "-c", _SIGNALLED, str(signals)]
+    assert subprocess.run(command, timeout=60, check=False).returncode == status
+
+
 @contextmanager
 def served_here(folder: Path, *row_servers: str) -> Iterator[str]:
     """The gRPC address of a folder that threads of this process serve."""

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
 import re
+import resource
 import signal
 import subprocess
 import sys
@@ -29,6 +31,7 @@ from hedgerow.core.errors import (
     FileMissingError,
     HedgerowError,
     InputError,
+    SaveError,
 )
 from hedgerow.nn.summary import tables_of
 from hedgerow.train.checkpoints import Checkpoints
@@ -135,6 +138,40 @@ def test_predictions_are_those_of_the_trained_model(job: Path, tmp_path: Path) -
     assert table.column("label").to_pylist() == labels.to_pylist()
     assert all(0 < p < 1 for p in table.column("prediction").to_pylist())
     assert not list(tmp_path.glob("**/*.part"))
+
+
+@pytest.mark.timeout(120)  # a pipe without a reader would be waited for
+def test_predictions_are_not_written_through_a_link_of_the_run(job: Path, tmp_path: Path) -> None:
+    """The folder of a run may be a stranger's, and a link in it lead to any file of the user's."""
+    run, mine = tmp_path / "run", tmp_path / "mine"
+    _run("train", job, "--out", run, "--epochs", 1)
+    mine.write_text("keep")
+    part = run / "predictions.parquet.part"
+    for make in (lambda: part.symlink_to(mine), lambda: os.mkfifo(part), part.touch):
+        make()
+        _run("predict", run)
+        assert mine.read_text() == "keep"
+        assert not part.exists()
+        assert pq.read_table(run / "predictions.parquet").num_rows == 100
+
+
+def test_predictions_that_cannot_be_written_name_their_file(job: Path, tmp_path: Path) -> None:
+    run, file = tmp_path / "run", tmp_path / "file"
+    _run("train", job, "--out", run, "--epochs", 1)
+    file.write_text("mine")
+    for out in (file / "p.parquet", Path("/proc/nowhere/p.parquet")):
+        with pytest.raises(SaveError, match=f"{out} could not be written"):
+            _run("predict", run, "--out", out)
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    handler = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (100, hard))
+    try:
+        with pytest.raises(SaveError, match=r"p\.parquet could not be written: File too large"):
+            _run("predict", run, "--out", tmp_path / "p.parquet")
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+        signal.signal(signal.SIGXFSZ, handler)
+    assert not list(tmp_path.glob("p.parquet*"))
 
 
 def test_predictions_say_which_row_they_are_of(job: Path, tmp_path: Path) -> None:

@@ -71,6 +71,15 @@ def test_a_url_is_refused_and_no_folder_appears(
         ("summary", URL),
         ("inspect", URL),
         ("reshard", URL, "there", "--shards", "2"),
+        ("ps", "--shard", "0/1", "--checkpoint", URL),
+        ("launch", "--servers", "1", "--checkpoint", URL, "script.py"),
+        ("keys", "new", URL),
+        ("keys", "bundle", URL),
+        ("serve", URL),
+        ("sample-keys", "keys.npy", "--out", URL),
+        ("import-monolith", "--list", URL),
+        ("bench", "ps", URL, "--profile", "--monolith", "--quick"),
+        ("predict", "run", "--files", "here.parquet", "--files", URL),
     ],
 )
 def test_the_command_line_refuses_it_too(

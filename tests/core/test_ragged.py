@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
 
 import hedgerow as hr
-from hedgerow.core.errors import InputError
+from hedgerow.core.errors import HedgerowError, InputError
 
 CASES = [[], [[]], [[], []], [[1], [], [2, 3, 4], []], [[5, 6], [7, 8]], [[], [9]]]
 
@@ -95,3 +97,26 @@ def test_a_graph_holds_them_without_a_break() -> None:
         values = torch.randn(int(splits[-1]), 3)
         assert torch.equal(run(values, splits), padded(values, splits))
     torch._dynamo.reset()
+
+
+@pytest.mark.parametrize(
+    ("rows", "dtype", "words"),
+    [
+        ([[7], ["a"]], torch.int64, r"row 1 has 'a', a str; rows hold numbers.*hr\.id64"),
+        (["ab"], torch.int64, r"row 0 has 'a', a str"),
+        ([[b"a"]], torch.float32, r"row 0 has b'a', a bytes"),
+        ([[1.5]], torch.int64, r"row 0 has 1\.5, a float, which torch\.int64 does not hold"),
+        ([[2], [None]], torch.float32, r"row 1 has None, a NoneType"),
+        ([[2**63]], torch.int64, r"row 0 has 9223372036854775808; whole numbers lie in"),
+        ([[300]], torch.uint8, r"values that torch\.uint8 does not hold"),
+    ],
+)
+def test_what_a_row_cannot_hold_is_named(rows: Any, dtype: torch.dtype, words: str) -> None:
+    with pytest.raises(HedgerowError, match=words):
+        hr.Ragged.from_lists(rows, dtype)
+
+
+def test_rows_of_other_types() -> None:
+    assert hr.Ragged.from_lists([[1.5], []], torch.float64).to_lists() == [[1.5], []]
+    assert hr.Ragged.from_lists([[True, 2**63 - 1]]).to_lists() == [[1, 2**63 - 1]]
+    assert hr.Ragged.from_lists([torch.tensor([1, 2])]).to_lists() == [[1, 2]]  # type: ignore[list-item]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import itertools
+import warnings
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +21,7 @@ from hedgerow.core.errors import (
     ConfigError,
     NotFiniteError,
     NotSupportedError,
+    RowsLeftOutWarning,
     SaveError,
     StateError,
 )
@@ -353,6 +355,20 @@ def state_dicts_are_refused() -> None:
     ):
         with pytest.raises(NotSupportedError, match=r"spread over 2 ranks.*hr\.save"):
             call()
+
+
+def state_dicts_of_ranks_apart_warn() -> None:
+    """Without `hr.distribute` each rank has rows of its own; a state dict holds those of one."""
+    rank, ranks = world()
+    inner = made()
+    model = DistributedDataParallel(inner, find_unused_parameters=True)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", RowsLeftOutWarning)
+        inner.state_dict()  # nothing was trained yet
+    train(model, torch.optim.SGD(model.parameters(), lr=0.1), range(2), rank, ranks)
+    words = rf"rank {rank} of {ranks} trained.*hr\.distribute\(model\)"
+    with pytest.warns(RowsLeftOutWarning, match=words):
+        model.state_dict()
 
 
 def full(*args: Any, **kwargs: Any) -> None:

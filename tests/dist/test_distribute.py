@@ -180,6 +180,10 @@ def test_state_dicts_over_ranks_name_hr_save(pool: Pool) -> None:
     pool.run(2, work.state_dicts_are_refused)
 
 
+def test_state_dicts_of_ranks_that_train_apart_warn(pool: Pool) -> None:
+    pool.run(2, work.state_dicts_of_ranks_apart_warn)
+
+
 @pytest.mark.parametrize("ranks", [1, 3])
 def test_rows_that_do_not_add_up_are_refused(
     pool: Pool,

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import pytest
+import torch
 
+import hedgerow as hr
 from hedgerow.core.errors import ConfigError, InputError, StateError
 from hedgerow.monolith.sync_schedule import EVERY_S, ParameterSyncHook, ParameterSyncLoop
+from hedgerow.train.loop import Trainer
 
 
 class Client:
@@ -73,3 +76,12 @@ def test_a_hook_steps_every_time_and_refreshes_after_100_seconds() -> None:
         hook.after_step()
     assert asked == [0.0, 100.0, 200.0]
     assert client.configs == [b"0.0", b"0.0", b"0.0", b"100.0", b"100.0", b"200.0"]
+
+
+def test_the_training_loop_takes_the_hook() -> None:
+    client = Client()
+    model = hr.models.DeepFM([hr.Table("user", 4)], dense=4)
+    optimizer = torch.optim.SGD(model.parameters())
+    hook = ParameterSyncHook(client, lambda: b"targets")
+    Trainer(model, optimizer, hr.data.clicks(batch_size=8, steps=3), hooks=[hook]).run()
+    assert client.configs == [b"targets"] * 3

@@ -331,13 +331,36 @@ class Adapter(nn.Module):
             columns = {"user": users, "item": hr.Ragged(items.flatten(), borders)}
             return hr.IdBatch.from_dict(columns, {"item": items.flatten() * 0.25})
         values = torch.cat([users, items.flatten()])
-        return hr.IdBatch(
-            ("user", "item"), values, torch.cat([torch.arange(samples), borders + samples])
-        )
+        offsets = torch.cat([torch.arange(samples), borders + samples])
+        if self.how == "jagged":
+            return hr.IdBatch.from_kjt(Jagged(values, offsets, samples))
+        return hr.IdBatch(("user", "item"), values, offsets)
+
+
+class Jagged:
+    """What a KeyedJaggedTensor of users and items says of itself."""
+
+    def __init__(self, values: Tensor, offsets: Tensor, samples: int) -> None:
+        self._values, self._offsets, self._samples = values, offsets, samples
+
+    def keys(self) -> list[str]:
+        return ["user", "item"]
+
+    def values(self) -> Tensor:
+        return self._values
+
+    def offsets(self) -> Tensor:
+        return self._offsets
+
+    def weights_or_none(self) -> None:
+        return None
+
+    def stride_per_key(self) -> list[int]:
+        return [self._samples] * 2
 
 
 @pytest.mark.parametrize("strict", [False, True])
-@pytest.mark.parametrize("how", ["padded", "selected", "dict", "offsets"])
+@pytest.mark.parametrize("how", ["padded", "selected", "dict", "offsets", "jagged"])
 def test_a_batch_of_ids_is_made_inside_an_exported_forward(how: str, strict: bool) -> None:
     def inputs(samples: int) -> tuple[Tensor, Tensor]:
         draw = torch.Generator().manual_seed(samples)

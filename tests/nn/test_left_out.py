@@ -141,3 +141,61 @@ def test_after_some_steps_an_optimizer_is_not_watched_any_more() -> None:
     _warned(model, _sgd(model), _plain)
     for parameter in model.parameters():
         assert not parameter._post_accumulate_grad_hooks  # pyright: ignore[reportAttributeAccessIssue]
+
+
+def _penalty(model: Any) -> Tensor:
+    return sum(p.square().sum() for p in model.parameters())  # pyright: ignore[reportReturnType]
+
+
+def _penalized(model: Any, optimizer: torch.optim.Optimizer) -> None:
+    optimizer.zero_grad()
+    (model(BATCH).square().sum() + 1e-3 * _penalty(model)).backward()
+    optimizer.step()
+
+
+def _penalized_by_name(model: Any, optimizer: torch.optim.Optimizer) -> None:
+    optimizer.zero_grad()
+    loss = model(BATCH).square().sum()
+    for name, parameter in model.named_parameters():
+        if name.endswith("weight"):
+            loss = loss + 1e-3 * parameter.abs().sum()
+    loss.backward()
+    optimizer.step()
+
+
+@pytest.mark.parametrize("step", [_penalized, _penalized_by_name])
+def test_a_penalty_over_parameters_in_the_loss_is_told_of_once_where_it_is(step: Step) -> None:
+    model = Model()
+    (one,) = _warned(model, _sgd(model), step)
+    assert one.category is RowsLeftOutWarning
+    assert one.filename == __file__
+    assert "the rows of user have no part in it" in str(one.message)
+    assert "weight_decay" in str(one.message)
+
+
+def test_parameters_that_are_read_for_no_penalty_are_left_alone() -> None:
+    model = Model()
+    first = model(BATCH)  # before the first backward, as by those who make an optimizer
+    assert [p for p in model.parameters() if p.requires_grad]
+    optimizer = _sgd(model)
+    first.sum().backward()
+
+    def read(model: Any, optimizer: torch.optim.Optimizer) -> None:
+        model.zero_grad()
+        loss = model(BATCH).square().sum()
+        model.zero_grad()
+        model.requires_grad_(True)
+        dict(model.state_dict()), list(model.modules())
+        with torch.no_grad():
+            assert _penalty(model) > 0
+        torch.nn.utils.parameters_to_vector(model.parameters())
+        loss.backward()
+        assert len(list(model.parameters())) == 2
+        optimizer.step()
+
+    assert not _warned(model, optimizer, read)
+
+
+def test_rows_with_a_decay_of_their_own_need_no_penalty() -> None:
+    model = Model(optimizer=hr.Adagrad(lr=0.1, weight_decay=0.1))
+    assert not _warned(model, _sgd(model), _penalized)

@@ -11,10 +11,12 @@ from typing import Any
 import pytest
 import torch
 
+import hedgerow as hr
 from hedgerow.core.errors import CheckpointError, ConfigError
 from hedgerow.ps.client_file import unpack
 from hedgerow.ps.errors import DeadlineError, RolledBackError
 from hedgerow.ps.frames import Origin, Request, Verb
+from hedgerow.ps.recovery import ROWS, own_folder
 from hedgerow.ps.remote_shard import RemoteShard
 from hedgerow.ps.saving import load_servers, save_servers
 from hedgerow.ps.shard import LocalShard
@@ -154,6 +156,13 @@ def test_a_server_told_to_stop_saves_and_comes_back_as_it_was(tmp_path: Path) ->
         with pytest.raises(RolledBackError):
             counted(shard)
         shard.close()
+
+
+def test_rows_that_no_server_wrote_are_refused_in_words(tmp_path: Path) -> None:
+    config = dataclasses.replace(counting_table()["count"], name="count")
+    hr.save_tables([hr.HostTable(config)], own_folder(tmp_path, 0, 1) / ROWS)
+    with pytest.raises(CheckpointError, match="no server wrote it"), server(checkpoint=tmp_path):
+        raise AssertionError("it has started")
 
 
 def test_zeros_and_waiting_while_a_server_is_away() -> None:

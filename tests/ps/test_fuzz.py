@@ -357,6 +357,34 @@ def test_bytes_that_are_no_connection_of_ours(tmp_path: Path, has_keys: bool) ->
         assert started.terminate() == 0
 
 
+def _command(name: bytes, data: bytes) -> bytes:
+    """A command of ZeroMQ's protocol."""
+    return bytes([4, len(name) + len(data) + 1, len(name)]) + name + data
+
+
+def test_a_connection_that_breaks_with_much_under_way_ends_no_server() -> None:
+    """Where a limit made ZeroMQ stop reading a client, a sign of life that came before the end of
+    its connection aborted the process: `Assertion failed: !_io_error`."""
+    greeting = b"\xff" + bytes(8) + b"\x7f\x03\x01" + b"NULL".ljust(20, b"\0") + bytes(32)
+    kind = b"\x0bSocket-Type" + len(b"DEALER").to_bytes(4, "big") + b"DEALER"
+    beginning = greeting + _command(b"READY", kind)
+    some = b"\0\x05hello" * 70 + _command(b"PING", bytes(2))
+    with server() as started:
+        counting = RemoteShard(started.address, counting_table())
+        host, _, port = started.address.removeprefix("tcp://").partition(":")
+        for turn in range(100):
+            with socket.create_connection((host, int(port))) as plain, suppress(OSError):
+                plain.sendall(beginning)
+                plain.sendall(some * (1 + turn % 20))
+                reset = struct.pack("ii", 1, 0)
+                plain.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, reset)
+            if turn % 10 == 0:
+                counting.start_apply_gradients(KEYS, -torch.ones(8)).wait()
+        assert counting.start_lookup(KEYS).wait().rows.tolist() == [10.0] * 8
+        counting.close()
+        assert started.terminate() == 0
+
+
 def test_a_server_without_descriptors_left_goes_on_and_lets_clients_in_later(
     tmp_path: Path,
 ) -> None:

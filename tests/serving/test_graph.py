@@ -242,3 +242,57 @@ def test_segments_lie_inside_their_data(offsets: list[int]) -> None:
     )
     with pytest.raises(FileDamagedError, match="not checked"):
         unchecked.run(torch.arange(4.0), torch.tensor([4]), *rest)
+
+
+_RNN = {"lstm": nn.LSTM, "gru": nn.GRU, "rnn_tanh": nn.RNN}
+
+
+def _layers(op: str, *, both_ways: bool, biases: bool) -> list[Any]:
+    """The arguments of an operation that runs two recurrent layers over five samples."""
+    made = _RNN[op](4, 3, 2, bias=biases, bidirectional=both_ways)
+    states = [torch.zeros(4 if both_ways else 2, 5, 3) for _ in range(2 if op == "lstm" else 1)]
+    weights = [one.detach() for one in made.parameters()]
+    return [torch.randn(6, 5, 4), states, weights, biases, 2, 0.0, False, both_ways, False]
+
+
+@pytest.mark.parametrize("biases", [False, True])
+@pytest.mark.parametrize("both_ways", [False, True])
+@pytest.mark.parametrize("op", _RNN)
+def test_recurrent_layers_read_nothing_beside_their_weights(
+    op: str, both_ways: bool, biases: bool
+) -> None:
+    """Every weight and state that is shorter, missing or of another type is refused."""
+    run = op_of(f"aten.{op}.input")
+
+    def called(values: Tensor, states: list[Tensor], *rest: Any) -> Any:
+        return run(values, states if op == "lstm" else states[0], *rest)
+
+    given = _layers(op, both_ways=both_ways, biases=biases)
+    assert called(*given)[0].shape == (6, 5, 6 if both_ways else 3)
+    wrong = [[torch.randn(6, 8, 4), *given[1:]], [torch.randn(6, 4), *given[1:]]]
+    for place in (1, 2):
+        for at, one in enumerate(given[place]):
+            for other in (one[:1], one.double(), torch.zeros(0), one.unsqueeze(0)):
+                held = [*given[place][:at], other, *given[place][at + 1 :]]
+                wrong.append([*given[:place], held, *given[place + 1 :]])
+    wrong += [[*given[:2], given[2][:count], *given[3:]] for count in range(len(given[2]))]
+    wrong += [[*given[:4], layers, *given[5:]] for layers in (-1, 0, 1, 3, 2**40)]
+    for place in (3, 7, 8):
+        wrong.append([*given[:place], not given[place], *given[place + 1 :]])
+    for one in wrong:
+        with pytest.raises(FileDamagedError, match="recurrent layers"):
+            called(*one)
+
+
+def test_layers_of_an_lstm_that_end_in_a_product_run() -> None:
+    made = nn.LSTM(4, 6, 2, proj_size=3)
+    states = [torch.zeros(2, 5, 3), torch.zeros(2, 5, 6)]
+    weights = [one.detach() for one in made.parameters()]
+    given = [torch.randn(7, 5, 4), states, weights, True, 2, 0.0, False, False, False]
+    assert torch.equal(op_of("aten.lstm.input")(*given)[0], made(given[0])[0])
+
+
+@pytest.mark.parametrize("op", [*_RNN, "rnn_relu"])
+def test_recurrent_layers_over_packed_samples_are_refused(op: str) -> None:
+    with pytest.raises(FileDamagedError, match="not among the operations"):
+        op_of(f"aten.{op}.data")

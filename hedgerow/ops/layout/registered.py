@@ -43,7 +43,8 @@ def _forward_cpu(embeddings: list[Tensor], *given: Any) -> list[Tensor]:
     return outputs
 
 
-def _forward_plain(embeddings: list[Tensor], *given: Any) -> list[Tensor]:
+def forward_plain(embeddings: list[Tensor], *given: Any) -> list[Tensor]:
+    """The layouts, by torch's own operations."""
     *rest, validate = given
     lists = vectors(embeddings, rest[0])
     found = indices([one.shape[0] for one in lists], *rest)
@@ -104,9 +105,10 @@ def _backward_cpu(
     return lists
 
 
-def _backward_plain(
+def backward_plain(
     grads: list[Tensor], scale: Tensor | None, sizes: list[int], *given: Any
 ) -> list[Tensor]:
+    """The gradients of the layouts, by torch's own operations."""
     *rest, validate = given
     found = indices(sizes, *rest)
     received = _received(grads, found)
@@ -176,7 +178,7 @@ def _twice_backward(ctx: Any, lists: list[Tensor | None]) -> tuple[Any, ...]:
 embedding_to_layout = register(
     f"embedding_to_layout(Tensor[] embeddings, {_INDICES}) -> Tensor[]",
     cpu=_forward_cpu,
-    plain=_forward_plain,
+    plain=forward_plain,
     device=layout_by_kernel,
     shapes=_forward_shapes,
     backward=_backward,
@@ -187,7 +189,7 @@ embedding_to_layout_backward = register(
     f"embedding_to_layout_backward(Tensor[] grads, Tensor? scale, SymInt[] sizes, {_INDICES}) "
     f"-> Tensor[]",
     cpu=_backward_cpu,
-    plain=_backward_plain,
+    plain=backward_plain,
     device=layout_backward_by_kernel,
     shapes=_backward_shapes,
     backward=_twice_backward,

@@ -103,7 +103,17 @@ def drift(earlier: NDArray[np.int64] | Tensor, later: NDArray[np.int64] | Tensor
     hot = keys[counts >= _HOT]
     if not len(before) or not len(hot):
         return 0.0
-    return float(1 - np.isin(hot, before).mean())
+    return float(1 - _are_among(hot, before).mean())
+
+
+def _are_among(keys: NDArray[np.int64], others: NDArray[np.int64]) -> NDArray[np.bool_]:
+    """Which keys are among others, of which there is one at least.
+
+    Numpy's `isin` has a hash without a key, and ids that are chosen to collide make it quadratic.
+    """
+    ordered = np.sort(others)
+    at = np.searchsorted(ordered, keys)
+    return ordered[np.minimum(at, len(ordered) - 1)] == keys
 
 
 def _checked(keys: NDArray[np.int64] | Tensor) -> NDArray[np.int64]:
