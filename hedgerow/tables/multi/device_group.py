@@ -55,6 +55,8 @@ class DeviceGroup:
         self._counted = self._totals[:, :3]
         self._parts = _common_parts(tables)
         self._same_rates = all(table.rates == first.rates for table in tables)
+        one_clock = all(table.clock is first.clock for table in tables)
+        self._clock = first.clock if one_clock else None
         self._last = ((), torch.empty(0, dtype=torch.int64))  # splits, and where they are
 
     @staticmethod
@@ -109,6 +111,8 @@ class DeviceGroup:
 
     def times(self, ts: int, sizes: Sequence[int]) -> list[int]:
         """The time of a write for each table that has keys, 0 for the others."""
+        if type(ts) is int and self._clock is not None and 0 <= ts <= self._clock.now_s():
+            return [ts if n else 0 for n in sizes]  # no table would say otherwise
         return [
             table.next_time(ts) if n else 0 for table, n in zip(self._tables, sizes, strict=True)
         ]

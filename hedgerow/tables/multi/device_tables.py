@@ -68,6 +68,7 @@ class DeviceTables(SeveralTables):
                     checks.unknown(f"table in {argument}:", str(name), self.names)
         self._group: DeviceGroup | None = None
         self._features: dict[FeatureGroup, GroupFeatures] = {}
+        self._captured = False
         if all(name in room and name not in on_host for name in self.names):
             tables = [
                 DeviceTable(config, capacity_rows=1, device=self.device, clock=clock, full=full)
@@ -218,9 +219,10 @@ class DeviceTables(SeveralTables):
 
     def _features_of(self, group: DeviceGroup, bags: Bags) -> GroupFeatures:
         """What is known of a group of features; kept."""
+        self._captured |= group.is_capturing()  # a graph reads what is kept here, at each replay
         known = self._features.get(bags.group)
         if known is None:
-            if len(self._features) >= _MOST_GROUPS:
+            if len(self._features) >= _MOST_GROUPS and not self._captured:
                 self._features.clear()
             known = self._features[bags.group] = GroupFeatures(self, group, bags.group)
         return known
