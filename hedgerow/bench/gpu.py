@@ -15,7 +15,8 @@ from typing import Any
 import torch
 
 from ..core.errors import ConfigError
-from .gpu_case import Case
+from .gpu_case import Case, Peer
+from .gpu_module_cases import module_cases
 from .gpu_ops_cases import ops_cases
 from .gpu_step_cases import step_cases
 from .gpu_table_cases import table_cases
@@ -26,8 +27,16 @@ Maker = Callable[[torch.device, bool], Iterable[Case]]
 
 
 def makers() -> dict[str, Maker]:
-    """The groups of cases, each made when its turn comes: their tables do not fit side by side."""
-    return {"table": table_cases, "step": step_cases, "ops": ops_cases}
+    """The groups of cases, each made when its turn comes: their tables do not fit side by side.
+
+    What users run comes first, what it is made of below.
+    """
+    return {
+        "module": module_cases,
+        "step": step_cases,
+        "table": table_cases,
+        "ops": ops_cases,
+    }
 
 
 def run(
@@ -40,10 +49,11 @@ def run(
 ) -> dict[str, Any]:
     """Measures the cases that match one of the patterns `cases`, or all; one report.
 
-    A pattern may name a group: `ops/*`, `table/find*`, `step/*`; groups that none names are not
-    made. Times are medians, of CUDA events with the L2 cache flushed before, and of the wall clock
-    around a call that is waited for. `floor_frac` is the time that `bytes` need at 4.3 TB/s, the
-    rate of a large copy, over the time by events.
+    A pattern may name a group: `module/*`, `ops/*`, `table/find*`, `step/*`; groups that none
+    names are not made. Times are medians, of CUDA events with the L2 cache flushed before, and of
+    the wall clock around a call that is waited for. `floor_frac` is the time that `bytes` need at
+    4.3 TB/s, the rate of a large copy, over the time by events. `in_a_row_ms` is the wall clock of
+    calls that follow each other, host included: what a training loop gets.
     """
     where = torch.device(device)
     if where.type == "cuda" and not torch.cuda.is_available():
@@ -78,8 +88,10 @@ def _chosen(device: torch.device, quick: bool, wanted: Sequence[str]) -> Iterato
 
 
 def _measured(case: Case, timer: Timer) -> dict[str, Any]:
-    """One line of the report; a peer is torch's own way to the same result."""
+    """One line of the report; a peer is torch's own way to the same result, or another library."""
     result: dict[str, Any] = {"case": case.name, "bytes": case.moved_bytes}
+    if case.missing is not None:
+        return result | {"missing": case.missing}
     if case.equal is not None:
         result["equal"] = case.equal()
     found = timer.times(case.run, case.restore)
@@ -100,7 +112,28 @@ def _measured(case: Case, timer: Timer) -> dict[str, Any]:
             "peer_ms": round(theirs.events_ms, 4),
             "ratio": round(theirs.events_ms / found.events_ms, 2),
         }
+    if case.in_a_row:
+        result["in_a_row_ms"] = round(timer.in_a_row(case.run, case.in_a_row), 4)
+    if case.peer is not None:
+        result |= _of_peer(case.peer, case, timer, result)
     return result
+
+
+def _of_peer(peer: Peer, case: Case, timer: Timer, ours: dict[str, Any]) -> dict[str, Any]:
+    """What the peer takes for the same calls: one after the other where we were measured so."""
+    if peer.run is None:
+        return {"peer": peer.name, "missing": peer.missing}
+    theirs = timer.times(peer.run)
+    found = {"peer": peer.name, "peer_events_ms": round(theirs.events_ms, 4)}
+    if case.in_a_row:
+        spent = timer.in_a_row(peer.run, case.in_a_row)
+        return {
+            **found,
+            "peer_ms": round(spent, 4),
+            "ratio": round(spent / ours["in_a_row_ms"], 2),
+        }
+    ratio = round(theirs.events_ms / ours["ms"], 2)
+    return {**found, "peer_ms": found["peer_events_ms"], "ratio": ratio}
 
 
 def _versions() -> dict[str, str]:
@@ -130,11 +163,15 @@ def lines(report: dict[str, Any]) -> list[str]:
     """The report as text: one line a case."""
     found = [f"{report['work']['gpu']}, copy {report['work']['copy_tb_s']} TB/s"]
     for one in report["results"]:
+        if "ms" not in one:
+            found.append(f"{one['case']}: missing, {one['missing']}")
+            continue
         rate = f", {one['g_items_s']} G/s" if "g_items_s" in one else ""
-        peer = f", torch {one['peer_ms']} ms" if "peer_ms" in one else ""
+        row = f", {one['in_a_row_ms']} in a row" if "in_a_row_ms" in one else ""
+        peer = f", {one['peer']} {one['peer_ms']} ms" if "peer_ms" in one else ""
         equal = {True: ", equal", False: ", NOT EQUAL", None: ""}[one.get("equal")]
         found.append(
-            f"{one['case']}: {one['ms']} ms (wall {one['wall_ms']}), "
+            f"{one['case']}: {one['ms']} ms (wall {one['wall_ms']}{row}), "
             f"{one['floor_frac']} of the floor{rate}{peer}{equal}"
         )
     return found

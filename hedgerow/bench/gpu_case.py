@@ -9,12 +9,22 @@ Work = Callable[[], object]
 
 
 @dataclass(frozen=True, slots=True)
+class Peer:
+    """Another library's way to the same work, or why it cannot be had."""
+
+    name: str
+    run: Work | None = None
+    missing: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
 class Case:
     """A call and the bytes that it cannot avoid: everything it touches, once.
 
     `items` are the keys or vectors of a call. `equal` compares a result with that of the plain
     twin. `by_torch` is torch's own way to the same result. `restore` puts back what a call changes,
-    outside the time.
+    outside the time. With `in_a_row`, so many calls are also measured one after the other, by the
+    wall clock: what a training loop gets. `missing` says why the case cannot run.
     """
 
     name: str
@@ -24,3 +34,6 @@ class Case:
     equal: Callable[[], bool] | None = None
     by_torch: Work | None = None
     restore: Work | None = None
+    peer: Peer | None = None
+    in_a_row: int = 0
+    missing: str | None = None

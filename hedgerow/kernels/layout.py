@@ -221,6 +221,17 @@ class Arrays:
         first = self.spans[torch.bucketize(at, splits[1:-1], right=True), 0]
         return torch.where(slots >= 0, slots + first * LANES, slots)
 
+    def within(
+        self, numbered: Int32[Tensor, "n"], splits: Int64[Tensor, "K+1"]
+    ) -> Int64[Tensor, "n"]:
+        """Slots within their tables, from slots as the arrays number them; -1 stays."""
+        slots = numbered.long()
+        if self.spans is None:
+            return slots
+        at = torch.arange(len(slots), device=slots.device)
+        first = self.spans[torch.bucketize(at, splits[1:-1], right=True), 0]
+        return torch.where(slots >= 0, slots - first * LANES, slots)
+
     def place_by(self, slot_key: int) -> None:
         """Places the ids of this one table by another key; it must be empty."""
         self.index[-1, TIMES, -MIX:] = turned(mix_of(slot_key), self.index.device)

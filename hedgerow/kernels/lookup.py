@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from ..core.hashing import signed64
-from ..core.shapes import Float32, Int64
+from ..core.shapes import Float32, Int32, Int64
 from .find import own_slot, probe, span_of, table_of
 from .first_values import draw_of, start_rows
 from .layout import Arrays, FirstValues, Part
@@ -99,7 +99,7 @@ def _read_into(
         )
 
 
-@jit(do_not_specialize=["n", "buckets", "seed"])
+@jit(do_not_specialize=["n", "buckets", "room", "seed"])
 def _lookup(
     ids: tl.tensor,
     used: tl.tensor | None,
@@ -107,17 +107,20 @@ def _lookup(
     values: tl.tensor,
     out: tl.tensor,
     slots: tl.tensor,
+    outputs: tl.tensor | None,
     spans: tl.tensor | None,
     splits: tl.tensor | None,
     draws: tl.tensor | None,
     n: tl.tensor,
     buckets: tl.tensor,
+    room: tl.tensor,
     seed: tl.tensor,
     a: tl.tensor,
     scale: tl.tensor,
     K: tl.constexpr,
     ROOM: tl.constexpr,
     KIND: tl.constexpr,
+    NUMBERED: tl.constexpr,
     START: tl.constexpr,
     DIM: tl.constexpr,
     WIDTH: tl.constexpr,
@@ -130,7 +133,14 @@ def _lookup(
     base, count, live = span_of((spans, splits), used, i, n, buckets, K, ROOM)
     key = tl.load(ids + i, mask=live, other=0)
     slot = probe(index, mix_at(index, buckets, LINES), key, live, base, count, LINES)
-    tl.store(slots + i, own_slot(slot, base), mask=i < n)
+    if NUMBERED:
+        tl.store(slots + i, slot.to(tl.int32), mask=i < n)
+    else:
+        tl.store(slots + i, own_slot(slot, base), mask=i < n)
+    if outputs is not None:
+        k = tl.where(i < n, table_of(splits, i, K, ROOM), 0)
+        row = k * room.to(tl.int64) + i - tl.load(splits + k)
+        tl.store(outputs + i, row.to(tl.int32), mask=i < n)
     rows = rows_at(values + START, slot, DIM, STRIDE, COLUMNS)
     if KIND != "zeros":
         absent = live & (slot < 0)
@@ -160,6 +170,42 @@ def lookup(
     zeros.
     """
     slots = torch.empty_like(ids)
+    _lookup_into(slots, None, 1, table, table.spans, ids, out, parts, used, splits)
+    return slots
+
+
+def lookup_features(
+    table: Arrays,
+    spans: Int64[Tensor, "F 2"],
+    ids: Int64[Tensor, "n"],
+    out: Float32[Tensor, "n dim"],
+    parts: Sequence[Part],
+    borders: Int64[Tensor, "F+1"],
+    room: int | None = None,
+) -> tuple[Int32[Tensor, "n"], Int32[Tensor, "n"] | None]:
+    """`lookup` of features, each in the table that its line of `spans` is of.
+
+    `parts` have the draws of the features. Slots are numbered through all tables. With `room` also
+    where the row of each id went: `feature * room + row`, see `Occurrences`.
+    """
+    slots = torch.empty_like(ids, dtype=torch.int32)
+    rows = None if room is None else torch.empty_like(slots)
+    _lookup_into(slots, rows, room or 1, table, spans, ids, out, parts, None, borders)
+    return slots, rows
+
+
+def _lookup_into(
+    slots: Tensor,
+    rows: Int32[Tensor, "n"] | None,
+    room: int,
+    table: Arrays,
+    spans: Int64[Tensor, "K 2"] | None,
+    ids: Int64[Tensor, "n"],
+    out: Float32[Tensor, "n dim"],
+    parts: Sequence[Part],
+    used: Int64[Tensor, "K"] | None,
+    splits: Int64[Tensor, "K+1"] | None,
+) -> None:
     zeros = FirstValues("zeros", 0.0, 0.0, 0)
     columns = [(part.start, part.dim, part.first, part.draws) for part in parts]
     n = ids.shape[0]
@@ -168,10 +214,11 @@ def lookup(
             break
         tile = reader_tile(dim)
         _lookup[blocks(n, tile["ROWS"])](
-            *(ids, used, table.index, table.values, out, slots, table.spans, splits, draws),
-            *(n, table.buckets, signed64(draw.seed), draw.a, draw.scale),
-            **several(table.tables),
+            *(ids, used, table.index, table.values, out, slots, rows, spans, splits, draws),
+            *(n, table.buckets, room, signed64(draw.seed), draw.a, draw.scale),
+            **several(1 if spans is None else spans.shape[0]),
             KIND=draw.kind,
+            NUMBERED=slots.dtype == torch.int32,
             START=start,
             DIM=dim,
             WIDTH=table.dim,
@@ -180,4 +227,3 @@ def lookup(
             **tile,
             enable_fp_fusion=False,
         )
-    return slots

@@ -10,6 +10,8 @@ from torch import Tensor
 from ..core.shapes import Float32, Int32, Int64
 from . import reference
 from .layout import NO_STEP, PIECE, SHORT, Arrays, Part, group
+from .output_gradients import OutputGradients
+from .reference_features import spread
 from .runs import Runs
 from .seat import Marks
 
@@ -19,7 +21,7 @@ __all__ = ["runs", "seat", "step", "sum_long_runs", "update"]
 def seat(
     table: Arrays,
     ids: Int64[Tensor, "n"],
-    known: Int64[Tensor, "n"] | None = None,
+    known: Int64[Tensor, "n"] | Int32[Tensor, "n"] | None = None,
     used: Int64[Tensor, "K"] | None = None,
     splits: Int64[Tensor, "K+1"] | None = None,
     *,
@@ -66,9 +68,10 @@ def runs(
 
 
 def sum_long_runs(
-    runs: Runs, grads: Float32[Tensor, "n dim"]
+    runs: Runs, grads: Float32[Tensor, "n dim"] | OutputGradients
 ) -> tuple[Float32[Tensor, "pieces dim"], int]:
     """The sums of all pieces of long runs, and how many places there are for first ones."""
+    grads = _rows(grads)
     n, dim = grads.shape
     firsts = -(-n // SHORT)
     sums = torch.zeros(firsts + -(-n // PIECE), dim)
@@ -84,19 +87,19 @@ def sum_long_runs(
 def step(
     table: Arrays,
     ids: Int64[Tensor, "n"],
-    grads: Float32[Tensor, "n dim"],
+    grads: Float32[Tensor, "n dim"] | OutputGradients,
     counts: Int64[Tensor, "3"] | Int64[Tensor, "K 3"],
     parts: Sequence[Part],
     rates: Sequence[float],
     now: int,
-    slots: Int64[Tensor, "n"] | None = None,
+    slots: Int64[Tensor, "n"] | Int32[Tensor, "n"] | None = None,
     used: Int64[Tensor, "K"] | None = None,
     splits: Int64[Tensor, "K+1"] | None = None,
     at_step: int = NO_STEP,
 ) -> None:
     """One step for each id with its summed gradient, as `apply` over sorted ids does it."""
     reference.apply(
-        *(table, group(ids), grads, counts, parts, rates, now, slots, used), at_step=at_step
+        *(table, group(ids), _rows(grads), counts, parts, rates, now, slots, used), at_step=at_step
     )
 
 
@@ -104,7 +107,7 @@ def update(
     table: Arrays,
     ids: Int64[Tensor, "n"],
     batch: Runs,
-    grads: Float32[Tensor, "n dim"],
+    grads: Float32[Tensor, "n dim"] | OutputGradients,
     counts: Int64[Tensor, "3"] | Int64[Tensor, "K 3"],
     parts: Sequence[Part],
     rates: Sequence[float],
@@ -119,5 +122,11 @@ def update(
     known[batch.order] = batch.slots.long()
     at = live.nonzero()[:, 0]
     reference.apply(
-        *(table, group(ids[at]), grads[at], counts, parts, rates, now, known[at]), at_step=at_step
+        *(table, group(ids[at]), _rows(grads)[at], counts, parts, rates, now, known[at]),
+        at_step=at_step,
     )
+
+
+def _rows(grads: Float32[Tensor, "n dim"] | OutputGradients) -> Float32[Tensor, "n dim"]:
+    """One gradient per occurrence."""
+    return grads if isinstance(grads, Tensor) else spread(grads, 0, grads.n)

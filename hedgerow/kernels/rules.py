@@ -161,14 +161,13 @@ def _adam(
     _, _, _, _, numbers = rows
     rest1, rest2 = _number(numbers, 1), _number(numbers, 3)
     x = g + _number(numbers, 5) * w
-    m = _read(rows, 0, DIM, COLUMNS)
-    m = m + (x - m) * rest1
-    _write(rows, m, 0, DIM, COLUMNS)
-    v = _read(rows, 1, DIM, COLUMNS)
-    v = v + (x * x - v) * rest2
-    _write(rows, v, 1, DIM, COLUMNS)
+    m, v = _read(rows, 0, DIM, COLUMNS), _read(rows, 1, DIM, COLUMNS)
     power1 = _read_one(rows, 2 * DIM, 2)
     power2 = _read_one(rows, 2 * DIM + 1, 3)
+    m = m + (x - m) * rest1
+    _write(rows, m, 0, DIM, COLUMNS)
+    v = v + (x * x - v) * rest2
+    _write(rows, v, 1, DIM, COLUMNS)
     alpha = tl.div_rn(rate * _root(1.0 - power2), 1.0 - power1)
     _write_one(rows, power1 * _number(numbers, 0), 2 * DIM)
     _write_one(rows, power2 * _number(numbers, 2), 2 * DIM + 1)
@@ -215,16 +214,15 @@ def _torch_adam(
     """torch's Adam, and AdamW if setting 6 is on; a row counts its own steps, too."""
     _, _, _, _, numbers = rows
     decay, decoupled = _number(numbers, 5), _number(numbers, 6) != 0
+    m, v = _read(rows, 0, DIM, COLUMNS), _read(rows, 1, DIM, COLUMNS)
     count = _read_one(rows, 2 * DIM, 2) + 1.0
     _write_one(rows, count, 2 * DIM)
     by_row = (_number(numbers, 7) == 0) | (at_step == NO_STEP)
     number = tl.where(by_row, count.to(tl.int64), at_step + 1)
     first, second = _corrections(numbers, number, by_row)
     x = g + tl.where(decoupled, 0.0, decay) * w
-    m = _read(rows, 0, DIM, COLUMNS)
     m = m + (x - m) * _number(numbers, 1)
     _write(rows, m, 0, DIM, COLUMNS)
-    v = _read(rows, 1, DIM, COLUMNS)
     v = v * _number(numbers, 2) + _number(numbers, 3) * (x * x)
     _write(rows, v, 1, DIM, COLUMNS)
     shrink = tl.where(decoupled, 1.0 - rate * decay, 1.0)
@@ -357,11 +355,11 @@ def _torch_rmsprop(
     _, _, _, _, numbers = rows
     x = g + _number(numbers, 3) * w
     square = _read(rows, 0, DIM, COLUMNS)
+    old = _read(rows, 1, DIM, COLUMNS) if BUFFERED else square
     square = square * _number(numbers, 0) + _number(numbers, 1) * (x * x)
     _write(rows, square, 0, DIM, COLUMNS)
     move = _ratio(x, _root(square) + _number(numbers, 2))
     if BUFFERED:
-        old = _read(rows, 1, DIM, COLUMNS)
         move = _number(numbers, 4) * old + move
         _write(rows, move, 1, DIM, COLUMNS)
     return w - rate * move

@@ -92,13 +92,17 @@ def _count_runs(
     ids: tl.tensor,
     splits: tl.tensor | None,
     found: tl.tensor,
+    made: tl.tensor,
     counts: tl.tensor,
     n: tl.tensor,
     K: tl.constexpr,
     ROOM: tl.constexpr,
+    TOTALS: tl.constexpr,
     BLOCK: tl.constexpr,
 ) -> None:
     """How many runs begin in each block; adds the ids without room to `counts`."""
+    if tl.program_id(0) == 0:
+        tl.store(made + 1, 0)  # `_write_runs` adds to it
     i = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     slot, head = _heads(slots, i, n)
     tl.store(found + tl.program_id(0), tl.sum((head & (slot >= 0)).to(tl.int32), axis=0))
@@ -110,7 +114,7 @@ def _count_runs(
             tl.atomic_add(counts + 1, tl.sum(first.to(tl.int64), axis=0), sem="relaxed")
         else:
             k = table_of(splits, tl.load(order + i, mask=first, other=0), K, ROOM)
-            tl.atomic_add(counts + 3 * k + 1, first.to(tl.int64), mask=first, sem="relaxed")
+            tl.atomic_add(counts + TOTALS * k + 1, first.to(tl.int64), mask=first, sem="relaxed")
 
 
 @jit
@@ -183,13 +187,18 @@ def runs(
     """
     n = places.shape[0]
     slots, order = torch.sort(places, stable=True)
-    starts, made = places.new_empty(n + 1), places.new_zeros(2)
+    starts, made = places.new_empty(n + 1), places.new_empty(2)
     pieces = places.new_empty(n // layout.SHORT + n // layout.PIECE + 1)
-    if n:
+    if n == 0:
+        made.zero_()
+    else:
         grid = blocks(n, BLOCK)
         found = places.new_empty(grid[0])
         _count_runs[grid](
-            *(slots, order, ids, splits, found, counts, n), **several(table.tables), BLOCK=BLOCK
+            *(slots, order, ids, splits, found, made, counts, n),
+            **several(table.tables),
+            TOTALS=counts.stride(0),
+            BLOCK=BLOCK,
         )
         _write_runs[grid](slots, found, starts, pieces, made, n, BLOCK=BLOCK)
     return Runs(slots, order, starts, made, pieces)

@@ -35,13 +35,14 @@ def _seat(
     ROOM: tl.constexpr,
     LINES: tl.constexpr,
     INSERT: tl.constexpr,
+    NUMBERED: tl.constexpr,
     ROWS: tl.constexpr,
 ) -> None:
     i = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)
     slot = tl.full((ROWS,), -1, tl.int64)
     if known is not None:
-        slot = tl.load(known + i, mask=i < n, other=-1)
-        if spans is not None:
+        slot = tl.load(known + i, mask=i < n, other=-1).to(tl.int64)
+        if (spans is not None) and (not NUMBERED):
             base, _, _ = span_of((spans, splits), None, i, n, buckets, K, ROOM)
             slot = tl.where(slot >= 0, slot + base * LANES, slot)
     if INSERT:  # noqa: SIM102 (what is known when it is compiled decides first)
@@ -76,7 +77,7 @@ class Marks:
 def seat(
     table: Arrays,
     ids: Int64[Tensor, "n"],
-    known: Int64[Tensor, "n"] | None = None,
+    known: Int64[Tensor, "n"] | Int32[Tensor, "n"] | None = None,
     used: Int64[Tensor, "K"] | None = None,
     splits: Int64[Tensor, "K+1"] | None = None,
     *,
@@ -87,7 +88,8 @@ def seat(
 
     If nothing is to `insert`, an id whose slot is not `known` is left out like room.
 
-    Slots of several tables are numbered through all of them, `known` ones within their own.
+    Slots of several tables are numbered through all of them; `known` ones of 64 bits within their
+    own, those of 32 bits through all, too.
     Slots that are `known` are believed. The rows of new ids are not set, and their time is
     `NEWBORN` until somebody does. Slots are marked, if that is asked for.
     """
@@ -104,6 +106,7 @@ def seat(
             **several(table.tables),
             LINES=table.lines,
             INSERT=insert,
+            NUMBERED=known is not None and known.dtype == torch.int32,
             **_TILE,
         )
     return places

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from ..core.hashing import signed64
-from ..core.shapes import Float32, Int64
+from ..core.shapes import Float32, Int32, Int64
 from . import layout
 from .counting import count_up
 from .find import table_of
@@ -22,6 +22,7 @@ from .first_values import draw_of, start_rows
 from .layout import NO_STEP, Arrays, Part
 from .long_runs import SHORT, sum_long_runs
 from .lookup import rows_at
+from .output_gradients import OutputGradients, arguments, form_of, gradient_at
 from .placement import EMPTY, ERASED, TIMES, word
 from .rules import stepped
 from .runs import Runs, runs
@@ -37,29 +38,29 @@ AHEAD = tl.constexpr(4)  # occurrences whose loads are under way together
 @jit
 def _short_sum(
     order: tl.tensor,
-    grads: tl.tensor,
+    grads: tl.tuple,
     begin: tl.tensor,
     length: tl.tensor,
     START: tl.constexpr,
     DIM: tl.constexpr,
     WIDTH: tl.constexpr,
+    FORM: tl.constexpr,
     COLUMNS: tl.constexpr,
 ) -> tl.tensor:
     """Sums of runs one occurrence after the other."""
     column = START + tl.arange(0, COLUMNS)[None, :]
     inside = column < START + DIM
+    begin, length = begin[:, None], length[:, None]
     source = tl.load(order + begin, mask=length > 0, other=0)
-    here = (length > 0)[:, None] & inside
-    total = tl.load(grads + source[:, None] * WIDTH + column, mask=here, other=0.0)
-    longest = tl.max(length, axis=0)
+    total = gradient_at(grads, source, length > 0, column, inside, WIDTH, FORM)
+    longest = tl.max(length)
     done = tl.full((), 1, tl.int32)
     while done < longest:
         for _ in tl.static_range(AHEAD):
             more = done < length
             source = tl.load(order + begin + done, mask=more, other=0)
-            here = more[:, None] & inside
-            grad = tl.load(grads + source[:, None] * WIDTH + column, mask=here, other=0.0)
-            total = tl.where(here, total + grad, total)
+            grad = gradient_at(grads, source, more, column, inside, WIDTH, FORM)
+            total = tl.where(more & inside, total + grad, total)
             done += 1
     return total
 
@@ -102,12 +103,13 @@ def _summed(
     START: tl.constexpr,
     DIM: tl.constexpr,
     WIDTH: tl.constexpr,
+    FORM: tl.constexpr,
     COLUMNS: tl.constexpr,
 ) -> tl.tensor:
     """The sum of the gradients of each run; of the WIDTH columns, DIM from START on."""
     order, grads, sums, firsts = batch
     short = tl.where(length <= SHORT, length, 0)
-    total = _short_sum(order, grads, begin, short, START, DIM, WIDTH, COLUMNS)
+    total = _short_sum(order, grads, begin, short, START, DIM, WIDTH, FORM, COLUMNS)
     if tl.max(length, axis=0) > SHORT:
         total = _sum_of_pieces(total, sums, firsts, begin, length, START, DIM, WIDTH, COLUMNS)
     return total
@@ -117,6 +119,7 @@ def _summed(
 def _settled(
     table: tl.tuple,
     slot: tl.tensor,
+    old: tl.tensor,
     key: tl.tensor,
     source: tl.tensor,
     length: tl.tensor,
@@ -124,15 +127,16 @@ def _settled(
     now: tl.tensor,
     K: tl.constexpr,
     ROOM: tl.constexpr,
+    TOTALS: tl.constexpr,
     LINES: tl.constexpr,
 ) -> tuple[tl.tensor, tl.tensor]:
     """Slots of the rows that will change, others -1; and which of them are new.
 
-    Their times are written. Ids that came with sums that are not finite give their places back.
+    Their times, which were `old`, are written. Ids that came with sums that are not finite give
+    their places back.
     """
     index, counts, splits = table
     there = slot >= 0
-    old = tl.load(index + word(slot, TIMES, LINES), mask=there, other=0)
     born, lost = there & (old == NEWBORN), there & ~finite
     changes = there & finite
     tl.debug_barrier()  # every warp reads the time for itself: before any of them writes it
@@ -146,8 +150,9 @@ def _settled(
         count_up(counts, born & finite, slot != slot, dropped)
     elif tl.max((born | lost).to(tl.int32), axis=0) > 0:
         k = table_of(splits, source, K, ROOM)
-        tl.atomic_add(counts + 3 * k, (born & finite).to(tl.int64), mask=born, sem="relaxed")
-        tl.atomic_add(counts + 3 * k + 2, dropped, mask=lost, sem="relaxed")
+        own = counts + TOTALS * k
+        tl.atomic_add(own, (born & finite).to(tl.int64), mask=born, sem="relaxed")
+        tl.atomic_add(own + 2, dropped, mask=lost, sem="relaxed")
     return tl.where(changes, slot, -1), born & finite
 
 
@@ -156,19 +161,25 @@ def _looked_at(
     batch: tl.tuple,
     table: tl.tuple,
     run: tl.tensor,
+    values: tl.tensor,
     now: tl.tensor,
     START: tl.constexpr,
     DIM: tl.constexpr,
     WIDTH: tl.constexpr,
+    STRIDE: tl.constexpr,
+    FORM: tl.constexpr,
     K: tl.constexpr,
     ROOM: tl.constexpr,
+    TOTALS: tl.constexpr,
     LINES: tl.constexpr,
     COLUMNS: tl.constexpr,
     ALL_COLUMNS: tl.constexpr,
-) -> tuple[tl.tensor, tl.tensor, tl.tensor, tl.tensor]:
-    """Sums of runs; slots of the rows that will change, others -1; which are new; a source of each.
+) -> tuple[tl.tensor, tl.tensor, tl.tensor, tl.tensor, tl.tensor]:
+    """Sums of runs; slots of the rows that will change, others -1; which are new; sources; rows.
 
-    The kernel of the first segment finds out what will change, and tells those of the others.
+    Rows and times are read before the sums, which are loops: so all of these reads are under way
+    together. Rows that are new hold anything. The kernel of the first segment finds out what will
+    change, and tells those of the others.
     """
     slots, order, starts, runs, grads, sums, firsts = batch
     index, counts, splits, ids, placed = table
@@ -177,22 +188,27 @@ def _looked_at(
     length = tl.load(starts + run + 1, mask=inside, other=0) - begin
     slot = tl.load(slots + begin, mask=inside, other=-1).to(tl.int64)
     source = tl.load(order + begin, mask=inside, other=0)
+    w = rows_at(values + START, slot, DIM, STRIDE, COLUMNS)
+    old = tl.load(index + word(slot, TIMES, LINES), mask=slot >= 0, other=0)
     parts = (order, grads, sums, firsts)
-    total = _summed(parts, begin, length, START, DIM, WIDTH, COLUMNS)
+    total = _summed(parts, begin, length, START, DIM, WIDTH, FORM, COLUMNS)
     if START == 0:
         finite = all_finite(total)
         if DIM < WIDTH:
-            finite = all_finite(_summed(parts, begin, length, 0, WIDTH, WIDTH, ALL_COLUMNS))
+            row = _summed(parts, begin, length, 0, WIDTH, WIDTH, FORM, ALL_COLUMNS)
+            finite = all_finite(row)
         key = tl.load(ids + source, mask=inside & ~finite, other=0)
         where = (index, counts, splits)
-        slot, born = _settled(where, slot, key, source, length, finite, now, K, ROOM, LINES)
+        slot, born = _settled(
+            *(where, slot, old, key, source, length, finite, now, K, ROOM, TOTALS, LINES)
+        )
         if DIM < WIDTH:
             tl.store(placed + run, tl.where(born, slot + BORN, slot), mask=inside)
     else:
         told = tl.load(placed + run, mask=inside, other=-1)
         slot, born = tl.where(told >= BORN, told - BORN, told), told >= BORN
     total = tl.where((slot >= 0)[:, None], total, 0.0)  # what is left out may not be finite
-    return total, slot, born, source
+    return total, slot, born, source, w
 
 
 @jit
@@ -217,14 +233,62 @@ def _first_rows(
         return start_rows(key, seeds, lows, scales, KIND, START, ROWS, COLUMNS)
 
 
-@jit(do_not_specialize=["firsts", "seed", "now", "at_step"])
+@jit
+def _step_runs(
+    run: tl.tensor,
+    batch: tl.tuple,
+    table: tl.tuple,
+    draw: tl.tuple,
+    memory: tl.tuple,
+    pace: tl.tuple,
+    RULE: tl.constexpr,
+    KIND: tl.constexpr,
+    FORM: tl.constexpr,
+    K: tl.constexpr,
+    ROOM: tl.constexpr,
+    TOTALS: tl.constexpr,
+    START: tl.constexpr,
+    DIM: tl.constexpr,
+    STATE: tl.constexpr,
+    WIDTH: tl.constexpr,
+    STRIDE: tl.constexpr,
+    LINES: tl.constexpr,
+    ROWS: tl.constexpr,
+    COLUMNS: tl.constexpr,
+    ALL_COLUMNS: tl.constexpr,
+) -> None:
+    """The step of the rows of some runs."""
+    values, numbers = memory
+    now, rate, at_step = pace
+    total, slot, born, source, w = _looked_at(
+        *(batch, table, run, values, now, START, DIM, WIDTH, STRIDE, FORM, K, ROOM, TOTALS, LINES),
+        *(COLUMNS, ALL_COLUMNS),
+    )
+    there = slot >= 0
+    if tl.max(born.to(tl.int32), axis=0) > 0:
+        first = _first_rows(draw, source, born, KIND, K, ROOM, START, ROWS, COLUMNS)
+        w = tl.where(born[:, None], first, w)
+    states = (values, slot * STRIDE + STATE, there, born, numbers)
+    w = stepped(states, w, total, rate, at_step, RULE, DIM, COLUMNS)
+    column = tl.arange(0, COLUMNS)[None, :]
+    at = slot[:, None] * STRIDE + START + column
+    tl.store(values + at, w, mask=there[:, None] & (column < DIM))
+
+
+@jit(do_not_specialize=["firsts", "room", "seed", "now", "at_step"])
 def _step(
     ids: tl.tensor,
     slots: tl.tensor,
     order: tl.tensor,
     starts: tl.tensor,
     runs: tl.tensor,
-    grads: tl.tensor,
+    base: tl.tensor,
+    places: tl.tensor | None,
+    rows: tl.tensor | None,
+    divisors: tl.tensor | None,
+    weights: tl.tensor | None,
+    largest: tl.tensor | None,
+    room: tl.tensor,
     sums: tl.tensor,
     placed: tl.tensor | None,
     index: tl.tensor,
@@ -242,8 +306,10 @@ def _step(
     scale: tl.tensor,
     RULE: tl.constexpr,
     KIND: tl.constexpr,
+    FORM: tl.constexpr,
     K: tl.constexpr,
     ROOM: tl.constexpr,
+    TOTALS: tl.constexpr,
     START: tl.constexpr,
     DIM: tl.constexpr,
     STATE: tl.constexpr,
@@ -255,37 +321,29 @@ def _step(
     ALL_COLUMNS: tl.constexpr,
 ) -> None:
     many = tl.load(runs)
+    grads = (base, places, rows, divisors, weights, largest, room)
     batch = (slots, order, starts, many, grads, sums, firsts)
     table = (index, counts, splits, ids, placed)
     draw = (ids, splits, draws, seed, a, scale)
     block = tl.program_id(0) * ROWS
     while block < many:
-        run = block + tl.arange(0, ROWS)
-        total, slot, born, source = _looked_at(
-            batch, table, run, now, START, DIM, WIDTH, K, ROOM, LINES, COLUMNS, ALL_COLUMNS
+        _step_runs(
+            *(block + tl.arange(0, ROWS), batch, table, draw, (values, numbers)),
+            *((now, rate, at_step), RULE, KIND, FORM, K, ROOM, TOTALS, START, DIM, STATE, WIDTH),
+            *(STRIDE, LINES, ROWS, COLUMNS, ALL_COLUMNS),
         )
-        there = slot >= 0
-        w = rows_at(values + START, tl.where(born, -1, slot), DIM, STRIDE, COLUMNS)
-        if tl.max(born.to(tl.int32), axis=0) > 0:
-            first = _first_rows(draw, source, born, KIND, K, ROOM, START, ROWS, COLUMNS)
-            w = tl.where(born[:, None], first, w)
-        rows = (values, slot * STRIDE + STATE, there, born, numbers)
-        w = stepped(rows, w, total, rate, at_step, RULE, DIM, COLUMNS)
-        column = tl.arange(0, COLUMNS)[None, :]
-        at = slot[:, None] * STRIDE + START + column
-        tl.store(values + at, w, mask=there[:, None] & (column < DIM))
         block += tl.num_programs(0) * ROWS
 
 
 def step(
     table: Arrays,
     ids: Int64[Tensor, "n"],
-    grads: Float32[Tensor, "n dim"],
+    grads: Float32[Tensor, "n dim"] | OutputGradients,
     counts: Int64[Tensor, "3"] | Int64[Tensor, "K 3"],
     parts: Sequence[Part],
     rates: Sequence[float],
     now: int,
-    slots: Int64[Tensor, "n"] | None = None,
+    slots: Int64[Tensor, "n"] | Int32[Tensor, "n"] | None = None,
     used: Int64[Tensor, "K"] | None = None,
     splits: Int64[Tensor, "K+1"] | None = None,
     at_step: int = NO_STEP,
@@ -305,7 +363,7 @@ def update(
     table: Arrays,
     ids: Int64[Tensor, "n"],
     batch: Runs,
-    grads: Float32[Tensor, "n dim"],
+    grads: Float32[Tensor, "n dim"] | OutputGradients,
     counts: Int64[Tensor, "3"] | Int64[Tensor, "K 3"],
     parts: Sequence[Part],
     rates: Sequence[float],
@@ -320,7 +378,8 @@ def update(
     for part, rate in zip(parts, rates, strict=True):
         tile, programs = step_tile(part.dim if part.start else table.dim, ids.device)
         _step[(min(blocks(n, tile["ROWS"])[0], programs),)](
-            *(ids, batch.slots, batch.order, batch.starts, batch.counts, grads, sums, placed),
+            *(ids, batch.slots, batch.order, batch.starts, batch.counts),
+            *(*arguments(grads), sums, placed),
             *(table.index, table.values, counts, part.numbers, splits, part.draws),
             *(
                 firsts,
@@ -333,7 +392,9 @@ def update(
             ),
             RULE=part.rule,
             KIND=part.first.kind,
+            FORM=form_of(grads),
             **several(table.tables),
+            TOTALS=counts.stride(0),
             START=part.start,
             DIM=part.dim,
             STATE=part.state,

@@ -78,8 +78,10 @@ class RowUpdates:
         if task not in self._running:
             for one in self._together:
                 one._open(task)
-        if grads.count(None) < len(grads):
-            self._running[task].found.append(Gradients(read, tuple(grads)))
+        for grad in grads:  # not `None in grads`: torch would compare each of them with None
+            if grad is not None:
+                self._running[task].found.append(Gradients(read, tuple(grads)))
+                return
 
     def _open(self, task: int) -> None:
         backward = self._running[task] = _Backward()
@@ -155,9 +157,10 @@ class RowUpdates:
         """
         found, grads = list[Lookup](), list[Tensor]()
         for one in waiting:
-            if one.read.at is None or None in one.grads:
+            at = one.read.at if one.are_whole else None
+            if at is None:
                 break
-            found.append(one.read.at)
+            found.append(at)
             for i, grad in enumerate(one.grads):
                 if grad is not None:
                     grads.append(one.read.key_gradients(i, grad))

@@ -177,7 +177,8 @@ class Gradients:
     @property
     def are_whole(self) -> bool:
         """Whether all features have a gradient."""
-        return None not in self.grads
+        # Not `None in`: that compares each tensor with None, for which torch takes 20 us.
+        return all(grad is not None for grad in self.grads)
 
 
 class BagsReader(Protocol):

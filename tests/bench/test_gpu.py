@@ -21,7 +21,8 @@ import sys
 for name in {_ABSENT}:
     sys.modules[name] = None  # an import of it fails
 from hedgerow.bench.gpu import main
-sys.exit(main(["--json", "--quick", "--device", "cpu", "--rounds", "1", "--cases", "ops/fused*"]))
+cases = "ops/fused*,module/*sgd*ten*"
+sys.exit(main(["--json", "--quick", "--device", "cpu", "--rounds", "1", "--cases", cases]))
 """
 
 
@@ -36,15 +37,29 @@ def test_it_needs_torch_and_triton_alone() -> None:
     assert run.returncode == 0, run.stderr
     report = json.loads(run.stdout)
     assert report["bench"] == "gpu"
-    assert [r["case"] for r in report["results"]] == [
+    module, *results = report["results"]
+    assert module["case"] == "module, sgd, ten ids a bag"
+    assert module["missing"]  # modules need the core
+    assert [r["case"] for r in results] == [
         "fused gather",
         "fused gather gradient",
         "fused reorder of 4 slots for 8 ranks, by torch's sorts",
     ]
-    for result in report["results"]:
+    for result in results:
         assert result.get("equal", True) is True
         assert result["bytes"] > 0 < result["ms"]
         assert result["wall_ms"] > 0
+
+
+def test_what_users_run_comes_first(device: torch.device) -> None:
+    assert next(iter(gpu.makers())) == "module"
+    report = gpu.run(rounds=1, cases=["module/*sgd*26*"], quick=True, device=device)
+    (result,) = report["results"]
+    assert result["case"] == "module, sgd, 26 tables x 4096 ids"
+    assert result["bytes"] > 0 < result["in_a_row_ms"]
+    assert result["peer"] == "TBE"
+    assert ("missing" in result) != ("peer_ms" in result)
+    assert gpu.lines(report)[1].startswith(result["case"])
 
 
 def test_an_unequal_result_is_told(monkeypatch: pytest.MonkeyPatch) -> None:

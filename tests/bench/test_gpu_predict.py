@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from hedgerow.bench import gpu_predict
-from hedgerow.bench.gpu_tiers import Batches, Work, _stores
+from hedgerow.bench.gpu_tiers import Batches, Work, stores
 from hedgerow.core.errors import InputError
 from hedgerow.planner.times.calibration import Calibration
 from hedgerow.planner.times.mode_cost import HostCost, ModeCost
@@ -79,7 +79,7 @@ def test_all_modes_are_measured(
 
 def test_a_cache_of_old_has_changed_rows(device: torch.device) -> None:
     batches = Batches(Work.quick(), device)
-    store = _stores()["CACHING@0.8"](batches)
+    store = stores()["CACHING@0.8"](batches)
     for table in store.tables:  # as training leaves them: whatever goes is written back
         held = int(table.stats()["fast_rows"])
         assert held > 0

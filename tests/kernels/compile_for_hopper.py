@@ -132,8 +132,27 @@ def every_kernel() -> None:
     leave.clean(chosen, usable)
     leave.take_out(several, chosen, seats, usable, ids)
     assign.assign(wide, grouped, rows, usable, torch.ones(dim), counts, 5)
+    features(several, part, ids, ["mean", ("first", 3), "max"])
     rare_verbs(wide, grouped, rows, usable, counts, dataclasses.replace(part, draws=None))
     all_slots(table, ids, rows)
+
+
+def features(several: Any, part: Any, ids: torch.Tensor, poolings: list[Any]) -> None:
+    """All features of two tables: forward, and gradients where autograd left them."""
+    from hedgerow.kernels import output_gradients, pool_features, spread, step
+
+    dim, tables = several.dim, [0, 1, 1][: len(poolings)]
+    found = pool_features.Features.of(several, [part], tables, list(range(len(tables))), poolings)
+    weights = torch.ones(len(ids))
+    offsets, shifts = torch.arange(0, 5 * len(tables) + 1), torch.zeros(3, dtype=torch.int64)
+    pooled = pool_features.pool_features(several, found, ids, offsets, shifts, 5, weights, [part])
+    grads = [torch.ones(5, fan, dim) if fan > 1 else torch.ones(5, dim) for fan in found.fans]
+    known = output_gradients.OutputGradients.of(
+        grads, pooled.at, len(ids), dim, found.largest, torch.tensor
+    )
+    spread.spread(known, 0, 100)
+    counts, splits = torch.zeros(2, 3, dtype=torch.int64), torch.tensor([0, 50, 100])
+    step.step(several, ids, known, counts, [part], [0.1], 5, pooled.slots, None, splits)
 
 
 def rare_verbs(
@@ -222,6 +241,11 @@ def other_forms() -> None:
     for rule in ("ftrl", "torch_adam"):  # states of a value, of both a value and a row
         each = Part(0, dim, dim, uniform, rule, NUMBERS)
         apply_each.apply_each(wide, grouped, usable, rows, ids, usable, [each], [0.1], 5)
+    several = Arrays.make_several([3, 4], dim, CPU, 3 * dim)
+    shared = Part(0, dim, dim, uniform, "adam", NUMBERS, draws_of([uniform, uniform], CPU))
+    borders = torch.tensor([0, 50, 100])
+    lookup.lookup_features(several, several.spans, ids, rows, [shared], borders, 50)
+    features(several, shared, ids, ["sum", "sum"])
     held = Arrays.make(8, dim, CPU, pinned=True)
     evict.insert_and_evict(held, ids, ids, rows, call=1)
     evict.insert_and_evict(table, ids, ids, call=1)

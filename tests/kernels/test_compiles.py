@@ -13,6 +13,7 @@ import pytest
 from hedgerow.kernels import (
     reference,
     reference_admission,
+    reference_features,
     reference_ops,
     reference_tiers,
     reference_verbs,
@@ -37,9 +38,16 @@ SWAPS = {"_insert_and_evict": 3}  # of a key, of the score of a row that leaves,
 READING_AS_MUCH = {"_counts_of": 2 * 32 * 16 // 128}  # the same search, without a swap
 TWINS = {
     f"_{name}"
-    for file in (reference, reference_admission, reference_ops, reference_tiers, reference_verbs)
+    for file in (
+        reference,
+        reference_admission,
+        reference_features,
+        reference_ops,
+        reference_tiers,
+        reference_verbs,
+    )
     for name in file.__all__
-} - {"_find_and_list", "_read"}  # forms of `_absent` and `_gather`
+} - {"_find_and_list", "_read", "_lookup_features"}  # forms of `_absent`, `_gather`, `_lookup`
 LAYOUTS = {"_to_layout", "_to_layout_backward"}  # their twins are `ops.layout.plain`
 BY_SLOTS = {  # their twins have other names, or are several
     *("_seat", "_count_runs", "_write_runs", "_sum_long_runs", "_step", "_exchange", "_rehash"),

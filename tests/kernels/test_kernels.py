@@ -23,10 +23,13 @@ from hedgerow.kernels import (
     layout,
     lookup,
     placement,
+    pool_features,
     reference,
     reference_admission,
+    reference_features,
     reference_verbs,
     rules,
+    spread,
     sum_gradients,
     toolchain,
 )
@@ -59,11 +62,11 @@ from .cases import (
 CPU = torch.device("cpu")
 FILES = (
     *(apply, assign, erase, find, find_or_insert, first_values, lookup, placement, sum_gradients),
-    *(apply_each, assign_add, count_ids, draws),
+    *(apply_each, assign_add, count_ids, draws, pool_features, spread),
 )
 TWINS = {
     name: getattr(file, name)
-    for file in (reference, reference_admission, reference_verbs)
+    for file in (reference, reference_admission, reference_features, reference_verbs)
     for name in file.__all__
 }
 

@@ -22,7 +22,7 @@ from hedgerow.ops.layout import (
     shard_fids,
     to_element_encoding,
 )
-from hedgerow.ops.layout.registered import _forward_plain
+from hedgerow.ops.layout.registered import forward_plain
 
 CONFIG = FeatureConfigs(
     {"f": Feature("t", "SUM", (2,))}, {"x": OutConfig("NONE", (Slice("f", 0, 2),))}
@@ -50,7 +50,7 @@ def test_words_in_no_entry_are_not_looked_at(dtype: torch.dtype, word: int) -> N
     (out,) = fused_embedding_to_layout([vectors], CONFIG, **index)
     assert out.tolist() == [[0, 1], [2, 3]]
     three = [index[name] for name in ("fid_offset", "feature_offset", "nfl_offset")]
-    (out,) = _forward_plain([vectors], *three, [2], None, None, CONFIG.text, 1, True)
+    (out,) = forward_plain([vectors], *three, [2], None, None, CONFIG.text, 1, True)
     assert out.tolist() == [[0, 1], [2, 3]]
     (grad,) = fused_embedding_to_layout_grad(
         [vectors], CONFIG, **index, layout_tensors_grad=[torch.ones(2, 2, dtype=dtype)]

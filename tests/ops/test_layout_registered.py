@@ -21,8 +21,8 @@ from hedgerow.ops.layout import (
 )
 from hedgerow.ops.layout.inputs import indices, vectors
 from hedgerow.ops.layout.registered import (
-    _backward_plain,
-    _forward_plain,
+    backward_plain,
+    forward_plain,
     embedding_to_layout,
     embedding_to_layout_backward,
 )
@@ -197,13 +197,13 @@ def test_contiguous_inputs_are_read_in_place() -> None:
 def test_what_other_devices_run_equals_the_core(form: int) -> None:
     lists, given = _forms(_batch())[form]
     outputs = embedding_to_layout(lists, *given)
-    torch.testing.assert_close(_forward_plain(lists, *given), outputs)
+    torch.testing.assert_close(forward_plain(lists, *given), outputs)
     grads, sizes = grads_like(outputs), [one.shape[0] for one in lists]
     for scale in (None, torch.tensor(0.5)):
         wanted = embedding_to_layout_backward(grads, scale, sizes, *given)
-        torch.testing.assert_close(_backward_plain(grads, scale, sizes, *given), wanted)
+        torch.testing.assert_close(backward_plain(grads, scale, sizes, *given), wanted)
     bad = (given[0] | 9 << 32, *given[1:-1], True)
     with pytest.raises(ValueError, match="names list"):
-        _forward_plain(lists, *bad)
+        forward_plain(lists, *bad)
     with pytest.raises(ValueError, match="names list"):
-        _backward_plain(grads, None, sizes, *bad)
+        backward_plain(grads, None, sizes, *bad)

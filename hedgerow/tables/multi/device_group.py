@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import AbstractContextManager
 from dataclasses import replace
-from itertools import accumulate
+from itertools import accumulate, pairwise
 from operator import attrgetter
 
 import torch
 from torch import Tensor
 
 from ...core.shapes import Bool, Float32, Int32, Int64
-from ...kernels import absent, find, leave, lookup, put_rows, runs, seat, step
+from ...kernels import absent, find, leave, lookup, pool_features, put_rows, runs, seat
+from ...kernels import step as steps
 from ...kernels.coming import Coming
 from ...kernels.layout import LANES, NO_STEP, Arrays, Part, draws_of
+from ...kernels.output_gradients import OutputGradients
 from ..copies import numbers_on
 from ..device import DeviceTable
 from ..device_slots import MAX_IDS
@@ -54,6 +57,8 @@ class DeviceGroup:
         self._counted = self._totals[:, :3]
         self._parts = _common_parts(tables)
         self._same_rates = all(table.rates == first.rates for table in tables)
+        one_clock = all(table.clock is first.clock for table in tables)
+        self._clock = first.clock if one_clock else None
         self._last = ((), torch.empty(0, dtype=torch.int64))  # splits, and where they are
 
     @staticmethod
@@ -108,6 +113,8 @@ class DeviceGroup:
 
     def times(self, ts: int, sizes: Sequence[int]) -> list[int]:
         """The time of a write for each table that has keys, 0 for the others."""
+        if type(ts) is int and self._clock is not None and 0 <= ts <= self._clock.now_s():
+            return [ts if n else 0 for n in sizes]  # no table would say otherwise
         return [
             table.stamps.next_time(ts) if n else 0
             for table, n in zip(self._tables, sizes, strict=True)
@@ -170,7 +177,7 @@ class DeviceGroup:
         """One step on all tables; what each counted, which is added to what it has counted."""
         done = torch.zeros(len(self._tables), 3, dtype=torch.int64, device=keys.ids.device)
         with self._tables[0].on_device():
-            step.step(
+            steps.step(
                 *(self._arrays, keys.ids, grads, done, self._parts, rates, now),
                 slots=slots,
                 used=keys.used,
@@ -179,6 +186,90 @@ class DeviceGroup:
             )
             self._counted.add_(done)
         return done
+
+    # ---- the step of a module: all features in one
+
+    def features(
+        self,
+        tables: Sequence[int],
+        places: Sequence[int],
+        poolings: Sequence[str | tuple[str, int]],
+    ) -> pool_features.Features:
+        """Features of these tables, at these places among the names of a batch."""
+        return pool_features.Features.of(self._arrays, self._parts, tables, places, poolings)
+
+    def pooled_features(
+        self,
+        features: pool_features.Features,
+        ids: Int64[Tensor, "n"],
+        offsets: Int64[Tensor, "names*samples+1"],
+        shifts: Int64[Tensor, "F"],
+        samples: int,
+        weights: Float32[Tensor, "n"] | None,
+        *,
+        born: bool,
+    ) -> pool_features.Pooled:
+        """The vectors of all features, see `pool_features`."""
+        parts = self._parts if born else ()
+        with self._tables[0].on_device():
+            return pool_features.pool_features(
+                self._arrays, features, ids, offsets, shifts, samples, weights, parts
+            )
+
+    def rows_of_features(
+        self,
+        features: pool_features.Features,
+        ids: Int64[Tensor, "n"],
+        out: Float32[Tensor, "n dim"],
+        borders: Int64[Tensor, "F+1"],
+        room: int | None,
+        *,
+        born: bool,
+    ) -> tuple[Int32[Tensor, "n"], Int32[Tensor, "n"] | None]:
+        """The rows of all features into `out`, see `lookup.lookup_features`."""
+        parts = features.parts if born else ()
+        with self._tables[0].on_device():
+            return lookup.lookup_features(
+                self._arrays, features.spans, ids, out, parts, borders, room
+            )
+
+    def learn(
+        self,
+        keys: TableKeys,
+        slots: Int32[Tensor, "n"],
+        epochs: object,
+        grads: OutputGradients,
+        *,
+        step: int,
+        ts: int,
+    ) -> bool:
+        """One step on all tables at the slots of a read of `epochs`; False if they cannot.
+
+        What it counts is added to what the tables have counted.
+        """
+        sizes = [stop - start for start, stop in pairwise(keys.splits)]
+        rates = self.rates_at(sizes, None, step)
+        if rates is None or not self.whole():
+            return False
+        known = slots if epochs == self.epochs() else None
+        times = self.stamps(self.times(ts, sizes), sizes)
+        self.begin(sizes, times)
+        with self._tables[0].on_device():
+            steps.step(
+                *(self._arrays, keys.ids, grads, self._counted, self._parts, rates, max(times)),
+                slots=known,
+                splits=self._cuts(keys),
+                at_step=NO_STEP if step is None else step,
+            )
+        return True
+
+    def on_device(self) -> AbstractContextManager[object]:
+        """Kernels of the block run on the device of the tables."""
+        return self._tables[0].on_device()
+
+    def is_capturing(self) -> bool:
+        """Whether a CUDA graph is being captured, in which nothing may be allocated anew."""
+        return self._tables[0].is_capturing()
 
     def find(self, keys: TableKeys) -> Int64[Tensor, "n"]:
         """The slots of keys, each within its table; -1 = absent."""
@@ -192,6 +283,10 @@ class DeviceGroup:
         with self._tables[0].on_device():
             cuts = self._cuts(keys)
             return seat.seat(self._arrays, keys.ids, slots, None, cuts, insert=False, marks=marks)
+
+    def within(self, keys: TableKeys, numbered: Int32[Tensor, "n"]) -> Int64[Tensor, "n"]:
+        """Slots within their tables, from slots as all tables together number them; -1 stays."""
+        return self._arrays.within(numbered, self._cuts(keys))
 
     def step_known(
         self,
@@ -207,7 +302,7 @@ class DeviceGroup:
         cuts = self._cuts(keys)
         with self._tables[0].on_device():
             batch = runs.runs(self._arrays, numbered, keys.ids, done, cuts)
-            step.update(
+            steps.update(
                 *(self._arrays, keys.ids, batch, grads, done, self._parts, rates, now, cuts),
                 at_step=NO_STEP if at_step is None else at_step,
             )
