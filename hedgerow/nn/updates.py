@@ -157,8 +157,10 @@ class RowUpdates:
         """
         found, grads = list[Lookup](), list[Tensor]()
         for one in waiting:
-            at = one.read.at if one.are_whole else None
-            if at is None:
+            at, whole = one.read.at, True
+            for grad in one.grads:
+                whole = whole and grad is not None
+            if at is None or not whole:
                 break
             found.append(at)
             for i, grad in enumerate(one.grads):

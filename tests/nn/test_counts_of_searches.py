@@ -2,23 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 from unittest import mock
 
 import pytest
 import torch
-from hedgerow.tiers.device_build import device_tier_tables
-from hedgerow.tiers.together import Together
 
+from hedgerow.kernels import step as steps
 from hedgerow.nn.collection import collections_of
 from hedgerow.tables.bags import Bags
-from hedgerow.tables.device import DeviceTable
-from hedgerow.tables.multi.device_group import DeviceGroup
 from hedgerow.tables.multi.device_tables import DeviceTables
 from hedgerow.tables.multi.host_bags import HostBags
-from hedgerow.tiers.build import Tiers
+from hedgerow.tiers.build import Tiers, device_tier_tables
+from hedgerow.tiers.tier_group import TierGroup
 from hedgerow.tiers.tier_tables import TierTables
 from tests.dist.pool import Pool
 from tests.dist.test_placements import on_servers
@@ -77,22 +75,23 @@ def test_on_a_device(kind: str) -> None:
     for one in collections_of(modules):
         one.place(device, capacity_rows=dict.fromkeys(one.store.names, 64))
         assert isinstance(one.store, DeviceTables)
-    with _slots_of(DeviceTable, "_step", 2) as alone, _slots_of(DeviceGroup, "step", 5) as grouped:
+    with _noted(steps, "step", lambda _, settings: settings["slots"]) as told:
         lookups = sum(work.step(modules, kind, 4 * n) for n in range(3))
-    told = [*alone, *grouped]
     assert lookups >= 3
     assert told
     assert None not in told
 
 
 @contextmanager
-def _slots_of(owner: type, name: str, place: int) -> Iterator[list[Any]]:
-    """Notes the slots that each update was given: None where it looks for the rows again."""
+def _noted(
+    owner: Any, name: str, found: Callable[[tuple[Any, ...], dict[str, Any]], Any]
+) -> Iterator[list[Any]]:
+    """Notes where each update found its rows: None where it searches for them again."""
     told: list[Any] = []
     plain: Any = getattr(owner, name)
 
     def noting(*args: Any, **settings: Any) -> Any:
-        told.append(args[place])
+        told.append(found(args, settings))
         return plain(*args, **settings)
 
     with mock.patch.object(owner, name, noting):
@@ -110,7 +109,7 @@ def test_in_a_caching_tier(kind: str) -> None:
             [(config, tiers) for config in configs], device, one.clock
         )
         one.set_store(TierTables(tables, device=device, together=groups))
-    with _slots_of(Together, "apply", 2) as told:
+    with _noted(TierGroup, "apply", lambda args, _: args[1].found) as told:
         for n in range(3):
             work.step(modules, kind, 4 * n)
     assert told

@@ -22,9 +22,9 @@ from hedgerow.ops.layout import (
 from hedgerow.ops.layout.inputs import indices, vectors
 from hedgerow.ops.layout.registered import (
     backward_plain,
-    forward_plain,
     embedding_to_layout,
     embedding_to_layout_backward,
+    forward_plain,
 )
 
 from .layout_cases import Batch, batch_of, grads_like
