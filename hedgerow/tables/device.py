@@ -101,7 +101,7 @@ class DeviceTable(DeviceMoves):
             )
         self.parts = tuple(parts_of(config, self.layout, self.device))
         self._starts = torch.tensor(self.layout.starts(), dtype=torch.float32, device=self.device)
-        self._filter = filter
+        self._filter, self.made_filter = filter, filter is None
         self._slot_key = slot_key_of(config.slot_key)
         self._admission = self._make_admission()
         if full not in get_args(Full):
@@ -168,6 +168,8 @@ class DeviceTable(DeviceMoves):
             self._filter = DeviceFilter(
                 seed=seed, device=self.device, slot_key=self._slot_key, **settings
             )
+        if self._filter is not None:
+            self._filter.tables.add(self.config.name)
         return DeviceAdmission(
             question, table=self.config.name, seed=seed, filter=self._filter, device=self.device
         )

@@ -158,11 +158,18 @@ class DeviceWrites(DeviceRoom):
         return erased
 
     def clear(self) -> None:
-        """Removes all rows; their memory stays the table's."""
+        """Removes all rows; their memory stays the table's.
+
+        It also forgets the ids that its admission rule counted, unless their filter was passed to
+        the table or another table shares it.
+        """
         self.before_change()
         self.epoch = object()
         self.arrays.clear()
         self._oldest_s = None
+        if self.made_filter and self.filter is not None:
+            if self.filter.tables <= {self.config.name}:
+                self.filter.clear()
         self.mark_all()
 
     # ---- inside

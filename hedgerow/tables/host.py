@@ -91,7 +91,7 @@ class HostTable(HostEvictions, HostMoves, HostReads, HostWatch):
         self._evicting = ForkLock()
         self._order = LeaveOrder.of(config.evict)
         self._start_watch()
-        self._filter = filter
+        self._filter, self._made_filter = filter, filter is None
         slot_key = slot_key_of(config.slot_key)
         admission = self._admission(slot_key)
         if rows_in is not None and not isinstance(rows_in, RowFile):
@@ -162,6 +162,8 @@ class HostTable(HostEvictions, HostMoves, HostReads, HostWatch):
         if admit is None:
             return None
         self._filter = self._filter or admit.own_filter(seed, slot_key)
+        if self._filter is not None:
+            self._filter.tables.add(self.config.name)
         return admit.rule(table=self.config.name, seed=seed, filter=self._filter)
 
     # ---- writes
@@ -326,13 +328,21 @@ class HostTable(HostEvictions, HostMoves, HostReads, HostWatch):
         join(self._order, other._order)
 
     def clear(self) -> None:
-        """Removes all rows and gives their memory back."""
+        """Removes all rows and gives their memory back.
+
+        It also forgets the ids that its admission rule counted: an id must be seen anew before it
+        gets a row. Counts in a filter that was passed to the table, or that another table shares,
+        stay, and so does their memory: 5 to 16 bytes per id.
+        """
         if not self.native_table.clear():
             raise StateError(
                 f"clear of table {self.config.name!r} while a snapshot of it is open; nothing was "
                 f"removed. Close the snapshot first."
             )
         self._outputs.clear()
+        if self._made_filter and self._filter is not None:
+            if self._filter.tables <= {self.config.name}:
+                self._filter.clear()
         give_freed_memory_back()
 
     def share_outputs(self, outputs: Recycler, tables: int) -> None:
