@@ -167,9 +167,9 @@ class DeviceWrites(DeviceRoom):
         self.epoch = object()
         self.arrays.clear()
         self._oldest_s = None
-        if self.made_filter and self.filter is not None:
-            if self.filter.tables <= {self.config.name}:
-                self.filter.clear()
+        own = self.filter if self.made_filter else None
+        if own is not None and own.tables <= {self.config.name}:
+            own.clear()
         self.mark_all()
 
     # ---- inside

@@ -340,9 +340,9 @@ class HostTable(HostEvictions, HostMoves, HostReads, HostWatch):
                 f"removed. Close the snapshot first."
             )
         self._outputs.clear()
-        if self._made_filter and self._filter is not None:
-            if self._filter.tables <= {self.config.name}:
-                self._filter.clear()
+        own = self._filter if self._made_filter else None
+        if own is not None and own.tables <= {self.config.name}:
+            own.clear()
         give_freed_memory_back()
 
     def share_outputs(self, outputs: Recycler, tables: int) -> None:

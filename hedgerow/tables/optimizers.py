@@ -146,6 +146,12 @@ class Adam(_TorchOptimizer):
     rate. Until then the row reads as its last update left it. It needs `step`, and
     `betas[0]**2 < betas[1]`.
 
+    The missed updates are one term, with `eps` as it stands in their middle. At a fixed rate and
+    the default betas, a row differs from dense Adam's by less than 0.5 % of `lr` while gradients
+    are 1e5 times `eps` or more (measured: 0.3 % at 1e5, 0.03 % at 1e6). The difference grows as
+    gradients come near `eps`: 3 % of `lr` at 1e4 times, 0.4 of `lr` at 1 to 100 times `eps`. With
+    `betas[0] == betas[1]` it is ten times as large, at most 2 `lr`.
+
     >>> Adam(betas=(0.8, 0.9)).rule().settings[:2]
     (0.8, 0.19999999999999996)
     >>> [state.name for state in Adam(dense=True).rule().states]

@@ -29,10 +29,7 @@ ZEROS, SGD = initializers.Zeros(), optimizers.Sgd()
         (lambda: Segment(2, ZEROS, "sgd"), "Segment.optimizer is 'sgd'"),
         (lambda: Table("user", 2, optimizer="sgd"), r"^Table\('user'\).optimizer is 'sgd'"),
         (lambda: Table("user", 2, init=SGD), r"^Table\('user'\).init is Sgd"),
-        (
-            lambda: EmbeddingBags([Table("user", 2)], optimizer="x"),
-            "^EmbeddingBags.optimizer is 'x'",
-        ),
+        (lambda: EmbeddingBags([Table("t", 2)], optimizer="x"), "^EmbeddingBags.optimizer is 'x'"),
         (lambda: Segment(2, ZEROS, original.BatchSoftmax()), "use dim=1"),
         (lambda: TableConfig("", (Segment(1, ZEROS, SGD),)), "non-empty"),
         (lambda: TableConfig("t", ()), "at least one"),
