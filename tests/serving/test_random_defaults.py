@@ -7,13 +7,17 @@ import random
 import string
 from collections.abc import Iterator
 from contextlib import ExitStack
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
-from hedgerow.core.errors import ConfigError
+import hedgerow as hr
+from hedgerow.core.errors import ConfigError, FileDamagedError
+from hedgerow.serving.bundle import load_trusted
 from hedgerow.serving.exposure import is_local
+from hedgerow.serving.process import Access, ServePlan
 from hedgerow.serving.ps_model import ps_model
 from hedgerow.serving.registry import Registry
 from hedgerow.serving.rest import RestServer
@@ -27,7 +31,7 @@ from .models import demo
 from .serving import TIMEOUT_S, Caller, host_tables, refused
 from .test_defaults import PUSHES, ask
 
-TRIES = 120
+TRIES = 120  # of each kind, the same at each run
 OURS = ("localhost", "127.0.0.1", "[::1]", "LocalHost.", "127.9.8.7")
 THEIRS = (
     "evil.example",
@@ -130,13 +134,17 @@ def test_random_pushes_over_grpc_change_nothing(
 def _of_link(made: random.Random, link: Link) -> tuple[str, str]:
     """What a publisher is told that sends one of its messages."""
     method = made.choice([ATTACH, SWEEP, BEAT, DENSE])
+    about = {"model": made.choice(["ps_0", "demo", "none", ""]), "x": made.random()}
     with pytest.raises(TargetError) as error:
-        if method == DENSE:
-            link.send(f"/{REPLICA_SERVICE}/{DENSE}", made.randbytes(9), TIMEOUT_S)
-        else:
-            about = {"model": made.choice(["ps_0", "demo", "none", ""]), "x": made.random()}
-            link.ask(REPLICA_SERVICE, method, about, TIMEOUT_S)
+        _send(link, method, about)
     return error.value.code, str(error.value)
+
+
+def _send(link: Link, method: str, about: dict[str, Any]) -> None:
+    if method == DENSE:
+        link.send(f"/{REPLICA_SERVICE}/{DENSE}", json.dumps(about).encode(), TIMEOUT_S)
+    else:
+        link.ask(REPLICA_SERVICE, method, about, TIMEOUT_S)
 
 
 def test_random_requests_of_pages_of_others_are_refused_and_pushes_change_nothing(
@@ -185,6 +193,28 @@ def _random_address(made: random.Random) -> str:
     if kind == 2:
         return "".join(made.choices(string.ascii_lowercase + ".-", k=9)) + ".example"
     return made.choice(["0.0.0.0", "[::]", "", "*", "127.1", "2130706433", "localhost.example"])
+
+
+def test_unsigned_bundles_are_not_loaded_where_another_machine_reaches_the_server(
+    tmp_path: Path,
+) -> None:
+    model = hr.EmbeddingBags([hr.Table("user", 2)])
+    example = hr.IdBatch.from_lists({"user": [[7]]})
+    folder = hr.serving.export(model, tmp_path / "ctr", example=example)
+    made, allowed = random.Random(33), 0
+    for _ in range(TRIES):
+        addresses = [made.choice([_random_address(made), *OURS[:3]]) + ":0" for _ in range(2)]
+        http = made.choice([addresses[1], None])
+        access = Access(insecure=True, trust_old=made.random() < 0.5)
+        plan = ServePlan(models=(), grpc=addresses[0], http=http, access=access)
+        if all(is_local(one) for one in (addresses[0], http) if one is not None):
+            allowed += 1
+            assert plan.trust.unsigned
+            continue
+        with pytest.raises(FileDamagedError, match="--trust KEY"):
+            load_trusted(folder, "ctr", plan.trust)
+    assert 0 < allowed < TRIES - 20
+    load_trusted(folder, "ctr", ServePlan(models=(), grpc="127.0.0.2:0").trust).close()
 
 
 def test_random_addresses_off_loopback_are_refused() -> None:

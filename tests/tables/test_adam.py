@@ -335,16 +335,17 @@ def _apart_in_rates(seed: int, size: float, betas: tuple[float, float]) -> float
 @pytest.mark.parametrize(
     ("size", "betas", "most"),
     [
-        (1.0, (0.9, 0.999), 1e-3),
-        (1e-3, (0.9, 0.999), 5e-3),
-        (1e-4, (0.9, 0.999), 0.04),
-        (1e-6, (0.9, 0.999), 0.5),
-        (1e-8, (0.9, 0.999), 0.5),
-        (1e-3, (0.9, 0.9), 0.1),
-        (1e-7, (0.9, 0.9), 2.0),
+        (1.0, (0.9, 0.999), 5e-5),
+        (1e-2, (0.9, 0.999), 1e-4),
+        (1e-3, (0.9, 0.999), 1e-3),
+        (1e-4, (0.9, 0.999), 0.01),
+        (1e-6, (0.9, 0.999), 0.04),
+        (1e-8, (0.9, 0.999), 0.04),
+        (1e-3, (0.9, 0.9), 0.004),
+        (1e-7, (0.9, 0.9), 0.16),
     ],
 )
 def test_dense_adam_comes_as_near_as_its_docstring_says(
     size: float, betas: tuple[float, float], most: float
 ) -> None:
-    assert max(_apart_in_rates(seed, size, betas) for seed in range(8)) < most
+    assert max(_apart_in_rates(seed, size, betas) for seed in range(16)) < most
