@@ -266,7 +266,7 @@ def _made_up(
     last: tl.tensor,
     missed: tl.tensor,
     pace: tl.tensor,
-) -> tl.tuple:
+) -> tuple[tl.tensor, tl.tensor, tl.tensor]:
     """Rows and moments after the updates without a gradient that follow update `last`."""
     beta1, beta2 = tl.load(numbers), tl.load(numbers + 2)
     ratio = beta1 / tl.sqrt(beta2)

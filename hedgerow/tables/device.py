@@ -101,7 +101,7 @@ class DeviceTable(DeviceMoves):
             )
         self.parts = tuple(parts_of(config, self.layout, self.device))
         self._starts = torch.tensor(self.layout.starts(), dtype=torch.float32, device=self.device)
-        self._filter, self.made_filter = filter, filter is None
+        self._filter, self._made_filter = filter, filter is None
         self._slot_key = slot_key_of(config.slot_key)
         self._admission = self._make_admission()
         if full not in get_args(Full):
@@ -173,6 +173,17 @@ class DeviceTable(DeviceMoves):
         return DeviceAdmission(
             question, table=self.config.name, seed=seed, filter=self._filter, device=self.device
         )
+
+    def clear(self) -> None:
+        """Removes all rows; their memory stays the table's.
+
+        It also forgets the ids that its admission rule counted, unless their filter was passed to
+        the table or another table shares it.
+        """
+        super().clear()
+        own = self._filter if self._made_filter else None
+        if own is not None and own.tables <= {self.config.name}:
+            own.clear()
 
     # ---- the step: nothing here waits for the device
 

@@ -158,18 +158,11 @@ class DeviceWrites(DeviceRoom):
         return erased
 
     def clear(self) -> None:
-        """Removes all rows; their memory stays the table's.
-
-        It also forgets the ids that its admission rule counted, unless their filter was passed to
-        the table or another table shares it.
-        """
+        """Removes all rows; their memory stays the table's."""
         self.before_change()
         self.epoch = object()
         self.arrays.clear()
         self._oldest_s = None
-        own = self.filter if self.made_filter else None
-        if own is not None and own.tables <= {self.config.name}:
-            own.clear()
         self.mark_all()
 
     # ---- inside
