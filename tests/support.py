@@ -16,7 +16,7 @@ from hedgerow.tables import (
     admission,
     compressors,
     filters,
-    host,
+    host_core,
     initializers,
     layout,
     optimizers,
@@ -100,7 +100,7 @@ def host_table(cfg: TableConfig, **settings: Any) -> HostTable:
 
 def _reference_core() -> Iterator[None]:
     with (
-        mock.patch.object(host, "native", reference),
+        mock.patch.object(host_core, "native", reference),
         mock.patch.object(layout, "native", reference),
         mock.patch.object(compressors, "native", reference),
         mock.patch.object(filters, "native", reference),

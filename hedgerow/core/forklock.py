@@ -1,4 +1,4 @@
-"""A lock that a forked child finds open, whoever held it in the parent."""
+"""A lock that is open in a forked child, even if a thread of the parent held it."""
 
 from __future__ import annotations
 
@@ -22,10 +22,6 @@ class ForkLock:
         self._lock = threading.Lock()
         _all.add(self)
 
-    def open(self) -> None:
-        """Forgets who held it: in a forked child that thread does not run."""
-        self._lock = threading.Lock()
-
     def __enter__(self) -> None:
         self._lock.acquire()
 
@@ -37,13 +33,17 @@ class ForkLock:
     ) -> None:
         self._lock.release()
 
+    def open_anew(self) -> None:
+        """Opens the lock in a forked child, where no thread holds it any more."""
+        self._lock = threading.Lock()
+
 
 _all: weakref.WeakSet[ForkLock] = weakref.WeakSet()
 
 
 def _open_all() -> None:
     for lock in list(_all):
-        lock.open()
+        lock.open_anew()
 
 
 os.register_at_fork(after_in_child=_open_all)

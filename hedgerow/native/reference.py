@@ -170,7 +170,7 @@ class Table(Rows):
             if self._skips(values):
                 erased += self._remove(key)
                 continue
-            self._mark([key])
+            self._watch.mark([key])
             inserted += key not in self._rows
             row = self._rows.setdefault(key, self._new_row(key))
             row.values = self._stored(values)
@@ -193,7 +193,7 @@ class Table(Rows):
                 for part in parts:
                     total = total + part
             if self._can_hold(total):
-                self._mark([key])
+                self._watch.mark([key])
                 inserted += row is None
                 row = row or self._rows.setdefault(key, self._new_row(key))
                 row.values = self._stored(total)
@@ -236,7 +236,7 @@ class Table(Rows):
             else:
                 dropped += len(grads) - len(usable)
             if usable:
-                self._mark([key], learned=True)
+                self._watch.mark([key], learned=True)
                 row = self._rows.setdefault(key, self._new_row(key))
                 self._touch(row, time, uses[key])
                 for number, grad in enumerate(usable):
@@ -270,7 +270,7 @@ class Table(Rows):
             if self._skips(values):
                 erased += self._remove(key)
                 continue
-            self._mark([key])
+            self._watch.mark([key])
             inserted += key not in self._rows
             row = self._rows.setdefault(key, self._new_row(key))
             row.values, row.state, row.time = self._stored(values), states[i].copy(), times[i]
@@ -281,7 +281,7 @@ class Table(Rows):
         """Resets rows; status 0 = was absent. How many were born."""
         status: NDArray[np.int8] = at(status_at, n, np.int8)
         for i, key in enumerate(at(ids_at, n, np.int64).tolist()):
-            self._mark([key], learned=True)
+            self._watch.mark([key], learned=True)
             status[i] = key in self._rows
             new = self._new_row(key)
             row = self._rows.setdefault(key, new)

@@ -39,15 +39,15 @@ def rank(marks: str, top: int, key: int, row: Row) -> tuple[int, int]:
     return (place << 32 | seconds if marks == "uses" else seconds << MARK_BITS | place), key
 
 
-class Evictions:
-    """What `Table` lets go of. Answers are (rows gone, cursor, done, room needed)."""
+class RowEvictions:
+    """Removes rows by age or by rank; a part of `Rows`, whose dict of rows it shares.
 
-    marks: str
-    _rows: dict[int, Any]
-    _looked_at: int
+    Answers are (rows gone, cursor, done, room needed).
+    """
 
-    def _remove(self, key: int) -> bool:
-        raise NotImplementedError
+    def __init__(self, rows: dict[int, Any], marks: str, remove: Callable[[int], object]) -> None:
+        self.looked_at = 0  # how often a row was looked at
+        self._rows, self._marks, self._remove = rows, marks, remove
 
     def evict_older(
         self, reference: int, ages_at: int, cursor: int, room: int, ids_at: int, times_at: int
@@ -64,7 +64,7 @@ class Evictions:
             return 0, 0, 0
         for row in self._rows.values():
             row.used_since = False
-        ranks = sorted(rank(self.marks, top, key, row) for key, row in self._rows.items())
+        ranks = sorted(rank(self._marks, top, key, row) for key, row in self._rows.items())
         return excess, *ranks[excess - 1]
 
     def evict_ranked(
@@ -85,7 +85,7 @@ class Evictions:
 
         def leaves(shown: int, row: Any) -> bool:
             nonlocal left
-            if not left or row.used_since or rank(self.marks, top, shown, row) > (score, key):
+            if not left or row.used_since or rank(self._marks, top, shown, row) > (score, key):
                 return False
             left -= 1
             return True
@@ -93,7 +93,7 @@ class Evictions:
         return self._evict(leaves, cursor, room, ids_at, times_at)
 
     def _check_order(self, order: str) -> None:
-        if order == "use" and self.marks != "uses":
+        if order == "use" and self._marks != "uses":
             raise ValueError("this table does not count uses: make it with marks of uses")
 
     def _evict(
@@ -106,7 +106,7 @@ class Evictions:
     ) -> tuple[int, int, bool, int]:
         """Removes the doomed among `room` rows from the cursor on."""
         seen = list(self._rows)[cursor : cursor + room]
-        self._looked_at += len(seen)
+        self.looked_at += len(seen)
         gone = [(key, self._rows[key].time) for key in seen if doomed(key, self._rows[key])]
         for i, (key, time) in enumerate(gone):
             at(ids_at, room, np.int64)[i] = key

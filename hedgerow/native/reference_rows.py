@@ -9,10 +9,10 @@ import numpy as np
 
 from ..core.use_weights import MARK, MARK_BITS, weight_times, weights_added
 from .reference_admission import Admission
-from .reference_evict import Evictions
+from .reference_evict import RowEvictions
 from .reference_rules import Floats
 from .reference_values import Codec, at, first_row
-from .reference_watch import Watched
+from .reference_watch import Watch
 
 
 @dataclass
@@ -41,7 +41,7 @@ class Row:
 
 
 @dataclass
-class Rows(Watched, Evictions):
+class Rows:
     """The rows of a `Table`, and its reading verbs. Serving rows hold what decoding gives."""
 
     segments: Sequence[Segment]
@@ -58,8 +58,8 @@ class Rows(Watched, Evictions):
     _counted: list[int] = field(default_factory=lambda: [0, 0, 0, 0])
 
     def __post_init__(self) -> None:
-        self._looked_at = 0
-        self._start_watch()
+        self._watch = Watch()
+        self._evictions = RowEvictions(self._rows, self.marks, self._remove)
 
     def dim(self) -> int:
         """Columns of a row."""
@@ -89,7 +89,7 @@ class Rows(Watched, Evictions):
 
     def looked_at(self) -> int:
         """How often evictions looked at a row."""
-        return self._looked_at
+        return self._evictions.looked_at
 
     def counted(self) -> tuple[int, int, int, int]:
         """Inserted, refused, dropped, erased, over the life of the table."""
@@ -105,10 +105,10 @@ class Rows(Watched, Evictions):
 
     def clear(self) -> bool:
         """Removes all rows; False: refused, a snapshot is open."""
-        if self._snapshot is not None:
+        if self._watch.has_snapshot:
             return False
         self._rows.clear()
-        self._all_changed()
+        self._watch.all_changed()
         return True
 
     def slot_key(self) -> int:
@@ -120,29 +120,106 @@ class Rows(Watched, Evictions):
         if self._rows:
             return False
         self.key = slot_key
-        self._all_changed()
+        self._watch.all_changed()
         return True
 
     def exchange(self, other: Rows) -> bool:
         """Swaps all rows; False: refused, a snapshot is open."""
-        if self._snapshot is not None or other._snapshot is not None:
+        if self._watch.has_snapshot or other._watch.has_snapshot:
             return False
-        self._rows, other._rows = other._rows, self._rows
+        mine, theirs = dict(self._rows), dict(other._rows)
+        for table, rows in ((self, theirs), (other, mine)):
+            table._rows.clear()
+            table._rows.update(rows)
+            table._watch.all_changed()
         self._newest, other._newest = other._newest, self._newest
         self.key, other.key = other.key, self.key
-        for table in (self, other):
-            table._all_changed()
         return True
-
-    def _all_changed(self) -> None:
-        for number, consumer in self._consumers.items():
-            if consumer.all_changes:
-                self.touch_all(number)
 
     def _remove(self, key: int) -> bool:
         if key in self._rows:
-            self._mark([key])
+            self._watch.mark([key])
         return self._rows.pop(key, None) is not None
+
+    # ---- evictions
+
+    def evict_older(
+        self, reference: int, ages_at: int, cursor: int, room: int, ids_at: int, times_at: int
+    ) -> tuple[int, int, bool, int]:
+        """Removes rows that have reached the age of their slot."""
+        return self._evictions.evict_older(reference, ages_at, cursor, room, ids_at, times_at)
+
+    def find_cut(self, order: str, budget: int, top: int = 0) -> tuple[int, int, int]:
+        """How many rows must leave, and the rank of the last of them."""
+        return self._evictions.find_cut(order, budget, top)
+
+    def evict_ranked(
+        self,
+        order: str,
+        excess: int,
+        score: int,
+        key: int,
+        cursor: int,
+        room: int,
+        ids_at: int,
+        times_at: int,
+        top: int = 0,
+    ) -> tuple[int, int, bool, int]:
+        """Removes rows up to a rank, at most `excess` of them."""
+        rank = (order, excess, score, key)
+        return self._evictions.evict_ranked(*rank, cursor, room, ids_at, times_at, top)
+
+    # ---- touched keys
+
+    def open_touched(self, capacity: int, all_changes: bool, forget: bool) -> int:
+        """A new consumer."""
+        return self._watch.open_touched(capacity, all_changes, forget)
+
+    def close_touched(self, consumer: int) -> None:
+        """Ends a consumer."""
+        self._watch.close_touched(consumer)
+
+    def take_touched(
+        self, consumer: int, shard: int, room: int, ids_at: int
+    ) -> tuple[int, int, bool, int, bool, int]:
+        """All keys at once: there are no shards here."""
+        return self._watch.take_touched(consumer, shard, room, ids_at)
+
+    def touch(self, consumer: int, ids_at: int, n: int) -> None:
+        """Puts keys back."""
+        self._watch.touch(consumer, ids_at, n)
+
+    def touch_all(self, consumer: int) -> None:
+        """Any key may have changed."""
+        self._watch.touch_all(consumer)
+
+    def touched_use(self, consumer: int) -> tuple[int, int]:
+        """Keys, overflows."""
+        return self._watch.touched_use(consumer)
+
+    # ---- snapshots
+
+    def open_snapshot(self, aside_bytes: int, pause: bool) -> tuple[int, int, int]:
+        """Ticket (0: one is open), rows, newest time."""
+        del aside_bytes, pause  # no writer waits for a copy
+        return self._watch.open_snapshot(self._rows, self._newest)
+
+    def resume_writers(self) -> None:
+        """Does nothing: no writer waits."""
+
+    def read_snapshot(
+        self, ticket: int, room: int, ids_at: int, rows_at: int, states_at: int, times_at: int
+    ) -> tuple[int, bool, int]:
+        """The next rows of the copy: how many, and whether they were the last."""
+        return self._watch.read_snapshot(ticket, room, ids_at, rows_at, states_at, times_at)
+
+    def snapshot_use(self) -> tuple[int, float]:
+        """Rows aside and seconds waited: neither happens to a copy."""
+        return 0, 0.0
+
+    def close_snapshot(self, ticket: int) -> None:
+        """Drops the copy."""
+        self._watch.close_snapshot(ticket)
 
     # ---- rows
 

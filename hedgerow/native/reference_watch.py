@@ -1,4 +1,4 @@
-"""The twin of a watched table: touched keys as plain sets, a snapshot as a plain copy."""
+"""What a plain twin shows of its changes: touched keys as sets, a snapshot as a copy."""
 
 from __future__ import annotations
 
@@ -36,23 +36,32 @@ class _Consumer:
             self.keys.clear()
 
 
-class Watched:
-    """What `Table` shows of itself while it changes."""
+class Watch:
+    """The consumers of touched keys of one table, and its snapshot; a part of `Rows`."""
 
-    _rows: dict[int, Any]
-    _newest: int
-
-    def _start_watch(self) -> None:
+    def __init__(self) -> None:
         self._consumers: dict[int, _Consumer] = {}
         self._opened = 0
         self._snapshot: list[tuple[int, Any]] | None = None
         self._ticket = 0
 
-    def _mark(self, keys: Iterable[int], *, learned: bool = False) -> None:
+    @property
+    def has_snapshot(self) -> bool:
+        """Whether a snapshot is open."""
+        return self._snapshot is not None
+
+    def mark(self, keys: Iterable[int], *, learned: bool = False) -> None:
+        """Keys have changed: by learning, or otherwise."""
         wanting = [c for c in self._consumers.values() if learned or c.all_changes]
         for key in keys:
             for consumer in wanting:
                 consumer.mark(key)
+
+    def all_changed(self) -> None:
+        """Any key may have changed: consumers of all changes see the whole table."""
+        for number, consumer in self._consumers.items():
+            if consumer.all_changes:
+                self.touch_all(number)
 
     # ---- touched keys
 
@@ -96,17 +105,13 @@ class Watched:
 
     # ---- snapshots
 
-    def open_snapshot(self, aside_bytes: int, pause: bool) -> tuple[int, int, int]:
+    def open_snapshot(self, rows: dict[int, Any], newest: int) -> tuple[int, int, int]:
         """Ticket (0: one is open), rows, newest time."""
-        del aside_bytes, pause  # nobody waits for a copy
         if self._snapshot is not None:
             return 0, 0, 0
         self._ticket += 1
-        self._snapshot = list(deepcopy(self._rows).items())
-        return self._ticket, len(self._snapshot), self._newest
-
-    def resume_writers(self) -> None:
-        """Nobody waits."""
+        self._snapshot = list(deepcopy(rows).items())
+        return self._ticket, len(self._snapshot), newest
 
     def read_snapshot(
         self, ticket: int, room: int, ids_at: int, rows_at: int, states_at: int, times_at: int
@@ -121,10 +126,6 @@ class Watched:
             at(states_at, (room, len(row.state)), np.float32)[i] = row.state
             at(times_at, room, np.int64)[i] = row.time
         return len(part), not self._snapshot, 0
-
-    def snapshot_use(self) -> tuple[int, float]:
-        """Rows aside and seconds waited: neither happens to a copy."""
-        return 0, 0.0
 
     def close_snapshot(self, ticket: int) -> None:
         """Drops the copy."""

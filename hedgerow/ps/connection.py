@@ -70,7 +70,7 @@ class Connection:
         self._silent_s = max(_LEAST_SILENT_S, _SILENT_GAPS * self.patience.retry_s)
         self._connect_s = math.inf  # when the line, which waits until then, goes to the server
         self._turns = Turns()
-        self._keys = keys
+        self.keys = keys
         self._may_be_near = keys is None  # who has keys wants what they protect
         self._line: Line | NearLine = self._open_near() or self._open_far()
         self._is_up = isinstance(self._line, NearLine)
@@ -90,7 +90,7 @@ class Connection:
 
     def _waiting_line(self) -> Line:
         """One that goes nowhere yet."""
-        return Line(self.address, self._keys, self._turns.wake_fd, silent_s=self._silent_s)
+        return Line(self.address, self.keys, self._turns.wake_fd, silent_s=self._silent_s)
 
     def close(self) -> None:
         """Ends the connection; requests under way are forgotten."""

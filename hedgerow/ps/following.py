@@ -46,6 +46,6 @@ def _again(shard: RemoteShard) -> RemoteShard:
     """The same tables over another connection, on which a server that is away is an error."""
     connection = shard.connection
     configs = dict(zip(shard.config.names, shard.config.configs, strict=True))
-    made = RemoteShard(connection.address, configs, name=connection.name, keys=connection._keys)
+    made = RemoteShard(connection.address, configs, name=connection.name, keys=connection.keys)
     made.connection.patience = _PATIENCE
     return made

@@ -151,7 +151,7 @@ class RemoteShard:
             return found
 
         request = Request(Verb.LOOKUP, options=options, splits=keys.splits)
-        ticket = self._start(request, [buffer_of(keys.ids)], RowsInto(rows))
+        ticket = self.start(request, [buffer_of(keys.ids)], RowsInto(rows))
         return Underway(self.connection, ticket, lambda: found, zeros)
 
     def start_contains(self, keys: TableKeys) -> Underway[Bool[Tensor, "n"]]:
@@ -165,7 +165,7 @@ class RemoteShard:
         _check_reply(len(ids), layout)
         kept = Kept(len(ids) * _entry_bytes(layout) + _SPARE_BYTES)
         request = Request(Verb.ENTRIES, options=Options(table=k), splits=(0, len(ids)))
-        ticket = self._start(request, [buffer_of(ids)], kept)
+        ticket = self.start(request, [buffer_of(ids)], kept)
 
         def entries() -> Entries:
             found = tensor_over(kept.frames[0], torch.bool, len(ids), "marks")
@@ -181,7 +181,7 @@ class RemoteShard:
         while not done:
             kept = Kept(2 * SLICE_BYTES + _entry_bytes(layout) + _SPARE_BYTES)
             options = Options(table=k, rows=most, cursor=cursor)
-            self.connection.wait(self._start(Request(Verb.SCAN, options=options), [], kept))
+            self.connection.wait(self.start(Request(Verb.SCAN, options=options), [], kept))
             if kept.answer is None:
                 raise FrameError(f"a scan without an answer [{self.connection.where}].")
             cursor, done, n = kept.answer.offset, bool(kept.number(0)), kept.number(1)
@@ -193,7 +193,7 @@ class RemoteShard:
         """Rows of each table."""
         tables = len(self.names)
         kept = Kept(8 * tables)
-        ticket = self._start(Request(Verb.SIZES), [], kept)
+        ticket = self.start(Request(Verb.SIZES), [], kept)
 
         def sizes() -> tuple[int, ...]:
             return tuple(tensor_over(kept.frames[0], torch.int64, tables, "sizes").tolist())
@@ -203,13 +203,13 @@ class RemoteShard:
     def start_stats(self) -> Underway[tuple[TableStats, ...]]:
         """Rows, bytes, load and counts of each table, as its server has them."""
         kept = Kept(MAX_TEXT_BYTES)
-        ticket = self._start(Request(Verb.STATS), [], kept)
+        ticket = self.start(Request(Verb.STATS), [], kept)
         return Underway(self.connection, ticket, lambda: tuple(value_of(kept.frames[0])))
 
     def start_max_ts(self) -> Underway[int]:
         """The largest `ts` any write gave."""
         kept = Kept()
-        ticket = self._start(Request(Verb.MAX_TS), [], kept)
+        ticket = self.start(Request(Verb.MAX_TS), [], kept)
         return Underway(self.connection, ticket, kept.number)
 
     # ---- writes
@@ -307,8 +307,11 @@ class RemoteShard:
 
     # ---- helpers
 
-    def _start(self, request: Request, frames: Sequence[Buffer], sink: Kept | RowsInto) -> Ticket:
-        # A server that was restarted without its tables is shown them again before it is asked.
+    def start(self, request: Request, frames: Sequence[Buffer], sink: Kept | RowsInto) -> Ticket:
+        """Sends a request about the tables; its answer goes into `sink`.
+
+        A server that was restarted without its tables is sent their configs again first.
+        """
         if self._met not in (-1, self.connection.incarnation):
             try:
                 self._open(self.config)
@@ -325,7 +328,7 @@ class RemoteShard:
         n = len(keys.ids)
         kept = Kept(n)
         request = Request(verb, splits=keys.splits)
-        ticket = self._start(request, [buffer_of(keys.ids)], kept)
+        ticket = self.start(request, [buffer_of(keys.ids)], kept)
         return Underway(
             self.connection, ticket, lambda: tensor_over(kept.frames[0], dtype, n, "marks")
         )
@@ -347,7 +350,7 @@ class RemoteShard:
         kept = Kept()
         request = Request(verb, options=options, splits=keys.splits, rates=rates)
         frames = [buffer_of(keys.ids), buffer_of(narrowed(rows.detach(), self._wire)), *more]
-        ticket = self._start(request, frames, kept)
+        ticket = self.start(request, frames, kept)
         return Underway(
             self.connection,
             ticket,

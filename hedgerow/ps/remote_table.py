@@ -78,7 +78,7 @@ class RemoteTable:
         for part in ids.contiguous().split(max(1, _READ_FLOATS // self.dim)):
             kept = _Large(len(part) * (4 * self.dim + 1))
             request = Request(Verb.READ_ROWS, options=options, splits=(0, len(part)))
-            asked.append((len(part), kept, self._shard._start(request, [buffer_of(part)], kept)))
+            asked.append((len(part), kept, self._shard.start(request, [buffer_of(part)], kept)))
         found = [self._rows(n, kept, ticket) for n, kept, ticket in asked]
         return torch.cat([rows for rows, _ in found]), torch.cat([marks for _, marks in found])
 
@@ -100,7 +100,7 @@ class RemoteTable:
             kept = _Large(8 * _TAKE_IDS)
             options = Options(table=self.k, rows=_TAKE_IDS, cursor=cursor)
             request = Request(Verb.SCAN_IDS, options=options)
-            self._shard.connection.wait(self._shard._start(request, [], kept))
+            self._shard.connection.wait(self._shard.start(request, [], kept))
             if kept.answer is None or len(kept.frames) != 1:
                 raise FrameError(f"a scan of ids without ids [{self._shard.connection.where}].")
             met = met or kept.answer.incarnation
@@ -215,7 +215,7 @@ class RemoteTouched:
         request = Request(verb, options=Options(table=self._k))
         connection = self._shard.connection
         if patience is None:
-            connection.wait(self._shard._start(request, frames, kept))
+            connection.wait(self._shard.start(request, frames, kept))
         else:
             connection.wait(connection.start(request, frames, kept, patience))
         return kept

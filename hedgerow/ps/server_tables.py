@@ -22,12 +22,11 @@ from ..routing.router import Router
 from ..tables import arguments
 from ..tables.bags import Bags, BagsReader
 from ..tables.config import TableConfig
-from ..tables.host_reads import MemoryUse
 from ..tables.module_store import SpreadStore
 from ..tables.multi import parts
 from ..tables.multi.multi_config import MultiConfig
 from ..tables.schedules import Rate
-from ..tables.stats import TableStats
+from ..tables.stats import MemoryUse, TableStats
 from ..tables.store import Applied, Entries, Lookup, Missing, TableKeys, as_keys
 from .routed import Routed, Share, finite_part, route
 from .shard import Pending, Shard

@@ -21,9 +21,8 @@ from ..tables.checkpoint.save import save_tables
 from ..tables.compressors import Compressor, FixedR8, Fp16, Fp32
 from ..tables.config import Segment, TableConfig
 from ..tables.host import HostTable
-from ..tables.host_reads import all_found
 from ..tables.multi.host_tables import HostTables
-from ..tables.store import Entries
+from ..tables.store import Entries, all_found
 
 FORMS = ("fp32", "fp16", "int8")
 LARGEST_HALF = 65504.0

@@ -32,6 +32,7 @@ from .layout import RowLayout
 from .leave_order import LeaveOrder, join
 from .schedules import Rate, check_rates, rate_at
 from .slot_key import check_slot_key, slot_key_of
+from .stamps import Stamps
 from .store import Applied, Lookup, Missing, TableKeys
 
 
@@ -92,7 +93,7 @@ class DeviceTable(DeviceMoves):
         self._follows_step = any(s.optimizer and s.optimizer.follows_step for s in config.segments)
         self.clock: Clock = clock or SystemClock()
         self._events = Counters()
-        self._order = LeaveOrder.of(config.evict)
+        self.stamps = Stamps(self.clock, self._events, LeaveOrder.of(config.evict))
         self._restoring = Lock()
         self.device = torch.empty(0, device=device).device  # with its number
         if self.device.type == "cpu" and not interpreted():

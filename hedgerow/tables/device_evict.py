@@ -11,8 +11,7 @@ from ..core.fids import slot_of
 from ..core.shapes import Int64
 from ..kernels.layout import TIMES, Grouped
 from .device_writes import DeviceWrites
-from .expiry import Lfu, Lru, Ttl, expired
-from .host_evict import Evicted
+from .expiry import Evicted, Lfu, Lru, Ttl, expired
 
 
 class DeviceEvictions(DeviceWrites):

@@ -9,6 +9,7 @@ from typing import Self
 import torch
 from torch import Tensor
 
+from ..core.clock import Clock
 from ..core.counters import Counters
 from ..core.shapes import Bool, Float64, Int64
 from ..kernels import find, lookup
@@ -16,28 +17,52 @@ from ..kernels.layout import LANES, MARK, SCORES, TIMES, Arrays
 from . import arguments
 from .config import TableConfig
 from .device_filter import DeviceFilter
-from .host_reads import MemoryUse, slice_rows, uses_of
-from .layout import RowLayout
+from .layout import RowLayout, slice_rows
+from .leave_order import LeaveOrder, uses_of
 from .stamps import Stamps
+from .stats import MemoryUse
 from .store import Entries, TableKeys
 
 _STAY = nullcontext()
 MAX_IDS = 2**31 - 1  # of one call, and slots of a table: kernels count in 32 bits
 
 
-class DeviceReads(Stamps):
+class DeviceReads:
     """The reading part of `DeviceTable`; size, scan and stats wait for the device."""
 
     config: TableConfig
     layout: RowLayout
     device: torch.device
     arrays: Arrays
+    clock: Clock
+    stamps: Stamps
     _totals: Int64[Tensor, "5"]  # inserted, refused, dropped, erased, evicted for others
     _events: Counters
     _max_ts: int
     _filter: DeviceFilter | None
     _known: int  # rows when they were last counted
     _since: int  # ids that were written since then
+
+    # ---- times and marks of rows: see `Stamps`
+
+    @property
+    def order(self) -> LeaveOrder | None:
+        """What tells the order in which rows leave; None without a rule of room."""
+        return self.stamps.order
+
+    def share_order(self, order: LeaveOrder | None) -> None:
+        """From now on marks come from there: the order of another store of the same table."""
+        self.stamps.share_order(order)
+
+    def next_time(self, ts: int) -> int:
+        """The time of a write."""
+        return self.stamps.next_time(ts)
+
+    @property
+    def _order(self) -> LeaveOrder | None:
+        return self.stamps.order
+
+    # ---- rows
 
     @property
     def capacity_rows(self) -> int:
@@ -146,7 +171,7 @@ class DeviceReads(Stamps):
         dim = self.config.dim
         states = table.values[at, dim : dim + self.layout.state_floats]
         states = torch.where(found[:, None], states, 0.0)
-        return Entries(ids, found, rows, self.layout.named(states), *self._shown(times))
+        return Entries(ids, found, rows, self.layout.named(states), *self.stamps.times_of(times))
 
     def _stamps_at(self, table: Arrays, slots: Int64[Tensor, "n"]) -> Int64[Tensor, "n"]:
         """The stamps of rows; the weight of their uses stands beside their times."""

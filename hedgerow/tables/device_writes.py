@@ -41,7 +41,7 @@ class DeviceWrites(DeviceRoom):
         usable = self.usable_rows(rows, keys.used)
         now, done = self._write(ts, len(keys.ids))
         with self.on_device():
-            grouped = self._admitted(group(keys.ids), keys.used, done, self._second(now))
+            grouped = self._admitted(group(keys.ids), keys.used, done, self.stamps.second(now))
             if self.config.skip_zero_embedding:
                 grouped = self._skip_zeros(grouped, keys.used, rows, usable, done)
             self._make_way(grouped, keys.used, usable, now, done)
@@ -69,7 +69,7 @@ class DeviceWrites(DeviceRoom):
         usable = self.usable_rows(rows, keys.used)
         now, done = self._write(ts, len(keys.ids))
         with self.on_device():
-            grouped = self._admitted(group(keys.ids), keys.used, done, self._second(now))
+            grouped = self._admitted(group(keys.ids), keys.used, done, self.stamps.second(now))
             self._make_way(grouped, keys.used, usable, now, done)
             begun = torch.empty_like(rows)
             lookup.lookup(self.arrays, grouped.ids, begun, self.parts)
@@ -99,7 +99,7 @@ class DeviceWrites(DeviceRoom):
         states: Sequence[Mapping[str, Tensor]] = given.states
         if self.config.serving:
             states = [{} for _ in self.config.segments]
-        raw, ts = self.layout.join(states, n), self._stamps(given)
+        raw, ts = self.layout.join(states, n), self.stamps.stamps_of(given)
         newest = int(ts.max()) if n else 0
         with self._restoring, self.on_device():
             ids, rows, raw, ts = (x.to(self.device) for x in (given.ids, given.rows, raw, ts))
@@ -176,7 +176,7 @@ class DeviceWrites(DeviceRoom):
 
     def _write(self, ts: int, n: int, *, uses: int | None = None) -> tuple[int, Int64[Tensor, "3"]]:
         """The stamp of a call that may bring `n` ids, and room for what it counts."""
-        now = self.stamp(ts, n if uses is None else uses)
+        now = self.stamps.stamp(ts, n if uses is None else uses)
         return self.begin_at(now, n), self._nothing_done()
 
     def _nothing_done(self) -> Int64[Tensor, "3"]:
@@ -188,7 +188,7 @@ class DeviceWrites(DeviceRoom):
         """What comes before every write of `n` ids with this stamp."""
         self.before_change()
         self._make_room(n)
-        self._max_ts = max(self._max_ts, self._second(now))
+        self._max_ts = max(self._max_ts, self.stamps.second(now))
         self.is_timed |= now > 0
         if n:
             self._oldest_s = now if self._oldest_s is None else min(self._oldest_s, now)

@@ -10,8 +10,8 @@ from ..core.clock import Clock, SystemClock
 from ..core.counters import Counters
 from ..core.errors import DtypeError, InputError
 from ..core.units import parse_seconds
+from .expiry import Evicted
 from .host import HostTable
-from .host_evict import Evicted
 
 POLL_S = 10.0
 Hook = Callable[[str, Evicted], None]

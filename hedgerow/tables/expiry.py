@@ -1,4 +1,4 @@
-"""When rows leave a table: rules of age and of room, and which rows a rule of age has expired."""
+"""When rows leave a table: rules of age and of room, and what an eviction removed."""
 
 from __future__ import annotations
 
@@ -152,6 +152,15 @@ class Lfu(Eviction):
                 f"1 to {_MAX_AGE_S}."
             )
         return HalfLife(uses=given)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Evicted:
+    """What an eviction removed: how many rows, and on request which ones, in the order of ids."""
+
+    rows: int
+    ids: Int64[Tensor, "rows"] | None = None
+    ts: Int64[Tensor, "rows"] | None = None
 
 
 def expired(

@@ -141,7 +141,7 @@ def rows_after(
     """
     flat = [one.contiguous() for one in ids]
     return native.rows_after(
-        [table.reader(step) for table in tables],
+        [table.core.reader(step) for table in tables],
         [one.data_ptr() for one in flat],
         [len(one) for one in flat],
         step,

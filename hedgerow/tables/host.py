@@ -1,45 +1,41 @@
-"""The table of one process in host memory, over the C++ core."""
+"""The table of one process in host memory."""
 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Self
 
 import torch
 from torch import Tensor
 
 from .. import native
 from ..core import checks, registry
-from ..core.clock import Clock, SystemClock
-from ..core.counters import Counters
-from ..core.errors import (
-    DtypeError,
-    InputError,
-    NotFiniteError,
-    ServingTableError,
-    StateError,
-)
-from ..core.forklock import ForkLock
-from ..core.recycle import Recycler, give_freed_memory_back
-from ..core.shapes import Bool, Float32, Int8, Int64
+from ..core.clock import Clock
+from ..core.errors import InputError, StateError
+from ..core.recycle import give_freed_memory_back
+from ..core.shapes import Bool, Float32, Float64, Int8, Int64
 from . import arguments
 from .config import TableConfig
+from .expiry import Evicted
 from .filters import SlidingFilter
 from .followed import SyncClient, checked_client
-from .host_evict import HostEvictions
-from .host_moves import HostMoves
-from .host_reads import HostReads
-from .host_watch import HostWatch
-from .layout import RowLayout, native_segment
-from .leave_order import LeaveOrder, join
+from .host_core import HostCore
+from .host_parts import HostEvictions, HostFeed, HostMoves
+from .layout import entry_room, slice_rows
+from .leave_order import LeaveOrder, join, uses_of
 from .memory_errors import memory_errors
+from .moving import MovingRows
 from .row_file import RowFile
-from .schedules import Rate, check_rates, rate_at
-from .slot_key import check_slot_key, slot_key_of
-from .store import Applied, Entries, Lookup, TableKeys
+from .schedules import Rate
+from .slot_key import check_slot_key
+from .snapshot import ASIDE_BYTES, Snapshot
+from .stats import MemoryUse
+from .store import Applied, Entries, Lookup, Missing, TableKeys, all_found
+from .touched import DEFAULT_CAPACITY, Overflow, TouchedKeys, TouchedSettings
 
 
-class HostTable(HostEvictions, HostMoves, HostReads, HostWatch):
+class HostTable:
     """Rows for any 64-bit id, born on the first write; safe from many threads.
 
     Keys are an int64 tensor (or `TableKeys` of one table); equal ids in one call act in order.
@@ -73,43 +69,18 @@ class HostTable(HostEvictions, HostMoves, HostReads, HostWatch):
         rows_in: RowFile | None = None,
     ) -> None:
         self.config = config
-        self.layout = RowLayout(config)
-        own = [s.optimizer.rate() if s.optimizer else 0.0 for s in config.segments]
-        self._rates = check_rates(own if rates is None else rates, len(config.segments))
-        varies = any(callable(source) for source in self._rates)
-        self._fixed_rates = None if varies else [rate_at(source, 0) for source in self._rates]
-        self._updates_need_step = any(
-            s.stochastic_rounding_float16
-            or (s.compressor and s.compressor.depends_on_step)
-            or (s.optimizer and s.optimizer.follows_step)
-            for s in config.segments
+        self.core = core = HostCore(
+            config, rates=rates, clock=clock, filter=filter, rows_in=rows_in
         )
-        self.clock: Clock = clock or SystemClock()
+        self.layout = core.layout
+        self.evictions = HostEvictions(config, core.native_table, core.stamps, core.events)
+        self.feed = HostFeed(config.name, core.layout, core.native_table, core.stamps)
+        self.moves = HostMoves(core.layout, core.native_table, core.stamps)
+        # What tiers ask of their two tables, of which one may be a `DeviceTable`.
+        self.checked_rows, self.checked_step = core.checked_rows, core.checked_step
+        self.update_arguments, self.apply_checked = core.update_arguments, core.apply_checked
+        self.next_time, self.share_order = core.stamps.next_time, core.stamps.share_order
         self._shared_name = shared_name
-        self._outputs, self._output_sharers = Recycler(), 1
-        self._events = Counters()
-        self._evicting = ForkLock()
-        self._order = LeaveOrder.of(config.evict)
-        self._start_watch()
-        self._filter, self._made_filter = filter, filter is None
-        slot_key = slot_key_of(config.slot_key)
-        admission = self._admission(slot_key)
-        if rows_in is not None and not isinstance(rows_in, RowFile):
-            raise DtypeError(f"rows_in is {rows_in!r}; pass RowFile(folder, resident_bytes).")
-        self._rows_in = rows_in
-        self._file = None if rows_in is None else rows_in.open()
-        with memory_errors():
-            self.native_table = native.Table(
-                [native_segment(s) for s in config.segments],
-                config.serving,
-                config.skip_zero_embedding,
-                config.row_seed,
-                config.initial_capacity,
-                "none" if self._order is None else self._order.kind,
-                admission,
-                self._file,
-                slot_key,
-            )
         if shared_name is not None:
             registry.register(shared_name, self)
         if sync_client is not None:
@@ -131,40 +102,201 @@ class HostTable(HostEvictions, HostMoves, HostReads, HostWatch):
 
     @property
     def device(self) -> torch.device:
-        """Where its rows lie."""
+        """Where its rows lie: host memory."""
         return checks.CPU
+
+    @property
+    def clock(self) -> Clock:
+        """The clock that judges the times of writes and the ages of rows."""
+        return self.core.stamps.clock
 
     @property
     def filter(self) -> SlidingFilter | None:
         """What counts absent ids for the admission rule; None if nothing does."""
-        return self._filter
+        return self.core.filter
 
     @property
     def slot_key(self) -> int:
-        """The secret by which ids are placed."""
-        return self.native_table.slot_key()
+        """The secret by which ids are placed in the index."""
+        return self.core.native_table.slot_key()
 
     def use_slot_key(self, slot_key: int) -> None:
-        """Places ids by this key from now on; only before rows are there."""
+        """Places ids by this key from now on; raises once the table has rows."""
         check_slot_key("HostTable", slot_key)
-        if slot_key != self.slot_key and not self.native_table.place_by(slot_key):
+        if slot_key != self.slot_key and not self.core.native_table.place_by(slot_key):
             raise StateError(
                 f"table {self.config.name!r} has rows, and its slot key cannot change under them; "
                 f"set it before rows are there."
             )
 
-    def _admission(self, slot_key: int) -> native.Admission | None:
-        if self._filter is not None and not isinstance(self._filter, SlidingFilter):
-            raise DtypeError(
-                f"filter is {self._filter!r}; pass a SlidingFilter, as another table's filter."
+    @property
+    def order(self) -> LeaveOrder | None:
+        """The order in which rows leave; None without a rule of room."""
+        return self.core.stamps.order
+
+    # ---- moves, under the names that a `DeviceTable` has too
+
+    @property
+    def read_out(self) -> Callable[[Int64[Tensor, "n"]], MovingRows]:
+        """See `HostMoves.read_out`."""
+        return self.moves.read_out
+
+    @property
+    def move_in(self) -> Callable[[MovingRows], Bool[Tensor, "n"]]:
+        """See `HostMoves.move_in`."""
+        return self.moves.move_in
+
+    @property
+    def move_out(self) -> Callable[[Int64[Tensor, "n"]], None]:
+        """See `HostMoves.move_out`."""
+        return self.moves.move_out
+
+    @property
+    def saw(self) -> Callable[[int], None]:
+        """See `HostMoves.saw`."""
+        return self.moves.saw
+
+    # ---- reads
+
+    def lookup(
+        self,
+        keys: TableKeys | Int64[Tensor, "n"],
+        *,
+        missing: Missing = "zeros",
+        step: int | None = None,
+        out: Float32[Tensor, "n dim"] | None = None,
+    ) -> Lookup:
+        """Rows of `keys`, into `out` if given. Nothing is inserted.
+
+        An absent id gives zeros, or with `missing="initializer"` the first value it would be born
+        with. `step` matters only to tables with a one_bit segment.
+        """
+        keys = self.core.checked_keys(keys)
+        n = len(keys.ids)
+        if out is None:
+            memory, reused = self.core.outputs.take(n * self.layout.dim)
+            out = memory.view(n, self.layout.dim)
+        else:
+            out, reused = arguments.output(out, n, self.layout.dim), True
+        self.core.lookup_at(keys.ids.data_ptr(), n, missing, step, out.data_ptr(), reused=reused)
+        return Lookup(keys, out.view(-1), (self.layout.dim,))
+
+    def contains(self, keys: TableKeys | Int64[Tensor, "n"]) -> Bool[Tensor, "n"]:
+        """Whether each key has a row."""
+        ids = self.core.checked_keys(keys).ids
+        out = torch.empty(len(ids), dtype=torch.bool, device="cpu")
+        self.core.native_table.contains(ids.data_ptr(), len(ids), out.data_ptr())
+        return out
+
+    def entries(self, keys: TableKeys | Int64[Tensor, "n"]) -> Entries:
+        """Raw rows with their optimizer states and times."""
+        ids = self.core.checked_keys(keys).ids
+        n = len(ids)
+        found = torch.empty(n, dtype=torch.bool, device="cpu")
+        rows, raw, ts = entry_room(self.layout, n)
+        self.core.native_table.entries(
+            ids.data_ptr(), n, found.data_ptr(), rows.data_ptr(), raw.data_ptr(), ts.data_ptr()
+        )
+        return Entries(ids, found, rows, self.layout.split(raw), *self.core.stamps.times_of(ts))
+
+    def scan(self, rows: int | None = None) -> Iterator[Entries]:
+        """All rows, in slices of at most `rows` (about 16 MiB if None), in no particular order.
+
+        A row that is there from the first slice to the last is given exactly once, whatever is
+        written meanwhile; rows that come or go during the scan may be given or not. Rows that share
+        a home in the index stay together, so a slice of very few rows may hold a few more.
+        """
+        return self._slices(slice_rows(self.layout, rows))
+
+    def scan_slice(self, cursor: int = 0, rows: int | None = None) -> tuple[Entries, int, bool]:
+        """One slice of a scan from `cursor` on: rows, the next cursor, and whether it was the last.
+
+        A cursor is a place among all keys, not in memory: it serves any table with the same keys.
+        """
+        if type(cursor) is not int or not 0 <= cursor < 2**64:
+            raise InputError(f"cursor is {cursor!r}; use 0, or what the slice before gave.")
+        entries, cursor, done, _ = self._slice(cursor, slice_rows(self.layout, rows))
+        return entries, cursor, done
+
+    def _slices(self, room: int) -> Iterator[Entries]:
+        cursor, done = 0, False
+        while not done:
+            entries, cursor, done, room = self._slice(cursor, room)
+            if len(entries):
+                yield entries
+
+    def _slice(self, cursor: int, room: int) -> tuple[Entries, int, bool, int]:
+        while True:
+            ids = torch.empty(room, dtype=torch.int64, device="cpu")
+            values, raw, ts = entry_room(self.layout, room)
+            got, cursor, done, needed = self.core.native_table.scan(
+                cursor, room, ids.data_ptr(), values.data_ptr(), raw.data_ptr(), ts.data_ptr()
             )
-        admit, seed = self.config.admit, self.config.row_seed
-        if admit is None:
-            return None
-        self._filter = self._filter or admit.own_filter(seed, slot_key)
-        if self._filter is not None:
-            self._filter.tables.add(self.config.name)
-        return admit.rule(table=self.config.name, seed=seed, filter=self._filter)
+            if got or done or not needed:
+                states = self.layout.split(raw[:got])
+                shown = self.core.stamps.times_of(ts[:got])
+                entries = Entries(ids[:got], all_found(got), values[:got], states, *shown)
+                return entries, cursor, done, needed or room
+            room = needed
+
+    def size(self) -> int:
+        """Rows."""
+        return self.core.native_table.size()
+
+    def __len__(self) -> int:
+        return self.size()
+
+    def max_ts(self) -> int:
+        """The largest `ts` that a write gave."""
+        return self.core.stamps.second(self.core.native_table.newest_time())
+
+    def uses(self, keys: TableKeys | Int64[Tensor, "n"]) -> Float64[Tensor, "n"]:
+        """How often each key was used, under an `Lfu` rule, in uses of now."""
+        return uses_of(self.order, self.entries(keys), self.config.name)
+
+    def memory(self) -> MemoryUse:
+        """Bytes by purpose. An admission filter counts in each of the tables that share it."""
+        index, row, slack, other = self.core.native_table.memory()
+        filter_bytes = 0 if self.filter is None else self.filter.memory_bytes()
+        return MemoryUse(index, row, slack, other + filter_bytes + self.core.output_bytes())
+
+    def measured_bytes(self) -> int:
+        """Bytes of rows in a file that are in memory, as the operating system says.
+
+        It looks at every page of the file.
+        """
+        if self.core.row_file is None:
+            raise StateError(f"table {self.config.name!r} keeps its rows in memory, not in a file.")
+        return self.core.row_file.measured_bytes()
+
+    def stats(self) -> dict[str, float]:
+        """Rows, bytes, load of the index and everything counted since the table was made.
+
+        `uncompressed_bytes` is what the rows would take as fp32, without optimizer state. Where
+        rows are in a file, `file_bytes` is its size and `resident_bytes` the part in memory.
+        """
+        use, rows, counted = self.memory(), self.size(), self.core.native_table.counted()
+        file, outputs = self.core.row_file, self.core.output_bytes()
+        load_factor, longest_search = self.core.native_table.load()
+        return {
+            "rows": rows,
+            "uncompressed_bytes": rows * 4 * self.layout.dim,
+            "index_bytes": use.index_bytes,
+            "row_bytes": use.row_bytes,
+            "slack_bytes": use.slack_bytes,
+            "other_bytes": use.other_bytes - outputs,
+            "output_bytes": outputs,
+            "load_factor": load_factor,
+            "longest_search": longest_search,
+            **dict(zip(("inserted", "refused", "dropped", "erased"), counted, strict=True)),
+            **{name: self.core.events.read(name) for name in ("evicted", "clamped_ts")},
+            **({} if file is None else _file_stats(file)),
+        }
+
+    def table(self, k: int = 0) -> Self:
+        """The store of table `k` alone: there is only one."""
+        arguments.table_number(k, 1)
+        return self
 
     # ---- writes
 
@@ -188,32 +320,8 @@ class HostTable(HostEvictions, HostMoves, HostReads, HostWatch):
         rules and `Lfu` read it. With `per_occurrence` every occurrence is a step of its own.
         """
         checks.flag("per_occurrence", per_occurrence)
-        ids, grads, now, at_step = self.update_arguments(at, grads, rates, step, counts)
-        return self.apply_checked(ids, grads, now, at_step, ts, counts, per_occurrence)
-
-    def apply_checked(
-        self,
-        ids: Int64[Tensor, "n"],
-        grads: Float32[Tensor, "n dim"],
-        now: list[float],
-        at_step: int,
-        ts: int,
-        counts: Int64[Tensor, "n"] | None,
-        per_occurrence: bool,
-    ) -> Applied:
-        """The update itself, of what `_update_arguments` gave."""
-        with memory_errors():
-            done = self.native_table.apply_gradients(
-                ids.data_ptr(),
-                len(ids),
-                grads.data_ptr(),
-                now,
-                at_step,
-                self.stamp(ts, len(ids) if counts is None else int(counts.sum())),
-                per_occurrence,
-                0 if counts is None else counts.data_ptr(),
-            )
-        return Applied.of(*done)
+        ids, grads, now, at_step = self.core.update_arguments(at, grads, rates, step, counts)
+        return self.core.apply_checked(ids, grads, now, at_step, ts, counts, per_occurrence)
 
     def assign(
         self,
@@ -223,10 +331,10 @@ class HostTable(HostEvictions, HostMoves, HostReads, HostWatch):
         ts: int = 0,
     ) -> Applied:
         """Sets rows and keeps optimizer state (fresh for an absent id). The last of equals wins."""
-        ids, rows = self.checked_keys_and_rows(keys, rows)
+        ids, rows = self.core.checked_keys_and_rows(keys, rows)
         with memory_errors():
-            stamp = self.stamp(ts, len(ids))
-            done = self.native_table.assign(ids.data_ptr(), len(ids), rows.data_ptr(), stamp)
+            stamp = self.core.stamps.stamp(ts, len(ids))
+            done = self.core.native_table.assign(ids.data_ptr(), len(ids), rows.data_ptr(), stamp)
         return Applied.of(*done)
 
     def assign_add(
@@ -237,15 +345,17 @@ class HostTable(HostEvictions, HostMoves, HostReads, HostWatch):
         ts: int = 0,
     ) -> Applied:
         """Adds to rows; an absent one starts from its first value (serving tables: zeros)."""
-        ids, rows = self.checked_keys_and_rows(keys, rows)
+        ids, rows = self.core.checked_keys_and_rows(keys, rows)
         with memory_errors():
-            stamp = self.stamp(ts, len(ids))
-            done = self.native_table.assign_add(ids.data_ptr(), len(ids), rows.data_ptr(), stamp)
+            stamp = self.core.stamps.stamp(ts, len(ids))
+            done = self.core.native_table.assign_add(
+                ids.data_ptr(), len(ids), rows.data_ptr(), stamp
+            )
         return Applied.of(*done)
 
     def restore(self, entries: Entries) -> Applied:
         """Puts whole rows back: embedding, states and times as `entries` or `scan` gave them."""
-        ids, rows = self.checked_keys_and_rows(entries.ids, entries.rows)
+        ids, rows = self.core.checked_keys_and_rows(entries.ids, entries.rows)
         checks.tensor("found", entries.found, torch.bool, (len(ids),))
         checks.tensor("ts", entries.ts, torch.int64, (len(ids),))
         if not entries.found.numpy().all():
@@ -256,38 +366,88 @@ class HostTable(HostEvictions, HostMoves, HostReads, HostWatch):
         states: Sequence[Mapping[str, Tensor]] = entries.states
         if self.config.serving:
             states = [{} for _ in self.config.segments]
-        raw, ts = self.layout.join(states, len(ids)), self._stamps(entries)
+        raw, ts = self.layout.join(states, len(ids)), self.core.stamps.stamps_of(entries)
         with memory_errors():
-            done = self.native_table.restore(
+            done = self.core.native_table.restore(
                 ids.data_ptr(), len(ids), rows.data_ptr(), raw.data_ptr(), ts.data_ptr()
             )
         return Applied.of(*done)
 
     def reinitialize(self, keys: TableKeys | Int64[Tensor, "n"]) -> Int8[Tensor, "n"]:
         """Makes rows as new, at the clock's time; 0 = was absent, 1 = was there."""
-        self.refuse_serving("reinitialize")
-        ids = self.checked_keys(keys).ids
+        self.core.refuse_serving("reinitialize")
+        ids = self.core.checked_keys(keys).ids
         status = torch.empty(len(ids), dtype=torch.int8, device="cpu")
         with memory_errors():
-            stamp = self.stamp(self.clock.now_s(), 0)
-            self.native_table.reinitialize(ids.data_ptr(), len(ids), stamp, status.data_ptr())
+            stamp = self.core.stamps.stamp(self.clock.now_s(), 0)
+            self.core.native_table.reinitialize(ids.data_ptr(), len(ids), stamp, status.data_ptr())
         return status
 
     def erase(self, keys: TableKeys | Int64[Tensor, "n"]) -> Bool[Tensor, "n"]:
         """Removes rows and says which were there. Their memory serves the next new ids."""
-        ids = self.checked_keys(keys).ids
+        ids = self.core.checked_keys(keys).ids
         erased = torch.empty(len(ids), dtype=torch.bool, device="cpu")
         with memory_errors():
-            self.native_table.erase(ids.data_ptr(), len(ids), erased.data_ptr())
+            self.core.native_table.erase(ids.data_ptr(), len(ids), erased.data_ptr())
         return erased
+
+    def evict(
+        self, *, now_s: int | None = None, capture: bool = False, rows: int | None = None
+    ) -> Evicted:
+        """Removes the rows that the table's rule says must go; their memory serves new ids.
+
+        Other calls go on meanwhile. A row is judged by its time at the moment it would leave: one
+        that was updated in between stays. `now_s` replaces the rule's reference time. `capture`
+        returns the ids and times of the rows that left. `rows` replaces the number of a rule of
+        room: a shard or a tier keeps its share of that number, which may be 0.
+        """
+        return self.evictions.evict(now_s=now_s, capture=capture, rows=rows)
+
+    # ---- changes and all rows at once
+
+    def touched(
+        self,
+        consumer: str,
+        *,
+        capacity: int = DEFAULT_CAPACITY,
+        all_changes: bool = False,
+        overflow: Overflow = "whole_table",
+    ) -> TouchedKeys:
+        """The keys changed since `consumer` last took them; collected from the first call on.
+
+        `apply_gradients` and `reinitialize` count as changes. With `all_changes` so do `assign`,
+        `assign_add`, `restore`, `erase` and eviction: a key that was taken and has no row any more
+        was deleted, and `clear` makes the whole table dirty. More than `capacity` keys become
+        `whole_table`; with `overflow="forget"` they are dropped and counted, as in Monolith. A
+        consumer that is open already is returned again.
+        """
+        return self.feed.touched(consumer, TouchedSettings(capacity, all_changes, overflow))
+
+    def consumer(self, name: str) -> TouchedKeys | None:
+        """The consumer of touched keys that is open under a name, if one is."""
+        return self.feed.consumer(name)
+
+    def snapshot(
+        self,
+        aside_bytes: int = ASIDE_BYTES,
+        *,
+        at_start: Callable[[], object] | None = None,
+        paused: bool = False,
+    ) -> Snapshot:
+        """All rows as they are when this returns, to be read while writers go on; one at a time.
+
+        `at_start` runs at the snapshot's instant: running writes have ended, and writes of other
+        threads wait until it returns. With `paused` they wait until `resume`, so that several
+        tables can be held at one instant. Close the snapshot, or use it in a `with` block.
+        """
+        return self.feed.snapshot(aside_bytes, at_start, paused)
 
     def beside(self, rows: int, *, slot_key: int | None = None) -> HostTable:
         """An empty table to fill and then exchange rows with: same config, clock and filter.
 
-        It places ids as this one does, or by another `slot_key`, which then comes with the rows.
-
-        It has room for `rows` from the start. Rows in the order of a scan come in the order of the
-        index; into an index that is smaller than theirs they would pile up at one place.
+        It places ids by the same slot key, or by `slot_key`; an exchange swaps the keys as well.
+        It has room for `rows` from the start: a scan gives rows in the order of the index, and in a
+        smaller index they would pile up at one place.
         """
         rows = min(checks.count("rows", rows), 2**32 - 1)
         room = max(self.config.initial_capacity, rows)
@@ -295,37 +455,36 @@ class HostTable(HostEvictions, HostMoves, HostReads, HostWatch):
         roomy = dataclasses.replace(self.config, initial_capacity=room, slot_key=key)
         made = HostTable(
             roomy,
-            rates=self._rates,
+            rates=self.core.rates,
             clock=self.clock,
-            filter=self._filter,
-            rows_in=self._rows_in,
+            filter=self.filter,
+            rows_in=self.core.rows_in,
         )
-        made.config = self.config
+        made.config = made.core.config = self.config
         return made
 
     def exchange_rows(self, other: HostTable) -> None:
-        """Swaps all rows with a table of the same config: readers see one or the other, whole.
+        """Swaps all rows and slot keys with a table of the same config.
 
-        The slot keys go with the rows.
-
-        Filters and counts stay; consumers of all changes see the whole table as changed.
+        Readers see all rows of one table or all of the other. Filters and counts stay. Consumers
+        of all changes see the whole table as changed.
         """
         if other.config != self.config:
             raise InputError(
                 f"table {self.config.name!r} and {other.config.name!r} differ in their configs; "
                 f"only tables of one config exchange rows."
             )
-        if other._rows_in != self._rows_in:
+        if other.core.rows_in != self.core.rows_in:
             raise InputError(
-                f"tables {self.config.name!r} keep their rows in {self._rows_in} and in "
-                f"{other._rows_in}; only tables with one rows_in exchange rows."
+                f"tables {self.config.name!r} keep their rows in {self.core.rows_in} and in "
+                f"{other.core.rows_in}; only tables with one rows_in exchange rows."
             )
-        if not self.native_table.exchange(other.native_table):
+        if not self.core.native_table.exchange(other.core.native_table):
             raise StateError(
                 f"rows of table {self.config.name!r} cannot be exchanged while a snapshot is open; "
                 f"nothing was changed. Close the snapshot first."
             )
-        join(self._order, other._order)
+        join(self.order, other.order)
 
     def clear(self) -> None:
         """Removes all rows and gives their memory back.
@@ -334,23 +493,14 @@ class HostTable(HostEvictions, HostMoves, HostReads, HostWatch):
         gets a row. Counts in a filter that was passed to the table, or that another table shares,
         stay, and so does their memory: 5 to 16 bytes per id.
         """
-        if not self.native_table.clear():
+        if not self.core.native_table.clear():
             raise StateError(
                 f"clear of table {self.config.name!r} while a snapshot of it is open; nothing was "
                 f"removed. Close the snapshot first."
             )
-        self._outputs.clear()
-        own = self._filter if self._made_filter else None
-        if own is not None and own.tables <= {self.config.name}:
-            own.clear()
+        self.core.outputs.clear()
+        self.core.forget_counts()
         give_freed_memory_back()
-
-    def share_outputs(self, outputs: Recycler, tables: int) -> None:
-        """Share the memory of large results with the other tables of a store of `tables` tables.
-
-        Each counts its part of what is kept there.
-        """
-        self._outputs, self._output_sharers = outputs, tables
 
     def close(self) -> None:
         """Removes all rows and gives the shared name back."""
@@ -358,69 +508,58 @@ class HostTable(HostEvictions, HostMoves, HostReads, HostWatch):
         if self._shared_name is not None:
             registry.release(self._shared_name, self)
 
-    @property
-    def fixed_rates(self) -> list[float] | None:
-        """The rate of each segment, where none of them follows the step."""
-        return self._fixed_rates
 
-    def rates_at(self, step: int) -> list[float]:
-        """Return the rate of each segment at update number `step`."""
-        return self._fixed_rates or [rate_at(source, step) for source in self._rates]
+def _file_stats(file: native.RowFile) -> dict[str, float]:
+    return {"file_bytes": file.file_bytes(), "resident_bytes": file.resident_bytes()}
 
-    # ---- checks
 
-    def update_arguments(
-        self,
-        at: TableKeys | Lookup | Int64[Tensor, "n"],
-        grads: Float32[Tensor, "n dim"],
-        rates: Sequence[Rate] | None,
-        step: int | None,
-        counts: Int64[Tensor, "n"] | None,
-        *,
-        reject: bool = True,
-    ) -> tuple[Int64[Tensor, "n"], Float32[Tensor, "n dim"], list[float], int]:
-        """Ids, gradients, rates and step as `apply_gradients` uses them; refuses what it refuses.
+# ---- calls on several tables whose rows are alike
 
-        A call on several tables asks each of them before it changes the first. Unless it may
-        `reject` gradients that are not finite, they are left out as a config says with "drop".
-        """
-        self.refuse_serving("apply_gradients")
-        ids = self.checked_keys(at.keys if isinstance(at, Lookup) else at).ids
-        grads = self.checked_rows("grads", grads, len(ids), reject=reject)
-        arguments.occurrences(counts, len(ids))
-        sources = self._rates if rates is None else check_rates(rates, len(self._rates))
-        needed = self._updates_need_step or any(callable(source) for source in sources)
-        at_step = self.checked_step(step, needed, "learns")
-        if self.config.admit is not None and self.config.admit.needs_step:
-            self.checked_step(step, True, "admits ids")
-        now = [rate_at(source, at_step) for source in sources]
-        return ids, grads, now, arguments.NO_STEP if step is None else at_step
 
-    def checked_rows(self, name: str, rows: Tensor, n: int, *, reject: bool = True) -> Tensor:
-        """The rows, or raises what is wrong with them."""
-        rows = arguments.rows_of_batch(name, rows, n, self.layout.dim)
-        if reject and self.config.not_finite == "reject":
-            at = native.first_not_finite(rows.data_ptr(), rows.numel())
-            if at >= 0:
-                row, column = divmod(at, self.layout.dim)
-                raise NotFiniteError(
-                    f"{name}[{row}, {column}] is {float(rows[row, column])}; table "
-                    f"{self.config.name!r} rejects what is not finite, and nothing was changed. "
-                    f"Find its source, or make the table with not_finite='drop'."
-                )
-        return rows
+def lookup_several(
+    tables: Sequence[HostTable],
+    ids: Int64[Tensor, "n"],
+    splits: Sequence[int],
+    missing: Missing,
+    step: int | None,
+    out: Float32[Tensor, "n dim"],
+) -> Bool[Tensor, "n"]:
+    """`lookup` of ids that lie table after table; returns which of them have a row.
 
-    def checked_keys_and_rows(
-        self, keys: TableKeys | Tensor, rows: Tensor
-    ) -> tuple[Tensor, Tensor]:
-        """Keys and rows of a write, or raises what is wrong with them."""
-        ids = self.checked_keys(keys).ids
-        return ids, self.checked_rows("rows", rows, len(ids))
+    The caller has checked that `out` fits.
+    """
+    found = torch.empty(len(ids), dtype=torch.bool, device="cpu")
+    rules, steps = zip(*(table.core.reading(missing, step) for table in tables), strict=True)
+    native.lookup_several(
+        *([table.core.native_table for table in tables], splits, rules, max(steps)),
+        *(ids.data_ptr(), out.data_ptr(), found.data_ptr()),
+    )
+    return found
 
-    def refuse_serving(self, verb: str) -> None:
-        """Raises if the table only serves."""
-        if self.config.serving:
-            raise ServingTableError(
-                f"{verb} on the serving table {self.config.name!r}; only training tables learn. "
-                f"Use assign, or make the table with serving=False."
-            )
+
+def read_several(
+    tables: Sequence[HostTable],
+    splits: Sequence[int],
+    *,
+    ids_at: int,
+    found_at: int,
+    rows_at: int,
+    states_at: int,
+    times_at: int,
+) -> list[int]:
+    """`read_out` of ids that lie table after table, between addresses; how many each table has."""
+    cores = [table.core.native_table for table in tables]
+    return native.read_several(cores, splits, ids_at, found_at, rows_at, states_at, times_at)
+
+
+def move_in_several(
+    tables: Sequence[HostTable], starts: Sequence[int], ends: Sequence[int], moving: MovingRows
+) -> None:
+    """`move_in` of rows of which each table takes those from its start to its end.
+
+    If it fails, some tables may have taken their rows; the call may be repeated.
+    """
+    parts = (moving.ids, moving.rows, moving.states, moving.ts)
+    cores = [table.core.native_table for table in tables]
+    with memory_errors():
+        native.move_in_several(cores, starts, ends, *(part.data_ptr() for part in parts))

@@ -11,11 +11,15 @@ import torch
 from torch import Tensor
 
 from .. import native
+from ..core import checks
 from ..core.errors import InputError
 from ..core.shapes import Float32
 from .compressors import Fp32
 from .config import Segment, TableConfig
 from .optimizer_base import State
+
+_SLICE_BYTES = 2**24
+_MOST_SLICE_ROWS = 65536
 
 States = tuple[dict[str, Tensor], ...]
 """One dict a segment: state name to [n, dim], or [n] for a state the row has once."""
@@ -159,6 +163,23 @@ def _initial_floats(state: State, dim: int) -> list[float]:
     if state.dtype == "int64":
         return list(struct.unpack("2f", struct.pack("q", int(state.initial))))
     return [state.initial] * state.floats(dim)
+
+
+def slice_rows(layout: RowLayout, rows: int | None) -> int:
+    """The rows of one slice of a scan: `rows`, or as many as fit about 16 MiB if None."""
+    if rows is None:
+        row_bytes = 4 * (layout.dim + layout.state_floats)
+        rows = max(1, min(_MOST_SLICE_ROWS, _SLICE_BYTES // row_bytes))
+    return checks.count("rows", rows, least=1)
+
+
+def entry_room(layout: RowLayout, n: int) -> tuple[Tensor, Tensor, Tensor]:
+    """Uninitialized room for the values, states and times of `n` whole rows."""
+    return (
+        torch.empty(n, layout.dim, dtype=torch.float32, device="cpu"),
+        torch.empty(n, layout.state_floats, dtype=torch.float32, device="cpu"),
+        torch.empty(n, dtype=torch.int64, device="cpu"),
+    )
 
 
 def native_segment(segment: Segment) -> native.Segment:

@@ -24,10 +24,12 @@ from typing import Protocol, runtime_checkable
 import torch
 from torch import Tensor
 
+from ..core.errors import ConfigError
 from ..core.forklock import ForkLock
 from ..core.shapes import Float64, Int64
 from ..core.use_weights import AHEAD, FRACTION_BITS, MARK, MARK_BITS, ONE
 from .expiry import Eviction, Lfu, Lru
+from .store import Entries
 
 LAST_S = 2**32 - 1  # that a stamp with a mark holds
 
@@ -213,6 +215,15 @@ def shown(
 ) -> tuple[Int64[Tensor, "n"], Int64[Tensor, "n"] | None]:
     """Times and marks of stamps, as `Entries` has them; of a table without marks the times."""
     return (stamps, None) if order is None else (order.seconds(stamps), order.marks(stamps))
+
+
+def uses_of(order: LeaveOrder | None, entries: Entries, name: str) -> Float64[Tensor, "n"]:
+    """How often the rows of table `name` were used, in uses of now."""
+    if order is None or not order.by_use or entries.order is None:
+        raise ConfigError(
+            f"table {name!r} does not count uses; make its TableConfig with evict=Lfu(...)."
+        )
+    return order.uses(entries.order)
 
 
 def join(one: LeaveOrder | None, other: LeaveOrder | None) -> None:

@@ -11,10 +11,9 @@ import torch
 
 from .. import native
 from ..core.errors import StateError
-from .host_reads import all_found, entry_room, slice_rows
-from .layout import RowLayout
+from .layout import RowLayout, entry_room, slice_rows
 from .leave_order import LeaveOrder, shown
-from .store import Entries
+from .store import Entries, all_found
 
 ASIDE_BYTES = 256 << 20
 

@@ -17,14 +17,22 @@ _FUTURE_S = 3600  # how far clocks of other machines may run ahead
 
 
 class Stamps:
-    """The part of a table that looks at times. One bogus time would expire all other rows.
+    """Turns the times of writes into the stamps of rows; a part of every table.
 
-    A stamp is the time, or what `LeaveOrder` makes of it where the table has one.
+    A stamp is the time, or what `LeaveOrder` makes of it where the table has a rule of room. A time
+    more than an hour ahead of the clock would expire all other rows, so it becomes the clock's time
+    and counts as a `clamped_ts` event.
+
+    >>> from hedgerow.core.clock import ManualClock
+    >>> stamps = Stamps(ManualClock(1000), Counters(), None)
+    >>> stamps.stamp(990, uses=1), stamps.stamp(10**9, uses=1)
+    (990, 1000)
     """
 
-    clock: Clock
-    _events: Counters
-    _order: LeaveOrder | None
+    def __init__(self, clock: Clock, events: Counters, order: LeaveOrder | None) -> None:
+        self.clock = clock
+        self.order = order
+        self._events = events
 
     def next_time(self, ts: int) -> int:
         """The time of a write."""
@@ -36,37 +44,33 @@ class Stamps:
         return now_s
 
     def stamp(self, ts: int, uses: int) -> int:
-        """Return the stamp of a write at time `ts` that uses `uses` ids."""
+        """The stamp of a write at time `ts` that uses `uses` ids."""
         ts = self.next_time(ts)
-        return ts if self._order is None else self._order.stamp(ts, uses)
-
-    @property
-    def order(self) -> LeaveOrder | None:
-        """What tells the order in which rows leave; None without a rule of room."""
-        return self._order
+        return ts if self.order is None else self.order.stamp(ts, uses)
 
     def share_order(self, order: LeaveOrder | None) -> None:
-        """From now on marks come from there: the order of another store of the same table."""
-        self._order = order
+        """Uses the order of another store of the same table from now on, so that marks compare."""
+        self.order = order
 
-    def _second(self, stamp: int) -> int:
-        return stamp if self._order is None else self._order.second(stamp)
+    def second(self, stamp: int) -> int:
+        """The time of a stamp."""
+        return stamp if self.order is None else self.order.second(stamp)
 
-    def _stamps(self, entries: Entries) -> Int64[Tensor, "n"]:
-        """The stamps of restored rows."""
+    def stamps_of(self, entries: Entries) -> Int64[Tensor, "n"]:
+        """The stamps of rows that are put back."""
         now_s, times = self.clock.now_s(), entries.ts.numpy()
         beyond, ts = times > now_s + _FUTURE_S, entries.ts
         if beyond.any():
             self._events.add("clamped_ts", int(beyond.sum()))
             ts = torch.from_numpy(np.where(beyond, now_s, times))
-        if self._order is None:
+        if self.order is None:
             return ts
-        stamps = self._order.stamps(ts, entries.order)
-        self._order.saw(stamps)
+        stamps = self.order.stamps(ts, entries.order)
+        self.order.saw(stamps)
         return stamps
 
-    def _shown(
+    def times_of(
         self, stamps: Int64[Tensor, "n"]
     ) -> tuple[Int64[Tensor, "n"], Int64[Tensor, "n"] | None]:
         """Times and marks of stamps, as `Entries` has them."""
-        return shown(self._order, stamps)
+        return shown(self.order, stamps)

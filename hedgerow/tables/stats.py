@@ -2,12 +2,29 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 from ..core.errors import DtypeError
 from .own_rows import OwnRows
 
 _PARTS = ("index", "row", "slack", "other", "output")
 
 TableStats = dict[str, str | int | float]
+
+
+@dataclass(frozen=True, slots=True)
+class MemoryUse:
+    """Bytes a table takes."""
+
+    index_bytes: int
+    row_bytes: int  # live rows and their stamps
+    slack_bytes: int  # rows kept for new ids, and padding
+    other_bytes: int = 0  # parts of pages, changed keys, snapshots, filters, kept outputs
+
+    @property
+    def total_bytes(self) -> int:
+        """All of it."""
+        return self.index_bytes + self.row_bytes + self.slack_bytes + self.other_bytes
 
 
 def table_stats(table: OwnRows) -> TableStats:

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from itertools import accumulate, pairwise
 from typing import Literal, Protocol
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -156,6 +157,11 @@ class Entries:
         ids, found, rows, ts = (x.to(device) for x in (self.ids, self.found, self.rows, self.ts))
         order = None if self.order is None else self.order.to(device)
         return Entries(ids, found, rows, states, ts, order)
+
+
+def all_found(n: int) -> Bool[Tensor, "n"]:
+    """True, `n` times; by numpy, since torch would wake its threads for so little."""
+    return torch.from_numpy(np.ones(n, np.bool_))
 
 
 class Learns(Protocol):

@@ -14,8 +14,8 @@ from ..core.errors import CacheTooSmallError
 from ..core.ids import are_among, distinct_ids
 from ..core.shapes import Bool, Float32, Int64
 from ..tables.copies import in_host
+from ..tables.expiry import Evicted
 from ..tables.host import HostTable
-from ..tables.host_evict import Evicted
 from ..tables.store import Entries, Lookup, Missing, TableKeys
 from .cache_moves import CacheMoves
 from .overlay import overlay

@@ -16,9 +16,8 @@ from ..core.errors import ConfigError
 from ..core.ids import distinct_ids
 from ..core.shapes import Bool, Float32, Int64
 from ..tables.copies import in_host
-from ..tables.expiry import Lfu, Lru, Ttl
+from ..tables.expiry import Evicted, Lfu, Lru, Ttl
 from ..tables.host import HostTable
-from ..tables.host_evict import Evicted
 from ..tables.store import Entries, TableKeys
 from .places import Ids
 from .tier_watch import TierWatch

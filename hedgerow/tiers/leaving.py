@@ -14,7 +14,7 @@ from torch import Tensor
 from ..core.shapes import Float32, Int64
 from ..kernels.leave import Chosen
 from ..tables.copies import host_room
-from ..tables.host_moves import move_in_several
+from ..tables.host import move_in_several
 from ..tables.moving import MovingRows
 
 if TYPE_CHECKING:

@@ -14,7 +14,7 @@ from ..core.ids import distinct_ids
 from ..core.shapes import Int64
 from ..kernels.coming import Coming
 from ..tables.copies import host_room, to_device
-from ..tables.host_moves import read_several
+from ..tables.host import read_several
 from .caching import CachingTable
 from .places import Ids
 

@@ -14,7 +14,7 @@ from torch import Tensor
 from ..core import checks
 from ..core.shapes import Float32, Int64
 from ..tables.copies import host_room, to_device, to_host
-from ..tables.host_reads import lookup_several
+from ..tables.host import lookup_several
 from ..tables.leave_order import one_call
 from ..tables.multi.device_group import DeviceGroup
 from ..tables.schedules import Rate

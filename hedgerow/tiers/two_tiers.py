@@ -18,9 +18,9 @@ from ..tables import arguments
 from ..tables.config import TableConfig
 from ..tables.expiry import Ttl
 from ..tables.host import HostTable
-from ..tables.host_reads import MemoryUse, uses_of
 from ..tables.layout import RowLayout
-from ..tables.leave_order import LeaveOrder
+from ..tables.leave_order import LeaveOrder, uses_of
+from ..tables.stats import MemoryUse
 from ..tables.store import Entries, Lookup, Missing, TableKeys
 from .host_parts import put_some, some_of
 from .overlay import replaced

@@ -157,7 +157,7 @@ def row_bytes(case: Case) -> None:
     )
     config = TableConfig("golden", segments, serving=True)
     assert RowLayout(config).row_bytes == c["bytes"]
-    assert HostTable(config).native_table.row_bytes() == c["bytes"]
+    assert HostTable(config).core.native_table.row_bytes() == c["bytes"]
 
 
 @AREA.handles("schedules", "polynomial")

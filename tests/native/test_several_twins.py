@@ -12,8 +12,7 @@ import torch
 import hedgerow as hr
 from hedgerow import native
 from hedgerow.native import reference
-from hedgerow.tables.host_moves import move_in_several, read_several
-from hedgerow.tables.host_reads import lookup_several
+from hedgerow.tables.host import lookup_several, move_in_several, read_several
 from hedgerow.tables.moving import MovingRows
 
 DIM, STATES = 3, 3
@@ -155,4 +154,6 @@ def test_rows_come_to_the_twin_as_to_the_core() -> None:
 def test_a_rule_that_is_none_is_refused() -> None:
     made, (ids, splits) = tables(1, 3), asked([2])
     with pytest.raises(ValueError, match="missing is 'maybe'"):
-        native.lookup_several([made[0].native_table], splits, ["maybe"], 0, ids.data_ptr(), 0, 0)
+        native.lookup_several(
+            [made[0].core.native_table], splits, ["maybe"], 0, ids.data_ptr(), 0, 0
+        )

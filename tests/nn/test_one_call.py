@@ -140,7 +140,7 @@ def pair() -> tuple[hr.EmbeddingBags, hr.IdBatch]:
 
 
 def searched(model: hr.EmbeddingBags) -> int:
-    return sum(table.reader(0).searched() for table in model.store.tables)
+    return sum(table.core.reader(0).searched() for table in model.store.tables)
 
 
 def test_a_step_searches_each_id_once() -> None:

@@ -62,8 +62,11 @@ class _Pair:
 
     def __init__(self, config: TableConfig, rows_in: RowFile | None = None) -> None:
         self.config = config
-        self.tables = (HostTable(config, clock=_Clock(), rows_in=rows_in), twin_of(config))
-        self.tables[1].clock = self.tables[0].clock
+        clock = _Clock()
+        self.tables = (
+            HostTable(config, clock=clock, rows_in=rows_in),
+            twin_of(config, clock=clock),
+        )
 
     def both(self, call: Callable[[HostTable], Any]) -> None:
         ours, model = (call(table) for table in self.tables)
@@ -79,7 +82,7 @@ class _Pair:
     def same_rows(self) -> None:
         ours, model = (everything(table) for table in self.tables)
         assert ours == model
-        self.both(lambda t: (t.size(), t.max_ts(), t.native_table.counted()))
+        self.both(lambda t: (t.size(), t.max_ts(), t.core.native_table.counted()))
 
 
 class _Clock:

@@ -99,9 +99,9 @@ def test_a_snapshot_read_in_steps_is_the_table_at_its_start(
 def test_the_table_itself_is_the_same_with_and_without_a_snapshot(
     between: list[list[tuple[str, list[int]]]], rows: int
 ) -> None:
-    watched, plain = HostTable(CONFIGS[0]), twin_of(CONFIGS[0])
+    watched = HostTable(CONFIGS[0], clock=_Clock())
+    plain = twin_of(CONFIGS[0], clock=_Clock())
     for table in (watched, plain):
-        table.clock = _Clock()
         _write(table, "assign", POOL, 1)
     with watched.snapshot() as view:
         slices = view.scan(rows)

@@ -217,7 +217,7 @@ def test_a_publisher_that_could_not_be_made_leaves_nothing_behind() -> None:
         with pytest.raises(InputError, match="above 0"):
             hr.publish(bags, to="127.0.0.1:1", every=every, dense_every="1s")
     assert not bags._forward_pre_hooks
-    assert not bags.table("user")._consumers
+    assert not bags.table("user").feed.consumers
 
 
 class FailingList:

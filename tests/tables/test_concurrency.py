@@ -126,7 +126,7 @@ def test_the_gil_is_released_during_a_call(table: HostTable) -> None:
     """A second Python thread makes progress while one call runs."""
     ids = _ids(1_500_000, 4)
     rows = torch.ones(len(ids), DIM)
-    native_table = table.native_table
+    native_table = table.core.native_table
     ticks, running = 0, threading.Event()
     done = threading.Event()
 
@@ -286,7 +286,7 @@ def test_the_thread_count_can_change_while_several_tables_are_read() -> None:
         import torch
         import hedgerow as hr
         from hedgerow import native
-        from hedgerow.tables.host_reads import lookup_several
+        from hedgerow.tables.host import lookup_several
 
         config = hr.TableConfig("a", (hr.Segment(1, hr.Zeros(), hr.Sgd()),))
         tables, ids = [hr.HostTable(config) for _ in range(2)], torch.arange(100_000)

@@ -12,8 +12,8 @@ import torch
 import hedgerow as hr
 from hedgerow.core.clock import ManualClock
 from hedgerow.core.errors import ConfigError, DtypeError, InputError
+from hedgerow.tables.expiry import Evicted
 from hedgerow.tables.host import HostTable
-from hedgerow.tables.host_evict import Evicted
 from tests.support import everything, make_table, table_config, threads, twin_of
 
 DAY_S = 86400
@@ -167,7 +167,7 @@ def test_neither_reading_nor_restoring_nor_reinitializing_is_a_use() -> None:
 
 def test_counts_of_uses_stop_at_their_largest() -> None:
     table, one = _table(hr.Lfu(1, half_life="1d"), dim=1), torch.ones(1, 1)
-    ids, row, core = torch.tensor([1]), one.clone(), table.native_table
+    ids, row, core = torch.tensor([1]), one.clone(), table.core.native_table
     assert table.order is not None
     for _ in range(2**15 + 10):  # past the argument checks: they are most of the time
         core.assign(ids.data_ptr(), 1, row.data_ptr(), table.order.stamp(0))
@@ -185,7 +185,7 @@ def test_a_row_updated_after_the_cut_was_found_stays(order: str, rule: Any) -> N
         _fill(table, torch.arange(6), 1)
         for _ in range(5):
             _fill(table, torch.tensor([3, 4, 5]), 2)
-        core, ids = table.native_table, torch.empty(10, dtype=torch.int64)
+        core, ids = table.core.native_table, torch.empty(10, dtype=torch.int64)
         excess, score, key = core.find_cut(order, 2)
         assert (excess, key) == (4, 3)
         _fill(table, torch.tensor([0, 7]), 3)  # fewer uses than the cut, all the same
@@ -364,7 +364,7 @@ def test_bad_arguments_are_named() -> None:
 
 
 def test_the_core_refuses_an_order_it_cannot_give() -> None:
-    core = make_table().native_table
+    core = make_table().core.native_table
     with pytest.raises(ValueError, match="does not count uses"):
         core.find_cut("use", 1)
     with pytest.raises(ValueError, match="order is 'luck'; it must be 'time' or 'use'"):

@@ -11,9 +11,8 @@ import hedgerow as hr
 from hedgerow.core.clock import ManualClock
 from hedgerow.core.errors import DtypeError, InputError
 from hedgerow.tables.evictor import Evictor
-from hedgerow.tables.expiry import Eviction
+from hedgerow.tables.expiry import Evicted, Eviction
 from hedgerow.tables.host import HostTable
-from hedgerow.tables.host_evict import Evicted
 from tests.support import make_table
 
 

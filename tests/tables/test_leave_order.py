@@ -256,7 +256,7 @@ def test_the_times_in_files_are_seconds(tmp_path: Path) -> None:
 @pytest.mark.parametrize("capture", [False, True])
 def test_an_eviction_with_nothing_to_do_looks_at_no_row(rule: Any, capture: bool) -> None:
     table = _host(rule)
-    core = table.native_table
+    core = table.core.native_table
     table.assign(torch.arange(9000), torch.ones(9000, 1), ts=NOW_S - 3600)
     assert table.evict(capture=capture).rows == 0
     for minute in range(20):

@@ -63,5 +63,5 @@ def test_a_snapshot_keeps_rows_that_move_away_and_lacks_those_that_come() -> Non
 
 def _counts(table: Any) -> Any:
     if isinstance(table, HostTable):
-        return table.native_table.counted()
+        return table.core.native_table.counted()
     return [table.stats()[name] for name in ("inserted", "refused", "dropped", "erased")]

@@ -12,6 +12,7 @@ import torch
 
 from hedgerow.tables.expiry import Lru
 from hedgerow.tables.host import HostTable
+from hedgerow.tables.host_parts import HostMoves
 from hedgerow.tables.optimizers import Adagrad
 from hedgerow.tiers.caching import CachingTable
 from hedgerow.tiers.hybrid import HybridTable
@@ -19,7 +20,10 @@ from hedgerow.tiers.hybrid import HybridTable
 from ..support import everything, table_config
 
 CONFIG = table_config(Adagrad(lr=0.1), dim=2, evict=Lru(30))
-STEPS = ("move_in", "move_out", "read_out", "assign", "erase", "evict", "apply_gradients")
+STEPS = (
+    *((HostMoves, name) for name in ("move_in", "move_out", "read_out")),
+    *((HostTable, name) for name in ("assign", "erase", "evict", "apply_gradients")),
+)
 
 
 def _hybrid() -> HybridTable:
@@ -48,8 +52,8 @@ class _Breaks:
     @contextmanager
     def under(self, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
         with monkeypatch.context() as patch:
-            for name in STEPS:
-                patch.setattr(HostTable, name, self._wrapped(getattr(HostTable, name)))
+            for part, name in STEPS:
+                patch.setattr(part, name, self._wrapped(getattr(part, name)))
             yield
 
     def _wrapped(self, verb: Callable[..., Any]) -> Callable[..., Any]:
@@ -169,7 +173,7 @@ def test_a_write_back_that_fails_is_told_and_its_rows_stay(
         raise OSError("no space left on device")
 
     with monkeypatch.context() as patch:
-        patch.setattr(table.slow, "move_in", full)
+        patch.setattr(table.slow.moves, "move_in", full)
         with pytest.raises(OSError, match="no space"):
             table.flush()
         told = [_told(table, torch.arange(first, first + 8)) for first in range(0, 24, 8)]

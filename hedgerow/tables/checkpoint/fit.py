@@ -10,9 +10,8 @@ from torch import Tensor
 
 from ...core.errors import CheckpointError
 from ..config import TableConfig
-from ..host_reads import all_found
 from ..layout import RowLayout
-from ..store import Entries
+from ..store import Entries, all_found
 from .schema import ORDER, ROW, TIME, TableSchema, state_column
 from .shard_file import Rows
 

@@ -43,13 +43,13 @@ class HostBags:
         self._shaped: tuple[int, list[int], list[tuple[int, ...]]] = (-1, [], [])
         self._rejects = [table.config.not_finite == "reject" for table in owners]
         self._rejects_any = any(self._rejects)
-        fixed = [table.fixed_rates for table in tables]
+        fixed = [table.core.fixed_rates for table in tables]
         self.fixed_rates = [one for one in fixed if one is not None] if all(fixed) else None
         self.counts_uses = any(table.order is not None for table in tables)
         self.core = native.Bags(
             [
                 (
-                    table.reader(0),
+                    table.core.reader(0),
                     feature.table,
                     feature.pooling if isinstance(feature.pooling, str) else feature.pooling[0],
                     many,
@@ -178,11 +178,14 @@ class BagsRead:
                 _count_uses(read, grads, uses)
             parts.append((group.core, read.found, places))
             held.append(grads)
-        rates = self.group.fixed_rates or [table.rates_at(step) for table in tables]
+        rates = self.group.fixed_rates or [table.core.rates_at(step) for table in tables]
         if self.group.counts_uses:
-            times = [table.stamp(ts, n) if n else 0 for table, n in zip(tables, uses, strict=True)]
+            times = [
+                table.core.stamps.stamp(ts, n) if n else 0
+                for table, n in zip(tables, uses, strict=True)
+            ]
         else:  # they have one clock
-            times = [tables[0].stamp(ts, 0)] * len(tables)
+            times = [tables[0].core.stamps.stamp(ts, 0)] * len(tables)
         with memory_errors():
             native.learn_bags(parts, step, rates, times, clip)
 

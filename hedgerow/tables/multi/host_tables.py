@@ -67,7 +67,7 @@ class HostTables(SeveralTables):
         )
         self._outputs = Recycler()
         for table in self._tables:
-            table.share_outputs(self._outputs, len(self._tables))
+            table.core.share_outputs(self._outputs, len(self._tables))
         self._readers: list[native.Table] = []  # filled by the first who needs them
         self._groups: dict[FeatureGroup, HostBags] = {}
         self._serves = any(config.serving for config in self.config.configs)
@@ -139,7 +139,7 @@ class HostTables(SeveralTables):
         """As `lookup`, of ids at an address into room for rows that the caller has measured."""
         for table, (start, stop) in zip(self._tables, pairwise(splits), strict=True):
             n = stop - start
-            table.lookup_at(ids_at + 8 * start, n, missing, step, rows_at, reused=True)
+            table.core.lookup_at(ids_at + 8 * start, n, missing, step, rows_at, reused=True)
             rows_at += 4 * table.layout.dim * n
 
     def lookup_between(
@@ -147,7 +147,7 @@ class HostTables(SeveralTables):
     ) -> bytes:
         """As `lookup`, of ids that stand in a message, as bytes between two others."""
         if not self._readers:
-            self._readers = [table.reader() for table in self._tables]
+            self._readers = [table.core.reader() for table in self._tables]
         counts = [stop - first for first, stop in pairwise(splits)]
         return native.lookup_between(self._readers, message, start, counts, head, tail)
 
@@ -213,10 +213,10 @@ class HostTables(SeveralTables):
         given = [one for one in zip(self._tables, places, strict=True) if one[1][1]]
         with memory_errors():
             return native.assign_in(
-                [table.native_table for table, _ in given],
+                [table.core.native_table for table, _ in given],
                 message,
                 [place for _, place in given],
-                [table.stamp(ts, place[1]) for table, place in given],
+                [table.core.stamps.stamp(ts, place[1]) for table, place in given],
                 [table.config.not_finite == "reject" for table, _ in given],
             )
 
@@ -236,7 +236,7 @@ class HostTables(SeveralTables):
         keys = self._keys(keys)
         for k, table in enumerate(self._tables):
             if len(keys.ids_of(k)):
-                table.refuse_serving("reinitialize")
+                table.core.refuse_serving("reinitialize")
         return self._each(keys, HostTable.reinitialize, torch.int8)
 
     def erase(self, keys: TableKeys | Int64[Tensor, "n"]) -> Bool[Tensor, "n"]:

@@ -88,7 +88,7 @@ def assign_add(parts: Sequence[Part], *, ts: int = 0) -> Applied:
 def _check_rows(parts: Sequence[Part], ts: int) -> None:
     checks.count("ts", ts)
     for part in parts if len(parts) > 1 else ():  # one alone is checked by its own call
-        part.table.checked_keys_and_rows(part.ids, part.rows)
+        part.table.core.checked_keys_and_rows(part.ids, part.rows)
 
 
 def apply_gradients(
@@ -99,13 +99,15 @@ def apply_gradients(
     checks.flag("per_occurrence", per_occurrence)
     # All are asked before the first changes; a rate that is a function is asked once.
     ready = [
-        part.table.update_arguments(part.ids, part.rows, part.rates, step, part.counts)
+        part.table.core.update_arguments(part.ids, part.rows, part.rates, step, part.counts)
         for part in parts
     ]
     done = []
     for part, (ids, grads, rates, at_step) in zip(parts, ready, strict=True):
         done.append(
-            part.table.apply_checked(ids, grads, rates, at_step, ts, part.counts, per_occurrence)
+            part.table.core.apply_checked(
+                ids, grads, rates, at_step, ts, part.counts, per_occurrence
+            )
         )
     return total(done)
 

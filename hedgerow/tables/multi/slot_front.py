@@ -76,7 +76,7 @@ class SlotFront:
     ) -> dict[str, Float32[Tensor, "n dim"]]:
         """Rows of each listed slot's ids. Nothing is inserted."""
         for slot, own in slot_items("ids", ids):
-            self.table(slot).checked_keys(own)
+            self.table(slot).core.checked_keys(own)
         return {
             slot: self.table(slot).lookup(own, missing=missing, step=step).rows_of()
             for slot, own in ids.items()
@@ -136,7 +136,7 @@ class SlotFront:
         found = []
         for slot in sorted(pairs):
             table, (ids, rows) = self.table(slot), pairs[slot]
-            ids = table.checked_keys(ids).ids
+            ids = table.core.checked_keys(ids).ids
             rows = arguments.rows_of_batch(f"{name} of {slot!r}", rows, len(ids), table.layout.dim)
             arguments.occurrences(own_counts.get(slot), len(ids))
             if len(ids):
