@@ -114,6 +114,7 @@ struct TorchAdamRule {
 // sum of the powers of `ratio` times c at the mean of their exponents.
 struct Drift {
   static constexpr int kTabulated = 1 << 12;
+  static constexpr int kPieces = 5;  // of a gap, each twice as long as the one before; then the rest
   double beta1, beta2, ratio, faded;
 
   Drift(const RuleSettings& settings, bool maximum)
@@ -195,13 +196,23 @@ struct DenseAdamRule {
     }
   }
 
-  // The updates without a gradient between number `last` and the present one.
+  // The updates without a gradient between number `last` and the present one, in pieces of 1, 2, 4,
+  // 8 and 16 and the rest: in each, epsilon stands as in its middle.
   static void make_up(const StepArgs& a, i64 last) {
+    for (int piece = 0; last < a.step; ++piece) {
+      const i64 left = a.step - last;
+      const i64 count = piece < Drift::kPieces ? std::min(left, i64(1) << piece) : left;
+      make_up(a, last, count);
+      last += count;
+    }
+  }
+
+  static void make_up(const StepArgs& a, i64 last, i64 count) {
     const RuleSettings& settings = *a.settings;
-    const double missed = double(a.step - last);
+    const double missed = double(count);
     const Drift drift(settings, kMaximum);
     const double moved =
-        drift.after(settings, last) - std::pow(drift.ratio, missed) * drift.after(settings, a.step);
+        drift.after(settings, last) - std::pow(drift.ratio, missed) * drift.after(settings, last + count);
     const double fade = 1.0 - double(a.rate) * settings.exact[5];
     const float rate = float(a.rate * moved * std::pow(fade, missed - drift.middle(missed)));
     const float keep1 = float(std::pow(drift.beta1, missed));

@@ -9,6 +9,7 @@ from contextvars import ContextVar
 from typing import Any, Self
 
 from torch.utils.data import IterableDataset, get_worker_info
+from torch.utils.data._utils.collate import default_collate_fn_map
 
 from ..core import checks
 from ..core.errors import InputError, StateError
@@ -45,6 +46,8 @@ class BatchSource(IterableDataset[Batch]):
     >>> source = hr.data.clicks(batch_size=8, steps=3)
     >>> [batch.samples for batch in DataLoader(source, batch_size=None)]
     [8, 8, 8]
+
+    A DataLoader with its default `batch_size=1` yields the same batches.
     """
 
     _told: JobRank | None = None
@@ -157,3 +160,16 @@ class BatchSource(IterableDataset[Batch]):
                 f"the position of worker {worker.id} of {worker.num_workers} is not that of the "
                 f"whole source; read with num_workers=0 or 1 to save and load positions."
             )
+
+
+def _one_batch(batches: list[Batch], *, collate_fn_map: Any = None) -> Batch:
+    """What a DataLoader that was not given `batch_size=None` makes of the batches of a source."""
+    if len(batches) != 1:
+        raise InputError(
+            f"a DataLoader collects {len(batches)} batches of a source of batches into one. Give "
+            f"the DataLoader batch_size=None, and the source the size of its batches."
+        )
+    return batches[0]
+
+
+default_collate_fn_map[Batch] = _one_batch

@@ -256,6 +256,34 @@ def _write_last(rows: tl.tuple, number: tl.tensor, PLACE: tl.constexpr) -> None:
 
 
 @jit
+def _made_up(
+    numbers: tl.tensor,
+    w: tl.tensor,
+    m: tl.tensor,
+    v: tl.tensor,
+    last: tl.tensor,
+    missed: tl.tensor,
+    pace: tl.tensor,
+) -> tuple[tl.tensor, tl.tensor, tl.tensor]:
+    """Rows and moments after the updates without a gradient that follow update `last`."""
+    beta1, beta2 = tl.load(numbers), tl.load(numbers + 2)
+    ratio = beta1 / tl.sqrt(beta2)
+    left = _power(ratio, missed) * _drift(numbers, last + missed, ratio)
+    drift = tl.where(missed > 0, _drift(numbers, last, ratio) - left, 0.0)
+    fade = 1.0 - pace * tl.load(numbers + 5)
+    faded = _power(fade, missed).to(tl.float32)[:, None]
+    middle = tl.minimum((missed + 1) / 2.0, 1.0 / (1.0 - ratio)).to(tl.float64)
+    moved = (pace * drift * tl.exp((missed - middle) * tl.log(fade))).to(tl.float32)[:, None]
+    beside = tl.sqrt(1.0 - tl.exp((last + middle) * tl.log(beta2)))
+    early = tl.load(numbers + 4) * beside / tl.exp(middle * 0.5 * tl.log(beta2))
+    made_up = w * faded - _ratio(moved * m, _root(v) + early.to(tl.float32)[:, None])
+    w = tl.where(missed[:, None] > 0, made_up, w)
+    m = m * _power(beta1, missed).to(tl.float32)[:, None]
+    v = v * _power(beta2, missed).to(tl.float32)[:, None]
+    return w, m, v
+
+
+@jit
 def _dense_adam(
     rows: tl.tuple,
     w: tl.tensor,
@@ -267,26 +295,17 @@ def _dense_adam(
 ) -> tl.tensor:
     """torch's Adam or AdamW on all rows: first what updates without a gradient would have done."""
     _, _, _, _, numbers = rows
-    beta1, beta2 = tl.load(numbers), tl.load(numbers + 2)
     epsilon = _number(numbers, 4)
     last = _read_last(rows, 2 * DIM)
     _write_last(rows, tl.maximum(last, at_step + 1), 2 * DIM)
-    missed = tl.where(last > 0, tl.maximum(at_step - last, 0), 0)
-    ratio = beta1 / tl.sqrt(beta2)
-    left = _power(ratio, missed) * _drift(numbers, last + missed, ratio)
-    drift = tl.where(missed > 0, _drift(numbers, last, ratio) - left, 0.0)
-    pace = (tl.zeros_like(drift).to(tl.float32) + rate).to(tl.float64)
-    fade = 1.0 - pace * tl.load(numbers + 5)
-    faded = _power(fade, missed).to(tl.float32)[:, None]
-    middle = tl.minimum((missed + 1) / 2.0, 1.0 / (1.0 - ratio)).to(tl.float64)
-    moved = (pace * drift * tl.exp((missed - middle) * tl.log(fade))).to(tl.float32)[:, None]
-    beside = tl.sqrt(1.0 - tl.exp((last + middle) * tl.log(beta2)))
-    early = tl.load(numbers + 4) * beside / tl.exp(middle * 0.5 * tl.log(beta2))
+    left = tl.where(last > 0, tl.maximum(at_step - last, 0), 0)
+    pace = (tl.zeros_like(left).to(tl.float32) + rate).to(tl.float64)
     m, v = _read(rows, 0, DIM, COLUMNS), _read(rows, 1, DIM, COLUMNS)
-    made_up = w * faded - _ratio(moved * m, _root(v) + early.to(tl.float32)[:, None])
-    w = tl.where(missed[:, None] > 0, made_up, w)
-    m = m * _power(beta1, missed).to(tl.float32)[:, None]
-    v = v * _power(beta2, missed).to(tl.float32)[:, None]
+    at = last
+    for piece in tl.static_range(6):  # of 1, 2, 4, 8 and 16 updates, and the rest
+        missed = tl.minimum(left, 1 << piece) if piece < 5 else left
+        w, m, v = _made_up(numbers, w, m, v, at, missed, pace)
+        at, left = at + missed, left - missed
     first, second = _corrections(numbers, tl.zeros_like(last) + (at_step + 1), at_step == NO_STEP)
     m = m + (g - m) * _number(numbers, 1)
     _write(rows, m, 0, DIM, COLUMNS)

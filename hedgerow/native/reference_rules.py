@@ -139,6 +139,19 @@ def _drift(p: list[float], last: int, missed: int, maximum: bool) -> float:
     return float((shrinks ** (number - last) * paces).sum())
 
 
+def _pieces(last: int, step: int) -> list[tuple[int, int]]:
+    """The updates from `last` to `step` in pieces of 1, 2, 4, 8, 16 and the rest.
+
+    Each is the number of the update before it and its length.
+    """
+    found: list[tuple[int, int]] = []
+    for length in (1, 2, 4, 8, 16, step):
+        if last < step:
+            found.append((last, min(length, step - last)))
+            last += length
+    return found
+
+
 def _dense_adam_with(maximum: bool) -> RuleFunction:
     plain = _torch_adam_with(maximum)
 
@@ -146,14 +159,13 @@ def _dense_adam_with(maximum: bool) -> RuleFunction:
         m, v, square = _moments(len(w), s, maximum)
         number = s[-2:].view(np.int64)
         last = int(number[0])
-        missed = step - last
-        if last > 0 and missed > 0:
+        for first, missed in _pieces(last, step) if last > 0 else ():
             shrinks = p[0] if maximum else p[0] / np.sqrt(p[2])
             middle = min((missed + 1) / 2, 1 / (1 - shrinks))
             root = 1 if maximum else np.sqrt(p[2])
-            epsilon = _f32(p[4] * np.sqrt(1 - p[2] ** (last + middle)) / root**middle)
+            epsilon = _f32(p[4] * np.sqrt(1 - p[2] ** (first + middle)) / root**middle)
             fade = 1 - float(rate) * p[5]
-            drift = float(rate) * _drift(p, last, missed, maximum)
+            drift = float(rate) * _drift(p, first, missed, maximum)
             moved, shrink = _f32(drift * fade ** (missed - middle)), _f32(fade**missed)
             w[:] = w * shrink - _ratio(moved * m, np.sqrt(square) + epsilon)
             m *= _f32(p[0] ** missed)

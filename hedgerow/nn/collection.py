@@ -18,7 +18,7 @@ from ..core.id_batch import IdBatch, check_batch
 from ..sharding.agreement import Ranks
 from ..tables.admission import Admission
 from ..tables.bags import Bags, Feature, FeatureGroup, FeatureKeys, Read
-from ..tables.config import TableConfig
+from ..tables.config import TableConfig, check_part
 from ..tables.expiry import Eviction
 from ..tables.initializers import Initializer
 from ..tables.module_store import ModuleStore
@@ -93,6 +93,8 @@ class Collection(nn.Module):
     ) -> None:
         super().__init__()
         self._clock = clock = clock or SystemClock()
+        for part, given in (("init", init), ("optimizer", optimizer)):
+            check_part(f"{type(self).__name__}.{part}", part, given)
         defaults = {"init": init, "optimizer": optimizer, "admit": admit, "evict": evict}
         self.tables = tuple(table.with_defaults(**defaults) for table in tables)
         self._check_names()

@@ -11,7 +11,6 @@ from ..ps.saving import load_servers, save_servers
 from ..tables.checkpoint.chain import Chain
 from ..tables.checkpoint.load_job import Loaded
 from ..tables.checkpoint.manifest import Manifest
-from ..tables.checkpoint.manifest_reader import read_manifest
 from .routers import routers_of
 from .server_group import ServerGroup
 from .shared_saving import Rest
@@ -26,9 +25,12 @@ def save_on_servers(
     step: int,
     overwrite: bool,
 ) -> Manifest:
-    """Complete with the rows of all servers and the rest of the model, or not there."""
+    """Saves the rows of all servers and the rest of the model; returns the manifest of this save.
+
+    The checkpoint is complete or not there.
+    """
     found = rest()
-    save_servers(
+    return save_servers(
         servers.shards,
         folder,
         router=routers_of(model, servers.count),
@@ -37,7 +39,6 @@ def save_on_servers(
         overwrite=overwrite,
         dense=found.dense,
     )
-    return read_manifest(folder)
 
 
 def load_on_servers(

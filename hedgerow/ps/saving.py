@@ -13,6 +13,8 @@ from typing import Any
 
 from ..core.errors import HedgerowError, InputError
 from ..core.local_path import local_path
+from ..tables.checkpoint.manifest import Manifest
+from ..tables.checkpoint.manifest_reader import read_manifest
 from ..tables.checkpoint.routers import Routers, TableRouters
 from ..tables.checkpoint.writer import Dense, Written, disk_error, remove_remains, write_dense
 from .frames import Verb
@@ -33,8 +35,8 @@ def save_servers(
     overwrite: bool = False,
     dense: Dense | None = None,
     deadline_s: float = DEADLINE_S,
-) -> int:
-    """Every server writes its rows into the folder `path`, which all see; rows saved.
+) -> Manifest:
+    """Every server writes its rows into the folder `path`, which all see; the manifest.
 
     `router` is what the clients route by. `dense` is the dense part of a model, which this process
     writes. The checkpoint is complete or not there; writes that come meanwhile are not in it.
@@ -54,15 +56,19 @@ def save_servers(
             if dense is not None:
                 written.append(_written(folder, dense, mark))
             about = {"step": step, "metadata": dict(metadata or {})}
-            done = orders.one(0, "finish", mark=mark, written=written, **about)
+            orders.one(0, "finish", mark=mark, written=written, **about)
     except BaseException:
         if mark:
             orders.quietly("close", mark=mark, abandon=True)
             if folder.exists():
                 remove_remains(folder, mark, owner=False)
         raise
-    orders.all("close", mark=mark)
-    return int(done["rows"])
+    try:
+        # Before `close`: another save may replace the manifest as soon as the folder is free.
+        with orders.kept_alive():
+            return read_manifest(folder)
+    finally:
+        orders.all("close", mark=mark)
 
 
 def _written(folder: Path, dense: Dense, mark: str) -> dict[str, Any]:

@@ -6,11 +6,13 @@ import logging
 import os
 import threading
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
 from ..core.counters import Counters
 from ..core.errors import ConfigError
+from .backlog import MOST_WAITING, Backlog
 from .clients import Clients
 from .curve import ServerKeys, needs_keys
 from .desk import Desk, Journal
@@ -26,8 +28,9 @@ from .waiting import Waiting
 
 _TURN = 64  # requests read before answers go out
 _LINGER_S = 5  # for the last answers of a server that leaves
-# Messages of one client that wait inside the socket: no limit. Where one stops it reading a client
-# whose connection then ends, libzmq 4.3.5 answers the next sign of life, and aborts the process.
+# Messages of one client that wait inside the socket: no limit of ZeroMQ's. Where one stops it
+# reading a client whose connection then ends, libzmq 4.3.5 answers the next sign of life, and
+# aborts the process. `Backlog` finds a client that sends without end.
 _QUEUED_IN = 0
 _QUEUED_OUT = 4096  # parts of answers that a client has not taken; what comes after is dropped
 _SOCKET_BYTES = 2**22
@@ -96,6 +99,8 @@ class Server:
             incarnation=incarnation,
         )
         self._short_way = ShortWay(self.desk)
+        self._backlog = Backlog(encrypted=keys is not None)
+        self._cut_off: set[bytes] = set()  # clients whose messages may still wait
 
     @property
     def counters(self) -> Counters:
@@ -162,6 +167,7 @@ class Server:
         self._socket.close()
         if self._guard is not None:
             self._guard.socket.close()
+        self._backlog.forget()
         self._context.term()
         os.close(self._wake_fd)
 
@@ -184,13 +190,44 @@ class Server:
 
     def _read_some(self) -> None:
         for _ in range(_TURN):
-            try:
-                to = self._socket.recv(self._now)  # what made the poll return may be gone again
+            try:  # what made the poll return may be gone again
+                to = self._watched() if self._backlog.is_due() else self._socket.recv(self._now)
             except self._zmq.Again:
                 return
-            self._take(to)
+            if to in self._cut_off:
+                self._skip()
+            else:
+                self._take(to)
             if not self._socket.getsockopt(self._events) & self._in:
+                self._backlog.forget()
+                self._cut_off.clear()
                 return
+
+    def _watched(self) -> bytes:
+        """The next client, whose messages are counted from now on."""
+        frame = self._socket.recv(self._now, copy=False)
+        to = frame.bytes
+        with suppress(self._zmq.ZMQError):  # ZeroMQ does not know what it came through
+            self._backlog.watch(to, frame.get(self._zmq.SRCFD))
+        return to
+
+    def _skip(self) -> None:
+        """Reads past a message of a client that was cut off."""
+        self._socket.recv_into(self._short_way.room)
+        while self._has_more():
+            self._socket.recv(copy=False)
+
+    def _count(self, to: bytes, frames: int, size: int) -> None:
+        """Cuts a client off that sends faster than it can be served: it connects again."""
+        if to != self._backlog.client or not self._backlog.is_too_long(frames, size):
+            return
+        self._backlog.cut_off()
+        self._cut_off.add(to)
+        self.counters.add("clients_cut_off")
+        logging.getLogger("hedgerow").warning(
+            "server %s: cut off a client with more than %d messages waiting to be read",
+            *(self.desk.name, MOST_WAITING),
+        )
 
     def _read_nearby(self, changed: list[tuple[int, int]]) -> None:
         """One packet of each client that has sent some: none has to wait for another's many."""
@@ -235,6 +272,7 @@ class Server:
             if answer is None:
                 self._take_any(to, length)
             else:
+                self._count(to, 1, length)
                 self._send_frames(to, [answer])
         except Exception as error:  # a fault of ours must not end the loop
             self._tell_fault(to, self._short_way.room[:length], error)
@@ -246,12 +284,14 @@ class Server:
 
     def _take_any(self, to: bytes, length: int) -> None:
         frames: list[Any] = [bytes(self._short_way.room[:length])]
-        total = length
+        total, count = length, 1
         while self._has_more():
             frame = self._socket.recv(copy=False)
             total += len(frame)
+            count += 1
             if len(frames) < MAX_FRAMES:
                 frames.append(frame.buffer)
+        self._count(to, count, total)
         self._take_frames(to, frames, total)
 
     def _take_frames(self, to: object, frames: list[Any], total: int) -> None:

@@ -18,7 +18,26 @@ from .slot_key import check_slot_key
 
 # Reading a config from a file must know every kind, imported by the user or not.
 FAMILIES = (optimizers, original, original_admission)
-_EXAMPLES = {"init": "Uniform(0.05)", "optimizer": "Adagrad(lr=0.05)", "compressor": "Fp16()"}
+_PARTS: dict[str, tuple[type[Record], str]] = {
+    "init": (Initializer, "Uniform(0.05)"),
+    "optimizer": (Optimizer, "Adagrad(lr=0.05)"),
+    "compressor": (Compressor, "Fp16()"),
+}
+
+
+def check_part(setting: str, part: str, value: object) -> None:
+    """Refuses an init, optimizer or compressor of the wrong type; `setting` is what was typed.
+
+    >>> check_part("Table('user', optimizer=...)", "optimizer", None)
+    """
+    family, example = _PARTS[part]
+    if value is None or isinstance(value, family):
+        return
+    # Monolith's optimizers have the names of ours, so each name is told once.
+    names = sorted({member.__name__ for member in family.members().values()})
+    raise ConfigError(
+        f"{setting} is {value!r}; it must be one of {', '.join(names)}, as in {part}=hr.{example}."
+    )
 
 
 @dataclass(frozen=True)
@@ -40,19 +59,8 @@ class Segment(Record):
 
     def __post_init__(self) -> None:
         checks.whole("Segment", "dim", self.dim, least=1)
-        for name, family in (
-            ("init", Initializer),
-            ("optimizer", Optimizer),
-            ("compressor", Compressor),
-        ):
-            value = getattr(self, name)
-            if value is not None and not isinstance(value, family):
-                # Monolith's optimizers have the names of ours, so each name is told once.
-                names = sorted({member.__name__ for member in family.members().values()})
-                raise ConfigError(
-                    f"Segment.{name} is {value!r}; it must be one of {', '.join(names)}, as in "
-                    f"{name}=hr.{_EXAMPLES[name]}."
-                )
+        for name in _PARTS:
+            check_part(f"Segment.{name}", name, getattr(self, name))
         checks.switch("Segment", "stochastic_rounding_float16", self.stochastic_rounding_float16)
         if self.optimizer is not None:
             self.optimizer.check_dim(self.dim)

@@ -106,6 +106,9 @@ class DeviceTable:
         self.times = RowTimes()
         self.feed = DeviceFeed(config.name, self.slots)
         self._filter = filter_of(config, filter, self.slots.slot_key, self.device)
+        self._made_filter = filter is None
+        if self._filter is not None:
+            self._filter.tables.add(config.name)
         self.writes = DeviceWrites(
             *(config, self.slots, self.times, self.stamps, self.feed),
             admission_of(config, self._filter, self.device),
@@ -265,8 +268,15 @@ class DeviceTable:
         return self.writes.erase(self.checked_keys(keys))
 
     def clear(self) -> None:
-        """Removes all rows; their memory stays the table's."""
+        """Removes all rows; their memory stays the table's.
+
+        It also forgets the ids that its admission rule counted, unless their filter was passed to
+        the table or another table shares it.
+        """
         self.writes.clear()
+        own = self._filter if self._made_filter else None
+        if own is not None and own.tables <= {self.config.name}:
+            own.clear()
 
     def evict(
         self, *, now_s: int | None = None, capture: bool = False, rows: int | None = None

@@ -65,6 +65,7 @@ class DeviceFilter:
             )
         self.capacity_ids, self.split_num = capacity_ids, split_num
         self.seed, self.max_count = seed, max_count
+        self.tables: set[str] = set()  # names of the tables that count their ids here
         self.device = torch.empty(0, device=device).device  # with its number
         self._slot_key = slot_key_of(slot_key)
         self._cells = Cells.make(
@@ -122,6 +123,11 @@ class DeviceFilter:
     def meta(self) -> DeviceFilterMeta:
         """The description of the state, without its arrays; waits for the device."""
         return self._meta(0)
+
+    def clear(self) -> None:
+        """Forgets all ids of all tables; the memory stays the filter's."""
+        self._cells.cells.zero_()
+        self._cells.state[:3] = 0
 
     def dump(self) -> FilterState:
         """All cells in use and their places, copied to host memory."""

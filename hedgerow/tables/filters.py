@@ -88,6 +88,7 @@ class SlidingFilter:
         check_slot_key("SlidingFilter", slot_key)
         self.capacity_ids, self.split_num = capacity_ids, split_num
         self.seed, self.max_count = seed, max_count
+        self.tables: set[str] = set()  # names of the tables that count their ids here
         self.core = native.SlidingFilter(
             capacity_ids, split_num, seed, max_count, slot_key_of(slot_key)
         )
@@ -143,6 +144,11 @@ class SlidingFilter:
     def memory_bytes(self) -> int:
         """Bytes of all arrays."""
         return self.core.memory()
+
+    def clear(self) -> None:
+        """Forgets all ids of all tables and gives the memory of their counts back."""
+        unused = [(0, 0, 0)] * self.split_num
+        self.core.restore(self.meta().slot_key, 0, 0, 0, unused, 0, 0)
 
     def dump(self) -> FilterState:
         """All of it at one moment, also while others count.

@@ -61,7 +61,7 @@ class HostCore:
         self.stamps = Stamps(clock or SystemClock(), self.events, order)
         self.outputs, self._output_sharers = Recycler(), 1
         slot_key = slot_key_of(config.slot_key)
-        self.filter = filter
+        self.filter, self._made_filter = filter, filter is None
         admission = self._admission(slot_key)
         if rows_in is not None and not isinstance(rows_in, RowFile):
             raise DtypeError(f"rows_in is {rows_in!r}; pass RowFile(folder, resident_bytes).")
@@ -80,6 +80,12 @@ class HostCore:
                 slot_key,
             )
 
+    def forget_counts(self) -> None:
+        """Forgets the ids that the admission rule counted, in a filter of this table alone."""
+        own = self.filter if self._made_filter else None
+        if own is not None and own.tables <= {self.config.name}:
+            own.clear()
+
     def _admission(self, slot_key: int) -> native.Admission | None:
         if self.filter is not None and not isinstance(self.filter, SlidingFilter):
             raise DtypeError(
@@ -89,6 +95,8 @@ class HostCore:
         if admit is None:
             return None
         self.filter = self.filter or admit.own_filter(seed, slot_key)
+        if self.filter is not None:
+            self.filter.tables.add(self.config.name)
         return admit.rule(table=self.config.name, seed=seed, filter=self.filter)
 
     # ---- memory of large results

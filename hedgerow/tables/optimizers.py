@@ -146,6 +146,13 @@ class Adam(_TorchOptimizer):
     rate. Until then the row reads as its last update left it. It needs `step`, and
     `betas[0]**2 < betas[1]`.
 
+    The missed updates are made up for in at most six pieces, with `eps` as it stands in the middle
+    of each. So a row differs from dense Adam's by a part of `lr` that grows as gradients come near
+    `eps`. Measured at a fixed rate and the default settings, over 16 runs of 30 rows that have a
+    gradient in one step of twenty: at most 0.0001 `lr` where gradients have a deviation of 0.01,
+    0.001 `lr` at 1e-3, 0.01 `lr` at 1e-4 and 0.04 `lr` at 1e-5 to 1e-9. With
+    `betas[0] == betas[1]` it is four times as much. A rate that changes over a gap adds to it.
+
     >>> Adam(betas=(0.8, 0.9)).rule().settings[:2]
     (0.8, 0.19999999999999996)
     >>> [state.name for state in Adam(dense=True).rule().states]

@@ -10,7 +10,7 @@ from ..core.errors import ConfigError
 from ..routing.dist_types import check_dist_type
 from .admission import Admission
 from .compressors import Bf16, Fp16
-from .config import Segment, TableConfig
+from .config import Segment, TableConfig, check_part
 from .expiry import Eviction
 from .initializers import Initializer, Uniform
 from .optimizer_base import Optimizer
@@ -63,6 +63,8 @@ class Table:
 
     def _check(self) -> None:
         checks.whole("Table", "dim", self.dim, least=1)
+        for part in ("init", "optimizer"):
+            check_part(f"Table({self.name!r}).{part}", part, getattr(self, part))
         if len(set(self.features)) != len(self.features):
             raise ConfigError(
                 f"Table({self.name!r}).features is {self.features!r}; name each once."

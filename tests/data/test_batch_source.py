@@ -150,3 +150,17 @@ def test_a_resumed_source_gives_its_workers_the_rest(file: Path) -> None:
     resumed = _parquet(file).share(workers=2)
     resumed.load_state_dict(position)
     assert _ids(DataLoader(resumed, batch_size=None, num_workers=2)) == _ids(reading)
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+def test_a_data_loader_of_default_settings_gives_the_batches_of_the_source(workers: int) -> None:
+    source = hr.data.clicks(batch_size=8, steps=3)
+    plain = [batch.labels.tolist() for batch in hr.data.clicks(batch_size=8, steps=3)]
+    found = [batch.labels.tolist() for batch in DataLoader(source, num_workers=workers)]
+    assert found == plain
+
+
+def test_a_data_loader_that_collects_batches_is_told_to_take_them_whole() -> None:
+    loader = DataLoader(hr.data.clicks(batch_size=8, steps=4), batch_size=2)
+    with pytest.raises(InputError, match=r"collects 2 batches .* batch_size=None"):
+        next(iter(loader))

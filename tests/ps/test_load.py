@@ -12,6 +12,7 @@ import torch
 import zmq
 
 from hedgerow.ps import desk
+from hedgerow.ps.curve import ClientKeys, ServerKeys, new_keys
 from hedgerow.ps.frames import Origin, Request, Verb
 from hedgerow.ps.remote_shard import RemoteShard
 from hedgerow.ps.server import Limits
@@ -140,3 +141,55 @@ def test_a_client_that_takes_nothing_does_not_fill_the_server(
         until(lambda: other.health()["answer_bytes"] == 0)
         other.close()
     context.term()
+
+
+@pytest.mark.parametrize("has_keys", [False, True])
+def test_a_client_that_floods_a_server_with_small_messages_is_cut_off(
+    tmp_path: Path, has_keys: bool
+) -> None:
+    if has_keys:
+        new_keys(tmp_path)
+    server_keys = ServerKeys.read(tmp_path) if has_keys else None
+    client_keys = ClientKeys.read(tmp_path) if has_keys else None
+    context = zmq.Context()
+    with server_thread(keys=server_keys) as started:
+        other = RemoteShard(started.address, counting_table(), deadline_s=60, keys=client_keys)
+        flood = context.socket(zmq.DEALER)
+        for option in (zmq.LINGER, zmq.SNDHWM):
+            flood.setsockopt(option, 0)
+        if client_keys is not None:
+            client_keys.protect(flood)
+        flood.connect(started.address)
+        for _ in range(1_000_000):
+            flood.send(b"x")
+        until(lambda: started.counters.read("clients_cut_off") > 0)
+        flood.close()
+        assert other.start_contains(TableKeys.of_one(torch.arange(9))).wait().sum() == 0
+        other.close()
+    context.term()
+
+
+def test_many_requests_of_a_client_with_large_ones_between_them_are_all_answered(
+    tmp_path: Path,
+) -> None:
+    new_keys(tmp_path)  # over TCP: without keys, clients of the same machine share memory
+    mine = ClientKeys.read(tmp_path)
+    keys, n = TableKeys.of_one(torch.arange(3)), 500_000
+    large = TableKeys.of_one(torch.arange(n))
+    with server_thread(keys=ServerKeys.read(tmp_path)) as started:
+        shards = [
+            RemoteShard(started.address, counting_table(), deadline_s=60, keys=mine)
+            for _ in range(3)
+        ]
+        for _ in range(6):
+            under_way = []
+            for shard in shards:
+                under_way += [shard.start_lookup(keys) for _ in range(300)]
+                under_way.append(shard.start_apply_gradients(large, -torch.ones(n)))
+                under_way += [shard.start_lookup(keys) for _ in range(300)]
+            for one in under_way:
+                one.wait()
+        assert shards[0].start_lookup(keys).wait().rows.tolist() == [18.0] * 3
+        assert started.counters.read("clients_cut_off") == 0
+        for shard in shards:
+            shard.close()

@@ -70,18 +70,18 @@ def test_two_servers_to_three_to_none(tmp_path: Path) -> None:
         two = connect(stack, start(stack, 2))
         fill(two)
         saved = save_servers(two, tmp_path / "a", router=router(2), step=7, metadata={"by": "me"})
-        assert saved == 2000
+        assert saved.rows == 2000
         manifest = read_manifest(tmp_path / "a")
         assert (manifest.step, manifest.metadata, manifest.routing.shards) == (7, {"by": "me"}, 2)
         three = connect(stack, start(stack, 3))
         assert load_servers(three, tmp_path / "a", router=router(3)) == 7
         full(three)
-        assert save_servers(three, tmp_path / "b", router=router(3)) == 2000
+        assert save_servers(three, tmp_path / "b", router=router(3)).rows == 2000
         here = HostTables(two_tables())
         assert hr.load_tables(tmp_path / "b", here.tables).rows == {"item": 1000, "user": 1000}
         with pytest.raises(HedgerowError, match="holds a checkpoint"):
             save_servers(two, tmp_path / "a", router=router(2))
-        assert save_servers(two, tmp_path / "a", router=router(2), overwrite=True) == 2000
+        assert save_servers(two, tmp_path / "a", router=router(2), overwrite=True).rows == 2000
         with pytest.raises(InputError, match="3 shards for 2 servers"):
             save_servers(two, tmp_path / "c", router=router(3))
         other = Router("roundrobin", 2)
@@ -96,7 +96,7 @@ def test_servers_start_from_the_newest_checkpoint_of_all(tmp_path: Path) -> None
         fill(two)
         for shard in two:
             assert shard.checkpoint() == 0
-        assert save_servers(two, tmp_path / "step-4", router=router(2), step=4) == 2000
+        assert save_servers(two, tmp_path / "step-4", router=router(2), step=4).rows == 2000
         made[1].crash()
         with pytest.raises(RolledBackError, match="step 4"):
             two[1].start_sizes().wait()
@@ -128,7 +128,8 @@ def test_a_server_that_dies_in_a_save_leaves_the_old_checkpoint(tmp_path: Path) 
             save_servers(two, tmp_path / "all", router=router(2), overwrite=True, deadline_s=0.5)
         assert read_manifest(tmp_path / "all").step == 1
         made[1].restart()
-        assert save_servers(two, tmp_path / "all", router=router(2), step=2, overwrite=True) == 2000
+        again = save_servers(two, tmp_path / "all", router=router(2), step=2, overwrite=True)
+        assert again.rows == 2000
         full(two)
 
 

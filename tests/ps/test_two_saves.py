@@ -6,10 +6,11 @@ import os
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from itertools import combinations
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -18,12 +19,15 @@ from torch import nn
 import hedgerow as hr
 from hedgerow.core.errors import HedgerowError, SaveError
 from hedgerow.nn.dense_files import DenseFile, dense_part
+from hedgerow.nn.server_group import ServerGroup
+from hedgerow.nn.server_saving import save_on_servers
+from hedgerow.nn.shared_saving import Rest
 from hedgerow.ps.frames import Verb
 from hedgerow.ps.keeper import LEASE_S
 from hedgerow.ps.remote_shard import RemoteShard
 from hedgerow.ps.saving import _Orders, _written, save_servers
 from hedgerow.tables.checkpoint.files import sole_writer
-from hedgerow.tables.checkpoint.manifest import MANIFEST
+from hedgerow.tables.checkpoint.manifest import MANIFEST, Manifest
 from hedgerow.tables.checkpoint.manifest_reader import read_manifest
 from hedgerow.tables.multi.host_tables import HostTables
 
@@ -204,3 +208,53 @@ def test_a_manifest_that_no_load_takes_replaces_none(tmp_path: Path) -> None:
         manifest = read_manifest(tmp_path / "a")
         assert manifest.step == 1
         assert {path.name for path in (tmp_path / "a").iterdir()} == manifest.names() | {MANIFEST}
+
+
+class _SavesInBetween:
+    """A server's connection that lets another save begin and end as soon as one has let go."""
+
+    def __init__(self, shard: RemoteShard, other: Callable[[], object]) -> None:
+        self._shard, self._other = shard, other
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._shard, name)
+
+    def start_ask(self, verb: Verb, order: dict[str, Any], **more: Any) -> Any:
+        under_way = self._shard.start_ask(verb, order, **more)
+        return _AfterClose(under_way, self._other) if order["phase"] == "close" else under_way
+
+
+class _AfterClose:
+    def __init__(self, under_way: Any, other: Callable[[], object]) -> None:
+        self._under_way, self._other = under_way, other
+
+    def wait(self) -> Any:
+        told = self._under_way.wait()
+        self._other()
+        return told
+
+
+def test_a_save_returns_its_own_manifest_though_another_save_follows_at_once(
+    tmp_path: Path,
+) -> None:
+    with ExitStack() as stack:
+        shard = connect(stack, start(stack, 1))[0]
+        fill([shard])
+        later: list[Manifest] = []
+
+        bags = hr.EmbeddingBags([hr.Table("item", 4), hr.Table("user", 4)])
+
+        def save(one: Any, step: int) -> Manifest:
+            return save_on_servers(
+                bags,
+                tmp_path / "a",
+                ServerGroup((one,), two_tables()),
+                lambda: Rest({}, dense_part({"step": torch.tensor(float(step))})),
+                step=step,
+                overwrite=True,
+            )
+
+        between = _SavesInBetween(shard, lambda: later.append(save(shard, 2)))
+        assert save(between, 1).step == 1
+        assert [manifest.step for manifest in later] == [2]
+        assert read_manifest(tmp_path / "a").step == 2

@@ -311,3 +311,41 @@ def test_a_record_of_version_0_1_means_by_row() -> None:
     assert read.bias_correction == "row"
     assert optimizers.Adam.from_dict({"kind": "Adam", "lr": 0.1}).bias_correction == "step"
     assert optimizers.Adam.from_dict(read.to_dict()) == read
+
+
+def _apart_in_rates(seed: int, size: float, betas: tuple[float, float]) -> float:
+    """How far rows with random gaps are from dense Adam's, in units of the rate."""
+    made = torch.Generator().manual_seed(seed)
+    rows, steps, lr = 30, 100, 0.01
+    optimizer = optimizers.Adam(lr=lr, betas=betas, dense=True)
+    table, ids = make_table(optimizer, dim=2), torch.arange(rows)
+    table.assign(ids, torch.zeros(rows, 2))
+    weight = torch.zeros(rows, 2, requires_grad=True)
+    of_torch = torch.optim.Adam([weight], lr=lr, betas=betas)
+    for step in range(steps):
+        whole = step in (0, steps - 1)
+        chosen = ids if whole else ids[torch.rand(rows, generator=made) < 0.05]
+        grads = size * torch.randn(len(chosen), 2, generator=made)
+        weight.grad = torch.zeros(rows, 2).index_copy_(0, chosen, grads)
+        of_torch.step()
+        table.apply_gradients(chosen, grads, step=step)
+    return float((table.lookup(ids).rows_of() - weight.detach()).abs().max()) / lr
+
+
+@pytest.mark.parametrize(
+    ("size", "betas", "most"),
+    [
+        (1.0, (0.9, 0.999), 5e-5),
+        (1e-2, (0.9, 0.999), 1e-4),
+        (1e-3, (0.9, 0.999), 1e-3),
+        (1e-4, (0.9, 0.999), 0.01),
+        (1e-6, (0.9, 0.999), 0.04),
+        (1e-8, (0.9, 0.999), 0.04),
+        (1e-3, (0.9, 0.9), 0.004),
+        (1e-7, (0.9, 0.9), 0.16),
+    ],
+)
+def test_dense_adam_comes_as_near_as_its_docstring_says(
+    size: float, betas: tuple[float, float], most: float
+) -> None:
+    assert max(_apart_in_rates(seed, size, betas) for seed in range(16)) < most

@@ -415,3 +415,36 @@ def test_a_mask_asked_about_what_are_no_ids_counts_nothing(
         mask.admitted(ids)
     if mask.filter is not None:
         assert mask.filter.counts(ONE, table="user").tolist() == [0]
+
+
+@pytest.mark.parametrize("admit", [Count(2), Within(20_000_000, 2)])
+def test_a_cleared_table_forgets_what_it_counted_and_gives_that_memory_back(
+    admit: Admission,
+) -> None:
+    table, before = _table(admit), native.memory_used()
+    ids = torch.arange(1_500_000)
+    for part in (ids, ids[:100]):
+        _push(table, part)
+    assert native.memory_used() - before > 2**22
+    table.clear()
+    assert native.memory_used() == before
+    assert _push(table, ids[:100]) == (0, 100)
+    assert _push(table, ids[:100]) == (100, 0)
+
+
+def test_counts_that_a_table_shares_or_was_given_outlast_its_clear() -> None:
+    given = SlidingFilter(seed=7)
+    first = _table(Count(2), filter=given)
+    owner = _table(Count(2))
+    other = HostTable(replace(owner.config, name="other"), filter=owner.filter)
+    for table in (first, owner, other):
+        assert _push(table, ONE) == (0, 1)
+        table.clear()
+        assert _push(table, ONE) == (1, 0)
+
+
+def test_rows_that_are_loaded_into_a_table_leave_its_counts_alone() -> None:
+    table = _table(Count(2))
+    assert _push(table, ONE) == (0, 1)
+    table.beside(10).clear()
+    assert _push(table, ONE) == (1, 0)

@@ -8,9 +8,11 @@ import pytest
 import torch
 
 from hedgerow.core.errors import ConfigError, NotSupportedError
+from hedgerow.nn.bags import EmbeddingBags
 from hedgerow.tables import compressors, initializers, optimizers, original
 from hedgerow.tables.config import Segment, TableConfig
 from hedgerow.tables.schedules import Polynomial, rate_at
+from hedgerow.tables.table import Table
 
 from ..support import table_config
 
@@ -25,6 +27,9 @@ ZEROS, SGD = initializers.Zeros(), optimizers.Sgd()
         (lambda: Segment(2.0, ZEROS, SGD), "whole number"),
         (lambda: Segment(2, SGD, ZEROS), "Segment.init"),
         (lambda: Segment(2, ZEROS, "sgd"), "Segment.optimizer is 'sgd'"),
+        (lambda: Table("user", 2, optimizer="sgd"), r"^Table\('user'\).optimizer is 'sgd'"),
+        (lambda: Table("user", 2, init=SGD), r"^Table\('user'\).init is Sgd"),
+        (lambda: EmbeddingBags([Table("t", 2)], optimizer="x"), "^EmbeddingBags.optimizer is 'x'"),
         (lambda: Segment(2, ZEROS, original.BatchSoftmax()), "use dim=1"),
         (lambda: TableConfig("", (Segment(1, ZEROS, SGD),)), "non-empty"),
         (lambda: TableConfig("t", ()), "at least one"),

@@ -5,6 +5,7 @@ Runs in Triton's interpreter, or on a GPU where there is one.
 
 from __future__ import annotations
 
+import random
 from pathlib import Path
 
 import pytest
@@ -14,6 +15,7 @@ import hedgerow as hr
 from hedgerow.core.errors import StateError
 from hedgerow.kernels import placement, reference
 from hedgerow.kernels.layout import LANES, MIX_1, Arrays, mix_of, mixed
+from hedgerow.tables.admission import Within
 from hedgerow.tables.config import TableConfig
 from hedgerow.tables.device import DeviceTable
 from hedgerow.tables.device_filter import DeviceFilter
@@ -206,3 +208,43 @@ def test_counts_come_back_with_their_key_and_those_of_release_0_1_too(
     del plain["slot_key"]
     other.restore(FilterState(FilterMeta.from_dict(plain), state.arrays))
     assert other.counts(ids, table="user").tolist() == [1, 1, 1]
+
+
+_CASES = [(seed, homes) for seed in range(32) for homes in (1, 2, 4)]
+
+
+@pytest.mark.parametrize(("seed", "homes"), _CASES)
+def test_a_filter_has_cells_for_ids_that_were_crafted_against_another_key(
+    device: torch.device, seed: int, homes: int
+) -> None:
+    """The attacker knows the hash and the key of another filter, but not the key of this one."""
+    made = random.Random(seed)
+    name, key = made.choice(["user", "item", "x" * 200]), made.randrange(1, 2**63)
+    salt, words = (table_key(name) + seed * _SPREAD) % 2**64, mix_of(key)
+    start, ids = made.randrange(2**62), list[int]()
+    while len(ids) < 40 * homes:  # both homes among a few
+        start += 1
+        hashed = mixed(start ^ salt, *words)
+        first, second = (half * 24 >> 32 for half in (hashed >> 32, hashed & (2**32 - 1)))
+        if max(first, second) <= homes:
+            ids.append(start)
+    crafted = torch.tensor(ids, device=device)
+    known = DeviceFilter(capacity_ids=300, seed=seed, device=device, slot_key=key)
+    assert known.add(crafted, table=name).sum() <= LANES * (homes + 2)
+    keyed = DeviceFilter(capacity_ids=300, seed=seed, device=device)
+    assert bool(keyed.add(crafted, table=name).all())
+    assert keyed.counts(crafted, table=name).tolist() == [1] * len(ids)
+
+
+def test_a_cleared_table_forgets_what_it_counted_but_not_in_a_filter_that_it_was_given(
+    device: torch.device,
+) -> None:
+    config = table_config(Sgd(lr=0.1), dim=2, not_finite="drop", admit=Within(1000, 2))
+    ids = torch.arange(5, device=device)
+    given = DeviceFilter(capacity_ids=1000, device=device)
+    for filter, rows in ((None, 0), (given, 5)):
+        table = DeviceTable(config, capacity_rows=_BUCKETS * LANES, device=device, filter=filter)
+        table.assign(ids, _rows(ids))
+        table.clear()
+        table.assign(ids, _rows(ids))
+        assert table.size() == rows
