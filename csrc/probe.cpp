@@ -12,14 +12,23 @@
 namespace hedgerow {
 namespace {
 
+// A prefetch whose page is not in the translation cache takes its place among the instructions in
+// flight until the page tables are read. Side by side, more of them are under way at once than with
+// a hash between each two; where pages are known, the hashes hide the time of the lines.
 struct FetchBody {
   static HR_INLINE void run(const ProbeArgs& args) {
     const SlotHash slot_hash = *args.hash;
-    for (u64 i = 0; i < args.n; ++i) {
-      const u64 hash = slot_hash(u64(args.keys[i]));
-      args.homes[i] = args.views[shard_of(hash)].home(position_of(hash));
-      fetch_line(args.homes[i]);
-    }
+    const bool side_by_side = args.n > kProbeGroup;
+    const auto each = [&](const auto& then) {
+      for (u64 i = 0; i < args.n; ++i) {
+        const u64 hash = slot_hash(u64(args.keys[i]));
+        args.homes[i] = args.views[shard_of(hash)].home(position_of(hash));
+        then(args.homes[i]);
+      }
+    };
+    if (!side_by_side) return each([](const Bucket* home) { fetch_line(home); });
+    each([](const Bucket*) {});
+    for (u64 i = 0; i < args.n; ++i) fetch_line(args.homes[i]);
   }
 };
 
@@ -86,8 +95,9 @@ void find_beyond(const ProbeArgs& args, u64 keys) {
   }
 }
 
-ProbeAhead::ProbeAhead(const SlotHash& hash, const IndexView* views, const i64* keys, u64 n,
-                       u32* rows)
+template <u64 kGroup>
+ProbeAhead<kGroup>::ProbeAhead(const SlotHash& hash, const IndexView* views, const i64* keys, u64 n,
+                               u32* rows)
     : probe_(probe_for(active_isa())),
       hash_(&hash),
       views_(views),
@@ -98,12 +108,14 @@ ProbeAhead::ProbeAhead(const SlotHash& hash, const IndexView* views, const i64* 
   beyond_ = probe_.find(group(0));
 }
 
-ProbeArgs ProbeAhead::group(u64 start) {
+template <u64 kGroup>
+ProbeArgs ProbeAhead<kGroup>::group(u64 start) {
   const u64 size = start < n_ ? std::min(kGroup, n_ - start) : 0;
   return {hash_, views_, keys_ + start, size, homes_ + start % kHomes, rows_ + start};
 }
 
-void ProbeAhead::step() {
+template <u64 kGroup>
+void ProbeAhead<kGroup>::step() {
   if (at_ >= n_) return;
   probe_.fetch(group(at_ + kHomes - kGroup));
   const u64 later = probe_.find(group(at_ + kGroup));
@@ -111,5 +123,8 @@ void ProbeAhead::step() {
   beyond_ = later;
   at_ += kGroup;
 }
+
+template class ProbeAhead<kProbeGroup>;
+template class ProbeAhead<kLargeProbeGroup>;
 
 }  // namespace hedgerow

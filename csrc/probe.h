@@ -25,11 +25,13 @@ struct Probe {
 Probe probe_for(Isa isa);
 void find_beyond(const ProbeArgs& args, u64 keys);
 
+// Keys of a group: of most searches, and of those that wait for page tables most of the time.
+inline constexpr u64 kProbeGroup = 16, kLargeProbeGroup = 64;
+
 // All three steps over any number of keys, group by group: rows[i] = the row of keys[i], or kNoRow.
+template <u64 kGroup>
 class ProbeAhead {
  public:
-  static constexpr u64 kGroup = 16;
-
   ProbeAhead(const SlotHash& hash, const IndexView* views, const i64* keys, u64 n, u32* rows);
 
   // After the first call the rows of the first group are known, after the next those of the second;
@@ -51,5 +53,8 @@ class ProbeAhead {
   u64 beyond_ = 0;               // its keys that are still to be found
   const Bucket* homes_[kHomes];  // used in turn
 };
+
+extern template class ProbeAhead<kProbeGroup>;
+extern template class ProbeAhead<kLargeProbeGroup>;
 
 }  // namespace hedgerow

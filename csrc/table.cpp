@@ -12,6 +12,7 @@
 #include "assign_ops.h"
 #include "each_shard.h"
 #include "pool.h"
+#include "probe.h"
 
 namespace hedgerow {
 namespace {
@@ -119,7 +120,7 @@ void Table::locate(Plan& plan, int number, const KnownRows* known) const {
     if (from == 0) plan.version[number] = shard.version;
     const bool by_shard = plan.ids() >= kShardIds && groups.size() * kFewShards >= plan.ids();
     const bool near = !by_shard && near_.serves(keys, block.size());
-    find_rows(hash, keys, block.size(), near, rows);
+    find_rows<kProbeGroup>(hash, keys, block.size(), near, rows);
     for (u64 i = 0; i < block.size(); ++i) {
       block[i].row = rows[i];
       plan.absent[number] += rows[i] == kNoRow;

@@ -207,10 +207,15 @@ class Table {
 
   template <class Visitor>
   void visit(const i64* ids, u64 n, u64 task_ids, const Visitor& visitor) const;
-  template <class Visitor>
-  void visit_piece(const SlotHash& hash, const i64* ids, u64 from, u64 count,
+  void each_piece(const i64* ids, u64 n, u64 task_ids, const auto& read) const;
+  template <u64 kGroup, class Visitor>
+  void visit_piece(const SlotHash& hash, const i64* ids, u64 from, u64 count, const u32* known,
                    const Visitor& visitor) const;
+  void find_piece(const SlotHash& hash, const i64* ids, u64 count, u32* rows) const;
+  bool is_far_apart() const;
+  bool near_serves(const SlotHash& hash, const i64* keys, u64 n) const;
   static constexpr u64 kFindIds = 2048;
+  template <u64 kGroup>
   void find_rows(const SlotHash& hash, const i64* keys, u64 n, bool near, u32* rows) const;
   u64 task_ids(u64 n, u64 fresh_row_bytes) const;
 

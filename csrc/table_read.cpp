@@ -19,10 +19,13 @@
 namespace hedgerow {
 namespace {
 
-constexpr u64 kReadIds = 2048;              // ids between two looks whether a writer waits
-constexpr u64 kTaskPieces = 8;              // pieces of so many ids that one thread reads at a time
-constexpr u64 kGroup = ProbeAhead::kGroup;  // rows being fetched while those before are visited
+constexpr u64 kReadIds = 2048;  // ids between two looks whether a writer waits
+constexpr u64 kTaskPieces = 8;  // pieces of so many ids that one thread reads at a time
 constexpr u64 kStreamBytes = u64(32) << 20;  // of output: more than stays in most caches
+constexpr u64 kShortBytes = 64;              // of a row that a lookup reads
+constexpr u64 kFarBytes = u64(256) << 20;    // of short rows: more than any cache of translations
+constexpr u64 kTwoPassIds = u64(1) << 18;    // of a call that finds all rows before it reads any
+constexpr u64 kKeepBytes = u64(32) << 20;    // of row numbers, between calls
 constexpr u64 kScanRows = 1024;              // rows copied under one hold of a lock
 
 // What a visitor is shown: `n` rows, their numbers, and to which ids of the piece each belongs.
@@ -65,9 +68,10 @@ u64 piece_count(u64 n, u64 size) { return (n + size - 1) / size; }
 
 // Rows of distinct keys, at most kFindIds, with `near` by the arrays of dense ids first. The caller
 // holds the locks of their shards.
+template <u64 kGroup>
 void Table::find_rows(const SlotHash& hash, const i64* keys, u64 n, bool near, u32* rows) const {
   const auto search = [&](const i64* some, u64 count, u32* found) {
-    ProbeAhead probe(hash, views_, some, count, found);
+    ProbeAhead<kGroup> probe(hash, views_, some, count, found);
     for (u64 i = 0; i < count; i += kGroup) probe.step();
   };
   if (!near) return search(keys, n, rows);
@@ -82,71 +86,124 @@ void Table::find_rows(const SlotHash& hash, const i64* keys, u64 n, bool near, u
   }
 }
 
-// Each run of equal ids is searched once. The rows of a group are fetched while those of the one
-// before are visited, and where they have to be searched, the homes of later groups are, too.
-template <class Visitor>
-void Table::visit_piece(const SlotHash& hash, const i64* ids, u64 from, u64 count,
-                        const Visitor& visitor) const {
+template void Table::find_rows<kProbeGroup>(const SlotHash&, const i64*, u64, bool, u32*) const;
+
+bool Table::near_serves(const SlotHash& hash, const i64* keys, u64 n) const {
+  return near_.serves(keys, n) && !of_one_shard(hash, keys, n);
+}
+
+// Whether rows are short and lie on many more pages than the translation cache holds, so that a
+// lookup waits for page tables most of the time.
+bool Table::is_far_apart() const {
+  if (arena_.in_file() || sizeof(float) * u64(layout_.dim) > kShortBytes) return false;
+  return u64(arena_.end()) * u64(layout_.stride) >= kFarBytes;
+}
+
+// The first of two passes over a piece: rows[i] is the row of its run `i`, or kNoRow.
+void Table::find_piece(const SlotHash& hash, const i64* ids, u64 count, u32* rows) const {
   const IdRuns<kReadIds> distinct(ids, count);
   const auto [keys, places, runs] = distinct.view();
   searched_.fetch_add(runs, std::memory_order_relaxed);
-  u32 rows[kReadIds];
-  const u8* data[2 * kGroup];  // as `fetch` says; null: absent. Halves are used in turn
+  find_rows<kLargeProbeGroup>(hash, keys, runs, near_serves(hash, keys, runs), rows);
+}
+
+// Each run of equal ids is searched once, unless `known` has the rows of the runs. The rows of a
+// group are fetched while those of the one before are visited, and where they have to be searched,
+// the homes of later groups are, too.
+template <u64 kGroup, class Visitor>
+void Table::visit_piece(const SlotHash& hash, const i64* ids, u64 from, u64 count, const u32* known,
+                        const Visitor& visitor) const {
+  const IdRuns<kReadIds> distinct(ids, count);
+  const auto [keys, places, runs] = distinct.view();
+  u32 found[kReadIds];
+  const u32* const rows = known != nullptr ? known : found;
+  const u8* data[2 * kGroup];  // as `locate` says; null: absent. Halves are used in turn
   const Arena::View arena = arena_.view();
   const auto fetch = [&](u64 start) {
     const u8** const at = data + start % (2 * kGroup);
-    for (u64 i = start; i < std::min(runs, start + kGroup); ++i) {
-      at[i - start] = rows[i] == kNoRow ? nullptr : visitor.fetch(arena, rows[i]);
+    const u64 end = std::min(runs, start + kGroup);
+    for (u64 i = start; i < end; ++i) {
+      const u8* const row = rows[i] == kNoRow ? nullptr : visitor.locate(arena, rows[i]);
+      at[i - start] = row;
+      if (kGroup == kProbeGroup && row != nullptr) visitor.fetch(row, rows[i]);
     }
+    if (kGroup == kProbeGroup) return;
+    for (u64 i = start; i < end; ++i)  // side by side, as `FetchBody` says
+      if (at[i - start] != nullptr) visitor.fetch(at[i - start], rows[i]);
   };
   const auto visit = [&](u64 start) {
     const u64 n = std::min(kGroup, runs - start);
     visitor.visit(from, Found{data + start % (2 * kGroup), rows + start, places + start, n});
   };
-  if (near_.serves(keys, runs) && !of_one_shard(hash, keys, runs)) {
-    find_rows(hash, keys, runs, true, rows);
+  const auto visit_found = [&] {
     fetch(0);
     for (u64 start = 0; start < runs; start += kGroup) {
       fetch(start + kGroup);
       visit(start);
     }
-  } else {
-    ProbeAhead probe(hash, views_, keys, runs, rows);
+  };
+  if (known != nullptr) return visit_found();
+  searched_.fetch_add(runs, std::memory_order_relaxed);
+  if (near_serves(hash, keys, runs)) {
+    find_rows<kGroup>(hash, keys, runs, true, found);
+    return visit_found();
+  }
+  ProbeAhead<kGroup> probe(hash, views_, keys, runs, found);
+  probe.step();
+  fetch(0);
+  for (u64 start = 0; start < runs; start += kGroup) {
     probe.step();
-    fetch(0);
-    for (u64 start = 0; start < runs; start += kGroup) {
-      probe.step();
-      fetch(start + kGroup);
-      visit(start);
-    }
+    fetch(start + kGroup);
+    visit(start);
   }
 }
 
-// Tasks of `task_ids` ids go to the pool, which are read piece by piece. Locks are held from one
-// piece to the next unless somebody waits for them: to take all 64 for each would be a tenth of a
-// lookup. Rows may be exchanged with those of a table with another key until the locks are taken:
-// then they are those of other shards.
-template <class Visitor>
-void Table::visit(const i64* ids, u64 n, u64 task_ids, const Visitor& visitor) const {
-  arena_.check();
-  const RunAlone alone(n < kAloneIds);
-  // Pages of a file are given back without locks: after each piece.
-  const u64 size = arena_.in_file() ? kReadIds : task_ids;
-  parallel_for(i64(piece_count(n, size)), [&](i64 task) {
-    const u64 start = u64(task) * size, end = std::min(n, start + size);
+// Runs read(hash, from, count) for every piece of the ids, in tasks of `task_ids` ids that the pool
+// shares. Locks are held from one piece to the next unless a writer waits for them: to take all 64
+// for each piece would be a tenth of a lookup. Rows may be exchanged with those of a table with
+// another key until the locks are taken: then they are those of other shards.
+void Table::each_piece(const i64* ids, u64 n, u64 task_ids, const auto& read) const {
+  parallel_for(i64(piece_count(n, task_ids)), [&](i64 task) {
+    const u64 start = u64(task) * task_ids, end = std::min(n, start + task_ids);
     const TrimAfter trim(arena_);
     for (u64 from = start; from < end;) {
       const u64 key = slot_key();
       const SlotHash hash(key);
       ReadLocks hold(shards_, shards_of(hash, ids + from, end - from));
       while (from < end && slot_key() == key) {
-        visit_piece(hash, ids + from, from, std::min(kReadIds, end - from), visitor);
+        read(hash, from, std::min(kReadIds, end - from));
         from += kReadIds;
         if (from < end) hold.give_way();
       }
     }
     finish_streaming();
   });
+}
+
+// A large call on a table whose rows lie far apart finds the rows of all ids before it reads any: a
+// cache holds the page tables of the index, or those of the rows, but not both. Locks are let go
+// between the passes, so rows are searched again where keys came or went since the first began.
+template <class Visitor>
+void Table::visit(const i64* ids, u64 n, u64 task_ids, const Visitor& visitor) const {
+  static thread_local Buffer<u32> room;
+  arena_.check();
+  const RunAlone alone(n < kAloneIds);
+  const bool far = n >= kReadIds && is_far_apart();
+  // Pages of a file are given back without locks: after each piece.
+  const u64 size = arena_.in_file() ? kReadIds : task_ids;
+  const u64 found_at = changes();
+  u32* const found = Visitor::reads_rows() && far && n >= kTwoPassIds ? room.ensure(n) : nullptr;
+  if (found != nullptr) {
+    each_piece(ids, n, size, [&](const SlotHash& hash, u64 from, u64 count) {
+      find_piece(hash, ids + from, count, found + from);
+    });
+  }
+  each_piece(ids, n, size, [&](const SlotHash& hash, u64 from, u64 count) {
+    const u32* const known = found != nullptr && changes() == found_at ? found + from : nullptr;
+    if (far) return visit_piece<kLargeProbeGroup>(hash, ids + from, from, count, known, visitor);
+    visit_piece<kProbeGroup>(hash, ids + from, from, count, nullptr, visitor);
+  });
+  room.keep_at_most(kKeepBytes);
 }
 
 // Ids one thread reads before another takes over: eight times each, where there are so many. A
@@ -190,11 +247,9 @@ void Table::lookup(const i64* ids, u64 n, Missing missing, i64 step, float* out,
     u8* told;
     u32* known;
 
-    const u8* fetch(const Arena::View& arena, u32 row) const {
-      const u8* const data = arena.row(row);
-      fetch_bytes(data, u64(bytes));
-      return data;
-    }
+    static constexpr bool reads_rows() { return true; }
+    const u8* locate(const Arena::View& arena, u32 row) const { return arena.row(row); }
+    void fetch(const u8* data, u32) const { fetch_bytes(data, u64(bytes)); }
     void visit(u64 from, const Found& found) const {
       const auto [data, rows, places, n] = found;
       const bool zeros = missing == Missing::zeros;
@@ -234,7 +289,9 @@ void Table::contains(const i64* ids, u64 n, u8* out) const {
   struct Reader {
     u8* out;
     // Whether there is a row needs none: those in a file stay there.
-    const u8* fetch(const Arena::View&, u32) const { return nullptr; }
+    static constexpr bool reads_rows() { return false; }
+    const u8* locate(const Arena::View&, u32) const { return nullptr; }
+    void fetch(const u8*, u32) const {}
     void visit(u64 from, const Found& found) const {
       found.each_place([&](u64 place, u64 i) { out[from + place] = found.rows[i] != kNoRow; });
     }
@@ -263,10 +320,9 @@ void Table::entries(const i64* ids, u64 n, u8* found, float* rows, float* states
     float* states;
     i64* times;
 
-    const u8* fetch(const Arena::View& arena, u32 row) const {
-      table.fetch_row(row);
-      return arena.row(row);
-    }
+    static constexpr bool reads_rows() { return true; }
+    const u8* locate(const Arena::View& arena, u32 row) const { return arena.row(row); }
+    void fetch(const u8*, u32 row) const { table.fetch_row(row); }
     void visit(u64 from, const Found& found) const {
       found.each_place([&](u64 place, u64 i) { visit_one(from + place, found.rows[i]); });
     }

@@ -8,6 +8,7 @@ from typing import Annotated, Any
 
 import typer
 
+from .bench_flat import flat
 from .bench_modules import modules
 from .bench_report import finish, names
 from .bench_tiers import tiers
@@ -388,5 +389,6 @@ def gpu(
     finish(report, as_json, show)
 
 
+app.command()(flat)
 app.command()(modules)
 app.command()(tiers)
