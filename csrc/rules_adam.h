@@ -114,7 +114,8 @@ struct TorchAdamRule {
 // sum of the powers of `ratio` times c at the mean of their exponents.
 struct Drift {
   static constexpr int kTabulated = 1 << 12;
-  static constexpr int kPieces = 5;  // of a gap, each twice as long as the one before; then the rest
+  static constexpr int kPieces =
+      5;  // of a gap, each twice as long as the one before; then the rest
   double beta1, beta2, ratio, faded;
 
   Drift(const RuleSettings& settings, bool maximum)
@@ -211,8 +212,8 @@ struct DenseAdamRule {
     const RuleSettings& settings = *a.settings;
     const double missed = double(count);
     const Drift drift(settings, kMaximum);
-    const double moved =
-        drift.after(settings, last) - std::pow(drift.ratio, missed) * drift.after(settings, last + count);
+    const double moved = drift.after(settings, last) -
+                         std::pow(drift.ratio, missed) * drift.after(settings, last + count);
     const double fade = 1.0 - double(a.rate) * settings.exact[5];
     const float rate = float(a.rate * moved * std::pow(fade, missed - drift.middle(missed)));
     const float keep1 = float(std::pow(drift.beta1, missed));
