@@ -19,8 +19,8 @@
 namespace hedgerow {
 namespace {
 
-constexpr u64 kReadIds = 2048;  // ids between two looks whether a writer waits
-constexpr u64 kTaskPieces = 8;  // pieces of so many ids that one thread reads at a time
+constexpr u64 kReadIds = 2048;               // ids between two looks whether a writer waits
+constexpr u64 kTaskPieces = 8;               // of kReadIds each, that one thread reads in one task
 constexpr u64 kStreamBytes = u64(32) << 20;  // of output: more than stays in most caches
 constexpr u64 kShortBytes = 64;              // of a row that a lookup reads
 constexpr u64 kFarBytes = u64(256) << 20;    // of short rows: more than any cache of translations

@@ -43,7 +43,7 @@ class Recycler:
         self._free: deque[_Block] = deque()
 
     def take(self, floats: int) -> tuple[Tensor, bool]:
-        """A tensor of so many values, none of them set, and whether its memory was used before.
+        """A tensor of `floats` values, none of them set, and whether its memory was used before.
 
         It is in host memory, whatever torch's default device is.
         """

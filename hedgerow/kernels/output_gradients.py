@@ -1,8 +1,8 @@
 """Gradients of the outputs of several features, read where autograd left them.
 
 An update needs the gradient of every occurrence of an id. It is that of the id's bag, times the
-weight of the id, over the divisor of the bag. Kernels compute it while they sum equal ids, so that
-nobody copies the gradients of the features into one tensor or expands them to every id.
+weight of the id, over the divisor of the bag. Kernels compute it while they sum equal ids, so the
+gradients of the features are neither copied into one tensor nor expanded to every id.
 """
 
 from __future__ import annotations

@@ -127,7 +127,7 @@ class DeviceTouched:
         self.name = name
         self.settings = settings
         self.since: str | None = None  # the consumer's own mark of what it delivered last
-        self.delivering = threading.Lock()  # held by one who has taken keys and not yet delivered
+        self.delivering = threading.Lock()  # held from taking keys until they are delivered
         self._forget_name = forget_name
         self._closed = False
         buckets = int(settings.capacity * _ROOM) // LANES + 2

@@ -153,11 +153,11 @@ class DeviceCacheMap(DeviceResidencyMap):
         self._came_since = 0
 
     def end_count(self, rows: int) -> None:
-        """The device has counted so many."""
+        """The device has counted the ids that have rows."""
         self._ids, self._counted = rows + self._came_since, False  # some may have left since
 
     def may_have_come(self, most: int) -> None:
-        """A move of so many rows broke off; some of them may have come."""
+        """A move of at most `most` rows failed part way; some of them may have arrived."""
         self._came_since += most
         self.recount()
 

@@ -37,7 +37,7 @@ class EvictionScheduler:
     """Evicts rows of K alike caches together. The caller holds the caches' write lock.
 
     The device chooses rows some steps before their slots are needed. A thread writes those that are
-    dirty to the slow stores while they are still resident, so that nobody waits for a row in
+    dirty to the slow stores while they are still resident, so that no step waits for a row in
     flight. The next time, those that were not used since are removed. The device also counts the
     rows of the caches. The host learns the counts later, and works with upper bounds until then.
     """

@@ -172,7 +172,7 @@ class ResidencyMap:
         return torch.from_numpy(ids), torch.from_numpy(ids[self._dirty[at]])
 
     def may_have_come(self, most: int) -> None:
-        """A move of so many rows broke off. Nothing to do: rows with a slot have come."""
+        """A move of rows failed part way. Nothing to do: rows with a slot have arrived."""
 
     def mend(self, at: Ids, now: int) -> None:
         """A move broke off. Nothing to do: no call reads a row without a slot."""

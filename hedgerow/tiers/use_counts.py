@@ -25,7 +25,7 @@ class UseCounts:
     A use `half_life_steps` ago counts half. There are two rows of cells, and the smaller of an id's
     two cells counts. An id that shares both cells with other ids seems to be used more. That moves
     a row for nothing, and changes no number. Which ids share cells is a secret drawn at random, so
-    that nobody can choose ids that all seem hot. The cells are on `device`, with the fast rows.
+    that chosen ids cannot all seem hot. The cells are on `device`, with the fast rows.
 
     >>> uses = UseCounts(1000, half_life_steps=1)
     >>> hot, cold = np.array([7]), np.array([8])
