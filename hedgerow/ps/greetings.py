@@ -86,7 +86,7 @@ class Greetings:
             return f"{self._failed} greetings in a row were broken off"
         return (
             f"it broke off {self._failed} greetings in a row: the keys do not fit (server.pub here "
-            f"is not the server's), or the network cuts every connection"
+            f"is not the server's, or only one side has keys), or the network cuts every connection"
         )
 
     @property
