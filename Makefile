@@ -86,7 +86,7 @@ format: env ## rewrites sources in the house style
 api: env ## records the public surface after a change that is meant
 	mkdir -p build && $(BIN)/python -m tools.api > build/api.json && mv build/api.json tests/golden/api.json
 
-docs: env ## the page of a sample plan, opened in headless Chromium; its picture goes to docs/plan.png
+docs: env ## the page of a sample plan, opened in headless Chromium; its picture goes to docs/images/plan.png
 	$(BIN)/python tools/docs.py
 
 protos: env ## compiles hedgerow/wire/protos after a change of a .proto file

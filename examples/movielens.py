@@ -78,7 +78,7 @@ def arguments(argv: Sequence[str] | None) -> argparse.Namespace:
         "--dist_type",
         choices=SUPPORTED_DIST_TYPES,
         default="hash_roundrobin",
-        help="who owns an id (docs/routing.md); %(default)s if not given",
+        help="who owns an id (docs/concepts/routing.md); %(default)s if not given",
     )
     parser.add_argument("--epochs", type=int, default=3)
     parser.add_argument("--batch_size", type=int, default=512, help="of all processes together")

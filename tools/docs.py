@@ -1,6 +1,6 @@
 """Makes the pictures of the documentation: a page of a plan, opened in a browser that is cut off.
 
-Run as `python tools/docs.py [FOLDER]`; writes build/docs/plan.html and FOLDER/plan.png (docs/ if
+Run as `python tools/docs.py [FOLDER]`; writes build/docs/plan.html and FOLDER/plan.png (docs/images/ if
 not given), and exits 1 if the page does not show what it should. Without a browser it says so.
 """
 
@@ -56,7 +56,7 @@ def main() -> int:
     if missing or seen.count("<svg") != 3 or "<script" in seen or CLOSED not in seen:
         print(f"docs: the page lacks {missing}, has not 3 pictures, or is open to scripts")
         return 1
-    folder = Path(sys.argv[1]).resolve() if len(sys.argv) > 1 else ROOT / "docs"
+    folder = Path(sys.argv[1]).resolve() if len(sys.argv) > 1 else ROOT / "docs" / "images"
     shot = folder / "plan.png"
     browse(browser, page, "--window-size=1340,1480", f"--screenshot={shot}")
     if not shot.is_file() or shot.read_bytes()[1:4] != b"PNG":

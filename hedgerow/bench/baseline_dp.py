@@ -1,7 +1,7 @@
 """The published planner's choice of options: a dynamic programme over a grid of two memories.
 
 It is here to be compared with, not to plan with: a cell of the grid keeps its cheapest arrival,
-not its smallest, so plans that exist can be missed; docs/planner.md tells more.
+not its smallest, so plans that exist can be missed; docs/guides/planner.md tells more.
 """
 
 from __future__ import annotations

@@ -69,7 +69,7 @@ def launch(
     whose `hr.distribute(model)` finds them; plain processes of this machine, or actors of Ray.
 
     If one process fails, the others are ended, and the exit status is not 0. Several machines:
-    docs/launch.md, docs/parameter-servers.md. Ctrl-C is passed on to the processes.
+    docs/guides/launch.md, docs/guides/parameter-servers.md. Ctrl-C is passed on to the processes.
 
     Try: `hedgerow launch --nproc 2 -m hedgerow train job.toml`
     """

@@ -70,7 +70,7 @@ _PrintPlan = Annotated[
 def train(
     config: Annotated[
         Path | None,
-        typer.Argument(metavar="CONFIG.toml", help="The job: docs/jobs.md.", show_default=False),
+        typer.Argument(metavar="CONFIG.toml", help="The job: docs/guides/jobs.md.", show_default=False),
     ] = None,
     data: Annotated[
         str | None, typer.Option(help="The source: movielens-100k, clicks, wide-clicks.")
@@ -100,7 +100,7 @@ def train(
     Options win over the file. Ctrl-C saves and says how to go on. The exit status is 1 if the job
     fails or is interrupted, 2 if its configuration is wrong.
 
-    Under torchrun, mpirun or srun all processes run it together: docs/distributed.md. Try
+    Under torchrun, mpirun or srun all processes run it together: docs/guides/distributed.md. Try
     `hedgerow train --data clicks --steps 500`.
     """
     sizes = {"dim": dim, "epochs": epochs, "batch_size": batch_size, "lr": lr, "steps": steps}

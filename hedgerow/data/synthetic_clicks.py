@@ -209,7 +209,7 @@ def wide_clicks(
 ) -> SyntheticClicks:
     """Many features of one id a sample, with tables of so many rows each.
 
-    Ids repeat within a batch as they do in production: see docs/data.md.
+    Ids repeat within a batch as they do in production: see docs/guides/data.md.
 
     >>> source = wide_clicks(batch_size=512, steps=1, features=3, rows=10_000)
     >>> source.batch(0).ids.names

@@ -61,7 +61,7 @@ def distribute(
 
     A `plan` is one of `hr.plan`, the path of its file, or "auto". All ranks must have the same one,
     made for these tables and so many ranks; each logs what it holds. Its HBM_ONLY tables go to the
-    device of the process, and the weights with them, as after `model.to("cuda")`: docs/gpu.md.
+    device of the process, and the weights with them, as after `model.to("cuda")`: docs/guides/gpu.md.
 
     >>> import hedgerow as hr
     >>> model = hr.EmbeddingBags([hr.Table("user", 2)])

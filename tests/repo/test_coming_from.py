@@ -1,4 +1,4 @@
-"""The tables of names in docs/from-*.md: every place that they name is there."""
+"""The tables of names in docs/coming-from: every place that they name is there."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 DOCS = Path(__file__).parents[2] / "docs"
-PAGES = ("from-monolith.md", "from-dynamicemb.md")
+PAGES = ("coming-from/monolith.md", "coming-from/dynamicemb.md")
 DOORS = (
     "distribution_ops",
     "distributed_ps_factory",

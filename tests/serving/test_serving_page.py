@@ -1,4 +1,4 @@
-"""The commands of docs/serving.md, as they stand there, on the page's own export."""
+"""The commands of docs/guides/serving.md, as they stand there, on the page's own export."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-PAGE = Path(__file__).parents[2] / "docs" / "serving.md"
+PAGE = Path(__file__).parents[2] / "docs" / "guides" / "serving.md"
 
 
 def _blocks(language: str) -> list[str]:

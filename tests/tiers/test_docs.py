@@ -10,7 +10,7 @@ from hedgerow.tiers.build import MODES
 
 from .test_in_file import SMALL, in_file
 
-PAGE = (Path(__file__).parents[2] / "docs/tiers.md").read_text(encoding="utf-8")
+PAGE = (Path(__file__).parents[2] / "docs/guides/tiers.md").read_text(encoding="utf-8")
 
 
 @pytest.mark.parametrize("mode", MODES)

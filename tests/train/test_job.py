@@ -32,7 +32,7 @@ from hedgerow.train.job_parts import build
 from hedgerow.train.record_names import named_kinds
 from hedgerow.train.run_folder import RunFolder
 
-DOCS = Path(__file__).parents[2] / "docs" / "jobs.md"
+DOCS = Path(__file__).parents[2] / "docs" / "guides" / "jobs.md"
 
 WHOLE = """\
 [data]
@@ -395,7 +395,7 @@ def test_the_docs_name_every_key(source: str) -> None:
     job: Job = job_of({"data": {"source": source, **files, **columns}})
     text = DOCS.read_text()
     for key in _keys(job.to_dict()):
-        assert f"`{key}`" in text or f"`[{key}]`" in text, f"docs/jobs.md does not explain {key}"
+        assert f"`{key}`" in text or f"`[{key}]`" in text, f"docs/guides/jobs.md does not explain {key}"
 
 
 @pytest.mark.parametrize("features", [[], ["user", "user"]])
