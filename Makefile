@@ -17,7 +17,7 @@ export OMPI_ALLOW_RUN_AS_ROOT := 1
 export OMPI_ALLOW_RUN_AS_ROOT_CONFIRM := 1
 export OMPI_MCA_rmaps_base_oversubscribe := 1
 
-.PHONY: help env train demo-realtime test test-long test-gpu measure-gpu lint format api docs protos sanitize bench bench-peers \
+.PHONY: help env train demo-realtime test test-long test-gpu measure-gpu lint format api docs docs-plan protos sanitize bench bench-peers \
 	test-clients \
 	ci-deps docs-deps wheel clean
 
@@ -86,7 +86,10 @@ format: env ## rewrites sources in the house style
 api: env ## records the public surface after a change that is meant
 	mkdir -p build && $(BIN)/python -m tools.api > build/api.json && mv build/api.json tests/golden/api.json
 
-docs: env ## the page of a sample plan, opened in headless Chromium; its picture goes to docs/images/plan.png
+docs: env ## the documentation as a site in build/site; fails on a warning, needs no network
+	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict
+
+docs-plan: env ## the page of a sample plan, opened in headless Chromium; its picture goes to docs/images/plan.png
 	$(BIN)/python tools/docs.py
 
 protos: env ## compiles hedgerow/wire/protos after a change of a .proto file
@@ -117,11 +120,11 @@ bench-peers: .peers/torch/.installed .peers/tfra/.installed ## environments of t
 	.peers/tfra/bin/python -m pip install --quiet --disable-pip-version-check --no-deps -r tools/peers/tfra.txt
 	touch $@
 
-# Without one of these, what needs it is skipped aloud: mpirun and ZooKeeper by tests, Chromium by `make docs`.
+# Without one of these, what needs it is skipped aloud: mpirun and ZooKeeper by tests, Chromium by `make docs-plan`.
 ci-deps: DEBIAN := mpirun:openmpi-bin /usr/share/java/zookeeper.jar:zookeeper
 ci-deps: ## Debian packages that some tests need: openmpi-bin (mpirun), zookeeper
 docs-deps: DEBIAN := chromium-headless-shell:chromium-headless-shell
-docs-deps: ## Debian packages that make docs needs: chromium-headless-shell
+docs-deps: ## Debian packages that make docs-plan needs: chromium-headless-shell
 ci-deps docs-deps:
 	@sudo=; test "$$(id -u)" = 0 || sudo="sudo -n"; \
 	for pair in $(DEBIAN); do program=$${pair%:*}; package=$${pair#*:}; \

@@ -73,7 +73,7 @@ if TYPE_CHECKING:
     from .tables.schedules import Polynomial as Polynomial
     from .tables.table import Table as Table
 
-__version__ = "0.1.0"
+__version__ = "0.2.0"
 
 _NAMES = {
     "core.errors": ("HedgerowError",),

@@ -1,7 +1,8 @@
 """Makes the pictures of the documentation: a page of a plan, opened in a browser that is cut off.
 
-Run as `python tools/docs.py [FOLDER]`; writes build/docs/plan.html and FOLDER/plan.png (docs/images/ if
-not given), and exits 1 if the page does not show what it should. Without a browser it says so.
+Run as `python tools/docs.py [FOLDER]`; writes build/docs/plan.html and FOLDER/plan.png
+(docs/images/ if not given), and exits 1 if the page does not show what it should. Without a
+browser it says so.
 """
 
 from __future__ import annotations

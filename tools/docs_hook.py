@@ -8,8 +8,9 @@ from pathlib import Path
 from posixpath import dirname, normpath
 from typing import Any
 
-import click
+import typer
 import typer.main
+from typer.core import TyperGroup
 
 from hedgerow.cli.app import app
 
@@ -42,28 +43,35 @@ def _on_site(link: re.Match[str], folder: str) -> str:
 
 def _commands() -> Iterator[str]:
     command = typer.main.get_command(app)
-    with click.Context(command, info_name="hedgerow") as context:
+    with typer.Context(command, info_name="hedgerow") as context:
         yield from _section(command, context)
 
 
-def _section(command: click.Command, context: click.Context) -> Iterator[str]:
+def _section(command: Any, context: Any) -> Iterator[str]:
     yield f"## {context.command_path}\n"
     yield f"{_plain(command.help or '')}\n"
-    yield f"```console\n$ {context.command_path} {' '.join(command.collect_usage_pieces(context))}\n```\n"
+    usage = " ".join(command.collect_usage_pieces(context))
+    yield f"```console\n$ {context.command_path} {usage}\n```\n"
     rows = [found for p in command.get_params(context) if (found := p.get_help_record(context))]
     if rows:
         yield "| option | meaning |\n|---|---|"
         for names, text in rows:
-            cells = (f"`{names}`", _plain(text))
-            yield "| " + " | ".join(c.replace("|", "\\|").replace("\n", " ") for c in cells) + " |"
+            cells = (f"<code>{_plain(names)}</code>", _plain(text))
+            yield (
+                "| " + " | ".join(c.replace("|", "&#124;").replace("\n", " ") for c in cells) + " |"
+            )
         yield ""
-    if isinstance(command, click.Group):
+    if isinstance(command, TyperGroup):
         for name in command.list_commands(context):
             inner = command.get_command(context, name)
             if inner is not None and not inner.hidden:
-                with click.Context(inner, info_name=name, parent=context) as below:
+                with typer.Context(inner, info_name=name, parent=context) as below:
                     yield from _section(inner, below)
 
 
 def _plain(text: str) -> str:
     return text.replace("\b", "").replace("<", "&lt;").strip()
+
+
+def _cell(text: str) -> str:
+    return _plain(text).replace("|", "&#124;").replace("\n", " ")

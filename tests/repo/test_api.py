@@ -58,24 +58,17 @@ def test_every_name_of_the_doors_inside_is_documented_with_an_example(name: str)
     assert ">>> " in (getattr(hr.data, name).__doc__ or "")
 
 
-@pytest.mark.parametrize(
-    "path",
-    [
-        "README.md",
-        "docs/architecture.md",
-        "docs/coming-from/torchrec.md",
-        "docs/guides/data.md",
-        "docs/guides/file-tables.md",
-        "docs/guides/launch.md",
-        "docs/guides/parameter-servers.md",
-        "docs/guides/planner.md",
-        "docs/guides/realtime.md",
-        "docs/guides/tiers.md",
-        "docs/guides/training.md",
-    ],
-)
+PAGES = [
+    path.relative_to(ROOT).as_posix()
+    for path in [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
+    if "```python" in path.read_text(encoding="utf-8") and "notes" not in path.parts
+]
+
+
+@pytest.mark.parametrize("path", PAGES)
 # torch hides this word of its own compiler from users, though not from a filter that makes errors.
 @pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf")
 def test_code_in_the_documents_runs(path: str, capsys: pytest.CaptureFixture[str]) -> None:
+    names: dict[str, object] = {"__name__": "document"}  # a page's blocks follow each other
     for block in _code_blocks(ROOT / path):
-        exec(compile(block, path, "exec"), {"__name__": "document"})
+        exec(compile(block, path, "exec"), names)

@@ -18,7 +18,7 @@ def test_the_readme_activates_before_it_calls_hedgerow() -> None:
     assert commands
     assert activates
     assert activates[0] < commands[0]
-    assert lines.index("## Install") < lines.index("## What it looks like")
+    assert lines.index("## Install") < lines.index("## Quick start")
 
 
 def test_every_install_line_names_what_can_be_installed() -> None:
