@@ -16,12 +16,13 @@ from ...kernels import absent, find, leave, lookup, pool_features, put_rows, run
 from ...kernels import step as steps
 from ...kernels.coming import Coming
 from ...kernels.layout import LANES, NO_STEP, Arrays, Part, draws_of
-from ...kernels.output_gradients import OutputGradients
+from ...kernels.output_gradients import Occurrences, OutputGradients
 from ..copies import numbers_on
 from ..device import DeviceTable
 from ..device_slots import MAX_IDS
 from ..schedules import Rate
-from ..store import TableKeys
+from ..store import Lookup, TableKeys
+from .device_features import BagsOfFeatures, OutputRows
 
 _SAMPLE = 1 << 14  # slots of each table that say how old the oldest rows are
 _EPOCH = attrgetter("slots.epoch")
@@ -201,52 +202,77 @@ class DeviceGroup:
     def pooled_features(
         self,
         features: pool_features.Features,
-        ids: Int64[Tensor, "n"],
-        offsets: Int64[Tensor, "names*samples+1"],
-        shifts: Int64[Tensor, "F"],
-        samples: int,
-        weights: Float32[Tensor, "n"] | None,
+        keys: TableKeys,
+        bags: BagsOfFeatures,
         *,
-        born: bool,
+        training: bool,
+        step: int,
+    ) -> OutputRows:
+        """The vectors of all features."""
+        del step
+        made = self.pool(features, keys, bags, born=training)
+        return OutputRows(made.vectors, made.at, (made.slots, self.epochs()))
+
+    def pool(
+        self,
+        features: pool_features.Features,
+        keys: TableKeys,
+        bags: BagsOfFeatures,
+        known: pool_features.Known | None = None,
+        *,
+        born: bool = False,
     ) -> pool_features.Pooled:
         """The vectors of all features, see `pool_features`."""
         parts = self._parts if born else ()
         with self._tables[0].on_device():
             return pool_features.pool_features(
-                self._arrays, features, ids, offsets, shifts, samples, weights, parts
+                *(self._arrays, features, keys.ids, bags.offsets, bags.shifts, bags.samples),
+                *(bags.weights, parts, known),
             )
 
     def rows_of_features(
         self,
         features: pool_features.Features,
-        ids: Int64[Tensor, "n"],
-        out: Float32[Tensor, "n dim"],
+        keys: TableKeys,
         borders: Int64[Tensor, "F+1"],
-        room: int | None,
+        sizes: Sequence[int],
         *,
-        born: bool,
-    ) -> tuple[Int32[Tensor, "n"], Int32[Tensor, "n"] | None]:
-        """The rows of all features into `out`, see `lookup.lookup_features`."""
-        parts = features.parts if born else ()
+        training: bool,
+        step: int,
+    ) -> OutputRows:
+        """The rows of all features, see `lookup.lookup_features`."""
+        del step
+        out = torch.empty(len(keys.ids), self._arrays.dim, device=keys.ids.device)
+        room = max(sizes, default=0)
+        ragged = room if any(size != room for size in sizes) else None
+        parts = features.parts if training else ()
         with self._tables[0].on_device():
-            return lookup.lookup_features(
-                self._arrays, features.spans, ids, out, parts, borders, room
+            slots, rows = lookup.lookup_features(
+                self._arrays, features.spans, keys.ids, out, parts, borders, ragged
             )
+        return OutputRows(out, Occurrences(room, rows), (slots, self.epochs()))
+
+    def lookup_of(self, keys: TableKeys, found: tuple[Tensor, object]) -> Lookup:
+        """Where a read found its rows, with slots within their tables."""
+        slots, epochs = found
+        rows = torch.empty(0, dtype=torch.float32, device=keys.ids.device)
+        dims = tuple(table.config.dim for table in self._tables)
+        return Lookup(keys, rows, dims, self._arrays.within(slots, self._cuts(keys)), epochs)
 
     def learn(
         self,
         keys: TableKeys,
-        slots: Int32[Tensor, "n"],
-        epochs: object,
+        found: tuple[Int32[Tensor, "n"], object],
         grads: OutputGradients,
         *,
         step: int,
         ts: int,
     ) -> bool:
-        """One step on all tables at the slots of a read of `epochs`; False if they cannot.
+        """One step on all tables, in the slots of a read; False if they cannot.
 
         What it counts is added to what the tables have counted.
         """
+        slots, epochs = found
         sizes = [stop - start for start, stop in pairwise(keys.splits)]
         rates = self.rates_at(sizes, None, step)
         if rates is None or not self.whole():
@@ -259,7 +285,7 @@ class DeviceGroup:
                 *(self._arrays, keys.ids, grads, self._counted, self._parts, rates, max(times)),
                 slots=known,
                 splits=self._cuts(keys),
-                at_step=NO_STEP if step is None else step,
+                at_step=step,
             )
         return True
 
@@ -284,15 +310,11 @@ class DeviceGroup:
             cuts = self._cuts(keys)
             return seat.seat(self._arrays, keys.ids, slots, None, cuts, insert=False, marks=marks)
 
-    def within(self, keys: TableKeys, numbered: Int32[Tensor, "n"]) -> Int64[Tensor, "n"]:
-        """Slots within their tables, from slots as all tables together number them; -1 stays."""
-        return self._arrays.within(numbered, self._cuts(keys))
-
     def step_known(
         self,
         keys: TableKeys,
         numbered: Int32[Tensor, "n"],
-        grads: Float32[Tensor, "n dim"],
+        grads: Float32[Tensor, "n dim"] | OutputGradients,
         rates: Sequence[float],
         now: int,
         at_step: int | None,
