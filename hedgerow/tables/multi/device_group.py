@@ -242,7 +242,9 @@ class DeviceGroup:
     ) -> OutputRows:
         """The rows of all features, see `lookup.lookup_features`."""
         del step
-        out = torch.empty(len(keys.ids), self._arrays.dim, device=keys.ids.device)
+        out = torch.empty(
+            len(keys.ids), self._arrays.dim, dtype=torch.float32, device=keys.ids.device
+        )
         room = max(sizes, default=0)
         ragged = room if any(size != room for size in sizes) else None
         parts = features.parts if training else ()
@@ -288,6 +290,11 @@ class DeviceGroup:
                 at_step=step,
             )
         return True
+
+    @property
+    def device(self) -> torch.device:
+        """Where the rows are."""
+        return self._tables[0].device
 
     def on_device(self) -> AbstractContextManager[object]:
         """Kernels of the block run on the device of the tables."""
