@@ -263,28 +263,32 @@ def _rows_and_births(
 
 @jit
 def _slots_of(
-    index: tl.tensor,
-    mix: tl.tensor,
+    table: tl.tuple,
     key: tl.tensor,
+    at: tl.tensor,
     more: tl.tensor,
-    span: tl.tuple,
     LINES: tl.constexpr,
     ROWS: tl.constexpr,
     TOGETHER: tl.constexpr,
 ) -> tl.tensor:
-    """The slots of some ids of each bag, -1 = absent; one search for all of them."""
+    """The slots of some ids of each bag, -1 = absent: known ones, or by one search for all."""
+    index, mix, known, span = table
     base, count = span
-    nothing = tl.zeros((ROWS, TOGETHER), tl.int64)
-    slot = probe(
-        index,
-        mix,
-        tl.reshape(key, (ROWS * TOGETHER,)),
-        tl.reshape(more, (ROWS * TOGETHER,)),
-        tl.reshape(nothing + base[:, None], (ROWS * TOGETHER,)),
-        tl.reshape(nothing + count[:, None], (ROWS * TOGETHER,)),
-        LINES,
-    )
-    return tl.reshape(slot, (ROWS, TOGETHER))
+    if known is not None:
+        slot = tl.load(known + at, mask=more, other=-1)
+        return tl.where(slot >= 0, slot + base[:, None] * LANES, -1)
+    else:  # noqa: RET505 (Triton wants both arms)
+        nothing = tl.zeros((ROWS, TOGETHER), tl.int64)
+        slot = probe(
+            index,
+            mix,
+            tl.reshape(key, (ROWS * TOGETHER,)),
+            tl.reshape(more, (ROWS * TOGETHER,)),
+            tl.reshape(nothing + base[:, None], (ROWS * TOGETHER,)),
+            tl.reshape(nothing + count[:, None], (ROWS * TOGETHER,)),
+            LINES,
+        )
+        return tl.reshape(slot, (ROWS, TOGETHER))
 
 
 @jit
@@ -324,7 +328,6 @@ def _pool_block(
 ) -> tuple[tl.tensor, tl.tensor]:
     """The vectors of some bags, and which occurrences their largest values are."""
     first, end, pooling = bag
-    index, mix, known, span = table
     divisor = _divisor(pooling, size, ROWS, MEANS)
     t = tl.arange(0, TOGETHER)[None, :]
     total = tl.zeros((ROWS, COLUMNS), tl.float32)
@@ -335,11 +338,7 @@ def _pool_block(
         at = first[:, None] + done + t
         more = at < end[:, None]
         key = tl.load(ids + at, mask=more, other=0)
-        if known is None:
-            slot = _slots_of(index, mix, key, more, span, LINES, ROWS, TOGETHER)
-        else:
-            slot = tl.load(known + at, mask=more, other=-1)
-            slot = tl.where(slot >= 0, slot + span[0][:, None] * LANES, -1)
+        slot = _slots_of(table, key, at, more, LINES, ROWS, TOGETHER)
         if START == 0:
             place = tl.zeros_like(at) + output[:, None]
             if FIRSTS:

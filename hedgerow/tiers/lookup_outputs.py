@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from functools import cached_property
 from typing import Protocol
 
 import torch
@@ -68,12 +67,15 @@ class PooledOutput:
         self, group: DeviceGroup, features: Features, bags: BagsOfFeatures, shape: tuple[int, int]
     ) -> None:
         self._group, self._features, self._bags, self._shape = group, features, bags, shape
+        self._rows: Tensor | None = None
         self.pooled: Pooled | None = None
 
-    @cached_property
+    @property
     def rows(self) -> Float32[Tensor, "n dim"]:
-        """Room for the rows that miss."""
-        return torch.empty(self._shape, dtype=torch.float32, device=self._group.device)
+        """Room for the rows that miss; made when it is first needed."""
+        if self._rows is None:
+            self._rows = torch.empty(self._shape, dtype=torch.float32, device=self._group.device)
+        return self._rows
 
     def find(self, keys: TableKeys) -> Int64[Tensor, "n"]:
         """The slots of keys."""

@@ -66,7 +66,13 @@ class TierFeatures:
         return OutputRows(out, Occurrences(room, rows), found)
 
     def pooled_features(
-        self, features: Features, keys: TableKeys, bags: BagsOfFeatures, *, training: bool, step: int
+        self,
+        features: Features,
+        keys: TableKeys,
+        bags: BagsOfFeatures,
+        *,
+        training: bool,
+        step: int,
     ) -> OutputRows:
         """The vectors of all bags."""
         shape = (len(keys.ids), self._store.dims[0])

@@ -136,7 +136,12 @@ class TierGroup:
         return Residency(slots, self.device_group.epochs(), HostReadback((slots < 0).sum().view(1)))
 
     def _read_misses(
-        self, keys: TableKeys, found: Residency, out: LookupOutput, missing: Missing, step: int | None
+        self,
+        keys: TableKeys,
+        found: Residency,
+        out: LookupOutput,
+        missing: Missing,
+        step: int | None,
     ) -> Residency:
         """Reads rows that are not on the device. Counts the hits of the call."""
         if found.came or not found.miss_count():

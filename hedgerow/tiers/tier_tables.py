@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import accumulate, pairwise
 from typing import TYPE_CHECKING, Any
 
@@ -24,7 +24,7 @@ from ..tables.multi.several_tables import SeveralTables, stays
 from ..tables.policy import PLAIN, UpdatePolicy
 from ..tables.schedules import Rate
 from ..tables.store import Applied, Lookup, Missing, TableKeys, as_keys
-from ..tables.summed import summed
+from ..tables.summed import SummedGradients
 from .build import TierTable
 from .lookup_outputs import RowsOutput
 from .tier_features import TierFeatures
@@ -192,7 +192,7 @@ class TierTables(SeveralTables):
         """
         at = self._located(at)
         if policy.clip is not None:
-            one = summed(at, grads, counts, self.dims).clipped(policy.clip)
+            one = self.summed_gradients(at, grads, counts=counts).clipped(policy.clip)
             at, grads, counts = one.at, one.grads, one.counts
         keys = at.keys if isinstance(at, Lookup) else at
         by_table = None if rates is None else self.config.rates_of(rates)
@@ -220,6 +220,28 @@ class TierTables(SeveralTables):
         for table, ids, own, more in calls:
             done.append(table.apply_gradients(ids, own, **more, **settings))
         return done[0] if len(updates) == len(done) == 1 else self._total(done)
+
+    def summed_gradients(
+        self,
+        at: TableKeys | Lookup,
+        grads: Float32[Tensor, "floats"],
+        *,
+        counts: Int64[Tensor, "n"] | None = None,
+        given: bool = True,
+    ) -> SummedGradients:
+        """The sum of the gradients of each key, for an update at the result."""
+        one = super().summed_gradients(at, grads, counts=counts, given=given)
+        if not isinstance(at, Lookup) or not isinstance(one.at, Lookup):
+            return one
+        where, slots, keys = at.epoch, one.at.slots, one.keys
+        if not isinstance(where, _Where) or where.keys is not at.keys or slots is None:
+            return one  # of several lookups, of which some may have brought rows
+        found = {
+            group: where.found[group].of(_parts_of(slots, keys.splits, mine))
+            for mine, group in self._groups
+            if group in where.found
+        }
+        return replace(one, at=self.lookup_at(keys, one.at.rows, found))
 
     def _located(self, at: TableKeys | Lookup | Tensor) -> TableKeys | Lookup:
         """Checked keys; as the lookup that is given, if this store knows by it where rows are."""

@@ -151,6 +151,10 @@ def features(several: Any, part: Any, ids: torch.Tensor, poolings: list[Any]) ->
         grads, pooled.at, len(ids), dim, found.largest, torch.tensor
     )
     spread.spread(known, 0, 100)
+    spread.spread_at(known, ids)
+    for others in (None, torch.ones(len(ids), dim)):
+        slots = pool_features.Known(torch.zeros_like(ids), others)
+        pool_features.pool_features(several, found, ids, offsets, shifts, 5, weights, known=slots)
     counts, splits = torch.zeros(2, 3, dtype=torch.int64), torch.tensor([0, 50, 100])
     step.step(several, ids, known, counts, [part], [0.1], 5, pooled.slots, None, splits)
 

@@ -70,7 +70,13 @@ class FeatureTables(Protocol):
         ...
 
     def pooled_features(
-        self, features: Features, keys: TableKeys, bags: BagsOfFeatures, *, training: bool, step: int
+        self,
+        features: Features,
+        keys: TableKeys,
+        bags: BagsOfFeatures,
+        *,
+        training: bool,
+        step: int,
     ) -> OutputRows:
         """The vectors of all bags."""
         ...
