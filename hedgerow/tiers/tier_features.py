@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING
 
 import torch
@@ -31,15 +30,6 @@ class TierFeatures:
 
     def __init__(self, store: TierTables, group: TierGroup) -> None:
         self._store, self.group, self._tables = store, group, group.device_group
-
-    def features(
-        self,
-        tables: Sequence[int],
-        places: Sequence[int],
-        poolings: Sequence[str | tuple[str, int]],
-    ) -> Features:
-        """Features of these tables, at these places among the names of a batch."""
-        return self._tables.features(tables, places, poolings)
 
     def rows_of_features(
         self,
@@ -97,11 +87,3 @@ class TierFeatures:
         if update is not None:
             self.group.apply(update)
         return update is not None
-
-    def on_device(self) -> AbstractContextManager[object]:
-        """Kernels of the block run on the device of the tables."""
-        return self._tables.on_device()
-
-    def is_capturing(self) -> bool:
-        """Whether a CUDA graph is being captured, in which nothing may be allocated anew."""
-        return self._tables.is_capturing()

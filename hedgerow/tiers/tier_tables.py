@@ -65,7 +65,8 @@ class TierTables(SeveralTables):
         self._groups = [(self._numbers_of(one), one) for one in together]
         self._features: KnownFeatures | None = None
         if any(len(mine) == len(self._tables) for mine, _ in self._groups):
-            self._features = KnownFeatures(self, TierFeatures(self, together[0]))
+            group, reader = together[0].device_group, TierFeatures(self, together[0])
+            self._features = KnownFeatures(self, group, reader)
         self._last: tuple[Sequence[int], list[int]] = ((), [])  # splits, and where rows begin
 
     def __repr__(self) -> str:

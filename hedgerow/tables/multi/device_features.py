@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from contextlib import AbstractContextManager
 from dataclasses import dataclass
-from itertools import accumulate, pairwise
-from typing import Any, Protocol
+from itertools import accumulate
+from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
 from torch import Tensor
@@ -20,6 +19,9 @@ from ..copies import numbers_on
 from ..device_slots import MAX_IDS
 from ..module_store import ModuleStore
 from ..store import Lookup, TableKeys
+
+if TYPE_CHECKING:
+    from .device_group import DeviceGroup
 
 Outputs = tuple[Tensor, ...]
 _MOST_GROUPS = 64  # of features asked for together, that are kept
@@ -44,17 +46,8 @@ class BagsOfFeatures:
     weights: Float32[Tensor, "n"] | None
 
 
-class FeatureTables(Protocol):
-    """Alike tables on a device that read all features of a module in one kernel."""
-
-    def features(
-        self,
-        tables: Sequence[int],
-        places: Sequence[int],
-        poolings: Sequence[str | tuple[str, int]],
-    ) -> Features:
-        """Features of these tables, at these places among the names of a batch."""
-        ...
+class FeatureReader(Protocol):
+    """Reads all features of a module from a group of alike tables, and updates what it read."""
 
     def rows_of_features(
         self,
@@ -91,20 +84,12 @@ class FeatureTables(Protocol):
         """One step on all tables, where rows were found; False if they cannot take one step."""
         ...
 
-    def on_device(self) -> AbstractContextManager[object]:
-        """Kernels of the block run on the device of the tables."""
-        ...
-
-    def is_capturing(self) -> bool:
-        """Whether a CUDA graph is being captured, in which nothing may be allocated anew."""
-        ...
-
 
 class KnownFeatures:
     """The groups of features that a store was asked for; single-owner."""
 
-    def __init__(self, store: ModuleStore, tables: FeatureTables) -> None:
-        self._store, self._tables = store, tables
+    def __init__(self, store: ModuleStore, tables: DeviceGroup, reader: FeatureReader) -> None:
+        self._store, self._tables, self._reader = store, tables, reader
         self._known: dict[FeatureGroup, GroupFeatures] = {}
         self._captured = False
 
@@ -116,7 +101,9 @@ class KnownFeatures:
         if known is None:
             if len(self._known) >= _MOST_GROUPS and not self._captured:
                 self._known.clear()
-            known = self._known[group] = GroupFeatures(self._store, self._tables, group)
+            known = self._known[group] = GroupFeatures(
+                self._store, self._tables, self._reader, group
+            )
         return known
 
 
@@ -129,12 +116,8 @@ class _Shape:
     borders: tuple[int, ...]  # of the features among the keys
     in_order: bool  # whether the ids of the batch are the keys
     shifts: Int64[Tensor, "F"]  # from the places of ids in the batch to those in the keys
+    sizes: list[int]  # ids of each feature
     cuts: Int64[Tensor, "F+1"]  # the borders, on the device
-
-    @property
-    def sizes(self) -> list[int]:
-        """Ids of each feature."""
-        return [stop - start for start, stop in pairwise(self.borders)]
 
 
 class GroupFeatures:
@@ -143,8 +126,10 @@ class GroupFeatures:
     What does not change from step to step is kept here.
     """
 
-    def __init__(self, store: ModuleStore, tables: FeatureTables, group: FeatureGroup) -> None:
-        self.store, self.tables, self.group = store, tables, group
+    def __init__(
+        self, store: ModuleStore, tables: DeviceGroup, reader: FeatureReader, group: FeatureGroup
+    ) -> None:
+        self.store, self.tables, self.reader, self.group = store, tables, reader, group
         features = group.features
         self.unpooled = all(feature.pooling == "none" for feature in features)
         self.features = tables.features(
@@ -181,12 +166,12 @@ class GroupFeatures:
         keys = TableKeys(ids, shape.splits)
         single = not self._firsts and batch.weights is None and batch.has_one_id_each()
         if self.unpooled or single:
-            made = self.tables.rows_of_features(
+            made = self.reader.rows_of_features(
                 self.features, keys, shape.cuts, sizes, training=training, step=step
             )
         else:
             sizes = [batch.samples * fan for fan in self.features.fans]
-            made = self.tables.pooled_features(
+            made = self.reader.pooled_features(
                 self.features, keys, self._bags(bags, shape), training=training, step=step
             )
         # Parts that are no views of each other: autograd takes in-place changes of such outputs.
@@ -235,6 +220,7 @@ class GroupFeatures:
             borders,
             not any(shifts) and borders[-1] == batch_borders[-1],
             numbers[: len(places)],
+            sizes,
             numbers[len(places) :],
         )
         if not capturing:
@@ -271,7 +257,7 @@ class FeaturesRead:
     @property
     def at(self) -> Lookup:
         """Where the rows were found, for updates that need the gradient of each id."""
-        return self.group.tables.lookup_of(self.keys, self.found)
+        return self.group.reader.lookup_of(self.keys, self.found)
 
     @property
     def learner(self) -> FeaturesRead:
@@ -298,7 +284,7 @@ class FeaturesRead:
         del clip
         tables = self.group.tables
         grads = self.group.gradients(self, given[0].grads)
-        if tables.learn(self.keys, self.found, grads, step=step, ts=ts):
+        if self.group.reader.learn(self.keys, self.found, grads, step=step, ts=ts):
             return
         with tables.on_device():  # a table left the group, or their rates differ
             flat = spread(grads, 0, len(self.keys.ids)).view(-1)

@@ -75,7 +75,7 @@ class DeviceTables(SeveralTables):
             buckets = [-(-_slots(room[name]) // LANES) for name in self.names]
             if DeviceGroup.alike(tables) and DeviceGroup.fits(buckets):
                 self._group = DeviceGroup(tables, buckets)
-                self._features = KnownFeatures(self, self._group)
+                self._features = KnownFeatures(self, self._group, self._group)
                 self._tables = tables
                 return
         made: list[DeviceTable | HostTable] = []
