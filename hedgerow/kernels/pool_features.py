@@ -18,7 +18,7 @@ from .first_values import draw_of, start_rows
 from .layout import Arrays, FirstValues, Part
 from .lookup import rows_at
 from .output_gradients import Occurrences
-from .placement import mix_at
+from .placement import LANES, mix_at
 from .toolchain import blocks, columns_of, jit, tl
 
 SUM, MEAN, SQRTN, MAX, FIRST = range(5)
@@ -195,15 +195,23 @@ def _found_rows(
     STRIDE: tl.constexpr,
     COLUMNS: tl.constexpr,
 ) -> tuple[tl.tensor, tl.tensor]:
-    """`_pooled` for the next ids of each bag; those without a row count as zeros."""
+    """`_pooled` for the next ids of each bag.
+
+    Those without a slot count as their rows in `others`, if given, or as zeros.
+    """
     total, best = state
     first, end, pooling = bag
-    values, weights = memory
+    values, weights, others = memory
     t = tl.arange(0, TOGETHER)[None, :]
     for j in tl.static_range(TOGETHER):  # pyright: ignore[reportGeneralTypeIssues]
         at = first + done + j
         more = at < end
-        rows = rows_at(values, tl.sum(tl.where(t == j, slot, 0), axis=1), DIM, STRIDE, COLUMNS)
+        place = tl.sum(tl.where(t == j, slot, 0), axis=1)
+        rows = rows_at(values, place, DIM, STRIDE, COLUMNS)
+        if others is not None:
+            absent = more & (place < 0)
+            other = rows_at(others, tl.where(absent, at, -1), DIM, DIM, COLUMNS)
+            rows = tl.where(absent[:, None], other, rows)
         if weights is not None:
             rows = rows * tl.load(weights + at, mask=more, other=0.0)[:, None]
         begins = done + j == 0
@@ -233,7 +241,7 @@ def _rows_and_births(
     """`_found_rows`, where ids without a row count as what they would be born with."""
     total, best = state
     first, end, pooling = bag
-    values, weights = memory
+    values, weights, _ = memory
     seed, low, scale = draw
     t = tl.arange(0, TOGETHER)[None, :]
     j = tl.full((), 0, tl.int32)
@@ -255,28 +263,32 @@ def _rows_and_births(
 
 @jit
 def _slots_of(
-    index: tl.tensor,
-    mix: tl.tensor,
+    table: tl.tuple,
     key: tl.tensor,
+    at: tl.tensor,
     more: tl.tensor,
-    span: tl.tuple,
     LINES: tl.constexpr,
     ROWS: tl.constexpr,
     TOGETHER: tl.constexpr,
 ) -> tl.tensor:
-    """The slots of some ids of each bag, -1 = absent; one search for all of them."""
+    """The slots of some ids of each bag, -1 = absent: known ones, or by one search for all."""
+    index, mix, known, span = table
     base, count = span
-    nothing = tl.zeros((ROWS, TOGETHER), tl.int64)
-    slot = probe(
-        index,
-        mix,
-        tl.reshape(key, (ROWS * TOGETHER,)),
-        tl.reshape(more, (ROWS * TOGETHER,)),
-        tl.reshape(nothing + base[:, None], (ROWS * TOGETHER,)),
-        tl.reshape(nothing + count[:, None], (ROWS * TOGETHER,)),
-        LINES,
-    )
-    return tl.reshape(slot, (ROWS, TOGETHER))
+    if known is not None:
+        slot = tl.load(known + at, mask=more, other=-1)
+        return tl.where(slot >= 0, slot + base[:, None] * LANES, -1)
+    else:  # noqa: RET505 (Triton wants both arms)
+        nothing = tl.zeros((ROWS, TOGETHER), tl.int64)
+        slot = probe(
+            index,
+            mix,
+            tl.reshape(key, (ROWS * TOGETHER,)),
+            tl.reshape(more, (ROWS * TOGETHER,)),
+            tl.reshape(nothing + base[:, None], (ROWS * TOGETHER,)),
+            tl.reshape(nothing + count[:, None], (ROWS * TOGETHER,)),
+            LINES,
+        )
+        return tl.reshape(slot, (ROWS, TOGETHER))
 
 
 @jit
@@ -316,7 +328,6 @@ def _pool_block(
 ) -> tuple[tl.tensor, tl.tensor]:
     """The vectors of some bags, and which occurrences their largest values are."""
     first, end, pooling = bag
-    index, mix, span = table
     divisor = _divisor(pooling, size, ROWS, MEANS)
     t = tl.arange(0, TOGETHER)[None, :]
     total = tl.zeros((ROWS, COLUMNS), tl.float32)
@@ -327,7 +338,7 @@ def _pool_block(
         at = first[:, None] + done + t
         more = at < end[:, None]
         key = tl.load(ids + at, mask=more, other=0)
-        slot = _slots_of(index, mix, key, more, span, LINES, ROWS, TOGETHER)
+        slot = _slots_of(table, key, at, more, LINES, ROWS, TOGETHER)
         if START == 0:
             place = tl.zeros_like(at) + output[:, None]
             if FIRSTS:
@@ -359,6 +370,8 @@ def _pool_features(
     offsets: tl.tensor,
     shifts: tl.tensor,
     weights: tl.tensor | None,
+    known: tl.tensor | None,
+    others: tl.tensor | None,
     units: tl.tensor,
     index: tl.tensor,
     values: tl.tensor,
@@ -394,11 +407,11 @@ def _pool_features(
     feature, k, _, pooling, _, own, largest = unit
     first, end, size = _bag_of(offsets, shifts, unit, row < vectors, samples, FIRSTS)
     span = tl.load(spans + 2 * k), tl.load(spans + 2 * k + 1)
-    table, draw = (index, mix_at(index, buckets, LINES), span), (seed, a, scale)
+    table, draw = (index, mix_at(index, buckets, LINES), known, span), (seed, a, scale)
     if draws is not None:
         draw = draw_of(draws, k)
     total, best = _pool_block(
-        *(ids, (first, end, pooling), size, table, draw, (values + START, weights)),
+        *(ids, (first, end, pooling), size, table, draw, (values + START, weights, others)),
         *((slots, rows, divisors), feature * room + own),
         *(KIND, MEANS, MAXES, FIRSTS, START, DIM, STRIDE, LINES, ROWS, TOGETHER, COLUMNS),
     )
@@ -415,6 +428,18 @@ def _tile_of(dim: int) -> dict[str, int]:
     columns = columns_of(dim)
     rows = max(1, min(32, _TILE // columns))
     return {"ROWS": rows, "TOGETHER": max(2, min(8, _TOGETHER // rows)), "COLUMNS": columns}
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Known:
+    """Where the rows of ids are, so that they are not looked for.
+
+    `slots` are those of each within its table, -1 = it has none. Such an id has its row in
+    `others`, if given, and else counts as zeros. Rows of the other ids in `others` are not read.
+    """
+
+    slots: Int64[Tensor, "n"]
+    others: Float32[Tensor, "n dim"] | None = None
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -435,12 +460,14 @@ def pool_features(
     samples: int,
     weights: Float32[Tensor, "n"] | None = None,
     parts: Sequence[Part] = (),
+    known: Known | None = None,
 ) -> Pooled:
     """The vectors of all features: for each, one per sample, or n of `("first", n)`.
 
     The ids of a feature at place p and of sample s begin at `offsets[p * samples + s]`; in `ids`
     and `weights` they stand `shifts` of the feature later. They are added in their order. Absent
-    ids count as zeros, or as the rows that the `parts` would give them.
+    ids count as zeros, or as the rows that the `parts` would give them; `known` ids, of which
+    there are no parts, as said there.
     """
     n, device, kinds = len(ids), ids.device, features.poolings
     vectors = samples * len(features.units)
@@ -453,12 +480,13 @@ def pool_features(
     if maxes:
         many = samples * sum(first >= 0 for first in features.largest)
         winners = torch.empty(many, table.dim, dtype=torch.int32, device=device)
+    where = (None, None) if known is None else (known.slots, known.others)
     zeros = FirstValues("zeros", 0.0, 0.0, 0)
     columns = [(part.start, part.dim, part.first, part.draws) for part in parts]
     for start, dim, draw, draws in (columns or [(0, table.dim, zeros, None)]) if vectors else ():
         tile = _tile_of(dim)
         _pool_features[blocks(vectors, tile["ROWS"])](
-            *(ids, offsets, shifts, weights, features.units, table.index, table.values),
+            *(ids, offsets, shifts, weights, *where, features.units, table.index, table.values),
             *(table.spans, draws, out, slots, rows, divisors, winners),
             *(vectors, samples, room, table.buckets, signed64(draw.seed), draw.a, draw.scale),
             KIND=draw.kind,

@@ -13,9 +13,9 @@ from ..core.shapes import Float32, Int32, Int64
 from . import reference
 from .layout import LANES, Arrays, FirstValues, Part
 from .output_gradients import DENSE, Occurrences, OutputGradients
-from .pool_features import FIRST, MAX, MEAN, SQRTN, Features, Pooled
+from .pool_features import FIRST, MAX, MEAN, SQRTN, Features, Known, Pooled
 
-__all__ = ["lookup_features", "pool_features", "spread"]
+__all__ = ["lookup_features", "pool_features", "spread", "spread_at"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,6 +56,18 @@ def _found(
     return rows, torch.where(slots >= 0, slots + start, -1).int()
 
 
+def _known(
+    table: Arrays, k: int, known: Known, share: slice
+) -> tuple[Float32[Tensor, "n dim"], Int32[Tensor, "n"]]:
+    """What `_found` tells, of ids whose slots are known."""
+    assert table.spans is not None
+    mine = known.slots[share]
+    slots = torch.where(mine >= 0, mine + int(table.spans[k, 0]) * LANES, -1)
+    others = torch.zeros(len(mine), table.dim) if known.others is None else known.others[share]
+    rows = torch.where((slots >= 0)[:, None], table.values[slots.clamp(min=0), : table.dim], others)
+    return rows, slots.int()
+
+
 def lookup_features(
     table: Arrays,
     spans: Int64[Tensor, "F 2"],
@@ -85,6 +97,7 @@ def pool_features(
     samples: int,
     weights: Float32[Tensor, "n"] | None = None,
     parts: Sequence[Part] = (),
+    known: Known | None = None,
 ) -> Pooled:
     """The vectors of all features: for each, one per sample, or n of `("first", n)`."""
     n, room, dim = len(ids), samples * max(features.fans), table.dim
@@ -97,7 +110,10 @@ def pool_features(
         shift = int(shifts[f])
         for s in range(samples):
             start, stop = (offsets[place * samples + s : place * samples + s + 2] + shift).tolist()
-            rows, slots[start:stop] = _found(table, parts, k, ids[start:stop])
+            if known is None:
+                rows, slots[start:stop] = _found(table, parts, k, ids[start:stop])
+            else:
+                rows, slots[start:stop] = _known(table, k, known, slice(start, stop))
             if weights is not None:
                 rows = rows * weights[start:stop, None]
             vector = begin * samples + s * fan
@@ -122,20 +138,25 @@ def pool_features(
 
 def spread(grads: OutputGradients, start: int, stop: int) -> Float32[Tensor, "stop-start dim"]:
     """One gradient per occurrence, of the occurrences from `start` to before `stop`."""
-    at, out = grads.at, torch.zeros(stop - start, grads.dim)
+    return spread_at(grads, torch.arange(start, stop))
+
+
+def spread_at(grads: OutputGradients, at: Int64[Tensor, "m"]) -> Float32[Tensor, "m dim"]:
+    """One gradient per occurrence, of the occurrences `at` these positions."""
+    made, out = grads.at, torch.zeros(len(at), grads.dim)
     by_address = {grad.data_ptr(): grad for grad in grads.held}
     words = 4 if grads.form == DENSE else 1
-    for i in range(start, stop):
-        row = i if at.rows is None else int(at.rows[i])
+    for place, i in enumerate(at.tolist()):
+        row = i if made.rows is None else int(made.rows[i])
         if row < 0:
             continue
-        feature, row = divmod(row, at.room)
+        feature, row = divmod(row, made.room)
         begin, _, _, first = grads.places[feature].tolist()
         grad = by_address[grads.base.data_ptr() + 4 * words * begin]
         vector = grad.reshape(-1, grads.dim)[row].clone()
-        if at.largest is not None and first >= 0:
-            vector[at.largest[first + row] != i] = 0.0
-        if at.divisors is not None:
-            vector /= at.divisors[i]
-        out[i - start] = vector if at.weights is None else vector * at.weights[i]
+        if made.largest is not None and first >= 0:
+            vector[made.largest[first + row] != i] = 0.0
+        if made.divisors is not None:
+            vector /= made.divisors[i]
+        out[place] = vector if made.weights is None else vector * made.weights[i]
     return out

@@ -121,6 +121,10 @@ class Residency:
         """How many keys are not on the device; waits for it."""
         return sum(self.readback.counts)
 
+    def of(self, slots: Int64[Tensor, "m"]) -> Residency:
+        """Where some of the keys are, each of them once."""
+        return replace(self, slots=slots, misses=None, listing=None)
+
     def misses_of(self, keys: TableKeys) -> Misses:
         """The keys that are not on the device; waits for it the first time."""
         return self.misses or Misses.of(keys, self.slots)

@@ -16,8 +16,10 @@ from ..core import checks
 from ..core.shapes import Float32, Int64
 from ..kernels.absent import Listing
 from ..kernels.leave import NEVER
+from ..kernels.output_gradients import OutputGradients
 from ..kernels.put_rows import Uses, Waiting
 from ..kernels.seat import Marks
+from ..kernels.spread import spread_at
 from ..tables.copies import host_room, to_device, to_host
 from ..tables.host import lookup_several
 from ..tables.leave_order import one_call
@@ -29,6 +31,7 @@ from .caching import CachingTable
 from .device_residency import device_map_of, device_store_of
 from .eviction import MOST_SPARE, EvictionScheduler
 from .hybrid import GroupPromotions, HybridTable
+from .lookup_outputs import LookupOutput
 from .misses import HostReadback, ListRoom, Misses, MissRead, Residency, listed
 from .residency_map import Ids
 from .tier_pair import share_locks
@@ -41,7 +44,7 @@ class GroupUpdate:
     """The share of a `TierGroup` in an update, checked by `TierGroup.check`."""
 
     keys: TableKeys
-    grads: Float32[Tensor, "n dim"]
+    grads: Float32[Tensor, "n dim"] | OutputGradients
     rates: Sequence[float]
     step: int | None
     ts: int
@@ -81,20 +84,20 @@ class TierGroup:
     def lookup(
         self,
         keys: TableKeys,
-        out: Float32[Tensor, "n dim"],
+        out: LookupOutput,
         missing: Missing,
         step: int | None,
         batch: Int64[Tensor, "all"],
     ) -> Residency:
-        """Rows into `out`. With `missing="training"` misses of caches are fetched first.
+        """Gives rows to `out`. With `missing="training"` misses of caches are fetched first.
 
         The caller has checked the arguments. `batch` are the ids of which the keys are a part.
         """
         handler = self.miss_handler if missing == "training" else None
         if handler is None:
             with self._move_lock.shared:  # no row moves between the two reads
-                slots = self.device_group.lookup(keys, out, born=False)
-                return self._read_misses(keys, self._residency(slots), out, missing, step)
+                found = self._residency(out.find(keys))
+                return self._read_misses(keys, found, out, missing, step)
         if keys.splits[-1] > self._least_rows:
             self._check_distinct(keys)
         if handler.prefetcher.batches:
@@ -110,7 +113,7 @@ class TierGroup:
                     found = replace(handler.lookup(keys, out), tried=True)
                 if found.tried or not found.miss_count():
                     return self._read_misses(keys, found, out, missing, step)
-            found = handler.fetch(keys, found, self.now_resident, out)
+            found = handler.fetch(keys, found, self.now_resident, out.rows)
 
     def prefetch(self, keys: TableKeys, batch: Int64[Tensor, "all"]) -> None:
         """Starts to read rows that caches lack of a batch that will be looked up later."""
@@ -133,22 +136,42 @@ class TierGroup:
         return Residency(slots, self.device_group.epochs(), HostReadback((slots < 0).sum().view(1)))
 
     def _read_misses(
-        self, keys: TableKeys, found: Residency, out: Tensor, missing: Missing, step: int | None
+        self,
+        keys: TableKeys,
+        found: Residency,
+        out: LookupOutput,
+        missing: Missing,
+        step: int | None,
     ) -> Residency:
         """Reads rows that are not on the device. Counts the hits of the call."""
         if found.came or not found.miss_count():
             for table, (start, stop) in zip(self.tables, pairwise(keys.splits), strict=True):
                 if start < stop:
                     table.counters.add("fast_hits", stop - start)
+            out.finish(keys, found.slots, missed=found.tried)
             return found
         misses = found.misses_of(keys)
-        there, sizes = self._read_slow(misses, out, missing, step), np.diff(misses.splits).tolist()
+        there = self._read_slow(misses, out.rows, missing, step)
+        out.finish(keys, found.slots, missed=True)
+        sizes = np.diff(misses.splits).tolist()
         for k, (start, stop) in enumerate(pairwise(keys.splits)):
             self.tables[k].pair.count_hits(stop - start - sizes[k], there[k], stop - start)
         return replace(found, misses=misses)
 
+    def known(
+        self, keys: TableKeys, slots: Int64[Tensor, "n"], epoch: tuple[object, ...]
+    ) -> Residency | None:
+        """Where keys are, by the slots of lookups at an epoch; None if rows have moved since."""
+        handler = self.miss_handler
+        since = 0 if handler is None else handler.clock.now  # before: see `now_resident`
+        if epoch != self.device_group.epochs():
+            return None
+        if handler is None:
+            return self._residency(slots)
+        return replace(handler.residency(keys, slots, since), epoch=epoch)
+
     def _read_slow(
-        self, misses: Misses, out: Tensor, missing: Missing, step: int | None
+        self, misses: Misses, out: Float32[Tensor, "n dim"], missing: Missing, step: int | None
     ) -> list[int]:
         """Reads rows of the slow tier. Returns how many of each table exist."""
         rows = host_room((len(misses.ids), out.shape[1]), torch.float32, self.device)
@@ -173,7 +196,7 @@ class TierGroup:
     def check(
         self,
         keys: TableKeys,
-        grads: Float32[Tensor, "n dim"],
+        grads: Float32[Tensor, "n dim"] | OutputGradients,
         rates: Sequence[Sequence[Rate] | None] | None,
         step: int | None,
         ts: int,
@@ -267,7 +290,10 @@ class TierGroup:
         are left out, and counts below 1 count as 1. Nothing is refused.
         """
         misses = found.misses_of(update.keys)
-        (grads,) = to_host(update.grads[misses.at])
+        given = update.grads
+        with self.device_group.on_device():
+            own = given[misses.at] if isinstance(given, Tensor) else spread_at(given, misses.at)
+        (grads,) = to_host(own)
         seen = None if update.counts is None else update.counts[misses.at].cpu()
         if seen is not None and found.came:
             seen = seen.clamp(min=1)
@@ -315,8 +341,8 @@ class MissHandler:
 
     # ---- which keys miss
 
-    def lookup(self, keys: TableKeys, out: Float32[Tensor, "n dim"]) -> Residency:
-        """Writes rows that are on the device into `out`, and lists the misses.
+    def lookup(self, keys: TableKeys, out: LookupOutput) -> Residency:
+        """Gives rows that are on the device to `out`, and lists the misses.
 
         The device copies the list to the host while it reads the rows. Prefetch requests for later
         batches are sent last: the device works on them beside what follows, and this lookup never
@@ -327,7 +353,7 @@ class MissHandler:
         slots, listing = group.find_and_list(keys, self.list_room.of(keys))
         readback = HostReadback(listing.words, counts=2 * listing.tables)
         found = Residency(slots, group.epochs(), readback, since, listing=listing)
-        group.read(keys, slots, out)
+        out.read(keys, slots)
         if self.prefetcher.batches:
             self.prefetcher.ask()
         return found

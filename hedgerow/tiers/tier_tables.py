@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from itertools import accumulate, pairwise
 from typing import TYPE_CHECKING, Any
 
@@ -18,13 +18,16 @@ from ..tables.bags import Bags, BagsReader
 from ..tables.config import TableConfig
 from ..tables.host import HostTable
 from ..tables.multi import parts
+from ..tables.multi.device_features import KnownFeatures
 from ..tables.multi.multi_config import MultiConfig
 from ..tables.multi.several_tables import SeveralTables, stays
 from ..tables.policy import PLAIN, UpdatePolicy
 from ..tables.schedules import Rate
 from ..tables.store import Applied, Lookup, Missing, TableKeys, as_keys
-from ..tables.summed import summed
+from ..tables.summed import SummedGradients
 from .build import TierTable
+from .lookup_outputs import RowsOutput
+from .tier_features import TierFeatures
 from .tier_pair import check_store_update
 
 if TYPE_CHECKING:
@@ -60,6 +63,10 @@ class TierTables(SeveralTables):
         self._tables = tuple(named[name] for name in self.config.names)
         self.device = device
         self._groups = [(self._numbers_of(one), one) for one in together]
+        self._features: KnownFeatures | None = None
+        if any(len(mine) == len(self._tables) for mine, _ in self._groups):
+            group, reader = together[0].device_group, TierFeatures(self, together[0])
+            self._features = KnownFeatures(self, group, reader)
         self._last: tuple[Sequence[int], list[int]] = ((), [])  # splits, and where rows begin
 
     def __repr__(self) -> str:
@@ -89,9 +96,11 @@ class TierTables(SeveralTables):
     # ---- reads
 
     def bags_reader(self, bags: Bags) -> BagsReader | None:
-        """None: rows of two tiers are looked up, and torch pools them."""
-        del bags
-        return None
+        """What pools these bags on the device, if all tables step together there; else None."""
+        if self._features is None or not self._groups[0][1].device_group.whole():
+            return None
+        features = self._features.of(bags.group)
+        return features if features.takes(bags) else None
 
     def lookup(
         self,
@@ -111,19 +120,14 @@ class TierTables(SeveralTables):
             flat = torch.empty(at[-1], dtype=torch.float32, device=self.device)
         else:
             flat = arguments.output(out.view(-1), at[-1], 1, self.device).view(-1)
-        where = _Where(self, keys, {})
+        found_by: dict[TierGroup, Residency] = {}
         alone = set(range(len(self._tables)))
         for mine, group in self._groups:
             if not group.device_group.whole():
                 continue
-            if len(mine) == len(dims):
-                rows = flat.view(-1, dims[0])
-                where.found[group] = group.lookup(keys, rows, missing, step, keys.ids)
-                alone.clear()
-                break
-            own = _keys_of(keys, mine)
-            rows = _parts_of(flat, at, mine).view(-1, dims[mine[0]])
-            where.found[group] = group.lookup(own, rows, missing, step, keys.ids)
+            own, rows = _keys_of(keys, mine), _parts_of(flat, at, mine).view(-1, dims[mine[0]])
+            to = RowsOutput(group.device_group, rows)
+            found_by[group] = group.lookup(own, to, missing, step, keys.ids)
             if not _are_neighbours(mine):
                 for k, part in zip(mine, rows.split(_sizes(own)), strict=True):
                     flat[at[k] : at[k + 1]] = part.reshape(-1)
@@ -132,7 +136,23 @@ class TierTables(SeveralTables):
             if k in alone:
                 found = table.lookup(ids, missing=missing, step=step)
                 flat[at[k] : at[k + 1]] = found.rows
-        return Lookup(keys, flat, dims, epoch=where)
+        return self.lookup_at(keys, flat, found_by)
+
+    def lookup_at(
+        self, keys: TableKeys, flat: Float32[Tensor, "floats"], found: dict[TierGroup, Residency]
+    ) -> Lookup:
+        """The lookup of checked keys, from what groups have found; with all slots they know."""
+        slots: Tensor | None = None
+        for mine, group in self._groups if found else ():
+            if len(mine) == len(self._tables):
+                slots = found[group].slots
+            elif group in found:
+                slots = torch.full_like(keys.ids, -1) if slots is None else slots
+                parts_found = found[group].slots.split(_sizes(_keys_of(keys, mine)))
+                for k, part in zip(mine, parts_found, strict=True):
+                    slots[keys.splits[k] : keys.splits[k + 1]] = part
+        epochs = tuple((group, one.epoch) for group, one in found.items())
+        return Lookup(keys, flat, self.config.dims, slots, _Where(self, epochs, keys, found))
 
     @property
     def reads_ahead(self) -> bool:
@@ -171,17 +191,11 @@ class TierTables(SeveralTables):
 
         Each table checks its share before the first changes.
         """
+        at = self._located(at)
         if policy.clip is not None:
-            checked = self._keys(at.keys if isinstance(at, Lookup) else at)
-            one = summed(checked, grads, counts, self.dims).clipped(policy.clip)
+            one = self.summed_gradients(at, grads, counts=counts).clipped(policy.clip)
             at, grads, counts = one.at, one.grads, one.counts
-        where = at.epoch if isinstance(at, Lookup) else None
-        given = at.keys if isinstance(at, Lookup) else at
-        if isinstance(where, _Where) and where.store is self and where.keys is given:
-            keys = where.keys  # checked by the lookup
-        else:
-            keys = self._keys(given)
-            where = _Where(self, keys, {})
+        keys = at.keys if isinstance(at, Lookup) else at
         by_table = None if rates is None else self.config.rates_of(rates)
         offsets = self._row_offsets(keys.splits)
         flat = parts.flat_rows("grads", grads.reshape(-1), offsets[-1], self.device)
@@ -190,13 +204,11 @@ class TierTables(SeveralTables):
         for mine, group in self._groups if not per_occurrence else ():
             if not group.device_group.whole():
                 continue
-            own, rows, seen, own_rates = keys, flat, counts, by_table
-            if len(mine) < len(self._tables):
-                own, rows = _keys_of(keys, mine), _parts_of(flat, offsets, mine)
-                seen = None if counts is None else _parts_of(counts, keys.splits, mine)
-                own_rates = None if by_table is None else [by_table[k] for k in mine]
-            rows = rows.view(-1, self.config.dims[mine[0]])
-            found = where.found.get(group)
+            seen = None if counts is None else _parts_of(counts, keys.splits, mine)
+            rows = _parts_of(flat, offsets, mine).view(-1, self.config.dims[mine[0]])
+            own = _keys_of(keys, mine)
+            own_rates = None if by_table is None else [by_table[k] for k in mine]
+            found = None if isinstance(at, TableKeys) else _found_again(at, group, mine, own)
             update = group.check(own, rows, own_rates, step, ts, seen, found)
             if update is not None:
                 updates.append((group, update))
@@ -209,6 +221,42 @@ class TierTables(SeveralTables):
         for table, ids, own, more in calls:
             done.append(table.apply_gradients(ids, own, **more, **settings))
         return done[0] if len(updates) == len(done) == 1 else self._total(done)
+
+    def summed_gradients(
+        self,
+        at: TableKeys | Lookup,
+        grads: Float32[Tensor, "floats"],
+        *,
+        counts: Int64[Tensor, "n"] | None = None,
+        given: bool = True,
+    ) -> SummedGradients:
+        """The sum of the gradients of each key, for an update at the result."""
+        one = super().summed_gradients(at, grads, counts=counts, given=given)
+        if not isinstance(at, Lookup) or not isinstance(one.at, Lookup):
+            return one
+        where, slots, keys = at.epoch, one.at.slots, one.keys
+        if not isinstance(where, _Where) or where.keys is not at.keys or slots is None:
+            return one  # of several lookups, of which some may have brought rows
+        found = {
+            group: where.found[group].of(_parts_of(slots, keys.splits, mine))
+            for mine, group in self._groups
+            if group in where.found
+        }
+        return replace(one, at=self.lookup_at(keys, one.at.rows, found))
+
+    def _located(self, at: TableKeys | Lookup | Tensor) -> TableKeys | Lookup:
+        """Checked keys; as the lookup that is given, if this store knows by it where rows are."""
+        if not isinstance(at, Lookup):
+            return self._keys(at)
+        where = at.epoch
+        if isinstance(where, _Where) and where.store is self:
+            if where.keys is at.keys:
+                return at  # checked by the lookup
+            keys = self._keys(at.keys)
+            if at.slots is not None and keys is at.keys:
+                return at
+            return keys
+        return self._keys(at.keys)
 
     def _checked_calls(
         self,
@@ -315,13 +363,32 @@ class TierTables(SeveralTables):
         return parts.total([Applied(one.counts.to(self.device)) for one in done])
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@dataclass(frozen=True, slots=True)
 class _Where:
-    """Where a lookup of a store found its keys: the token that an update of the same keys takes."""
+    """Where a lookup of a store found its keys: the token that an update of the same keys takes.
+
+    Those of lookups between which no row has moved are equal, so that their slots go together.
+    """
 
     store: TierTables
-    keys: TableKeys
-    found: dict[TierGroup, Residency]
+    epochs: tuple[tuple[TierGroup, tuple[object, ...]], ...]  # of the rows of each group
+    keys: TableKeys = field(compare=False)
+    found: dict[TierGroup, Residency] = field(compare=False)
+
+
+def _found_again(
+    at: Lookup, group: TierGroup, mine: Sequence[int], own: TableKeys
+) -> Residency | None:
+    """Where the keys of a group are, by a lookup of them or by the slots of lookups."""
+    where = at.epoch
+    assert isinstance(where, _Where)
+    if group not in where.found:
+        return None
+    if where.keys is at.keys:
+        return where.found[group]
+    assert at.slots is not None  # see `_located`
+    slots = _parts_of(at.slots, at.keys.splits, mine)
+    return group.known(own, slots, where.found[group].epoch)
 
 
 def _are_neighbours(numbers: Sequence[int]) -> bool:

@@ -155,6 +155,25 @@ def features(several: Any, part: Any, ids: torch.Tensor, poolings: list[Any]) ->
     step.step(several, ids, known, counts, [part], [0.1], 5, pooled.slots, None, splits)
 
 
+def known_rows(several: Any, ids: torch.Tensor) -> None:
+    """Bags of two tables whose slots are known, and gradients of some of their ids."""
+    from hedgerow.kernels import output_gradients, pool_features, spread
+
+    poolings: list[Any] = ["mean", ("first", 3), "max"]
+    found = pool_features.Features.of(several, [], [0, 1, 1], [0, 1, 2], poolings)
+    offsets, shifts = torch.arange(0, 16), torch.zeros(3, dtype=torch.int64)
+    for others in (None, torch.ones(len(ids), several.dim)):
+        known = pool_features.Known(torch.zeros_like(ids), others)
+        pooled = pool_features.pool_features(
+            several, found, ids, offsets, shifts, 5, torch.ones(len(ids)), known=known
+        )
+    grads = [torch.ones(5, fan, several.dim) for fan in found.fans]
+    given = output_gradients.OutputGradients.of(
+        grads, pooled.at, len(ids), several.dim, found.largest, torch.tensor
+    )
+    spread.spread_at(given, ids)
+
+
 def rare_verbs(
     wide: Any, grouped: Any, rows: torch.Tensor, usable: torch.Tensor, counts: Any, part: Any
 ) -> None:
@@ -246,6 +265,7 @@ def other_forms() -> None:
     borders = torch.tensor([0, 50, 100])
     lookup.lookup_features(several, several.spans, ids, rows, [shared], borders, 50)
     features(several, shared, ids, ["sum", "sum"])
+    known_rows(several, ids)
     held = Arrays.make(8, dim, CPU, pinned=True)
     evict.insert_and_evict(held, ids, ids, rows, call=1)
     evict.insert_and_evict(table, ids, ids, call=1)

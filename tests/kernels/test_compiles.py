@@ -47,7 +47,7 @@ TWINS = {
         reference_verbs,
     )
     for name in file.__all__
-} - {"_find_and_list", "_read", "_lookup_features"}  # forms of `_absent`, `_gather`, `_lookup`
+} - {"_find_and_list", "_read", "_lookup_features", "_spread_at"}  # forms of other kernels
 LAYOUTS = {"_to_layout", "_to_layout_backward"}  # their twins are `ops.layout.plain`
 BY_SLOTS = {  # their twins have other names, or are several
     *("_seat", "_count_runs", "_write_runs", "_sum_long_runs", "_step", "_exchange", "_rehash"),

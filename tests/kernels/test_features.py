@@ -20,7 +20,7 @@ from hedgerow.kernels import (
 )
 from hedgerow.kernels.layout import PIECE, Arrays, FirstValues, Part, draws_of
 from hedgerow.kernels.output_gradients import DENSE, STRIDED, OutputGradients
-from hedgerow.kernels.pool_features import Features
+from hedgerow.kernels.pool_features import Features, Known
 
 from .cases import content, moved, same_bits, some_ids, values
 from .test_step import _alone
@@ -137,6 +137,40 @@ def test_vectors_and_gradients_are_those_of_the_twins(
         wanted = reference_features.spread(model_grads, 2, len(keys) - 1)
         found = spread.spread(our_grads, 2, len(keys) - 1)
         assert torch.equal(found.cpu(), wanted)
+        some = torch.tensor([5, 0, 3, 5])
+        assert torch.equal(
+            spread.spread_at(our_grads, some.to(device)).cpu(),
+            reference_features.spread_at(model_grads, some),
+        )
+
+
+@pytest.mark.parametrize("others", [False, True])
+@pytest.mark.parametrize("poolings", POOLINGS)
+def test_rows_at_known_slots_are_pooled_without_a_search(
+    device: torch.device, poolings: list[Any], others: bool
+) -> None:
+    """Ids without a slot have rows elsewhere, or count as zeros. The index is not read."""
+    samples, dim, tables, n = 4, 4, [0, 2, 2], 60
+    ids = some_ids(n, 3, 20)
+    offsets = torch.arange(0, n + 1, 5)
+    table, part = _tables(dim, ids, torch.tensor([0, 20, 20, 60]))
+    there, _ = _there(table, part, device)
+    there.index.fill_(-1)
+    slots = torch.arange(n) % 9 - 1
+    rows = values(n, dim, 5) if others else None
+    rows_there = None if rows is None else rows.to(device)
+    shifts = torch.zeros(3, dtype=torch.int64)
+    features = Features.of(table, [], tables, [0, 1, 2], poolings)
+    model = reference_features.pool_features(
+        *(table, features, ids, offsets, shifts, samples, None, []), Known(slots, rows)
+    )
+    ours = pool_features.pool_features(
+        *(there, Features.of(there, [], tables, [0, 1, 2], poolings), ids.to(device)),
+        *(offsets.to(device), shifts.to(device), samples, None, []),
+        Known(slots.to(device), rows_there),
+    )
+    assert torch.equal(ours.vectors.cpu(), model.vectors)
+    _same(ours, model)
 
 
 @pytest.mark.parametrize("room", [None, 9])

@@ -21,12 +21,16 @@ from . import max_pooling_work as work
 KINDS = ("plain", "clipped", "held", "accumulated", "modules")
 
 
-def model(kind: str) -> nn.ModuleList:
-    """One module, or two; the first has a table with two features."""
+def model(kind: str, *, alike: bool = False) -> nn.ModuleList:
+    """One module, or two; the first has a table with two features.
+
+    The tables of a module differ in width, unless they are to be `alike`.
+    """
     clip = hr.ClipRow(0.5) if kind == "clipped" else None
-    made = [work.model(clip=clip)]
+    made = [work.model(clip=clip, dims=(2, 2, 2) if alike else (3, 1, 2))]
     if kind == "modules":
-        tables = [hr.Table("d", 2, features=["a", "c"]), hr.Table("e", 3, features=["b"])]
+        dim = 2 if alike else 3
+        tables = [hr.Table("d", 2, features=["a", "c"]), hr.Table("e", dim, features=["b"])]
         made.append(hr.EmbeddingBags(tables, optimizer=hr.Sgd(lr=0.5), seed=1))
     return nn.ModuleList(made)
 

@@ -19,12 +19,14 @@ def made() -> hr.EmbeddingBags:
     return hr.EmbeddingBags([table], init=hr.Zeros(), optimizer=hr.Sgd(lr=1.0))
 
 
-def model(clip: hr.ClipRow | None = None) -> hr.EmbeddingBags:
+def model(
+    clip: hr.ClipRow | None = None, dims: tuple[int, int, int] = (3, 1, 2)
+) -> hr.EmbeddingBags:
     """Zeros to begin with: every value of a bag is the largest."""
     tables = [
-        hr.Table("a", 3, features=["a", "a2"], pooling="max"),
-        hr.Table("b", 1, pooling="max"),
-        hr.Table("c", 2, pooling="mean"),
+        hr.Table("a", dims[0], features=["a", "a2"], pooling="max"),
+        hr.Table("b", dims[1], pooling="max"),
+        hr.Table("c", dims[2], pooling="mean"),
     ]
     return hr.EmbeddingBags(tables, init=hr.Zeros(), optimizer=hr.Sgd(lr=0.5), seed=1, clip=clip)
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from typing import Any
 from unittest import mock
 
@@ -13,10 +13,11 @@ import torch
 from hedgerow.kernels import step as steps
 from hedgerow.nn.collection import collections_of
 from hedgerow.tables.bags import Bags
+from hedgerow.tables.multi.device_group import DeviceGroup
 from hedgerow.tables.multi.device_tables import DeviceTables
 from hedgerow.tables.multi.host_bags import HostBags
 from hedgerow.tiers.build import Tiers, device_tier_tables
-from hedgerow.tiers.tier_group import TierGroup
+from hedgerow.tiers.tier_group import MissHandler
 from hedgerow.tiers.tier_tables import TierTables
 from tests.dist.pool import Pool
 from tests.dist.test_placements import on_servers
@@ -98,19 +99,55 @@ def _noted(
         yield told
 
 
-@pytest.mark.parametrize("kind", ["plain", "held", "modules"])
-def test_in_a_caching_tier(kind: str) -> None:
-    modules = work.model(kind)
+def _in_tiers(kind: str, mode: Any, alike: bool) -> Any:
+    modules = work.model(kind, alike=alike)
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     for one in collections_of(modules):
-        tiers = Tiers(mode="CACHING", fast_rows=24, slots=32, allow_small=True)
+        tiers = Tiers(mode=mode, fast_rows=24, slots=32, allow_small=mode == "CACHING")
         configs = one.store.configs_to_move(device).values()
         tables, groups = device_tier_tables(
             [(config, tiers) for config in configs], device, one.clock
         )
         one.set_store(TierTables(tables, device=device, together=groups))
-    with _noted(TierGroup, "apply", lambda args, _: args[1].found) as told:
-        for n in range(3):
-            work.step(modules, kind, 4 * n)
-    assert told
-    assert None not in told
+    return modules
+
+
+@contextmanager
+def _searches() -> Iterator[list[str]]:
+    """The searches for keys of tables in two tiers on a device, and the reads of missing rows."""
+    found: list[str] = []
+    with ExitStack() as stack:
+        for owner, name in (
+            *((DeviceGroup, name) for name in ("find", "lookup", "find_and_list")),
+            (MissHandler, "fetch"),
+        ):
+            told = stack.enter_context(_noted(owner, name, lambda *_, name=name: name))
+            stack.callback(lambda told=told: found.extend(told))
+        yield found
+
+
+@pytest.mark.parametrize("alike", [False, True])
+@pytest.mark.parametrize("kind", work.KINDS)
+@pytest.mark.parametrize("mode", ["CACHING", "HYBRID"])
+def test_in_two_tiers(mode: str, kind: str, alike: bool) -> None:
+    """One search per lookup and group of alike tables, while no row moves."""
+    modules = _in_tiers(kind, mode, alike)
+    for _ in range(3):  # rows are born and come; where many are used, a hybrid promotes them
+        work.step(modules, kind, 0)
+    groups = [1 if alike else len(one.store.names) for one in collections_of(modules)]
+    with _searches() as searches:
+        lookups = work.step(modules, kind, 0)
+    assert len(searches) == lookups // len(groups) * sum(groups), searches
+
+
+@pytest.mark.parametrize("kind", ["plain", "clipped", "held", "modules"])
+@pytest.mark.parametrize("mode", ["CACHING", "HYBRID"])
+def test_in_two_tiers_while_rows_come(mode: str, kind: str) -> None:
+    """An update goes where the lookup before it found rows and brought others."""
+    modules = _in_tiers(kind, mode, alike=True)
+    for n in range(5):
+        with _searches() as searches:
+            lookups = work.step(modules, kind, 4 * n)
+        fetches = searches.count("fetch")
+        assert len(searches) - fetches == lookups, searches
+        assert fetches <= lookups, searches

@@ -4,25 +4,107 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import accumulate, pairwise
-from typing import TYPE_CHECKING
+from itertools import accumulate
+from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
 from torch import Tensor
 
-from ...core.shapes import Float32, Int32, Int64
+from ...core.shapes import Float32, Int64
 from ...kernels.output_gradients import Occurrences, OutputGradients
+from ...kernels.pool_features import Features
 from ...kernels.spread import spread
 from ..bags import Bags, Feature, FeatureGroup, Gradients
 from ..copies import numbers_on
 from ..device_slots import MAX_IDS
+from ..module_store import ModuleStore
 from ..store import Lookup, TableKeys
 
 if TYPE_CHECKING:
     from .device_group import DeviceGroup
-    from .device_tables import DeviceTables
 
 Outputs = tuple[Tensor, ...]
+_MOST_GROUPS = 64  # of features asked for together, that are kept
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class OutputRows:
+    """What a kernel read for all features, one output vector after the other."""
+
+    vectors: Float32[Tensor, "vectors dim"]
+    at: Occurrences
+    found: Any  # where the tables found the rows; for them alone
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class BagsOfFeatures:
+    """The bags of all features of a batch, as `pool_features` takes them."""
+
+    offsets: Int64[Tensor, "names*samples+1"]
+    shifts: Int64[Tensor, "F"]
+    samples: int
+    weights: Float32[Tensor, "n"] | None
+
+
+class FeatureReader(Protocol):
+    """Reads all features of a module from a group of alike tables, and updates what it read."""
+
+    def rows_of_features(
+        self,
+        features: Features,
+        keys: TableKeys,
+        borders: Int64[Tensor, "F+1"],
+        sizes: Sequence[int],
+        *,
+        training: bool,
+        step: int,
+    ) -> OutputRows:
+        """The rows of all ids; the ids of each feature are between `borders`."""
+        ...
+
+    def pooled_features(
+        self,
+        features: Features,
+        keys: TableKeys,
+        bags: BagsOfFeatures,
+        *,
+        training: bool,
+        step: int,
+    ) -> OutputRows:
+        """The vectors of all bags."""
+        ...
+
+    def lookup_of(self, keys: TableKeys, found: Any) -> Lookup:
+        """Where the rows of a read were found, for an update with a gradient for each id."""
+        ...
+
+    def learn(
+        self, keys: TableKeys, found: Any, grads: OutputGradients, *, step: int, ts: int
+    ) -> bool:
+        """One step on all tables, where rows were found; False if they cannot take one step."""
+        ...
+
+
+class KnownFeatures:
+    """The groups of features that a store was asked for; single-owner."""
+
+    def __init__(self, store: ModuleStore, tables: DeviceGroup, reader: FeatureReader) -> None:
+        self._store, self._tables, self._reader = store, tables, reader
+        self._known: dict[FeatureGroup, GroupFeatures] = {}
+        self._captured = False
+
+    def of(self, group: FeatureGroup) -> GroupFeatures:
+        """What is known of a group of features; kept."""
+        # A graph reads what is kept here, at each replay.
+        self._captured |= self._tables.is_capturing()
+        known = self._known.get(group)
+        if known is None:
+            if len(self._known) >= _MOST_GROUPS and not self._captured:
+                self._known.clear()
+            known = self._known[group] = GroupFeatures(
+                self._store, self._tables, self._reader, group
+            )
+        return known
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -34,12 +116,8 @@ class _Shape:
     borders: tuple[int, ...]  # of the features among the keys
     in_order: bool  # whether the ids of the batch are the keys
     shifts: Int64[Tensor, "F"]  # from the places of ids in the batch to those in the keys
+    sizes: list[int]  # ids of each feature
     cuts: Int64[Tensor, "F+1"]  # the borders, on the device
-
-    @property
-    def sizes(self) -> list[int]:
-        """Ids of each feature."""
-        return [stop - start for start, stop in pairwise(self.borders)]
 
 
 class GroupFeatures:
@@ -48,8 +126,10 @@ class GroupFeatures:
     What does not change from step to step is kept here.
     """
 
-    def __init__(self, store: DeviceTables, tables: DeviceGroup, group: FeatureGroup) -> None:
-        self.store, self.tables, self.group = store, tables, group
+    def __init__(
+        self, store: ModuleStore, tables: DeviceGroup, reader: FeatureReader, group: FeatureGroup
+    ) -> None:
+        self.store, self.tables, self.reader, self.group = store, tables, reader, group
         features = group.features
         self.unpooled = all(feature.pooling == "none" for feature in features)
         self.features = tables.features(
@@ -79,21 +159,31 @@ class GroupFeatures:
         self, bags: Bags, *, training: bool, step: int, keep: bool
     ) -> tuple[Outputs, FeaturesRead | None]:
         """The outputs of all features and, to `keep` for an update, where their rows are."""
-        del step
         batch, shape = bags.batch, self._shape_of(bags)
-        ids = batch.values
+        ids, sizes = batch.values, shape.sizes
         if not shape.in_order:
-            ids = torch.cat([bags.ids_of(i) for i in range(len(self.group.features))])
+            ids = torch.cat([bags.ids_of(i) for i in range(len(sizes))])
         keys = TableKeys(ids, shape.splits)
         single = not self._firsts and batch.weights is None and batch.has_one_id_each()
         if self.unpooled or single:
-            outs, slots, at = self._rows(keys, shape, training)
+            made = self.reader.rows_of_features(
+                self.features, keys, shape.cuts, sizes, training=training, step=step
+            )
         else:
-            outs, slots, at = self._pooled(bags, keys, shape, training)
+            sizes = [batch.samples * fan for fan in self.features.fans]
+            made = self.reader.pooled_features(
+                self.features, keys, self._bags(bags, shape), training=training, step=step
+            )
+        # Parts that are no views of each other: autograd takes in-place changes of such outputs.
+        outs = torch.unsafe_split_with_sizes(made.vectors, sizes)
+        if self._firsts:
+            for out, feature in zip(outs, self.group.features, strict=True):
+                if isinstance(feature.pooling, tuple):
+                    out.resize_(batch.samples, feature.pooling[1], out.shape[1])
         if not keep:
-            return outs, None
-        epochs = self.tables.epochs()
-        return outs, FeaturesRead(self, keys, shape.borders, slots, at, epochs, batch.samples)
+            return tuple(outs), None
+        read = FeaturesRead(self, keys, shape.borders, made.found, made.at, batch.samples)
+        return tuple(outs), read
 
     def gradients(self, read: FeaturesRead, grads: Sequence[Tensor | None]) -> OutputGradients:
         """The gradients of the outputs of a read, where they are."""
@@ -104,38 +194,12 @@ class GroupFeatures:
 
     # ---- helpers
 
-    def _rows(
-        self, keys: TableKeys, shape: _Shape, training: bool
-    ) -> tuple[Outputs, Int32[Tensor, "n"], Occurrences]:
-        """The rows themselves: of ids without bags, or of one id per bag."""
-        sizes, n = shape.sizes, len(keys.ids)
-        out = torch.empty(n, self.store.dims[0], dtype=torch.float32, device=keys.ids.device)
-        room = max(sizes, default=0)
-        ragged = room if any(size != room for size in sizes) else None
-        slots, rows = self.tables.rows_of_features(
-            self.features, keys.ids, out, shape.cuts, ragged, born=training
-        )
-        # Parts that are no views of each other: autograd takes in-place changes of such outputs.
-        outs = torch.unsafe_split_with_sizes(out, sizes)
-        return tuple(outs), slots, Occurrences(room, rows)
-
-    def _pooled(
-        self, bags: Bags, keys: TableKeys, shape: _Shape, training: bool
-    ) -> tuple[Outputs, Int32[Tensor, "n"], Occurrences]:
+    def _bags(self, bags: Bags, shape: _Shape) -> BagsOfFeatures:
         batch, weights = bags.batch, bags.batch.weights
         if weights is not None and not shape.in_order:
             where = [(batch.borders()[p], batch.borders()[p + 1]) for p in self.group.places]
             weights = torch.cat([weights[start:stop] for start, stop in where])
-        samples, fans = batch.samples, self.features.fans
-        found = self.tables.pooled_features(
-            *(self.features, keys.ids, batch.offsets, shape.shifts, samples, weights),
-            born=training,
-        )
-        outs = torch.unsafe_split_with_sizes(found.vectors, [samples * fan for fan in fans])
-        for out, fan, feature in zip(outs, fans, self.group.features, strict=True):
-            if isinstance(feature.pooling, tuple):
-                out.resize_(samples, fan, out.shape[1])
-        return tuple(outs), found.slots, found.at
+        return BagsOfFeatures(batch.offsets, shape.shifts, batch.samples, weights)
 
     def _shape_of(self, bags: Bags) -> _Shape:
         batch_borders, known = tuple(bags.batch.borders()), self._shape
@@ -156,6 +220,7 @@ class GroupFeatures:
             borders,
             not any(shifts) and borders[-1] == batch_borders[-1],
             numbers[: len(places)],
+            sizes,
             numbers[len(places) :],
         )
         if not capturing:
@@ -180,9 +245,8 @@ class FeaturesRead:
     group: GroupFeatures
     keys: TableKeys
     borders: tuple[int, ...]
-    slots: Int32[Tensor, "n"]
+    found: Any  # where the rows are, as the tables told
     occurrences: Occurrences
-    epochs: object
     samples: int
 
     @property
@@ -193,11 +257,7 @@ class FeaturesRead:
     @property
     def at(self) -> Lookup:
         """Where the rows were found, for updates that need the gradient of each id."""
-        store, keys = self.group.store, self.keys
-        rows = torch.empty(0, dtype=torch.float32, device=store.device)
-        return Lookup(
-            keys, rows, store.dims, self.group.tables.within(keys, self.slots), self.epochs
-        )
+        return self.group.reader.lookup_of(self.keys, self.found)
 
     @property
     def learner(self) -> FeaturesRead:
@@ -224,11 +284,11 @@ class FeaturesRead:
         del clip
         tables = self.group.tables
         grads = self.group.gradients(self, given[0].grads)
-        if tables.learn(self.keys, self.slots, self.epochs, grads, step=step, ts=ts):
+        if self.group.reader.learn(self.keys, self.found, grads, step=step, ts=ts):
             return
         with tables.on_device():  # a table left the group, or their rates differ
             flat = spread(grads, 0, len(self.keys.ids)).view(-1)
-        self.group.store.apply_gradients(self.keys, flat, step=step, ts=ts)
+        self.group.store.apply_gradients(self.at, flat, step=step, ts=ts)
 
 
 def _plain(grad: Tensor) -> Tensor:

@@ -16,12 +16,13 @@ from ...kernels import absent, find, leave, lookup, pool_features, put_rows, run
 from ...kernels import step as steps
 from ...kernels.coming import Coming
 from ...kernels.layout import LANES, NO_STEP, Arrays, Part, draws_of
-from ...kernels.output_gradients import OutputGradients
+from ...kernels.output_gradients import Occurrences, OutputGradients
 from ..copies import numbers_on
 from ..device import DeviceTable
 from ..device_slots import MAX_IDS
 from ..schedules import Rate
-from ..store import TableKeys
+from ..store import Lookup, TableKeys
+from .device_features import BagsOfFeatures, OutputRows
 
 _SAMPLE = 1 << 14  # slots of each table that say how old the oldest rows are
 _EPOCH = attrgetter("slots.epoch")
@@ -148,21 +149,21 @@ class DeviceGroup:
     def lookup(self, keys: TableKeys, out: Float32[Tensor, "n dim"], *, born: bool) -> Tensor:
         """Rows into `out`; the slots, each within its table."""
         parts = self._parts if born else ()
-        with self._tables[0].on_device():
+        with self._tables[0].slots.on_device():
             return lookup.lookup(self._arrays, keys.ids, out, parts, keys.used, self._cuts(keys))
 
     def find_and_list(
         self, keys: TableKeys, room: int
     ) -> tuple[Int64[Tensor, "n"], absent.Listing]:
         """Slots, each within its table; and keys without a row, up to `room` of each table."""
-        with self._tables[0].on_device():
+        with self._tables[0].slots.on_device():
             return absent.find_and_list(self._arrays, keys.ids, self._cuts(keys), room)
 
     def read(
         self, keys: TableKeys, slots: Int64[Tensor, "n"], out: Float32[Tensor, "n dim"]
     ) -> None:
         """Rows of slots, each within its table, into `out`; of -1 zeros."""
-        with self._tables[0].on_device():
+        with self._tables[0].slots.on_device():
             lookup.read(self._arrays, slots, out, self._cuts(keys))
 
     def step(
@@ -176,7 +177,7 @@ class DeviceGroup:
     ) -> Int64[Tensor, "K 3"]:
         """One step on all tables; what each counted, which is added to what it has counted."""
         done = torch.zeros(len(self._tables), 3, dtype=torch.int64, device=keys.ids.device)
-        with self._tables[0].on_device():
+        with self._tables[0].slots.on_device():
             steps.step(
                 *(self._arrays, keys.ids, grads, done, self._parts, rates, now),
                 slots=slots,
@@ -201,52 +202,79 @@ class DeviceGroup:
     def pooled_features(
         self,
         features: pool_features.Features,
-        ids: Int64[Tensor, "n"],
-        offsets: Int64[Tensor, "names*samples+1"],
-        shifts: Int64[Tensor, "F"],
-        samples: int,
-        weights: Float32[Tensor, "n"] | None,
+        keys: TableKeys,
+        bags: BagsOfFeatures,
         *,
-        born: bool,
+        training: bool,
+        step: int,
+    ) -> OutputRows:
+        """The vectors of all features."""
+        del step
+        made = self.pool(features, keys, bags, born=training)
+        return OutputRows(made.vectors, made.at, (made.slots, self.epochs()))
+
+    def pool(
+        self,
+        features: pool_features.Features,
+        keys: TableKeys,
+        bags: BagsOfFeatures,
+        known: pool_features.Known | None = None,
+        *,
+        born: bool = False,
     ) -> pool_features.Pooled:
         """The vectors of all features, see `pool_features`."""
         parts = self._parts if born else ()
-        with self._tables[0].on_device():
+        with self._tables[0].slots.on_device():
             return pool_features.pool_features(
-                self._arrays, features, ids, offsets, shifts, samples, weights, parts
+                *(self._arrays, features, keys.ids, bags.offsets, bags.shifts, bags.samples),
+                *(bags.weights, parts, known),
             )
 
     def rows_of_features(
         self,
         features: pool_features.Features,
-        ids: Int64[Tensor, "n"],
-        out: Float32[Tensor, "n dim"],
+        keys: TableKeys,
         borders: Int64[Tensor, "F+1"],
-        room: int | None,
+        sizes: Sequence[int],
         *,
-        born: bool,
-    ) -> tuple[Int32[Tensor, "n"], Int32[Tensor, "n"] | None]:
-        """The rows of all features into `out`, see `lookup.lookup_features`."""
-        parts = features.parts if born else ()
-        with self._tables[0].on_device():
-            return lookup.lookup_features(
-                self._arrays, features.spans, ids, out, parts, borders, room
+        training: bool,
+        step: int,
+    ) -> OutputRows:
+        """The rows of all features, see `lookup.lookup_features`."""
+        del step
+        out = torch.empty(
+            len(keys.ids), self._arrays.dim, dtype=torch.float32, device=keys.ids.device
+        )
+        room = max(sizes, default=0)
+        ragged = room if any(size != room for size in sizes) else None
+        parts = features.parts if training else ()
+        with self._tables[0].slots.on_device():
+            slots, rows = lookup.lookup_features(
+                self._arrays, features.spans, keys.ids, out, parts, borders, ragged
             )
+        return OutputRows(out, Occurrences(room, rows), (slots, self.epochs()))
+
+    def lookup_of(self, keys: TableKeys, found: tuple[Tensor, object]) -> Lookup:
+        """Where a read found its rows, with slots within their tables."""
+        slots, epochs = found
+        rows = torch.empty(0, dtype=torch.float32, device=keys.ids.device)
+        dims = tuple(table.config.dim for table in self._tables)
+        return Lookup(keys, rows, dims, self._arrays.within(slots, self._cuts(keys)), epochs)
 
     def learn(
         self,
         keys: TableKeys,
-        slots: Int32[Tensor, "n"],
-        epochs: object,
+        found: tuple[Int32[Tensor, "n"], object],
         grads: OutputGradients,
         *,
         step: int,
         ts: int,
     ) -> bool:
-        """One step on all tables at the slots of a read of `epochs`; False if they cannot.
+        """One step on all tables, in the slots of a read; False if they cannot.
 
         What it counts is added to what the tables have counted.
         """
+        slots, epochs = found
         sizes = [stop - start for start, stop in pairwise(keys.splits)]
         rates = self.rates_at(sizes, None, step)
         if rates is None or not self.whole():
@@ -254,45 +282,46 @@ class DeviceGroup:
         known = slots if epochs == self.epochs() else None
         times = self.stamps(self.times(ts, sizes), sizes)
         self.begin(sizes, times)
-        with self._tables[0].on_device():
+        with self._tables[0].slots.on_device():
             steps.step(
                 *(self._arrays, keys.ids, grads, self._counted, self._parts, rates, max(times)),
                 slots=known,
                 splits=self._cuts(keys),
-                at_step=NO_STEP if step is None else step,
+                at_step=step,
             )
         return True
 
+    @property
+    def device(self) -> torch.device:
+        """Where the rows are."""
+        return self._tables[0].device
+
     def on_device(self) -> AbstractContextManager[object]:
         """Kernels of the block run on the device of the tables."""
-        return self._tables[0].on_device()
+        return self._tables[0].slots.on_device()
 
     def is_capturing(self) -> bool:
         """Whether a CUDA graph is being captured, in which nothing may be allocated anew."""
-        return self._tables[0].is_capturing()
+        return self._tables[0].slots.is_capturing()
 
     def find(self, keys: TableKeys) -> Int64[Tensor, "n"]:
         """The slots of keys, each within its table; -1 = absent."""
-        with self._tables[0].on_device():
+        with self._tables[0].slots.on_device():
             return find.find(self._arrays, keys.ids, keys.used, self._cuts(keys))
 
     def numbered(
         self, keys: TableKeys, slots: Int64[Tensor, "n"], marks: seat.Marks | None = None
     ) -> Int32[Tensor, "n"]:
         """Slots as all tables together number them, marked if that is asked for; -1 stays."""
-        with self._tables[0].on_device():
+        with self._tables[0].slots.on_device():
             cuts = self._cuts(keys)
             return seat.seat(self._arrays, keys.ids, slots, None, cuts, insert=False, marks=marks)
-
-    def within(self, keys: TableKeys, numbered: Int32[Tensor, "n"]) -> Int64[Tensor, "n"]:
-        """Slots within their tables, from slots as all tables together number them; -1 stays."""
-        return self._arrays.within(numbered, self._cuts(keys))
 
     def step_known(
         self,
         keys: TableKeys,
         numbered: Int32[Tensor, "n"],
-        grads: Float32[Tensor, "n dim"],
+        grads: Float32[Tensor, "n dim"] | OutputGradients,
         rates: Sequence[float],
         now: int,
         at_step: int | None,
@@ -300,7 +329,7 @@ class DeviceGroup:
         """`step` on the rows of these slots alone: nothing is born."""
         done = torch.zeros(len(self._tables), 3, dtype=torch.int64, device=keys.ids.device)
         cuts = self._cuts(keys)
-        with self._tables[0].on_device():
+        with self._tables[0].slots.on_device():
             batch = runs.runs(self._arrays, numbered, keys.ids, done, cuts)
             steps.update(
                 *(self._arrays, keys.ids, batch, grads, done, self._parts, rates, now, cuts),
@@ -316,7 +345,7 @@ class DeviceGroup:
 
         As `put_rows.put_rows`, with slots numbered through all tables.
         """
-        with self._tables[0].on_device():
+        with self._tables[0].slots.on_device():
             return put_rows.put_rows(self._arrays, coming, uses, now, waiting)
 
     def old_rows(
@@ -344,7 +373,7 @@ class DeviceGroup:
             for share, count in zip(shares, buckets, strict=True)
         ]
         numbers = numbers_on([*starts, *ranks], device)
-        with self._tables[0].on_device():
+        with self._tables[0].slots.on_device():
             ages = leave.oldest(self._arrays, used, numbers[len(starts) :], sample=sample)
             chosen = leave.choose_old(
                 *(self._arrays, used, changed, ages, numbers[: len(starts)]),
@@ -363,7 +392,7 @@ class DeviceGroup:
 
     def clean(self, chosen: leave.Chosen, changed: Bool[Tensor, "slots"]) -> None:
         """The rows that were listed as changed are written elsewhere."""
-        with self._tables[0].on_device():
+        with self._tables[0].slots.on_device():
             leave.clean(chosen, changed)
 
     def take_out(
@@ -374,7 +403,7 @@ class DeviceGroup:
         left: Int64[Tensor, "K"],
     ) -> None:
         """Chosen rows leave, see `leave.take_out`."""
-        with self._tables[0].on_device():
+        with self._tables[0].slots.on_device():
             leave.take_out(self._arrays, chosen, used, changed, left)
 
     def absent(
@@ -384,14 +413,14 @@ class DeviceGroup:
 
         On any stream: those cuts that are kept are another's, who may replace them meanwhile.
         """
-        with self._tables[0].on_device():
+        with self._tables[0].slots.on_device():
             return absent.absent(self._arrays, keys.ids, _cuts_of(keys), used, now, room)
 
     def absent_slots(
         self, keys: TableKeys, slots: Int64[Tensor, "n"], room: int | None = None
     ) -> absent.Listing:
         """Keys whose slot is -1, up to `room` of each table, or all."""
-        with self._tables[0].on_device():
+        with self._tables[0].slots.on_device():
             return absent.absent_slots(keys.ids, slots, self._cuts(keys), room)
 
     def spread(self, dtype: torch.dtype) -> tuple[Tensor, list[Tensor]]:
@@ -404,7 +433,9 @@ class DeviceGroup:
         return whole, parts
 
     def _cuts(self, keys: TableKeys) -> Int64[Tensor, "K+1"]:
-        capturing = self._tables[0].is_capturing()  # a graph needs its own: those kept are replaced
+        capturing = self._tables[
+            0
+        ].slots.is_capturing()  # a graph needs its own: those kept are replaced
         last = self._last  # once: another thread's call may replace it
         if last[0] == keys.splits and not capturing:  # most calls of a model have the same
             return last[1]

@@ -15,7 +15,7 @@ from ...core.errors import InputError
 from ...core.shapes import Bool, Float32, Int8, Int64
 from ...kernels.layout import LANES
 from .. import arguments, device_pool
-from ..bags import Bags, FeatureGroup
+from ..bags import Bags
 from ..config import TableConfig
 from ..copies import host_room, to_host
 from ..device import DeviceTable
@@ -27,12 +27,11 @@ from ..store import Applied, Lookup, Missing, TableKeys, as_keys
 from ..summed import summed
 from . import parts
 from .device_bags import POOLED, DeviceReader
-from .device_features import GroupFeatures
+from .device_features import GroupFeatures, KnownFeatures
 from .device_group import DeviceGroup
 from .multi_config import MultiConfig
 from .several_tables import SeveralTables, stays
 
-_MOST_GROUPS = 64  # of features asked for together, that are kept
 _LEAST_ROWS = 1 << 16  # room of a table that does not say how many rows it will have
 
 
@@ -67,8 +66,7 @@ class DeviceTables(SeveralTables):
                 if name not in self.config.positions:
                     checks.unknown(f"table in {argument}:", str(name), self.names)
         self._group: DeviceGroup | None = None
-        self._features: dict[FeatureGroup, GroupFeatures] = {}
-        self._captured = False
+        self._features: KnownFeatures | None = None
         if all(name in room and name not in on_host for name in self.names):
             tables = [
                 DeviceTable(config, capacity_rows=1, device=self.device, clock=clock, full=full)
@@ -77,6 +75,7 @@ class DeviceTables(SeveralTables):
             buckets = [-(-_slots(room[name]) // LANES) for name in self.names]
             if DeviceGroup.alike(tables) and DeviceGroup.fits(buckets):
                 self._group = DeviceGroup(tables, buckets)
+                self._features = KnownFeatures(self, self._group, self._group)
                 self._tables = tables
                 return
         made: list[DeviceTable | HostTable] = []
@@ -212,8 +211,8 @@ class DeviceTables(SeveralTables):
     def bags_reader(self, bags: Bags) -> GroupFeatures | DeviceReader | None:
         """What pools these bags from slots; None where their rows are to be read."""
         batch = bags.batch
-        if self._group is not None and self._group.whole():
-            features = self._features_of(self._group, bags)
+        if self._group is not None and self._features is not None and self._group.whole():
+            features = self._features.of(bags.group)
             if features.takes(bags):
                 return features
         if batch.weights is None and batch.has_one_id_each():
@@ -222,16 +221,6 @@ class DeviceTables(SeveralTables):
             return None
         pools = all(f.pooling in POOLED and self.is_on_device(f.table) for f in bags.group.features)
         return DeviceReader(self) if pools else None
-
-    def _features_of(self, group: DeviceGroup, bags: Bags) -> GroupFeatures:
-        """What is known of a group of features; kept."""
-        self._captured |= group.is_capturing()  # a graph reads what is kept here, at each replay
-        known = self._features.get(bags.group)
-        if known is None:
-            if len(self._features) >= _MOST_GROUPS and not self._captured:
-                self._features.clear()
-            known = self._features[bags.group] = GroupFeatures(self, group, bags.group)
-        return known
 
     @property
     def programs_read(self) -> bool:
