@@ -228,7 +228,7 @@ class FeaturesRead:
             return
         with tables.on_device():  # a table left the group, or their rates differ
             flat = spread(grads, 0, len(self.keys.ids)).view(-1)
-        self.group.store.apply_gradients(self.keys, flat, step=step, ts=ts)
+        self.group.store.apply_gradients(self.at, flat, step=step, ts=ts)
 
 
 def _plain(grad: Tensor) -> Tensor:
