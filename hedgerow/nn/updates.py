@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import partial
-from itertools import chain
 from typing import Protocol
 from weakref import WeakValueDictionary
 
@@ -151,14 +150,22 @@ class RowUpdates:
 
     def _joined(self, waiting: Sequence[Gradients]) -> tuple[TableKeys | Lookup, Tensor]:
         """All that waits, table after table, in the order of lookups and features."""
-        by_table: list[list[Tensor]] = [[] for _ in self._store.names]
+        found = list[Lookup]()
+        by_table: dict[int, list[Tensor]] = {}
         for one in waiting:
+            whole = True
             for i, (feature, grad) in enumerate(zip(one.read.features, one.grads, strict=True)):
+                whole = whole and grad is not None
                 if grad is not None:
-                    by_table[feature.table].append(one.read.key_gradients(i, grad))
-        flat = self._flat(list(chain.from_iterable(by_table)))
-        if waiting:
-            return Joined.of([one.at for one in waiting]), flat
+                    own = by_table.setdefault(feature.table, [])
+                    own.append(one.read.key_gradients(i, grad))
+            found.append(one.read.at if whole else one.at)
+        grads = list[Tensor]()
+        for k in sorted(by_table):
+            grads += by_table[k]
+        flat = self._flat(grads)
+        if found:
+            return found[0] if len(found) == 1 else Joined.of(found), flat
         nothing = torch.empty(0, dtype=torch.int64, device=self._store.device)
         return TableKeys(nothing, (0,) * (len(self._store.names) + 1)), flat
 

@@ -338,17 +338,29 @@ class ServerTables(SpreadStore):
         dedup: bool,
     ) -> list[_Leaving]:
         """What each server gets: sums of gradients by key, and how many each is."""
-        given = _routed_by(self, at, flat, counts) if dedup == self._dedup else []
+        given = list[_Given]()
+        lookup = at if isinstance(at, Lookup) and dedup == self._dedup else None
+        for one, own, its_counts in by_lookup(lookup, flat, counts) if lookup else ():
+            routed, places = one.epoch, one.slots
+            if not (isinstance(routed, _Routed) and routed.of is self and places is not None):
+                given.clear()  # another store made it
+                break
+            packed, whole = routed.packed, len(places) == len(routed.packed.places)
+            if places is not packed.places:
+                packed = packed.part(places, one.keys.splits)
+            given.append(_Given(packed, own, its_counts, routed.shares, whole))
         if not given:
             keys = as_keys(at.keys if isinstance(at, Lookup) else at, len(self.names))
             packed = self._by_owner.pack(keys, dedup=dedup)
             given = [_Given(packed, flat, counts, shares_of(packed))]
         packs, sums, seen = list[Packed](), list[Tensor](), list[Tensor]()
+        whole = True
         for one in given:
+            whole = whole and one.is_whole
             packs.append(one.packed)
             sums.append(one.grads if one.packed.is_plain else one.packed.sum_gradients(one.grads))
             seen.append(one.packed.occurrences(one.counts))
-        shares, whole = given[0].shares, [one.is_whole for one in given].count(False) == 0
+        shares = given[0].shares
         if len(given) > 1:
             shares = shares_of(joined(packs))
             sums, seen = [side_by_side(packs, sums, self.dims)], [side_by_side(packs, seen)]
@@ -479,23 +491,6 @@ def _number(stats: TableStats, name: str) -> int | float:
     """0 for what a server does not count."""
     value = stats.get(name, 0)
     return 0 if isinstance(value, str) else value
-
-
-def _routed_by(
-    store: ServerTables, at: TableKeys | Lookup | Tensor, grads: Tensor, counts: Tensor | None
-) -> list[_Given]:
-    """Gradients of each lookup, by how this store cut its keys; none if it made not all of them."""
-    found = list[_Given]()
-    if not isinstance(at, Lookup):
-        return found
-    for one, own, its_counts in by_lookup(at, grads, counts):
-        routed, places = one.epoch, one.slots
-        if not (isinstance(routed, _Routed) and routed.of is store and places is not None):
-            return []
-        packed = routed.packed.part(places, one.keys.splits)
-        is_whole = len(places) == len(routed.packed.places)
-        found.append(_Given(packed, own, its_counts, routed.shares, is_whole))
-    return found
 
 
 def _each_key_once(

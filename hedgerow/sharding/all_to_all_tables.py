@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from functools import partial
-from itertools import chain, pairwise
+from itertools import chain, pairwise, starmap
 from typing import NoReturn, Protocol
 
 import torch
@@ -115,29 +115,13 @@ class _Owned:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Sums:
-    """Sums of gradients by the keys that went to owners, or that will go."""
+    """Sums of gradients by the keys that went to owners."""
 
+    sent: _Sent
     packed: Packed
     sums: Float32[Tensor, "floats"]
     counts: Int64[Tensor, "n"] | None  # of the keys that have gradients
-    sent: _Sent | None = None  # where the keys went; None before
     whole: bool = True  # whether all keys of the lookup have gradients
-
-    @property
-    def there(self) -> _Sent:
-        """Where the keys went."""
-        assert self.sent is not None  # all ranks have agreed on it
-        return self.sent
-
-    @property
-    def number(self) -> int:
-        """The number of the lookup."""
-        return self.there.number
-
-    @property
-    def cells(self) -> CellsRead | None:
-        """Where this rank found the rows that it owns, if cells were read."""
-        return self.there.cells
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -444,23 +428,27 @@ class AllToAllTables(SpreadStore):
             arguments.occurrences(counts, len(keys.ids), self.device)
         dedup = dedup and self._dedup
         sums = self._sums(at, flat, counts) if dedup == self._dedup else []
-        number = hash(tuple(one.number for one in sums)) % 2**62 if sums else 0
-        whole = False not in [one.whole for one in sums]
-        known = plain and whole and number > 0 and None not in [one.cells for one in sums]
+        number, whole, known = 0, True, plain and len(sums) > 0
+        for one in sums:
+            number = hash((number, one.sent.number)) % 2**62
+            whole, known = whole and one.whole, known and one.whole and one.sent.cells is not None
         if len(sums) > 1 and not known:
             sums = self._sums(*_each_key_once(at, flat, counts, self.dims))
-        elif not sums and len(keys.ids):
-            sums = [self._packed(keys, flat, counts, dedup)]
-        bad = policy.rejects and not all(map(self._arrives_finite, sums))
+        packed = list[tuple[Packed, Tensor]]()
+        for one in sums:
+            packed.append((one.packed, one.sums))
+        if not packed and len(keys.ids):
+            packed = [self._packed(keys, flat, dedup)]
+        bad = policy.rejects and not all(starmap(self._arrives_finite, packed))
         own = (number, len(keys.ids), bad, given, known, not whole)
         words, uses = self._words(keys, counts, own)
         in_cells, some = all(words[4::_WORDS]), any(words[5::_WORDS])
         if not any(words[1::_WORDS]):  # no rank has keys
             sums = []
         elif not number or words[::_WORDS].count(number) < self.updates.ranks:
-            if len(sums) != 1:  # none, or several that other ranks do not have
-                sums = [self._packed(keys, flat, counts, dedup)]
-            sums = [replace(sums[0], sent=self._deliver(sums[0].packed))]
+            if len(packed) != 1:  # none, or those of several lookups that other ranks do not have
+                packed = [self._packed(keys, flat, dedup)]
+            sums = [self._delivered(*packed[0], sums[0].counts if len(sums) == 1 else counts)]
         elif len(sums) > 1 and not in_cells:
             some = True  # a key of two lookups goes with the first
             if known:
@@ -476,19 +464,22 @@ class AllToAllTables(SpreadStore):
             sent, places = one.epoch, one.slots
             if not (isinstance(sent, _Sent) and sent.of is self and places is not None):
                 return []
-            packed = sent.packed.part(places, one.keys.splits)
+            packed = sent.packed
+            if places is not packed.places:
+                packed = packed.part(places, one.keys.splits)
             whole = len(places) == len(sent.packed.places)
-            found.append(_Sums(packed, packed.sum_gradients(grads), own, sent, whole))
+            found.append(_Sums(sent, packed, packed.sum_gradients(grads), own, whole))
         return found
 
-    def _packed(self, keys: TableKeys, flat: Tensor, counts: Tensor | None, dedup: bool) -> _Sums:
-        """The sums of keys that no lookup brought to their owners."""
+    def _packed(self, keys: TableKeys, flat: Tensor, dedup: bool) -> tuple[Packed, Tensor]:
+        """Keys that no lookup brought to their owners, and their sums."""
         packed = self._by_owner.pack(keys, dedup=dedup)
-        return _Sums(packed, packed.sum_gradients(flat), counts)
+        return packed, packed.sum_gradients(flat)
 
-    def _deliver(self, packed: Packed) -> _Sent:
+    def _delivered(self, packed: Packed, sums: Tensor, counts: Tensor | None) -> _Sums:
+        """The sums of keys that are brought to their owners now."""
         at = deliver(self.updates, packed.ids, packed.slot_sizes)
-        return _Sent(self, packed, at)
+        return _Sums(_Sent(self, packed, at), packed, sums, counts)
 
     def _words(
         self, keys: TableKeys, counts: Tensor | None, own: tuple[int, ...]
@@ -521,11 +512,10 @@ class AllToAllTables(SpreadStore):
                 calls.enter_context(one_call(table.order, ts, n))
         return calls
 
-    def _arrives_finite(self, given: _Sums) -> bool:
+    def _arrives_finite(self, packed: Packed, sums: Tensor) -> bool:
         """Whether nothing arrives that a table rejects."""
-        sums = given.sums
         if not all(self._rejects):
-            sizes = given.packed.slot_sizes.tolist()
+            sizes = packed.slot_sizes.tolist()
             tables = len(self.dims)
             cells = sums.split([n * self.dims[i % tables] for i, n in enumerate(sizes)])
             kept = [cell for i, cell in enumerate(cells) if self._rejects[i % tables]]
@@ -562,11 +552,11 @@ class AllToAllTables(SpreadStore):
         if not agreed.sums:  # on all ranks, so that no rank waits for another
             return Applied.of()
         left = replace(policy, not_finite="drop")  # all ranks have agreed on what to refuse
-        cells = [one.cells for one in agreed.sums if one.cells is not None]
+        cells = [one.sent.cells for one in agreed.sums if one.sent.cells is not None]
         if agreed.in_cells and self._cells is not None and len(cells) == len(agreed.sums):
             grads = list[Tensor]()
             for one in agreed.sums:
-                sent = one.there
+                sent = one.sent
                 going = self.updates.start_floats(one.sums, sent.coming, sent.leaving)
                 grads.append(going.wait())
                 if self._merging.divide_by != 1:
@@ -609,7 +599,7 @@ class AllToAllTables(SpreadStore):
         pushes = list[Push]()
         for one in agreed.sums:
             seen = one.packed.occurrences(one.counts)
-            going = self.updates, one.there.at, self.dims, one.sums, seen, merging
+            going = self.updates, one.sent.at, self.dims, one.sums, seen, merging
             pushes.append(Push.start(*going))
         return pushes
 
@@ -619,7 +609,7 @@ class AllToAllTables(SpreadStore):
         for of_step in zip(*came, strict=True):
             given = list[SummedGradients]()
             for push, own, (keys, grads, counts) in zip(pushes, agreed.sums, of_step, strict=True):
-                found = self._found(own.there) if push.merging.across_ranks else None
+                found = self._found(own.sent) if push.merging.across_ranks else None
                 given.append(SummedGradients(found or keys, grads, counts, self.dims))
             one = joined(given)
             yield one if agreed.whole else one.of_given_keys()

@@ -184,8 +184,6 @@ class Gradients:
     def at(self) -> Lookup:
         """Where the rows of the ids that have a gradient were found."""
         at = self.read.at
-        if self.are_whole:
-            return at
         start, places, sizes = 0, list[Tensor](), [0] * at.keys.tables
         for i, (feature, grad) in enumerate(zip(self.read.features, self.grads, strict=True)):
             stop = start + len(self.read.ids_of(i))

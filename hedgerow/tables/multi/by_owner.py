@@ -76,8 +76,6 @@ class Packed:
 
         Those of `ids` that none of them is have sums of zeros, and no occurrences.
         """
-        if places is self.places:
-            return self
         return replace(self, places=places, splits=splits, is_plain=False)
 
     def unpack(
