@@ -123,6 +123,11 @@ void bind_bags(nb::module_& m) {
       .def("ids", [](const BagRows& self, u64 f, Address out) {
         const IdCells cells = self.cells();
         std::copy_n(cells.ids + cells.first_of(f), cells.count_of(f), at<i64>(out));
+      })
+      .def("rows", [](const BagRows& self, u64 f, Address out) {
+        const IdCells cells = self.cells();
+        std::copy_n(self.rows.get() + cells.first_of(f), cells.count_of(f), at<u32>(out));
+        return self.changes.at(f);
       });
   m.def("learn_bags", &learn);
   nb::class_<HeldBags>(m, "Bags")

@@ -35,11 +35,11 @@ void bind_reads(nb::class_<Table>& table) {
       .def(
           "lookup",
           [](const Table& t, Address ids, u64 n, const std::string& missing, i64 step, Address out,
-             bool reused) {
+             bool reused, Address rows) {
             const Missing rule = missing_rule(missing);
-            t.lookup(at<i64>(ids), n, rule, step, at<float>(out), reused);
+            t.lookup(at<i64>(ids), n, rule, step, at<float>(out), reused, nullptr, at<u32>(rows));
           },
-          unlocked)
+          "ids"_a, "n"_a, "missing"_a, "step"_a, "out"_a, "reused"_a, "rows"_a = 0, unlocked)
       .def(
           "contains",
           [](const Table& t, Address ids, u64 n, Address out) {
@@ -55,6 +55,7 @@ void bind_reads(nb::class_<Table>& table) {
           },
           unlocked)
       .def("searched", &Table::searched)
+      .def("changes", &Table::changes)
       .def("size", &Table::size, unlocked)
       .def("newest_time", &Table::newest_time)
       .def("counted",
@@ -103,11 +104,14 @@ void bind_writes(nb::class_<Table>& table) {
           unlocked)
       .def("apply_gradients",
            [](Table& t, Address ids, u64 n, Address grads, const std::vector<float>& rates,
-              i64 step, i64 time, bool per_occurrence, Address occurrences) {
+              i64 step, i64 time, bool per_occurrence, Address occurrences, Address rows,
+              u64 changes) {
              const nb::gil_scoped_release release;
-             return counts(t.apply_gradients(at<i64>(ids), n,
-                                             {at<float>(grads), rates.data(), step, time,
-                                              per_occurrence, at<i64>(occurrences)}));
+             const KnownRows known{at<u32>(rows), changes};
+             Update update{at<float>(grads), rates.data(),   step,
+                           time,             per_occurrence, at<i64>(occurrences)};
+             if (rows != 0) update.known = &known;
+             return counts(t.apply_gradients(at<i64>(ids), n, update));
            })
       .def(
           "restore",

@@ -212,8 +212,11 @@ class Table(Rows):
         time: int,
         per_occurrence: bool,
         counts_at: int,
+        rows_at: int,
+        changes: int,
     ) -> tuple[int, int, int]:
         """Optimizer steps, summed by id or one by one."""
+        del rows_at, changes  # it finds every row
         counts = at(counts_at, n, np.int64).tolist() if counts_at else [1] * n
         pairs = zip(self._given(ids_at, n, grads_at), counts, strict=True)
         each = [(key, (grad, count)) for (key, grad), count in pairs]

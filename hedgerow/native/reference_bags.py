@@ -26,7 +26,7 @@ class BagRows:
     """What a lookup read: of each feature its ids, bags, weights, and weighted rows."""
 
     cut: list[tuple[_Ids, list[slice], Floats | None]]
-    rows: list[Floats]
+    values: list[Floats]
 
     def count(self, feature: int, /) -> int:
         """How many ids a feature has."""
@@ -35,6 +35,11 @@ class BagRows:
     def ids(self, feature: int, out_at: int, /) -> None:
         """The ids of a feature."""
         at(out_at, (self.count(feature),), np.int64)[:] = self.cut[feature][0]
+
+    def rows(self, feature: int, out_at: int, /) -> int:
+        """Where the rows of a feature were found: it remembers none, see `Table.changes`."""
+        at(out_at, (self.count(feature),), np.int32)[:] = -1
+        return 0
 
 
 class Bags:
@@ -112,7 +117,7 @@ class Bags:
             if pooling == "first":
                 each[bag][:first] = units[b][:many]
             elif pooling == "max" and many:
-                best = found.rows[f][bag].argmax(axis=0)  # the first of equal ones
+                best = found.values[f][bag].argmax(axis=0)  # the first of equal ones
                 each[bag][best, np.arange(dim)] = units[b, 0]
             else:
                 each[bag] = units[b, 0] / _divisor(pooling, many)
@@ -146,7 +151,7 @@ def learn_bags(
             ids, flat = _clipped(ids, flat, clip)
         flat = np.ascontiguousarray(flat)
         where = (ids.ctypes.data, len(ids), flat.ctypes.data)
-        done += table.apply_gradients(*where, own_rates, step, time, False, 0)
+        done += table.apply_gradients(*where, own_rates, step, time, False, 0, 0, 0)
     inserted, refused, dropped = done.tolist()
     return inserted, refused, dropped
 

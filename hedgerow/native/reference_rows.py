@@ -278,18 +278,29 @@ class Rows:
     # ---- reads
 
     def lookup(
-        self, ids_at: int, n: int, missing: str, step: int, out_at: int, reused: bool
+        self,
+        ids: int,
+        n: int,
+        missing: str,
+        step: int,
+        out: int,
+        reused: bool,
+        rows: int = 0,
     ) -> None:
         """Rows as training or serving sees them."""
-        del reused  # a matter of speed
-        out = at(out_at, (n, self.dim()), np.float32)
-        for i, key in enumerate(at(ids_at, n, np.int64).tolist()):
+        del reused, rows  # matters of speed
+        values = at(out, (n, self.dim()), np.float32)
+        for i, key in enumerate(at(ids, n, np.int64).tolist()):
             if key in self._rows:
-                out[i] = self._shown(self._rows[key].values, step)
+                values[i] = self._shown(self._rows[key].values, step)
             elif missing == "initializer":
-                out[i] = self._shown(self._first_row(key), step)
+                values[i] = self._shown(self._first_row(key), step)
             else:
-                out[i] = 0
+                values[i] = 0
+
+    def changes(self) -> int:
+        """Always the same: it tells no places that rows could leave."""
+        return 0
 
     def contains(self, ids_at: int, n: int, out_at: int) -> None:
         """Which ids have a row."""

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
 from functools import partial
-from itertools import accumulate
 from typing import Protocol
 from weakref import WeakValueDictionary
 
@@ -15,7 +13,7 @@ from torch import Tensor
 from ..core import checks
 from ..core.clock import Clock
 from ..core.recycle import Recycler
-from ..core.shapes import Float32, Int64
+from ..core.shapes import Float32
 from ..tables.bags import Gradients, Read
 from ..tables.module_store import ModuleStore
 from ..tables.policy import ClipRow, UpdatePolicy
@@ -151,39 +149,25 @@ class RowUpdates:
         return found if self._merged is None else self._merged.with_later(found)
 
     def _joined(self, waiting: Sequence[Gradients]) -> tuple[TableKeys | Lookup, Tensor]:
-        """All that waits, table after table, in the order of lookups and features.
-
-        Where lookups have all their gradients, the update is at them.
-        """
-        found, grads = list[Lookup](), list[Tensor]()
+        """All that waits, table after table, in the order of lookups and features."""
+        found = list[Lookup]()
+        by_table: dict[int, list[Tensor]] = {}
         for one in waiting:
-            at, whole = one.read.at, True
-            for grad in one.grads:
+            whole = True
+            for i, (feature, grad) in enumerate(zip(one.read.features, one.grads, strict=True)):
                 whole = whole and grad is not None
-            if at is None or not whole:
-                break
-            found.append(at)
-            for i, grad in enumerate(one.grads):
                 if grad is not None:
-                    grads.append(one.read.key_gradients(i, grad))
-        if len(waiting) == len(found) == 1:
-            return found[0], self._flat(grads)
-        parts = [
-            part
-            for k in range(len(self._store.names))
-            for one in waiting
-            for part in _parts_of(one, k)
-        ]
-        device = self._store.device
-        ids = [part.ids for part in parts] or [torch.empty(0, dtype=torch.int64, device=device)]
-        counts = [0] * len(self._store.names)
-        for part in parts:
-            counts[part.table] += len(part.ids)
-        keys = TableKeys(torch.cat(ids), (0, *accumulate(counts)))
-        flat = self._flat([part.grads for part in parts])
-        if parts and len(found) == len(waiting):
-            return Joined.of(found), flat
-        return _with_slots(keys, parts, self._store.dims), flat
+                    own = by_table.setdefault(feature.table, [])
+                    own.append(one.read.key_gradients(i, grad))
+            found.append(one.read.at if whole else one.at)
+        grads = list[Tensor]()
+        for k in sorted(by_table):
+            grads += by_table[k]
+        flat = self._flat(grads)
+        if found:
+            return found[0] if len(found) == 1 else Joined.of(found), flat
+        nothing = torch.empty(0, dtype=torch.int64, device=self._store.device)
+        return TableKeys(nothing, (0,) * (len(self._store.names) + 1)), flat
 
     def _flat(self, grads: Sequence[Tensor]) -> Float32[Tensor, "floats"]:
         """Gradients one after the other, each copied once, whatever its strides.
@@ -203,38 +187,3 @@ class RowUpdates:
             flat[start : start + grad.numel()].view(grad.shape).copy_(grad)
             start += grad.numel()
         return flat
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class _Part:
-    """The gradients of one feature of one lookup, and where its rows were found."""
-
-    table: int
-    ids: Int64[Tensor, "n"]
-    grads: Float32[Tensor, "n dim"]
-    slots: Int64[Tensor, "n"] | None
-    epoch: object
-
-
-def _parts_of(given: Gradients, table: int) -> Iterator[_Part]:
-    """The features of a table that have gradients."""
-    read, start = given.read, 0
-    slots = None if read.at is None else read.at.slots
-    epoch = None if read.at is None else read.at.epoch
-    for i, (feature, grad) in enumerate(zip(read.features, given.grads, strict=True)):
-        ids = read.ids_of(i)
-        if feature.table == table and grad is not None:
-            own = None if slots is None else slots[start : start + len(ids)]
-            yield _Part(table, ids, read.key_gradients(i, grad), own, epoch)
-        start += len(ids)
-
-
-def _with_slots(
-    keys: TableKeys, parts: Sequence[_Part], dims: tuple[int, ...]
-) -> TableKeys | Lookup:
-    """The keys as a lookup, where all lookups know the slots of their rows and none has moved."""
-    slots = [part.slots for part in parts if part.slots is not None]
-    if not parts or len(slots) < len(parts) or any(p.epoch != parts[0].epoch for p in parts):
-        return keys
-    rows = torch.empty(0, dtype=torch.float32, device=keys.ids.device)
-    return Lookup(keys, rows, dims, torch.cat(slots), parts[0].epoch)

@@ -30,8 +30,8 @@ from ..tables.multi.multi_config import MultiConfig
 from ..tables.policy import PLAIN, UpdatePolicy
 from ..tables.schedules import Rate
 from ..tables.stats import MemoryUse, TableStats
-from ..tables.store import Applied, Entries, Joined, Lookup, Missing, TableKeys, as_keys, lookups_of
-from ..tables.summed import SummedGradients, clipped, summed
+from ..tables.store import Applied, Entries, Joined, Lookup, Missing, TableKeys, as_keys
+from ..tables.summed import SummedGradients, by_lookup, clipped, summed
 from .shard import Pending, Shard
 from .shares import Share, finite_part, joined, shares_of, side_by_side
 from .some_tables import TablesOfShard
@@ -51,6 +51,27 @@ class _Routed:
     of: ServerTables
     packed: Packed
     shares: list[Share]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Given:
+    """Gradients of some of the keys that were packed together, and the servers of those."""
+
+    packed: Packed
+    grads: Tensor
+    counts: Tensor | None
+    shares: list[Share]
+    is_whole: bool = True  # whether the gradients are of all keys that were packed
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Leaving:
+    """What one server gets in an update."""
+
+    server: int
+    keys: TableKeys
+    grads: Float32[Tensor, "floats"]
+    counts: Int64[Tensor, "n"]
 
 
 class ServerTables(SpreadStore):
@@ -190,7 +211,7 @@ class ServerTables(SpreadStore):
             self.timings.add("embedding_lookup", took, model=self._model, server=server)
         if answered is not rows:
             packed.unpack(answered, rows)
-        return Lookup(keys, rows, self.dims, epoch=routed)
+        return Lookup(keys, rows, self.dims, packed.places, routed)
 
     def contains(self, keys: TableKeys | Int64[Tensor, "n"]) -> Bool[Tensor, "n"]:
         """Whether each key has a row."""
@@ -279,19 +300,21 @@ class ServerTables(SpreadStore):
         if now is None:
             now = rates_now(self.config, keys, rates, step)
         dedup = self._dedup and not per_occurrence
-        shares, sums, occurred = self._summed(at, keys, flat, counts, policy, dedup=dedup)
+        if counts is not None or policy.clip is not None:
+            at, flat, counts = _each_key_once(at, flat, counts, self.dims, dedup=dedup)
+        sent = self._summed(at, flat, counts, dedup=dedup)
         dropped = 0
 
-        def start(share: Share) -> Pending[Applied]:
+        def start(one: _Leaving) -> Pending[Applied]:
             nonlocal dropped
-            own, its_sums, its_counts = share.keys, sums[share.floats], occurred[share.ids]
+            own, its_sums, its_counts = one.keys, one.grads, one.counts
             if policy.clip is not None:
                 its_sums = clipped(own, its_sums, self.dims, policy.clip)
             if dedup and parts.first_not_finite(its_sums) >= 0:
                 left = finite_part(own, its_sums, its_counts, self.dims)
                 own, its_sums, its_counts = left[:3]
                 dropped += left[3]
-            return self.shards[share.server].start_apply_gradients(
+            return self.shards[one.server].start_apply_gradients(
                 own,
                 its_sums,
                 rates=now,
@@ -302,33 +325,54 @@ class ServerTables(SpreadStore):
             )
 
         done = list[Applied]()
-        for _, answer in _answers(shares, start, _server_of):
+        for _, answer in _answers(sent, start, _server_of):
             done.append(answer)
         return parts.total([*done, Applied.of(dropped=dropped)] if dropped else done)
 
     def _summed(
         self,
         at: TableKeys | Lookup | Tensor,
-        keys: TableKeys,
         flat: Tensor,
         counts: Tensor | None,
-        policy: UpdatePolicy,
         *,
         dedup: bool,
-    ) -> tuple[list[Share], Tensor, Tensor]:
+    ) -> list[_Leaving]:
         """What each server gets: sums of gradients by key, and how many each is."""
-        known = _routed_by(self, at) if dedup == self._dedup else []
-        if len(known) > 1 and counts is None and policy.clip is None:
-            packs = [one.packed for one in known]
-            given = Joined(lookups_of(at)).parts(flat)
-            sums = side_by_side(packs, list(map(Packed.sum_gradients, packs, given)), self.dims)
-            occurred = side_by_side(packs, list(map(Packed.occurrences, packs)))
-            return shares_of(joined(packs)), sums, occurred
-        one = len(known) == 1
-        packed = known[0].packed if one else self._by_owner.pack(keys, dedup=dedup)
-        sums = flat if packed.is_plain else packed.sum_gradients(flat)
-        shares = known[0].shares if one else shares_of(packed)
-        return shares, sums, packed.occurrences(counts)
+        given = list[_Given]()
+        lookup = at if isinstance(at, Lookup) and dedup == self._dedup else None
+        for one, own, its_counts in by_lookup(lookup, flat, counts) if lookup else ():
+            routed, places = one.epoch, one.slots
+            if not (isinstance(routed, _Routed) and routed.of is self and places is not None):
+                given.clear()  # another store made it
+                break
+            packed, whole = routed.packed, len(places) == len(routed.packed.places)
+            if places is not packed.places:
+                packed = packed.part(places, one.keys.splits)
+            given.append(_Given(packed, own, its_counts, routed.shares, whole))
+        if not given:
+            keys = as_keys(at.keys if isinstance(at, Lookup) else at, len(self.names))
+            packed = self._by_owner.pack(keys, dedup=dedup)
+            given = [_Given(packed, flat, counts, shares_of(packed))]
+        packs, sums, seen = list[Packed](), list[Tensor](), list[Tensor]()
+        whole = True
+        for one in given:
+            whole = whole and one.is_whole
+            packs.append(one.packed)
+            sums.append(one.grads if one.packed.is_plain else one.packed.sum_gradients(one.grads))
+            seen.append(one.packed.occurrences(one.counts))
+        shares = given[0].shares
+        if len(given) > 1:
+            shares = shares_of(joined(packs))
+            sums, seen = [side_by_side(packs, sums, self.dims)], [side_by_side(packs, seen)]
+        leaving = list[_Leaving]()
+        for share in shares:
+            own, its_sums, its_counts = share.keys, sums[0][share.floats], seen[0][share.ids]
+            if not whole:
+                left = SummedGradients(own, its_sums, its_counts, self.dims).of_given_keys()
+                own, its_sums, its_counts = left.keys, left.grads, left.counts
+            if len(own.ids):
+                leaving.append(_Leaving(share.server, own, its_sums, its_counts))
+        return leaving
 
     def summed_gradients(
         self,
@@ -449,17 +493,22 @@ def _number(stats: TableStats, name: str) -> int | float:
     return 0 if isinstance(value, str) else value
 
 
-def _routed_by(store: ServerTables, at: TableKeys | Lookup | Tensor) -> list[_Routed]:
-    """How this store cut the keys of each lookup; nothing if it made not all of them."""
-    found = list[_Routed]()
-    for one in lookups_of(at):
-        if not (isinstance(one.epoch, _Routed) and one.epoch.of is store):
-            return []
-        found.append(one.epoch)
-    return found
+def _each_key_once(
+    at: TableKeys | Lookup | Tensor,
+    grads: Tensor,
+    counts: Tensor | None,
+    dims: tuple[int, ...],
+    *,
+    dedup: bool,
+) -> tuple[TableKeys | Lookup | Tensor, Tensor, Tensor | None]:
+    """Keys, gradients and counts, with those of equal keys of several lookups added up."""
+    if not (dedup and isinstance(at, Lookup) and isinstance(at.epoch, Joined)):
+        return at, grads, counts
+    one = summed(at, grads, counts, dims)
+    return one.at, one.grads, one.counts
 
 
-def _server_of(share: Share) -> int:
+def _server_of(share: Share | _Leaving) -> int:
     return share.server
 
 

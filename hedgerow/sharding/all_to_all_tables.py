@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from functools import partial
-from itertools import chain, pairwise
+from itertools import chain, pairwise, starmap
 from typing import NoReturn, Protocol
 
 import torch
@@ -31,15 +31,13 @@ from ..tables.stats import TableStats, table_stats
 from ..tables.store import (
     Applied,
     Entries,
-    Joined,
     Lookup,
     Missing,
     RowStore,
     TableKeys,
     as_keys,
-    lookups_of,
 )
-from ..tables.summed import SummedGradients, summed
+from ..tables.summed import SummedGradients, by_lookup, joined, summed
 from .delivery import (
     Delivery,
     Merging,
@@ -80,9 +78,10 @@ class ShardStore(RowStore, Protocol):
         ...
 
 
-# Of each rank before an update: lookup, keys, not finite, has a gradient, knows cells. Behind them
-# stand the uses of each table, where a table counts them.
-_WORDS = 5
+# Of each rank before an update: lookups, keys, not finite, has a gradient, knows cells, gives some
+# keys of its lookups no gradient. Behind them stand the uses of each table, where a table counts
+# them.
+_WORDS = 6
 
 
 class _Sent:
@@ -103,21 +102,36 @@ class _Sent:
         self.found: Lookup | None = None
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@dataclass(frozen=True, slots=True)
 class _Owned:
-    """The token of summed gradients that have come to the owner of their rows."""
+    """The `epoch` of summed gradients that have come to the owner of their rows.
+
+    Their slots are those of the own shard at its own `epoch`.
+    """
 
     of: AllToAllTables
+    epoch: object
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Sums:
+    """Sums of gradients by the keys that went to owners."""
+
+    sent: _Sent
+    packed: Packed
+    sums: Float32[Tensor, "floats"]
+    counts: Int64[Tensor, "n"] | None  # of the keys that have gradients
+    whole: bool = True  # whether all keys of the lookup have gradients
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Agreed:
-    """What all ranks agreed on before gradients travel, and the sums of this rank's gradients."""
+    """What all ranks agreed on before gradients travel."""
 
-    sent: tuple[_Sent, ...]  # where the keys of each lookup went; none where no rank has any
-    sums: tuple[Float32[Tensor, "floats"], ...]  # of each lookup
+    sums: list[_Sums]  # of this rank, of each lookup; none where no rank has keys
     given: bool  # whether any rank has a gradient, be it of no row
     in_cells: bool  # whether every owner knows where the rows are
+    whole: bool  # whether all keys that went to owners have gradients
     uses: tuple[int, ...] = ()  # of each table on all ranks, where a table counts them
 
 
@@ -270,7 +284,8 @@ class AllToAllTables(SpreadStore):
         at = deliver(self.exchange, packed.ids, packed.slot_sizes)
         sent = _Sent(self, packed, at, self._lookups)
         coming = self._read_own(sent, missing, step)
-        return PendingLookup(Lookup(keys, rows, self.dims, epoch=sent), packed, coming)
+        found = Lookup(keys, rows, self.dims, packed.places, sent)
+        return PendingLookup(found, packed, coming)
 
     def _read_own(self, sent: _Sent, missing: Missing, step: int | None) -> Pending:
         """Reads the rows that ranks ask this owner for, and sends them off."""
@@ -329,13 +344,14 @@ class AllToAllTables(SpreadStore):
         if isinstance(at, Lookup) and isinstance(at.epoch, _Owned) and at.epoch.of is self:
             uses = self._agree_on_own(at.keys, grads, counts, policy)
             left = replace(policy, not_finite="drop")  # all ranks have agreed on what to refuse
+            own = replace(at, epoch=at.epoch.epoch)
             with self._one_call_of_all_ranks(uses, ts):
                 return self.local.apply_gradients(
-                    at.keys, grads, rates=rates, step=step, ts=ts, counts=counts, policy=left
+                    own, grads, rates=rates, step=step, ts=ts, counts=counts, policy=left
                 )
         plain = rates is None and counts is None and not per_occurrence and step is not None
         agreed = self._agree(at, grads, counts, policy, dedup=not per_occurrence, plain=plain)
-        return self._step(agreed, counts, policy, rates, step, ts, per_occurrence)
+        return self._step(agreed, policy, rates, step, ts, per_occurrence)
 
     def take_part(self, *, step: int, ts: int, policy: UpdatePolicy = PLAIN) -> bool:
         """Takes part in an update of other ranks without a gradient; whether any rank has one.
@@ -345,7 +361,7 @@ class AllToAllTables(SpreadStore):
         keys = TableKeys(self._empty(torch.int64), (0,) * (len(self.names) + 1))
         nothing = self._empty(torch.float32)
         agreed = self._agree(keys, nothing, None, policy, plain=True, given=False)
-        self._step(agreed, None, policy, None, step, ts, False)
+        self._step(agreed, policy, None, step, ts, False)
         return agreed.given
 
     def summed_gradients(
@@ -362,14 +378,16 @@ class AllToAllTables(SpreadStore):
         """
         policy = UpdatePolicy(not_finite="drop")
         agreed = self._agree(at, grads, counts, policy, given=given)
-        if not agreed.sent:
-            keys, sums, seen = at.keys if isinstance(at, Lookup) else at, grads[:0], None
-            keys = TableKeys(keys.ids[:0], (0,) * len(keys.splits))
-        else:
+        nothing = TableKeys(self._empty(torch.int64), (0,) * (len(self.names) + 1))
+        came = SummedGradients(nothing, grads[:0], nothing.ids, self.dims)
+        if agreed.sums:
             merging = replace(self._merging, across_ranks=True)
-            ((keys, sums, seen),) = self._push(agreed, counts, merging).arrived()
-        found = summed(keys, sums, seen, self.dims)
-        own = Lookup(found.keys, found.grads[:0], self.dims, epoch=_Owned(self))
+            (came,) = self._arrived(self._push(agreed, merging), agreed)
+        found = summed(came.at, came.grads, came.counts, self.dims)
+        slots, epoch = torch.full_like(found.counts, -1), None
+        if isinstance(found.at, Lookup):
+            slots, epoch = found.at.slots, found.at.epoch
+        own = Lookup(found.keys, found.grads[:0], self.dims, slots, _Owned(self, epoch))
         return replace(found, at=own, given=agreed.given)
 
     def start_apply(
@@ -383,11 +401,11 @@ class AllToAllTables(SpreadStore):
         """Sends gradients to their owners; what it gives makes the steps, with `rates`, `step` and
         `ts`. All ranks make them in the order in which they sent."""
         agreed = self._agree(at, grads, counts, PLAIN, dedup=not per_occurrence)
-        if not agreed.sent:
+        if not agreed.sums:
             return _nothing_applied
-        push = self._push(agreed, counts, self._merging)
+        pushes = self._push(agreed, self._merging)
         left = UpdatePolicy(not_finite="drop")
-        return partial(self._apply, push, agreed, left, per_occurrence)
+        return partial(self._apply, pushes, agreed, left, per_occurrence)
 
     def _agree(
         self,
@@ -409,34 +427,62 @@ class AllToAllTables(SpreadStore):
         if counts is not None:
             arguments.occurrences(counts, len(keys.ids), self.device)
         dedup = dedup and self._dedup
-        lookups = lookups_of(at) if dedup == self._dedup else ()
-        sent = tuple(
-            one.epoch for one in lookups if isinstance(one.epoch, _Sent) and one.epoch.of is self
-        )
-        known = plain and len(sent) > 0 and None not in [one.cells for one in sent]
-        if len(sent) < len(lookups) or (len(sent) > 1 and not known):
-            sent = ()
-        shares = Joined(lookups).parts(flat) if len(sent) > 1 else [flat]
-        packs = [one.packed for one in sent]
-        if not sent and len(keys.ids):
-            packs = [self._by_owner.pack(keys, dedup=dedup)]
-        sums = tuple(map(Packed.sum_gradients, packs, shares))
-        number = hash(tuple(one.number for one in sent)) % 2**62 if sent else 0
-        bad = policy.rejects and not all(map(self._arrives_finite, packs, sums))
-        words, uses = self._words(keys, counts, number, len(keys.ids), bad, given, known)
-        keys_everywhere, same = any(words[1::_WORDS]), words[::_WORDS].count(number)
-        in_cells = all(words[4::_WORDS])
-        if not keys_everywhere:
-            sent = ()
-        elif not sent or same < self.updates.ranks or (len(sent) > 1 and not in_cells):
-            packed = packs[0] if len(packs) == 1 else self._by_owner.pack(keys, dedup=dedup)
-            if len(packs) != 1:  # none, or several that other ranks do not have
-                sums = (packed.sum_gradients(flat),)
-            sent = (_Sent(self, packed, deliver(self.updates, packed.ids, packed.slot_sizes)),)
-        return _Agreed(sent, sums, any(words[3::_WORDS]), in_cells, uses)
+        sums = self._sums(at, flat, counts) if dedup == self._dedup else []
+        number, whole, known = 0, True, plain and len(sums) > 0
+        for one in sums:
+            number = hash((number, one.sent.number)) % 2**62
+            whole, known = whole and one.whole, known and one.whole and one.sent.cells is not None
+        if len(sums) > 1 and not known:
+            sums = self._sums(*_each_key_once(at, flat, counts, self.dims))
+        packed = list[tuple[Packed, Tensor]]()
+        for one in sums:
+            packed.append((one.packed, one.sums))
+        if not packed and len(keys.ids):
+            packed = [self._packed(keys, flat, dedup)]
+        bad = policy.rejects and not all(starmap(self._arrives_finite, packed))
+        own = (number, len(keys.ids), bad, given, known, not whole)
+        words, uses = self._words(keys, counts, own)
+        in_cells, some = all(words[4::_WORDS]), any(words[5::_WORDS])
+        if not any(words[1::_WORDS]):  # no rank has keys
+            sums = []
+        elif not number or words[::_WORDS].count(number) < self.updates.ranks:
+            if len(packed) != 1:  # none, or those of several lookups that other ranks do not have
+                packed = [self._packed(keys, flat, dedup)]
+            sums = [self._delivered(*packed[0], sums[0].counts if len(sums) == 1 else counts)]
+        elif len(sums) > 1 and not in_cells:
+            some = True  # a key of two lookups goes with the first
+            if known:
+                sums = self._sums(*_each_key_once(at, flat, counts, self.dims))
+        return _Agreed(sums, any(words[3::_WORDS]), in_cells, not some, uses)
+
+    def _sums(
+        self, at: TableKeys | Lookup | Tensor, flat: Tensor, counts: Tensor | None
+    ) -> list[_Sums]:
+        """The sums of each lookup; none if another store made one."""
+        found = list[_Sums]()
+        for one, grads, own in by_lookup(at, flat, counts) if isinstance(at, Lookup) else ():
+            sent, places = one.epoch, one.slots
+            if not (isinstance(sent, _Sent) and sent.of is self and places is not None):
+                return []
+            packed = sent.packed
+            if places is not packed.places:
+                packed = packed.part(places, one.keys.splits)
+            whole = len(places) == len(sent.packed.places)
+            found.append(_Sums(sent, packed, packed.sum_gradients(grads), own, whole))
+        return found
+
+    def _packed(self, keys: TableKeys, flat: Tensor, dedup: bool) -> tuple[Packed, Tensor]:
+        """Keys that no lookup brought to their owners, and their sums."""
+        packed = self._by_owner.pack(keys, dedup=dedup)
+        return packed, packed.sum_gradients(flat)
+
+    def _delivered(self, packed: Packed, sums: Tensor, counts: Tensor | None) -> _Sums:
+        """The sums of keys that are brought to their owners now."""
+        at = deliver(self.updates, packed.ids, packed.slot_sizes)
+        return _Sums(_Sent(self, packed, at), packed, sums, counts)
 
     def _words(
-        self, keys: TableKeys, counts: Tensor | None, *own: int
+        self, keys: TableKeys, counts: Tensor | None, own: tuple[int, ...]
     ) -> tuple[list[int], tuple[int, ...]]:
         """What every rank says, one after the other, and the uses of each table on all ranks.
 
@@ -491,12 +537,11 @@ class AllToAllTables(SpreadStore):
         Returns the uses of each table on all ranks.
         """
         bad = policy.rejects and any(self._rejects) and not bool(grads.isfinite().all())
-        return self._words(keys, counts, 0, len(grads), bad, True, False)[1]
+        return self._words(keys, counts, (0, len(grads), bad, True, False, False))[1]
 
     def _step(
         self,
         agreed: _Agreed,
-        counts: Tensor | None,
         policy: UpdatePolicy,
         rates: Sequence[Rate] | None,
         step: int | None,
@@ -504,23 +549,25 @@ class AllToAllTables(SpreadStore):
         per_occurrence: bool,
     ) -> Applied:
         """Sends gradients to the owners, which make their steps."""
-        if not agreed.sent:  # on all ranks, so that no rank waits for another
+        if not agreed.sums:  # on all ranks, so that no rank waits for another
             return Applied.of()
         left = replace(policy, not_finite="drop")  # all ranks have agreed on what to refuse
-        cells = [one.cells for one in agreed.sent if one.cells is not None]
-        if agreed.in_cells and self._cells is not None and len(cells) == len(agreed.sent):
+        cells = [one.sent.cells for one in agreed.sums if one.sent.cells is not None]
+        if agreed.in_cells and self._cells is not None and len(cells) == len(agreed.sums):
             grads = list[Tensor]()
-            for one, sums in zip(agreed.sent, agreed.sums, strict=True):
-                grads.append(self.updates.start_floats(sums, one.coming, one.leaving).wait())
+            for one in agreed.sums:
+                sent = one.sent
+                going = self.updates.start_floats(one.sums, sent.coming, sent.leaving)
+                grads.append(going.wait())
                 if self._merging.divide_by != 1:
                     grads[-1] = grads[-1] / self._merging.divide_by
             return self._cells.learn(cells, grads, step=step or 0, ts=ts, policy=left)
-        push = self._push(agreed, counts, self._merging)
-        return self._apply(push, agreed, left, per_occurrence, rates=rates, step=step, ts=ts)
+        pushes = self._push(agreed, self._merging)
+        return self._apply(pushes, agreed, left, per_occurrence, rates=rates, step=step, ts=ts)
 
     def _apply(
         self,
-        push: Push,
+        pushes: Sequence[Push],
         agreed: _Agreed,
         policy: UpdatePolicy,
         per_occurrence: bool,
@@ -530,21 +577,50 @@ class AllToAllTables(SpreadStore):
         ts: int = 0,
     ) -> Applied:
         """Waits for the gradients that come to this owner, and makes their steps."""
+        done = list[Applied]()
         with self._one_call_of_all_ranks(agreed.uses, ts):
-            return push.apply(
-                self.local,
-                rates=rates,
-                step=step,
-                ts=ts,
-                per_occurrence=per_occurrence,
-                found=agreed.sent[0].found,
-                policy=policy,
-            )
+            for one in self._arrived(pushes, agreed):
+                done.append(
+                    self.local.apply_gradients(
+                        one.at,
+                        one.grads,
+                        rates=rates,
+                        step=step,
+                        ts=ts,
+                        counts=one.counts,
+                        per_occurrence=per_occurrence,
+                        policy=policy,
+                    )
+                )
+        return parts.total(done)
 
-    def _push(self, agreed: _Agreed, counts: Tensor | None, merging: Merging) -> Push:
-        (sent,), (sums,) = agreed.sent, agreed.sums
-        seen = sent.packed.occurrences(counts)
-        return Push.start(self.updates, sent.at, self.dims, sums, seen, merging)
+    def _push(self, agreed: _Agreed, merging: Merging) -> list[Push]:
+        """Sends the sums of each lookup to the owners of its keys."""
+        pushes = list[Push]()
+        for one in agreed.sums:
+            seen = one.packed.occurrences(one.counts)
+            going = self.updates, one.sent.at, self.dims, one.sums, seen, merging
+            pushes.append(Push.start(*going))
+        return pushes
+
+    def _arrived(self, pushes: Sequence[Push], agreed: _Agreed) -> Iterator[SummedGradients]:
+        """What has come here for each step, of all lookups, and where the rows are."""
+        came = [list(push.arrived()) for push in pushes]
+        for of_step in zip(*came, strict=True):
+            given = list[SummedGradients]()
+            for push, own, (keys, grads, counts) in zip(pushes, agreed.sums, of_step, strict=True):
+                found = self._found(own.sent) if push.merging.across_ranks else None
+                given.append(SummedGradients(found or keys, grads, counts, self.dims))
+            one = joined(given)
+            yield one if agreed.whole else one.of_given_keys()
+
+    def _found(self, sent: _Sent) -> Lookup | None:
+        """Where the rows of all ranks' keys are, if they were looked up here."""
+        if sent.found is None and sent.cells is not None and self._cells is not None:
+            slots, epoch = self._cells.rows_of(sent.cells)
+            keys, slots = sent.at.merged_keys(), by_table(slots, sent.at.received)
+            sent.found = Lookup(keys, self._empty(torch.float32), self.dims, slots, epoch)
+        return sent.found
 
     def _empty(self, dtype: torch.dtype) -> Tensor:
         return torch.empty(0, dtype=dtype, device=self.device)
@@ -606,6 +682,15 @@ class AllToAllTables(SpreadStore):
         answers = by_rank(verb(at.merged_keys()).to(torch.int64), at.received)
         back = exchange.ids(answers, totals(at.received), totals(at.sent))
         return back[packed.places]
+
+
+def _each_key_once(
+    at: TableKeys | Lookup | Tensor, flat: Tensor, counts: Tensor | None, dims: tuple[int, ...]
+) -> tuple[Lookup | TableKeys, Tensor, Tensor]:
+    """Keys, gradients and counts, with those of equal keys of all lookups added up."""
+    assert isinstance(at, Lookup)  # it is made of several
+    one = summed(at, flat, counts, dims)
+    return one.at, one.grads, one.counts
 
 
 def _occurrences(keys: TableKeys, counts: Int64[Tensor, "n"] | None) -> list[int]:

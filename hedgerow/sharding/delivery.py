@@ -12,9 +12,8 @@ from torch import Tensor
 from ..core.shapes import Float32, Int64
 from ..tables.multi import parts
 from ..tables.multi.by_owner import splits_of
-from ..tables.policy import PLAIN, UpdatePolicy
 from ..tables.schedules import Rate
-from ..tables.store import Applied, Lookup, Missing, RowStore, TableKeys
+from ..tables.store import Applied, Missing, RowStore, TableKeys
 from .exchange import Exchange, Pending
 
 Sizes = tuple[tuple[int, ...], ...]
@@ -155,25 +154,19 @@ class Push:
         step: int | None = None,
         ts: int = 0,
         per_occurrence: bool = False,
-        found: Lookup | None = None,
-        policy: UpdatePolicy = PLAIN,
     ) -> Applied:
-        """Waits for those that come here, and makes their steps.
-
-        `found` says where the rows of all ranks' keys are, if the owner has looked them up.
-        """
+        """Waits for those that come here, and makes their steps."""
         applied = []
         for keys, grads, counts in self.arrived():
             applied.append(
                 store.apply_gradients(
-                    found if found is not None and self.merging.across_ranks else keys,
+                    keys,
                     grads,
                     rates=rates,
                     step=step,
                     ts=ts,
                     counts=counts,
                     per_occurrence=per_occurrence,
-                    policy=policy,
                 )
             )
         return parts.total(applied)

@@ -134,8 +134,8 @@ class Read(Protocol):
         ...
 
     @property
-    def at(self) -> Lookup | None:
-        """Where the rows of all ids were found; None where only the `learner` knows."""
+    def at(self) -> Lookup:
+        """Where the rows of all ids were found."""
         ...
 
     @property
@@ -179,6 +179,19 @@ class Gradients:
         """Whether all features have a gradient."""
         # Not `None in`: that compares each tensor with None, for which torch takes 20 us.
         return all(grad is not None for grad in self.grads)
+
+    @property
+    def at(self) -> Lookup:
+        """Where the rows of the ids that have a gradient were found."""
+        at = self.read.at
+        start, places, sizes = 0, list[Tensor](), [0] * at.keys.tables
+        for i, (feature, grad) in enumerate(zip(self.read.features, self.grads, strict=True)):
+            stop = start + len(self.read.ids_of(i))
+            if grad is not None:
+                places.append(torch.arange(start, stop, device=at.keys.ids.device))
+                sizes[feature.table] += stop - start
+            start = stop
+        return at.part(torch.cat(places), (0, *accumulate(sizes)))
 
 
 class BagsReader(Protocol):

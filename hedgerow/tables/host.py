@@ -180,8 +180,14 @@ class HostTable:
             out = memory.view(n, self.layout.dim)
         else:
             out, reused = arguments.output(out, n, self.layout.dim), True
-        self.core.lookup_at(keys.ids.data_ptr(), n, missing, step, out.data_ptr(), reused=reused)
-        return Lookup(keys, out.view(-1), (self.layout.dim,))
+        slots, mark, found_at = None, None, 0
+        if missing == "training":  # an update may follow
+            slots, mark = torch.empty(n, dtype=torch.int32, device="cpu"), self.core.mark()
+            found_at = slots.data_ptr()
+        where = keys.ids.data_ptr(), n
+        to = out.data_ptr()
+        self.core.lookup_at(*where, missing, step, to, reused=reused, found_at=found_at)
+        return Lookup(keys, out.view(-1), (self.layout.dim,), slots, mark)
 
     def contains(self, keys: TableKeys | Int64[Tensor, "n"]) -> Bool[Tensor, "n"]:
         """Whether each key has a row."""
@@ -325,12 +331,14 @@ class HostTable:
         checks.flag("per_occurrence", per_occurrence)
         if policy.clip is not None:
             keys = self.core.checked_keys(at.keys if isinstance(at, Lookup) else at)
-            one = summed(keys, grads, counts, (self.layout.dim,)).clipped(policy.clip)
+            where = at if isinstance(at, Lookup) else keys
+            one = summed(where, grads, counts, (self.layout.dim,)).clipped(policy.clip)
             at, grads, counts = one.at, one.grads, one.counts
         ids, grads, now, at_step = self.core.update_arguments(
             at, grads, rates, step, counts, reject=policy.rejects
         )
-        return self.core.apply_checked(ids, grads, now, at_step, ts, counts, per_occurrence)
+        found = at if isinstance(at, Lookup) else None
+        return self.core.apply_checked(ids, grads, now, at_step, ts, counts, per_occurrence, found)
 
     def assign(
         self,

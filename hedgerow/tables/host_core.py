@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 from torch import Tensor
 
@@ -25,6 +26,14 @@ from .stamps import Stamps
 from .store import Applied, Lookup, Missing, TableKeys
 
 _MAX_IDS = 2**32 - 2  # of one call: positions inside a batch are 32-bit
+
+
+@dataclass(frozen=True, slots=True)
+class RowsMark:
+    """The `epoch` of rows of a table: they are where they were found until `changes` grows."""
+
+    table: native.Table
+    changes: int
 
 
 class HostCore:
@@ -138,14 +147,27 @@ class HostCore:
         return self.native_table
 
     def lookup_at(
-        self, ids_at: int, n: int, missing: Missing, step: int | None, rows_at: int, *, reused: bool
+        self,
+        ids_at: int,
+        n: int,
+        missing: Missing,
+        step: int | None,
+        rows_at: int,
+        *,
+        reused: bool,
+        found_at: int = 0,
     ) -> None:
         """Writes the rows of `n` ids at an address to another, where there must be room for them.
 
-        `reused` says whether the memory of the rows was written before.
+        `reused` says whether the memory of the rows was written before. Where the rows were found
+        goes to `found_at`, if that is given.
         """
         rule, at_step = self.reading(missing, step)
-        self.native_table.lookup(ids_at, n, rule, at_step, rows_at, reused)
+        self.native_table.lookup(ids_at, n, rule, at_step, rows_at, reused, found_at)
+
+    def mark(self) -> RowsMark:
+        """The mark of rows that are found from now on."""
+        return RowsMark(self.native_table, self.native_table.changes())
 
     # ---- updates
 
@@ -189,8 +211,14 @@ class HostCore:
         ts: int,
         counts: Int64[Tensor, "n"] | None,
         per_occurrence: bool,
+        found: Lookup | None = None,
     ) -> Applied:
-        """The update itself, with what `update_arguments` returned."""
+        """The update itself, with what `update_arguments` returned, where rows were `found`."""
+        rows_at = changes = 0
+        mark = None if found is None else found.epoch
+        slots = None if found is None else found.slots
+        if slots is not None and isinstance(mark, RowsMark) and mark.table is self.native_table:
+            rows_at, changes = slots.data_ptr(), mark.changes
         with memory_errors():
             done = self.native_table.apply_gradients(
                 ids.data_ptr(),
@@ -201,6 +229,8 @@ class HostCore:
                 self.stamps.stamp(ts, len(ids) if counts is None else int(counts.sum())),
                 per_occurrence,
                 0 if counts is None else counts.data_ptr(),
+                rows_at,
+                changes,
             )
         return Applied.of(*done)
 

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from ..core import checks
 from ..core.errors import DtypeError, InputError
-from ..core.shapes import Bool, Float32, Int8, Int64
+from ..core.shapes import Bool, Float32, Int8, Int32, Int64
 from .policy import PLAIN, UpdatePolicy
 from .schedules import Rate
 
@@ -75,17 +75,42 @@ class TableKeys:
 class Lookup:
     """What was read: the rows of all tables one after the other, flat.
 
-    An update may be given the lookup in place of its keys. A store that remembers where the rows
-    were found puts that into `slots` (opaque, -1 = absent, or room), others leave None. `epoch` is
-    the store's own mark of where its rows lay: a store that sees another mark than its present one
-    (rows have moved since, or another store made the lookup) finds the rows again.
+    An update may be given the lookup in place of its keys. A store that remembers where it found
+    each key puts that into `slots`: where its row is (-1 = absent, or room), or which of the keys
+    it is that went to their owners. Others leave None. `epoch` says what the slots are numbers of.
+    A store that sees another `epoch` than its own of now (rows have moved since, or another store
+    made the lookup) finds the keys again.
     """
 
     keys: TableKeys
     rows: Float32[Tensor, "floats"]
     dims: tuple[int, ...]
-    slots: Int64[Tensor, "n"] | None = None
+    slots: Int64[Tensor, "n"] | Int32[Tensor, "n"] | None = None
     epoch: object | None = None
+
+    def part(self, places: Int64[Tensor, "m"], splits: tuple[int, ...]) -> Lookup:
+        """The lookup of the keys at some places, table after table, without their rows.
+
+        >>> keys = TableKeys(torch.tensor([5, 6, 7]), (0, 1, 3))
+        >>> found = Lookup(keys, torch.zeros(3), (1, 1), torch.tensor([10, 20, 30]))
+        >>> part = found.part(torch.tensor([2]), (0, 0, 1))
+        >>> part.keys.ids_of(1).tolist(), part.slots.tolist()
+        ([7], [30])
+        """
+        keys, nothing = TableKeys(self.keys.ids[places], splits), self.rows[:0]
+        if self.slots is None:  # whatever the epoch says is about all keys
+            return Lookup(keys, nothing, self.dims)
+        return Lookup(keys, nothing, self.dims, self.slots[places], self.epoch)
+
+    def in_table(self, k: int, own: TableKeys) -> Lookup | TableKeys:
+        """Where the keys of table `k` alone were found; they themselves if it is not known.
+
+        For stores whose `epoch` has one of each table.
+        """
+        if self.slots is None or not isinstance(self.epoch, tuple):
+            return own
+        slots = self.slots[self.keys.splits[k] : self.keys.splits[k + 1]]
+        return Lookup(own, self.rows[:0], self.dims[k : k + 1], slots, self.epoch[k])
 
     def rows_of(self, k: int = 0) -> Float32[Tensor, "n_k dim_k"]:
         """The rows of table `k`, without a copy."""
@@ -97,45 +122,70 @@ class Lookup:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Joined:
-    """The `epoch` of a lookup that is made of several: inside a table, one after the other.
+    """The `epoch` of a lookup that is made of several of different ones.
 
-    A store that keeps an `epoch` of its own finds those of its lookups here.
+    Inside a table they stand one after the other; the slots say which of all their keys each is.
     """
 
     lookups: tuple[Lookup, ...]
 
     @staticmethod
     def of(lookups: Sequence[Lookup]) -> Lookup:
-        """Several lookups of one store as one, without rows."""
-        dims, tables = lookups[0].dims, range(lookups[0].keys.tables)
-        ids = [one.keys.ids_of(k) for k in tables for one in lookups]
-        splits = tuple(map(sum, zip(*(one.keys.splits for one in lookups), strict=True)))
-        rows, keys = lookups[0].rows[:0], TableKeys(torch.cat(ids), splits)
-        slots, epoch = list[Tensor](), lookups[0].epoch
+        """Several lookups of one store as one, without rows.
+
+        >>> keys = TableKeys.of_one(torch.tensor([5, 6]))
+        >>> found = [Lookup(keys, torch.zeros(2), (1,), torch.tensor([3, 4]), k) for k in (0, 0, 1)]
+        >>> Joined.of(found[:2]).slots.tolist(), Joined.of(found).slots.tolist()
+        ([3, 4, 3, 4], [0, 1, 2, 3, 4, 5])
+        """
+        first, tables = lookups[0], range(lookups[0].keys.tables)
+        nothing = first.rows[:0]
+        if len(lookups) == 1:
+            return Lookup(first.keys, nothing, first.dims, first.slots, first.epoch)
+        ids, slots, is_one = list[Tensor](), list[Tensor](), True
         for k in tables:
             for one in lookups:
-                if one.slots is None or one.epoch != epoch:
-                    return Lookup(keys, rows, dims, epoch=Joined(tuple(lookups)))
-                slots.append(one.slots[one.keys.splits[k] : one.keys.splits[k + 1]])
-        return Lookup(keys, rows, dims, torch.cat(slots), epoch)
+                start, stop = one.keys.splits[k : k + 2]
+                ids.append(one.keys.ids[start:stop])
+                if one.slots is None or one.epoch != first.epoch:
+                    is_one = False
+                else:
+                    slots.append(one.slots[start:stop])
+        splits = tuple(map(sum, zip(*(one.keys.splits for one in lookups), strict=True)))
+        keys = TableKeys(torch.cat(ids), splits)
+        if is_one:
+            return Lookup(keys, nothing, first.dims, torch.cat(slots), first.epoch)
+        places = torch.arange(len(keys.ids), device=keys.ids.device)
+        return Lookup(keys, nothing, first.dims, places, Joined(tuple(lookups)))
 
-    def parts(self, flat: Tensor) -> list[Tensor]:
-        """The rows or gradients of each lookup, from those of all."""
-        many, dims = len(self.lookups), self.lookups[0].dims
-        sizes = [
-            (one.keys.splits[k + 1] - one.keys.splits[k]) * dim
-            for k, dim in enumerate(dims)
-            for one in self.lookups
+    def places_of(self, at: Lookup) -> Iterator[tuple[Lookup, Int64[Tensor, "m"], tuple[int, ...]]]:
+        """Of each lookup: its keys among those of `at`, their places there, and their splits."""
+        tables, many = range(at.keys.tables), len(self.lookups)
+        every = [one.keys.splits for one in self.lookups]
+        cells = [splits[k + 1] - splits[k] for k in tables for splits in every]
+        ends = list(accumulate(cells))
+        moves = [
+            splits[k] - ends[k * many + i] + cells[k * many + i]
+            for k in tables
+            for i, splits in enumerate(every)
         ]
-        cells = flat.split(sizes)
-        return [torch.cat(cells[i::many]) for i in range(many)]
+        slots = _there(at.slots)
+        cell = torch.searchsorted(_numbers(ends, slots), slots, right=True)
+        inside, number = slots + _numbers(moves, slots)[cell], cell % many
+        borders = _numbers(at.keys.splits, slots)
+        for i, one in enumerate(self.lookups):
+            places = (number == i).nonzero().view(-1)
+            splits = tuple(torch.searchsorted(places, borders).tolist())
+            yield one.part(inside[places], splits), places, splits
 
 
-def lookups_of(at: TableKeys | Lookup | Tensor) -> tuple[Lookup, ...]:
-    """The lookup, or the lookups that it is made of; none of keys."""
-    if not isinstance(at, Lookup):
-        return ()
-    return at.epoch.lookups if isinstance(at.epoch, Joined) else (at,)
+def _there(slots: Tensor | None) -> Tensor:
+    assert slots is not None  # a `Joined` has made them
+    return slots
+
+
+def _numbers(values: Sequence[int], beside: Tensor) -> Int64[Tensor, "values"]:
+    return torch.tensor(values, dtype=torch.int64, device=beside.device)
 
 
 @dataclass(frozen=True, slots=True, eq=False)

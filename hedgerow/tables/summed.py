@@ -11,7 +11,7 @@ from torch import Tensor
 
 from ..core.shapes import Float32, Int64
 from .policy import ClipRow
-from .store import Lookup, TableKeys
+from .store import Joined, Lookup, TableKeys
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -57,17 +57,60 @@ class SummedGradients:
         given = self.given or later.given
         if not len(later.counts):
             return replace(self, given=given)
-        tables = range(len(self.dims))
-        ids = [part for k in tables for part in (self.keys.ids_of(k), later.keys.ids_of(k))]
-        rows = [part.view(-1) for k in tables for part in (self.grads_of(k), later.grads_of(k))]
-        counts = [part for k in tables for part in (self.counts_of(k), later.counts_of(k))]
-        splits = tuple(a + b for a, b in zip(self.keys.splits, later.keys.splits, strict=True))
-        both = summed(
-            TableKeys(torch.cat(ids), splits), torch.cat(rows), torch.cat(counts), self.dims
-        )
-        if isinstance(self.at, Lookup):  # whose slots are those of fewer keys
-            return replace(both, at=replace(self.at, keys=both.keys, slots=None), given=given)
-        return replace(both, given=given)
+        both = joined([self, later])
+        return replace(summed(both.at, both.grads, both.counts, self.dims), given=given)
+
+    def of_given_keys(self) -> SummedGradients:
+        """Without the keys of which no gradient was added up.
+
+        >>> ids, counts = torch.tensor([7, 8]), torch.tensor([0, 2])
+        >>> sums = SummedGradients(TableKeys.of_one(ids), torch.ones(2), counts, (1,))
+        >>> sums.of_given_keys().keys.ids.tolist()
+        [8]
+        """
+        places = self.counts.nonzero().view(-1)
+        if len(places) == len(self.counts):
+            return self
+        borders = torch.tensor(self.keys.splits, device=places.device)
+        splits = tuple(torch.searchsorted(places, borders).tolist())
+        at = self.at
+        if isinstance(at, Lookup):
+            at = at.part(places, splits)
+        else:
+            at = TableKeys(at.ids[places], splits)
+        grads = _rows_at(self.grads, self.keys.splits, self.dims, places, splits)
+        return SummedGradients(at, grads, self.counts[places], self.dims, self.given)
+
+
+def joined(several: Sequence[SummedGradients]) -> SummedGradients:
+    """The keys of all, one after the other inside a table, and their gradients as they are."""
+    first = several[0]
+    if len(several) == 1:
+        return first
+    tables = range(len(first.dims))
+    nothing = first.grads[:0]
+    lookups = [
+        one.at if isinstance(one.at, Lookup) else Lookup(one.at, nothing, one.dims)
+        for one in several
+    ]
+    grads = [one.grads_of(k).reshape(-1) for k in tables for one in several]
+    counts = [one.counts_of(k) for k in tables for one in several]
+    return SummedGradients(Joined.of(lookups), torch.cat(grads), torch.cat(counts), first.dims)
+
+
+def by_lookup(
+    at: Lookup,
+    grads: Float32[Tensor, "floats"],
+    counts: Int64[Tensor, "n"] | None,
+) -> list[tuple[Lookup, Float32[Tensor, "own_floats"], Int64[Tensor, "m"] | None]]:
+    """The lookup, or those that it is made of, each with its gradients and counts."""
+    if not isinstance(at.epoch, Joined):
+        return [(at, grads, counts)]
+    found = list[tuple[Lookup, Tensor, Tensor | None]]()
+    for one, places, splits in at.epoch.places_of(at):
+        own = _rows_at(grads, at.keys.splits, at.dims, places, splits)
+        found += by_lookup(one, own, None if counts is None else counts[places])
+    return found
 
 
 def summed(
@@ -78,9 +121,10 @@ def summed(
 ) -> SummedGradients:
     """Adds up the gradients of equal keys; each gradient stands for `counts` of them, if given.
 
-    Where the lookup says in which slots the rows are, the sums keep them.
+    Where the lookup says where it found the keys, the sums keep it.
     """
     keys = at.keys if isinstance(at, Lookup) else at
+    slots = at.slots if isinstance(at, Lookup) else None
     ids, rows, found, firsts = [], [], [], []
     for k, part in enumerate(_rows_of(grads.reshape(-1), keys.splits, tuple(dims))):
         start, stop = keys.splits[k : k + 2]
@@ -89,15 +133,14 @@ def summed(
         ids.append(own)
         rows.append(part.new_zeros(len(own), dims[k]).index_add_(0, inverse, part).view(-1))
         found.append(torch.zeros_like(own).index_add_(0, inverse, given))
-        if isinstance(at, Lookup) and at.slots is not None:
+        if slots is not None:
             places = torch.arange(start, stop, device=own.device)
             last = torch.full_like(own, stop)
             firsts.append(last.scatter_reduce_(0, inverse, places, "amin"))
-    distinct = TableKeys(torch.cat(ids), (0, *accumulate(map(len, ids))))
-    where: TableKeys | Lookup = distinct
-    if isinstance(at, Lookup) and at.slots is not None:
-        slots = at.slots[torch.cat(firsts)]
-        where = Lookup(distinct, at.rows[:0], at.dims, slots, at.epoch)
+    splits = (0, *accumulate(map(len, ids)))
+    where: TableKeys | Lookup = TableKeys(torch.cat(ids), splits)
+    if isinstance(at, Lookup) and slots is not None:
+        where = at.part(torch.cat(firsts), splits)
     return SummedGradients(where, torch.cat(rows), torch.cat(found), tuple(dims))
 
 
@@ -115,3 +158,18 @@ def _rows_of(
     sizes = [stop - start for start, stop in pairwise(splits)]
     parts = flat.split([n * dim for n, dim in zip(sizes, dims, strict=True)])
     return [part.view(-1, dim) for part, dim in zip(parts, dims, strict=True)]
+
+
+def _rows_at(
+    flat: Tensor,
+    splits: Sequence[int],
+    dims: tuple[int, ...],
+    places: Int64[Tensor, "m"],
+    own: Sequence[int],
+) -> Float32[Tensor, "own_floats"]:
+    """The rows at some places, of which those of table `k` are own[k] .. own[k + 1]."""
+    rows = [
+        part[places[own[k] : own[k + 1]] - splits[k]].view(-1)
+        for k, part in enumerate(_rows_of(flat, splits, dims))
+    ]
+    return torch.cat(rows)

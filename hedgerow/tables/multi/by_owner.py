@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import accumulate, cycle, pairwise
 from operator import mul
@@ -70,6 +70,13 @@ class Packed:
         places = torch.arange(len(self.ids), device=device)
         starts = first.to(device)[cells] + places * widths.to(device)[cells]
         return starts[self.places]
+
+    def part(self, places: Tensor, splits: tuple[int, ...]) -> Packed:
+        """The same `ids` for some of the packed keys, whose `places` these are.
+
+        Those of `ids` that none of them is have sums of zeros, and no occurrences.
+        """
+        return replace(self, places=places, splits=splits, is_plain=False)
 
     def unpack(
         self, rows: Float32[Tensor, "floats"], out: Float32[Tensor, "packed_floats"]

@@ -174,7 +174,7 @@ class DeviceTables(SeveralTables):
             if isinstance(table, HostTable):
                 done.append(_on_host(table.apply_gradients, own, part, mine, **settings))
             else:
-                place = _found_there(at, k, own, self.dims[k])
+                place = at.in_table(k, own) if isinstance(at, Lookup) else own
                 done.append(table.apply_gradients(place, part, counts=mine, **settings))
         return self._total(done)
 
@@ -361,16 +361,6 @@ def _slots(rows: float) -> int:
 def _there(slots: Tensor | None) -> Tensor:
     assert slots is not None  # device tables tell them
     return slots
-
-
-def _found_there(
-    at: TableKeys | Lookup | Tensor, k: int, own: TableKeys, dim: int
-) -> Lookup | TableKeys:
-    """A table's own part of a lookup, so that it need not look for the rows again."""
-    if not isinstance(at, Lookup) or at.slots is None or not isinstance(at.epoch, tuple):
-        return own
-    slots = at.slots[at.keys.splits[k] : at.keys.splits[k + 1]]
-    return Lookup(own, at.rows[:0], (dim,), slots, at.epoch[k])
 
 
 def _on_host(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import accumulate
 
 import torch
 from torch import Tensor
@@ -12,11 +13,12 @@ from torch import Tensor
 from ... import native
 from ...core.errors import NotFiniteError
 from ...core.recycle import Recycler
-from ...core.shapes import Float32, Int64
+from ...core.shapes import Float32, Int32, Int64
 from ..bags import Bags, Feature, FeatureGroup, Gradients
 from ..host import HostTable
+from ..host_core import RowsMark
 from ..memory_errors import memory_errors
-from ..store import Lookup
+from ..store import Lookup, TableKeys
 
 _NO_GRADIENT = (0, 0, 0, 0)
 _Cells = tuple[int, int, int, list[int], int, int]
@@ -138,9 +140,16 @@ class BagsRead:
         return self.group.features
 
     @property
-    def at(self) -> Lookup | None:
-        """None: vectors were read."""
-        return None
+    def at(self) -> Lookup:
+        """Where the rows were found, for updates that need the gradient of each id."""
+        tables, sizes = self.group.tables, [0] * len(self.group.tables)
+        for i, feature in enumerate(self.features):
+            sizes[feature.table] += self.found.count(i)
+        ids = torch.cat([self.ids_of(i) for i in range(len(self.features))])
+        slots, marks = found_rows(self.found, [one.table for one in self.features], tables)
+        dims = tuple(table.layout.dim for table in tables)
+        nothing = torch.empty(0, dtype=torch.float32, device="cpu")
+        return Lookup(TableKeys(ids, (0, *accumulate(sizes))), nothing, dims, slots, marks)
 
     def ids_of(self, i: int) -> Int64[Tensor, "n"]:
         """The ids of feature `i`."""
@@ -193,6 +202,28 @@ class BagsRead:
             times = [tables[0].core.stamps.stamp(ts, 0)] * len(tables)
         with memory_errors():
             native.learn_bags(parts, step, rates, times, clip)
+
+
+def found_rows(
+    found: native.BagRows, owners: Sequence[int], tables: Sequence[HostTable]
+) -> tuple[Int32[Tensor, "n"], tuple[RowsMark | None, ...]]:
+    """Where the rows of features were found, and until when that holds for each table.
+
+    `owners` are the numbers of the features' tables.
+    """
+    counts = [found.count(i) for i in range(len(owners))]
+    slots = torch.empty(sum(counts), dtype=torch.int32, device="cpu")
+    marks: list[RowsMark | None] = [table.core.mark() for table in tables]
+    seen: dict[int, int] = {}
+    at = slots.data_ptr()
+    for i, k in enumerate(owners):
+        changes = found.rows(i, at)
+        at += 4 * counts[i]
+        if seen.setdefault(k, changes) == changes:
+            marks[k] = RowsMark(tables[k].core.native_table, changes)
+        else:  # rows came or went while the features of this table were read
+            marks[k] = None
+    return slots, tuple(marks)
 
 
 def _count_uses(read: BagsRead, grads: Sequence[Tensor | None], uses: list[int]) -> None:

@@ -15,11 +15,13 @@ import torch
 from torch import Tensor
 
 from ... import native
-from ...core.shapes import Float32, Int64
+from ...core.shapes import Float32, Int32, Int64
 from ..host import HostTable
+from ..host_core import RowsMark
 from ..memory_errors import memory_errors
 from ..policy import UpdatePolicy
 from ..store import Applied
+from .host_bags import found_rows
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -75,6 +77,11 @@ class HostCells:
         addresses = [at + 4 * start for start in floats[:-1]]
         found = self._core.lookup(cells, training, step, addresses, False, training)
         return None if found is None else CellsRead(found, floats)
+
+    def rows_of(self, read: CellsRead) -> tuple[Int32[Tensor, "n"], tuple[RowsMark | None, ...]]:
+        """Where the rows of all keys were found, and until when that holds for each table."""
+        tables = len(self._tables)
+        return found_rows(read.found, [cell % tables for cell in self._places], self._tables)
 
     def learn(
         self,

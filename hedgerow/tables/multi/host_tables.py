@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from itertools import pairwise
 
 import torch
@@ -109,12 +110,16 @@ class HostTables(SeveralTables):
     ) -> Lookup:
         """Rows of `keys`, flat, into `out` if given. Nothing is inserted."""
         if len(self._tables) == 1:
-            return self._tables[0].lookup(keys, missing=missing, step=step, out=out)
+            alone = self._tables[0].lookup(keys, missing=missing, step=step, out=out)
+            return replace(alone, epoch=(alone.epoch,))
         keys = self._keys(keys)
         arguments.missing_rule(missing)
         flat = self._room(keys.splits, out)
-        parts.lookup(self._cut(keys, flat), missing=missing, step=step)
-        return Lookup(keys, flat, self.dims)
+        marks = tuple(table.core.mark() for table in self._tables)
+        slots = parts.lookup(self._cut(keys, flat), missing=missing, step=step)
+        if not slots:  # no update follows, or there are no keys
+            return Lookup(keys, flat, self.dims)
+        return Lookup(keys, flat, self.dims, torch.cat(slots), marks)
 
     def bags_reader(self, bags: Bags) -> HostBags | None:
         """What reads and pools these bags in one call; None where only their rows can be read."""
@@ -196,10 +201,12 @@ class HostTables(SeveralTables):
         keys = self._keys(at.keys if isinstance(at, Lookup) else at)
         grads = self._flat("grads", grads, keys)
         arguments.occurrences(counts, len(keys.ids))
+        found = at if isinstance(at, Lookup) else None
         if policy.clip is not None:
-            one = summed(keys, grads, counts, self.dims).clipped(policy.clip)
+            one = summed(found or keys, grads, counts, self.dims).clipped(policy.clip)
             keys, grads, counts = one.keys, one.grads, one.counts
-        cells = self._cut(keys, grads, self.config.rates_of(rates), counts)
+            found = one.at if isinstance(one.at, Lookup) else None
+        cells = self._cut(keys, grads, self.config.rates_of(rates), counts, found)
         return parts.apply_gradients(
             cells, step=step, ts=ts, per_occurrence=per_occurrence, reject=policy.rejects
         )
@@ -285,8 +292,9 @@ class HostTables(SeveralTables):
         flat: Tensor,
         rates: Sequence[Sequence[Rate] | None] | None = None,
         counts: Tensor | None = None,
+        found: Lookup | None = None,
     ) -> list[Part]:
-        return parts.cut(self._tables, keys.ids, keys.splits, flat, rates, counts)
+        return parts.cut(self._tables, keys.ids, keys.splits, flat, rates, counts, found)
 
     def _each(
         self,

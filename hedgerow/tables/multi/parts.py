@@ -16,7 +16,7 @@ from ...core.errors import InputError
 from ...core.shapes import Float32, Int64
 from ..host import HostTable
 from ..schedules import Rate
-from ..store import Applied, Missing
+from ..store import Applied, Lookup, Missing, TableKeys
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -28,6 +28,7 @@ class Part:
     rows: Float32[Tensor, "n dim"]
     rates: Sequence[Rate] | None = None
     counts: Int64[Tensor, "n"] | None = None
+    found: Lookup | None = None  # where its rows are
 
 
 def float_offsets(id_offsets: Sequence[int], dims: Sequence[int]) -> list[int]:
@@ -49,10 +50,12 @@ def cut(
     flat: Float32[Tensor, "floats"],
     rates: Sequence[Sequence[Rate] | None] | None = None,
     counts: Int64[Tensor, "n"] | None = None,
+    found: Lookup | None = None,
 ) -> list[Part]:
     """Parts of flat ids and rows, without copies; cells without ids are left out.
 
-    Whoever calls has checked `ids`, `id_offsets` and `flat`.
+    Whoever calls has checked `ids`, `id_offsets` and `flat`. `found` says where the rows of all ids
+    of one cell a table are.
     """
     dims = [table.layout.dim for table in tables]
     at = float_offsets(id_offsets, dims)
@@ -64,14 +67,23 @@ def cut(
         rows = flat[at[i] : at[i + 1]].view(stop - start, dims[k])
         own_rates = None if rates is None else rates[k]
         own_counts = None if counts is None else counts[start:stop]
-        parts.append(Part(tables[k], ids[start:stop], rows, own_rates, own_counts))
+        own_ids = ids[start:stop]
+        place = None if found is None else found.in_table(k, TableKeys(own_ids, (0, stop - start)))
+        own_found = place if isinstance(place, Lookup) else None
+        parts.append(Part(tables[k], own_ids, rows, own_rates, own_counts, own_found))
     return parts
 
 
-def lookup(parts: Sequence[Part], *, missing: Missing = "zeros", step: int | None = None) -> None:
-    """Fills the parts' rows."""
+def lookup(
+    parts: Sequence[Part], *, missing: Missing = "zeros", step: int | None = None
+) -> list[Tensor]:
+    """Fills the parts' rows; where a table tells where it found its own, that is returned."""
+    slots = list[Tensor]()
     for part in parts:
-        part.table.lookup(part.ids, missing=missing, step=step, out=part.rows)
+        found = part.table.lookup(part.ids, missing=missing, step=step, out=part.rows)
+        if found.slots is not None:
+            slots.append(found.slots)
+    return slots
 
 
 def assign(parts: Sequence[Part], *, ts: int = 0) -> Applied:
@@ -114,7 +126,7 @@ def apply_gradients(
     for part, (ids, grads, rates, at_step) in zip(parts, ready, strict=True):
         done.append(
             part.table.core.apply_checked(
-                ids, grads, rates, at_step, ts, part.counts, per_occurrence
+                ids, grads, rates, at_step, ts, part.counts, per_occurrence, part.found
             )
         )
     return total(done)
