@@ -1,7 +1,7 @@
-"""Measures what a device takes for steps of our tables, and fits a calibration to the points.
+"""Measures what a device takes for steps of our modules, and fits a calibration to the points.
 
-On the CPU a table is filled with random ids, and steps look up and update parts of it in turn, so
-that rows come from memory and not from a cache.
+On the CPU the table of an `EmbeddingBags` is filled with random ids, and training steps take parts
+of it in turn, so that rows come from memory and not from a cache.
 """
 
 from __future__ import annotations
@@ -24,9 +24,11 @@ from ..planner.times.calibrate import fit
 from ..planner.times.calibration import Calibration, Point
 from ..planner.times.time_parameters import CPU
 from ..tables.config import Segment, TableConfig
-from ..tables.host import HostTable
 from ..tables.initializers import Zeros
+from ..tables.multi.host_tables import HostTables
 from ..tables.optimizers import Adagrad
+from ..tables.store import TableKeys
+from .module_steps import ModuleSteps
 from .progress import Progress
 from .report import machine
 from .room import free_bytes
@@ -138,45 +140,45 @@ def _sweep(seconds: float, progress: Progress) -> Iterator[Point]:
 
 
 class _Steps:
-    """A filled table, and steps on parts of it that follow one another; single-owner."""
+    """A module with a filled table, and steps on parts of it in turn; single-owner."""
 
     def __init__(self, dim: int, table_bytes: int) -> None:
         self._dim = dim
         self.rows = max(2 * STEP_KEYS[0], min(2 * STEP_KEYS[-1], table_bytes // (8 * dim)))
-        config = TableConfig("calibrate", (Segment(dim, Zeros(), Adagrad(lr=0.01)),))
-        self._table = HostTable(config)
+        rule = Adagrad(lr=0.01)
+        config = TableConfig("calibrate", (Segment(dim, Zeros(), rule),))
+        self._store = HostTables({config.name: config})
+        self._module = ModuleSteps(self._store, rule)
         order = torch.randperm(self.rows, generator=torch.Generator().manual_seed(0))
         self._ids = mix64(order)
         self._next = 0
         for part in self._ids.split(_FILL_ROWS):
-            self._table.assign(part, torch.ones(len(part), dim))
+            self._store.assign(TableKeys.of_one(part), torch.ones(len(part), dim))
 
     def close(self) -> None:
-        self._table.close()
+        for table in self._store.tables:
+            table.close()
 
     def points(self, keys: int, seconds: float) -> Iterator[Point]:
-        """A step of so many keys, and its halves; none if there is no time for it."""
-        grads = torch.full((keys, self._dim), 0.01)
-        rows = torch.zeros(keys, self._dim)  # used again: fresh pages would be timed else
+        """A step of so many keys, its forward pass ("lookup") and its backward pass ("update").
+
+        None if there is no time for it.
+        """
+        grads = torch.full((keys * self._dim,), 0.01)
         start = time.perf_counter()
-        self._lookup(keys, rows)
-        self._update(keys, grads)
+        self._step(keys, grads)
         once = time.perf_counter() - start
         repeats = min(_REPEATS * 4, int(seconds / once) - _WARM_UPS)
         if repeats < _FEWEST and keys > STEP_KEYS[0]:  # the smallest is measured in any case
             return
         for _ in range(_WARM_UPS - 1):
-            self._lookup(keys, rows)
-            self._update(keys, grads)
-        lookups, updates = [], []
-        for _ in range(max(_FEWEST, repeats)):
-            lookups.append(_ms(lambda: self._lookup(keys, rows)))
-            updates.append(_ms(lambda: self._update(keys, grads)))
-        both = [a + b for a, b in zip(lookups, updates, strict=True)]
+            self._step(keys, grads)
+        times = [self._step(keys, grads) for _ in range(max(_FEWEST, repeats))]
+        forward, backward = ([one[k] for one in times] for k in range(2))
         values = 4.0 * self._dim
-        yield self._point("lookup", keys, values, 0.0, median(lookups))
-        yield self._point("update", keys, 2 * values, 2 * values, median(updates))
-        yield self._point("step", keys, 3 * values, 2 * values, median(both))
+        yield self._point("lookup", keys, values, 0.0, median(forward))
+        yield self._point("update", keys, 2 * values, 2 * values, median(backward))
+        yield self._point("step", keys, 3 * values, 2 * values, median(map(sum, times)))
 
     def _point(self, kind: str, keys: int, read: float, write: float, ms: float) -> Point:
         return Point(
@@ -197,11 +199,14 @@ class _Steps:
         self._next += keys
         return part
 
-    def _lookup(self, keys: int, rows: Tensor) -> None:
-        self._table.lookup(self._part(keys), out=rows)
-
-    def _update(self, keys: int, grads: Tensor) -> None:
-        self._table.apply_gradients(self._part(keys), grads)
+    def _step(self, keys: int, grads: Tensor) -> tuple[float, float]:
+        """Milliseconds of the forward pass and of the backward pass."""
+        part = TableKeys.of_one(self._part(keys))
+        start = time.perf_counter()
+        vectors = self._module.forward(part)
+        middle = time.perf_counter()
+        self._module.backward(vectors, grads)
+        return 1000 * (middle - start), 1000 * (time.perf_counter() - middle)
 
 
 def _copies() -> Iterator[Point]:

@@ -1,4 +1,4 @@
-"""Measures what a GPU takes for steps of our tables in every mode, and for copies."""
+"""Measures what a GPU takes for steps of our modules in every mode, and for copies."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from .calibrate_rounds import (
 )
 from .calibrate_stores import ROTATED, Filled, Sweep
 from .calibrate_sweeps import Size
-from .gpu_tiers import Batches, in_tiers
+from .gpu_tiers import Batches, in_tiers, module_steps
 from .progress import Progress
 from .quiet import Yardstick
 from .room import free_bytes
@@ -196,7 +196,9 @@ def _step_point(filled: Filled, what: What, passes: list[list[Round]]) -> Point:
 
 
 def _parts(filled: Filled, keys: int, size: Size, seconds: float) -> Iterator[Point]:
-    """What a step in HBM is made of: where rows are, rows, and the update with its own search."""
+    """Calls of the store alone in HBM, below the step of the module: where rows are, rows, and the
+    update with its own search.
+    """
     store, clock = filled.store, Clock(filled.device, events=True)
     grads = filled.grads(filled.batch(keys, 0.0, 1))
     calls: dict[str, Callable[[TableKeys], object]] = {
@@ -245,6 +247,7 @@ def _hits(device: torch.device, size: Size) -> Point:
     batches = Batches(work, device)
     batches.start()
     store = in_tiers(batches, "HYBRID", share)
+    steps = module_steps(store)
     clock, missed, keys, spent = Clock(device, events=False), 0, 0, []
     for place in range(work.warm_up + work.steps):
         # Each key once, as the model counts them: uses of a hybrid are counted so, too.
@@ -255,7 +258,7 @@ def _hits(device: torch.device, size: Size) -> Point:
         missed -= int(before)
 
         def step(keys: TableKeys = batch, grads: torch.Tensor = grads) -> None:
-            store.apply_gradients(store.lookup(keys, missing="training"), grads)
+            steps.step(keys, grads)
 
         took = clock.ms(step)
         if place >= work.warm_up:

@@ -1,4 +1,4 @@
-"""Rounds of steps of one set-up, taken at several times, of which the faster half counts."""
+"""Rounds of steps of a module, taken at several times, of which the faster half counts."""
 
 from __future__ import annotations
 
@@ -20,11 +20,10 @@ _SETTLED = 0.1  # of the keys that are wanted on the host: so many more are stil
 
 
 class Clock:
-    """Times rounds: where the host takes no part by the device's own events, else by the wall.
+    """Times work by the device's own events or by the clock on the wall.
 
-    Both see steps that follow one another, as training has them: a device that waits for its host
-    to launch is measured so. Events leave out how long the host takes to notice the end. Where the
-    host reads and writes rows itself, a step ends when the host says so, and only the wall tells.
+    Steps are timed by the wall, one after another as in training, host included. Events leave out
+    how long the host takes to notice the end: they are for calls in which it takes no part.
     """
 
     def __init__(self, device: torch.device, events: bool) -> None:
@@ -86,7 +85,7 @@ class Pace:
 def rounds_of(filled: Filled, what: What, pace: Pace, yardstick: Yardstick) -> list[Round]:
     """One pass; nothing if there is no time for it."""
     sweep = filled.sweep
-    clock = Clock(filled.device, events=sweep.mode == "HBM_ONLY")
+    clock = Clock(filled.device, events=False)
     grads = filled.grads(filled.batch(what.keys, what.far, what.repeat))
     if sweep.tiered:
         _settle(filled, what, grads, pace.settles)

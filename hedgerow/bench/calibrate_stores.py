@@ -1,4 +1,4 @@
-"""Filled tables of every mode on a device, and steps whose keys lie where a measurement wants."""
+"""Modules with filled tables of every mode, and steps whose keys lie where a measurement wants."""
 
 from __future__ import annotations
 
@@ -12,11 +12,13 @@ from ..core.hashing import mix64
 from ..tables.config import Segment, TableConfig
 from ..tables.initializers import Zeros
 from ..tables.multi.device_tables import DeviceTables
+from ..tables.optimizer_base import Optimizer
 from ..tables.optimizers import Adagrad, Sgd
 from ..tables.store import TableKeys
 from ..tiers.build import Tiers, device_tier_tables
 from ..tiers.tier_tables import TierTables
 from .gpu_tiers import fill_table
+from .module_steps import ModuleSteps
 
 _CHUNK = 1 << 16  # rows of a table that come to a cache at once
 _PARTS = 16  # of a hybrid's fast rows: as many as come at once
@@ -58,13 +60,17 @@ class Sweep:
 
     def configs(self) -> dict[str, TableConfig]:
         """Of its tables, in their order."""
-        rule = Adagrad(lr=0.01) if self.adagrad else Sgd(lr=0.01)
+        segments = (Segment(self.dim, Zeros(), self.optimizer()),)
         names = [f"t{k:02d}" for k in range(self.tables)]
-        return {name: TableConfig(name, (Segment(self.dim, Zeros(), rule),)) for name in names}
+        return {name: TableConfig(name, segments) for name in names}
+
+    def optimizer(self) -> Optimizer:
+        """Of all tables."""
+        return Adagrad(lr=0.01) if self.adagrad else Sgd(lr=0.01)
 
 
 class Filled:
-    """Tables of a sweep with all their rows, and batches of chosen keys; single-owner.
+    """A module over tables that have all their rows, and batches of chosen keys; single-owner.
 
     The first `hot` rows of each table are in the fast tier, if there are two, and stay there. All
     others take turns: a row comes again after all others, so that a cache has lost it by then.
@@ -79,6 +85,9 @@ class Filled:
         self._hot_next, self._cold_next = 0, 0
         self._random = torch.Generator(device).manual_seed(7)
         self.store: DeviceTables | TierTables = self._in_tiers() if sweep.tiered else self._in_one()
+        self._steps = ModuleSteps(self.store, sweep.optimizer())
+        if isinstance(self.store, TierTables):
+            self._fill_fast(self.store)
 
     def fits(self, keys: int) -> bool:
         """Whether steps of so many keys find what they need: hot rows that stay, cold ones."""
@@ -110,9 +119,8 @@ class Filled:
         return TableKeys(ids, tuple(len(rows) * k for k in range(self.sweep.tables + 1)))
 
     def step(self, keys: TableKeys, grads: Tensor) -> None:
-        """What training does: a lookup and an update."""
-        found = self.store.lookup(keys, missing="training")
-        self.store.apply_gradients(found, grads)
+        """What training does: a forward pass of the module, and a backward with the update."""
+        self._steps.step(keys, grads)
 
     def grads(self, keys: TableKeys) -> Tensor:
         """For a batch of this size."""
@@ -165,17 +173,15 @@ class Filled:
         made = [(config, tiers) for config in self.sweep.configs().values()]
         tables, groups = device_tier_tables(made, self.device)
         self._fill_hosts([table.slow for table in tables])
-        self.store = TierTables(tables, device=self.device, together=groups)
+        return TierTables(tables, device=self.device, together=groups)
+
+    def _fill_fast(self, store: TierTables) -> None:
+        """Uses rows until they are in the fast tier: a hybrid's in parts, until all of one are."""
         if self.sweep.mode == "CACHING":
             for keys in self._chunks(0, self.fast, max(1, _CHUNK // self.sweep.tables)):
                 self.step(keys, self.grads(keys))
             self._cold_next = self.fast - self.hot
-        else:
-            self._promote(self.store)
-        return self.store
-
-    def _promote(self, store: TierTables) -> None:
-        """Uses parts of the hot rows until they are in the fast tier."""
+            return
         for keys in self._chunks(0, self.fast, -(-self.fast // _PARTS)):
             grads, before = self.grads(keys), _fast_rows(store)
             for _ in range(self._tries):

@@ -24,7 +24,7 @@ from ..planner.times.calibration import Calibration
 from ..planner.times.hit_rate import touched
 from ..planner.times.key_model import EXPONENT, zipf
 from .calibrate_gpu import card
-from .gpu_tiers import Batches, Work, step_once, steps_of, stores
+from .gpu_tiers import Batches, Work, module_steps, steps_of, stores
 
 CASES = ("HBM_ONLY", "HYBRID@0.1", "CACHING@0.8", "HOST_ONLY")
 WITHIN = 0.25
@@ -57,16 +57,17 @@ def planned(calibration: Calibration, work: Work, case: str) -> dict[str, float]
 
 
 def measured(work: Work, device: torch.device, case: str, rounds: int) -> dict[str, float]:
-    """A step of all tables: after a warm-up, by the clock, and its keys on the host."""
+    """A step of a module with all tables, by the clock after a warm-up; its keys on the host."""
     batches = Batches(work, device)
     store = stores()[case](batches)
+    steps, grads = module_steps(store), batches.grads
     batches.start()
     mode = case.partition("@")[0]
-    for _ in range(work.warm_up if mode == "HYBRID" else 4):
-        step_once(store, batches.next(), batches.grads)
+    warm_up = work.warm_up if mode == "HYBRID" else 4
+    steps.run((batches.next() for _ in range(warm_up)), grads)
     before, drawn = _misses(store, mode), batches.drawn
     rounds = 1 if mode == "HOST_ONLY" else rounds
-    found = steps_of(store, batches, rounds)
+    found = steps_of(lambda ready: steps.run(ready, grads), batches, rounds)
     line = {"measured_ms": found["ms"], "quiet": found["quiet"]}
     if mode in _MISSES:
         missed = _misses(store, mode) - before

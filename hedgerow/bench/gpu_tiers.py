@@ -1,6 +1,8 @@
 """Steps of ten tables whose rows lie in HBM, in host memory or in both, on one GPU.
 
-`python -m hedgerow.bench.gpu_tiers --json` runs it: it needs torch, Triton and the C++ core.
+Each is measured through `EmbeddingBags` and autograd, as users run it, and then through the store
+alone. `python -m hedgerow.bench.gpu_tiers --json` runs it: it needs torch, Triton and the
+C++ core.
 """
 
 from __future__ import annotations
@@ -28,9 +30,10 @@ from ..tables.optimizers import Sgd
 from ..tables.store import TableKeys
 from ..tiers.build import Tiers, device_tier_tables
 from ..tiers.tier_tables import TierTables
+from .module_steps import ModuleSteps
 from .quiet import Yardstick, measured
 
-_ZIPF = 1.05
+_ZIPF, _RATE = 1.05, 0.01
 _CHUNK = 100_000  # rows of a table that come at once
 _PATIENCE_S = 20.0  # in all, to wait for a quiet host
 _TOLERANCE = 1e-4  # sums of many gradients of one id are added in another order on the host
@@ -108,7 +111,7 @@ def _chunks(tables: Sequence[Tensor]) -> Iterator[TableKeys]:
 
 
 def _configs(work: Work) -> list[TableConfig]:
-    segments = (Segment(work.dim, Zeros(), Sgd(lr=0.01)),)
+    segments = (Segment(work.dim, Zeros(), Sgd(lr=_RATE)),)
     return [TableConfig(f"t{k:02d}", segments) for k in range(work.tables)]
 
 
@@ -149,9 +152,8 @@ def _age(store: TierTables, batches: Batches, share: float) -> None:
     for keys in _chunks(parts):
         # An update too: it is what marks rows as used, and changed. A lookup alone left rows to be
         # dropped that were used last, twice as many misses, and none that had to be written back.
-        step_once(
-            store, keys, torch.zeros(keys.splits[-1] * batches.work.dim, device=batches.device)
-        )
+        zeros = torch.zeros(keys.splits[-1] * batches.work.dim, device=batches.device)
+        store_steps(store, [keys], zeros)
 
 
 def _in_hbm(batches: Batches) -> DeviceTables:
@@ -183,36 +185,27 @@ def stores() -> dict[str, Callable[[Batches], Any]]:
     }
 
 
-def step_once(store: Any, keys: TableKeys, grads: Tensor, dense: Tensor | None = None) -> None:
-    """A lookup, a dense part if there is one, and the update."""
-    found = store.lookup(keys, missing="training")
-    if dense is not None:
-        torch.mm(torch.mm(dense, dense), dense)
-    store.apply_gradients(found, grads)
+def module_steps(store: Any) -> ModuleSteps:
+    """Steps of a module over one of these stores."""
+    return ModuleSteps(store, Sgd(lr=_RATE))
+
+
+def store_steps(store: Any, ready: Sequence[TableKeys], grads: Tensor) -> None:
+    """A lookup and an update for each batch, without a module."""
+    for keys in ready:
+        store.apply_gradients(store.lookup(keys, missing="training"), grads)
 
 
 def steps_of(
-    store: Any,
-    batches: Batches,
-    rounds: int,
-    shift: int = 0,
-    *,
-    ahead: bool = False,
-    dense: Tensor | None = None,
+    run: Callable[[Sequence[TableKeys]], object], batches: Batches, rounds: int, shift: int = 0
 ) -> dict[str, Any]:
-    """The median over rounds of the time of a step, by the clock; whether nobody disturbed them.
-
-    If so, each batch is prefetched, and a dense part stands between its rows and its update.
-    """
+    """The median over rounds of the time of a step, by the clock; whether nobody disturbed them."""
 
     def one_round() -> float:
         ready = [batches.next(shift) for _ in range(batches.work.steps)]
         _wait(batches.device)
         begun = time.perf_counter()
-        for keys, later in zip(ready, [*ready[1:], None], strict=True):
-            if ahead and later is not None:
-                store.prefetch(later)
-            step_once(store, keys, batches.grads, dense)
+        run(ready)
         _wait(batches.device)
         return 1e3 * (time.perf_counter() - begun) / len(ready)
 
@@ -229,32 +222,35 @@ def _measured(
     name: str, store: Any, batches: Batches, rounds: int
 ) -> tuple[dict[str, Any], Tensor]:
     """One line of the report, and rows after a few steps that every store takes alike."""
-    work = batches.work
+    work, steps, grads = batches.work, module_steps(store), batches.grads
     batches.start()
-    for _ in range(4):
-        step_once(store, batches.next(), batches.grads)
+    steps.run((batches.next() for _ in range(4)), grads)
     rows = store.lookup(batches.next()).rows.clone()
-    line: dict[str, Any] = {"case": name}
-    for _ in range(work.warm_up if isinstance(store, TierTables) else 0):
-        step_once(store, batches.next(), batches.grads)
+    warm_up = work.warm_up if isinstance(store, TierTables) else 0
+    steps.run((batches.next() for _ in range(warm_up)), grads)
     if name.startswith("HOST"):
         rounds = 1
-    line["quiet"] = True
+    line: dict[str, Any] = {"case": name, "path": "module", "quiet": True}
 
-    def note(what: str, **how: Any) -> None:
-        found = steps_of(store, batches, **{"rounds": rounds, **how})
+    def note(what: str, run: Callable[[Sequence[TableKeys]], object], **how: Any) -> None:
+        found = steps_of(run, batches, **{"rounds": rounds, **how})
         line[what], line["quiet"] = round(found["ms"], 3), line["quiet"] and found["quiet"]
 
-    note("ms")
+    def through_module(**how: Any) -> Callable[[Sequence[TableKeys]], object]:
+        return lambda ready: steps.run(ready, grads, **how)
+
+    note("ms", through_module())
+    note("store_ms", lambda ready: store_steps(store, ready, grads))
+    line["over_store"] = round(line["ms"] / max(1e-9, line["store_ms"]), 3)
     if name.startswith("CACHING"):
-        dense = torch.ones(work.dense, work.dense, device=batches.device)
-        note("ms_prefetched", ahead=True)
-        note("ms_with_dense", dense=dense)
-        note("ms_with_dense_prefetched", dense=dense, ahead=True)
+        square = torch.ones(work.dense, work.dense, device=batches.device)
+        note("ms_prefetched", through_module(ahead=True))
+        note("ms_with_dense", through_module(square=square))
+        note("ms_with_dense_prefetched", through_module(square=square, ahead=True))
     if name.startswith("HYBRID"):
-        for _ in range(max(0, min(200, work.warm_up) - work.steps)):
-            step_once(store, batches.next(work.rows // 2), batches.grads)
-        note("ms_200_steps_after_the_hot_set_moved", rounds=1, shift=work.rows // 2)
+        moved, later = work.rows // 2, max(0, min(200, work.warm_up) - work.steps)
+        steps.run((batches.next(moved) for _ in range(later)), grads)
+        note("ms_200_steps_after_the_hot_set_moved", through_module(), rounds=1, shift=moved)
     return line, rows
 
 
@@ -272,8 +268,10 @@ def run(
     device: str = "cuda",
     tell: Callable[[str], object] = lambda name: None,
 ) -> dict[str, Any]:
-    """Measures the stores, one after the other; `over_hbm_only` is a step's time over HBM_ONLY's.
+    """Measures steps with every store, one store after the other.
 
+    `ms` is a step through the module, `store_ms` that of the store alone, `over_store` the ratio of
+    the two. `over_hbm_only` is a step's time over HBM_ONLY's.
     A line is `quiet` if its times were measured while the core of this thread had its own speed.
     """
     where = torch.empty(0, device=device).device if device != "cuda" else torch.device("cuda", 0)

@@ -29,6 +29,11 @@ def test_all_modes_take_the_same_steps(
     for line in report["results"]:
         assert line["equal"] is True
         assert line["ms"] > 0 <= line["over_hbm_only"]
+        # What users run comes first, what the store alone takes below it.
+        assert list(line)[:2] == ["case", "path"]
+        assert line["path"] == "module"
+        assert list(line).index("ms") < list(line).index("store_ms")
+        assert line["over_store"] == pytest.approx(line["ms"] / line["store_ms"], rel=1e-2)
     assert report["results"][3]["ms_200_steps_after_the_hot_set_moved"] > 0
 
 
