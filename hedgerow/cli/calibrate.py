@@ -32,7 +32,7 @@ def calibrate(
     needs 12 GiB of HBM and 9 GiB of host memory, and compiles kernels first, which adds a minute or
     two. End other programs: what they take is counted.
     """
-    from ..bench.calibrate import calibration_of, measure, refitted
+    from ..calibration.calibrate import calibration_of, measure, refitted
     from .show import progress_bar
 
     if not local_path(out).absolute().parent.is_dir():  # told before the measurement, not after

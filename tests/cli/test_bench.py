@@ -85,7 +85,7 @@ def test_the_report_fits_a_narrow_terminal(
 def test_results_that_differ_end_with_status_1(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    from hedgerow.bench import table
+    from benchmarks import table
     from hedgerow.cli.app import main
 
     result = {"case": "W1 lookup", "peer": "TBE", "equal": False}

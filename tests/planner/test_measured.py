@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from hedgerow.bench.gpu_predict import CASES, WITHIN, planned
-from hedgerow.bench.gpu_tiers import Work
+from benchmarks.gpu_predict import CASES, WITHIN, planned
+from hedgerow.calibration.power_law import Work
 from hedgerow.planner.times.calibrate import Fit, fit
 from hedgerow.planner.times.calibration import Calibration
 
