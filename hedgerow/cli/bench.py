@@ -12,7 +12,8 @@ from typer.core import TyperGroup
 
 from ..core.errors import ConfigError
 
-_CHECKOUT = Path(__file__).parents[2]
+CHECKOUT = Path(__file__).parents[2]
+"""The folder that holds the package, and in a checkout of the repository its benchmarks."""
 
 
 class _Benchmarks(TyperGroup):
@@ -21,7 +22,7 @@ class _Benchmarks(TyperGroup):
     @property
     def commands(self) -> Any:
         """By name."""
-        return _loaded(_CHECKOUT)
+        return _loaded(CHECKOUT)
 
     @commands.setter
     def commands(self, given: Any) -> None:
