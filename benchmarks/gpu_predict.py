@@ -17,7 +17,7 @@ from typing import Any
 import torch
 
 from hedgerow.calibration.gpu import card
-from hedgerow.calibration.power_law import Batches, Work, module_steps
+from hedgerow.calibration.power_law import Batches, PowerLawWork, module_steps
 from hedgerow.core.errors import InputError
 from hedgerow.planner.make_plan import plan
 from hedgerow.planner.problem.table_spec import Feature, TableSpec
@@ -34,7 +34,7 @@ _MISSES = {"HYBRID": "slow_hits", "CACHING": "fetches"}
 _PLENTY = 1 << 50  # bytes: the mode is given, not chosen
 
 
-def planned(calibration: Calibration, work: Work, case: str) -> dict[str, float]:
+def planned(calibration: Calibration, work: PowerLawWork, case: str) -> dict[str, float]:
     """What a plan says of a step of all tables, kept in that way."""
     per = float(work.keys // work.tables)
     specs = [
@@ -58,7 +58,7 @@ def planned(calibration: Calibration, work: Work, case: str) -> dict[str, float]
     }
 
 
-def measured(work: Work, device: torch.device, case: str, rounds: int) -> dict[str, float]:
+def measured(work: PowerLawWork, device: torch.device, case: str, rounds: int) -> dict[str, float]:
     """A step of a module with all tables, by the clock after a warm-up; its keys on the host."""
     batches = Batches(work, device)
     store = stores()[case](batches)
@@ -92,7 +92,7 @@ def compared(line: dict[str, Any]) -> dict[str, Any]:
 
 def run(
     calibration: Calibration,
-    work: Work,
+    work: PowerLawWork,
     device: torch.device,
     *,
     rounds: int = 5,
@@ -135,7 +135,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         cases = [name for name in cases if name in told]
     found = run(
         Calibration.load(given.calibration),
-        Work.quick() if given.quick else Work(),
+        PowerLawWork.quick() if given.quick else PowerLawWork(),
         torch.device("cpu") if told is not None else card(given.device),
         rounds=given.rounds,
         cases=cases,

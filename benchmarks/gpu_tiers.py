@@ -22,7 +22,7 @@ from torch import Tensor
 
 from hedgerow.calibration.power_law import (
     Batches,
-    Work,
+    PowerLawWork,
     fill_table,
     in_chunks,
     in_tiers,
@@ -133,7 +133,7 @@ def _hidden(line: dict[str, Any], without_host: float) -> float:
 
 
 def run(
-    work: Work | None = None,
+    work: PowerLawWork | None = None,
     *,
     rounds: int = 5,
     cases: Sequence[str] = (),
@@ -149,7 +149,7 @@ def run(
     where = torch.empty(0, device=device).device if device != "cuda" else torch.device("cuda", 0)
     if where.type == "cuda" and not torch.cuda.is_available():
         raise ConfigError("bench gpu_tiers needs a GPU that torch sees, and there is none here.")
-    work = work or Work()
+    work = work or PowerLawWork()
     batches, results, first = Batches(work, where), [], None
     for name, make in stores().items():
         if cases and name not in cases:
@@ -185,7 +185,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--device", default="cuda")
     given = parser.parse_args(arguments)
     chosen = [name.strip() for name in given.cases.split(",") if name.strip()]
-    work = Work.quick() if given.quick else Work()
+    work = PowerLawWork.quick() if given.quick else PowerLawWork()
     settings: dict[str, Any] = {"cases": chosen, "device": given.device}
     report = run(work, rounds=given.rounds, tell=lambda n: sys.stderr.write(n + "\n"), **settings)
     lines = [json.dumps(line) for line in report["results"]]

@@ -44,7 +44,7 @@ Progress = Callable[[str, int, int], None]  # what, units done, units in all
 
 
 @dataclass(frozen=True, slots=True)
-class Measured:
+class DeviceMeasurement:
     """Points, and what they were measured on."""
 
     points: tuple[Point, ...]
@@ -54,7 +54,7 @@ class Measured:
     library: str
 
 
-def measure(device: str, seconds: float, progress: Progress) -> Measured:
+def measure(device: str, seconds: float, progress: Progress) -> DeviceMeasurement:
     """Sweeps dims, steps and, on a GPU, modes for about so many seconds."""
     if not 0 < seconds <= _MOST_SECONDS:
         raise InputError(f"seconds is {seconds!r}; give a number above 0, up to {_MOST_SECONDS}.")
@@ -62,7 +62,7 @@ def measure(device: str, seconds: float, progress: Progress) -> Measured:
         return _measure_gpu(device, seconds, progress)
     points = [*_copies(), *_sweep(seconds, progress)]
     room = free_bytes()
-    return Measured(
+    return DeviceMeasurement(
         points=tuple(points),
         device=cpu_name(),
         memory_bytes=0 if room is None else room,
@@ -71,13 +71,13 @@ def measure(device: str, seconds: float, progress: Progress) -> Measured:
     )
 
 
-def _measure_gpu(device: str, seconds: float, progress: Progress) -> Measured:
+def _measure_gpu(device: str, seconds: float, progress: Progress) -> DeviceMeasurement:
     from .gpu import card, points_of  # needs Triton
 
     where = card(device)
     with torch.cuda.device(where):
         points = tuple(points_of(where, seconds, progress))
-    return Measured(
+    return DeviceMeasurement(
         points=points,
         device=torch.cuda.get_device_name(where),
         memory_bytes=torch.cuda.get_device_properties(where).total_memory,
@@ -101,7 +101,7 @@ def _library() -> str:
         return "not installed"
 
 
-def calibration_of(measured: Measured) -> Calibration:
+def calibration_of(measured: DeviceMeasurement) -> Calibration:
     """Fitted to what was measured."""
     fitted = fit(measured.points, measured.device)
     return Calibration(

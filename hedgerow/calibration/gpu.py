@@ -20,7 +20,7 @@ from .calibrate import Progress
 from .machine import free_bytes
 from .power_law import Batches, in_tiers, module_steps
 from .quiet import Yardstick
-from .rounds import Clock, Pace, Round, What, is_doubtful, rounds_of, spread, summed_up
+from .rounds import Pace, Round, StepTimer, What, is_doubtful, rounds_of, spread, summed_up
 from .sweeps import ROTATED, Filled, Size, Sweep
 
 _CALLS = 10  # of what is timed call by call
@@ -189,7 +189,7 @@ def _parts(filled: Filled, keys: int, size: Size, seconds: float) -> Iterator[Po
     """Calls of the store alone in HBM, below the step of the module: where rows are, rows, and the
     update with its own search.
     """
-    store, clock = filled.store, Clock(filled.device, events=True)
+    store, clock = filled.store, StepTimer(filled.device, events=True)
     grads = filled.grads(filled.batch(keys, 0.0, 1))
     calls: dict[str, Callable[[TableKeys], object]] = {
         "find": store.find,  # pyright: ignore[reportAttributeAccessIssue, reportUnknownMemberType]
@@ -238,7 +238,7 @@ def _hits(device: torch.device, size: Size) -> Point:
     batches.start()
     store = in_tiers(batches, "HYBRID", share)
     steps = module_steps(store)
-    clock, missed, keys, spent = Clock(device, events=False), 0, 0, []
+    clock, missed, keys, spent = StepTimer(device, events=False), 0, 0, []
     for place in range(work.warm_up + work.steps):
         # Each key once, as the model counts them: uses of a hybrid are counted so, too.
         ids = torch.unique(batches.next().ids)
@@ -274,7 +274,7 @@ def _hits(device: torch.device, size: Size) -> Point:
 
 def _copies(device: torch.device, size: Size) -> Iterator[Point]:
     """Between pinned memory and the device, and within it: what no row that lies there can beat."""
-    clock = Clock(device, events=True)
+    clock = StepTimer(device, events=True)
     for count in size.copies:
         here = torch.ones(count // 4, pin_memory=device.type == "cuda")
         there = torch.ones(count // 4, device=device)

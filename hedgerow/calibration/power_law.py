@@ -26,7 +26,7 @@ _PATIENCE_S = 20.0  # in all, to wait for a quiet host
 
 
 @dataclass(frozen=True, slots=True)
-class Work:
+class PowerLawWork:
     """The tables, the keys of a step, and how many steps count."""
 
     tables: int = 10
@@ -38,15 +38,15 @@ class Work:
     dense: int = 4096  # side of the squares that a dense part multiplies, between rows and step
 
     @staticmethod
-    def quick() -> Work:
+    def quick() -> PowerLawWork:
         """A check of the tool."""
-        return Work(tables=2, rows=200, dim=4, keys=64, steps=2, warm_up=2, dense=4)
+        return PowerLawWork(tables=2, rows=200, dim=4, keys=64, steps=2, warm_up=2, dense=4)
 
 
 class Batches:
     """Keys of steps: each table's, Zipf over its rows; the same ones for every store."""
 
-    def __init__(self, work: Work, device: torch.device) -> None:
+    def __init__(self, work: PowerLawWork, device: torch.device) -> None:
         self.work, self.device = work, device
         weights = torch.arange(1, work.rows + 1, dtype=torch.float64, device=device) ** -_ZIPF
         self._chances = weights.cumsum(0) / weights.sum()
@@ -96,7 +96,7 @@ def in_chunks(tables: Sequence[Tensor]) -> Iterator[TableKeys]:
         yield TableKeys(torch.cat(parts), splits)
 
 
-def table_configs(work: Work) -> list[TableConfig]:
+def table_configs(work: PowerLawWork) -> list[TableConfig]:
     """Of all tables, which start from zeros and learn by SGD."""
     segments = (Segment(work.dim, Zeros(), Sgd(lr=_RATE)),)
     return [TableConfig(f"t{k:02d}", segments) for k in range(work.tables)]

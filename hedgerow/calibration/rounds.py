@@ -19,7 +19,7 @@ _APART = 0.1  # two passes that differ by more were not of the same machine
 _SETTLED = 0.1  # of the keys that are wanted on the host: so many more are still to come
 
 
-class Clock:
+class StepTimer:
     """Times work by the device's own events or by the clock on the wall.
 
     Steps are timed by the wall, one after another as in training, host included. Events leave out
@@ -85,7 +85,7 @@ class Pace:
 def rounds_of(filled: Filled, what: What, pace: Pace, yardstick: Yardstick) -> list[Round]:
     """One pass; nothing if there is no time for it."""
     sweep = filled.sweep
-    clock = Clock(filled.device, events=False)
+    clock = StepTimer(filled.device, events=False)
     grads = filled.grads(filled.batch(what.keys, what.far, what.repeat))
     if sweep.tiered:
         _settle(filled, what, grads, pace.settles)

@@ -18,7 +18,7 @@ from ..tables.store import TableKeys
 from ..tiers.build import Tiers, device_tier_tables
 from ..tiers.tier_tables import TierTables
 from .module_steps import ModuleSteps
-from .power_law import Work, fill_table
+from .power_law import PowerLawWork, fill_table
 
 _CHUNK = 1 << 16  # rows of a table that come to a cache at once
 _PARTS = 16  # of a hybrid's fast rows: as many as come at once
@@ -234,9 +234,9 @@ _ASKED = {"HYBRID": (0.0, 0.1, 0.25, 0.5, 0.75, 1.0), "CACHING": SHARES[:6]}
 """Shares that plans ask for: more than half of the keys is not what a cache is chosen for."""
 
 
-def _stream() -> Work:
+def _stream() -> PowerLawWork:
     """Keys of a power law for a hybrid: a tenth of the tables that `gpu_tiers` has."""
-    return Work(tables=1, rows=400_000, keys=10_485, steps=64, warm_up=384)
+    return PowerLawWork(tables=1, rows=400_000, keys=10_485, steps=64, warm_up=384)
 
 
 @dataclass(frozen=True, slots=True)
@@ -249,7 +249,7 @@ class Size:
     hybrid_rows: int = 1 << 19  # in HBM: a hybrid takes many steps to promote more
     cache_rows: int = 1 << 20
     copies: tuple[int, ...] = (1 << 20, 1 << 24, 1 << 28)
-    stream: Work = field(default_factory=_stream)
+    stream: PowerLawWork = field(default_factory=_stream)
     warm_ups: int = 3
     steps: int = 16  # of a round: a hybrid looks for hot rows every 16th, a cache makes way then
     tries: int = 64  # steps in which a hybrid's rows may come to its fast tier
@@ -278,7 +278,7 @@ class Size:
             for mode, factor in modes
             for tables in (1, 2)
         ]
-        stream = Work(tables=1, rows=64, dim=4, keys=16, steps=1, warm_up=1)
+        stream = PowerLawWork(tables=1, rows=64, dim=4, keys=16, steps=1, warm_up=1)
         return Size(
             *(tuple(sweeps), 1024, 1 << 20, 256, 512, (1 << 10,), stream),
             warm_ups=1,

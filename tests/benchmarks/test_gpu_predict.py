@@ -10,7 +10,7 @@ import torch
 
 from benchmarks import gpu_predict
 from benchmarks.gpu_tiers import stores
-from hedgerow.calibration.power_law import Batches, Work
+from hedgerow.calibration.power_law import Batches, PowerLawWork
 from hedgerow.core.errors import InputError
 from hedgerow.planner.times.calibration import Calibration
 from hedgerow.planner.times.mode_cost import HostCost, ModeCost
@@ -30,7 +30,7 @@ def calibration(tmp_path: Path) -> Path:
 
 def _lines(calibration: Path) -> dict[str, dict[str, float]]:
     known = Calibration.load(calibration)
-    return {case: gpu_predict.planned(known, Work(), case) for case in gpu_predict.CASES}
+    return {case: gpu_predict.planned(known, PowerLawWork(), case) for case in gpu_predict.CASES}
 
 
 def test_plans_of_all_modes(calibration: Path) -> None:
@@ -79,7 +79,7 @@ def test_all_modes_are_measured(
 
 
 def test_a_cache_of_old_has_changed_rows(device: torch.device) -> None:
-    batches = Batches(Work.quick(), device)
+    batches = Batches(PowerLawWork.quick(), device)
     store = stores()["CACHING@0.8"](batches)
     for table in store.tables:  # as training leaves them: whatever goes is written back
         held = int(table.stats()["fast_rows"])
