@@ -56,9 +56,9 @@ measure-gpu: ## on a GPU machine with torch, Triton, cmake and ninja: tiers, the
 	cmake -S . -B build/gpu -G Ninja $(if $(wildcard .carry/nanobind),-Dnanobind_DIR=$(CURDIR)/.carry/nanobind/cmake)
 	cmake --build build/gpu && cp build/gpu/_native*.so hedgerow/native/
 	failed=0; \
-	$(PYTHON) -m hedgerow.bench.gpu_tiers --json > $(OUT)/gpu_tiers.json || failed=1; \
-	$(PYTHON) -m hedgerow.bench.calibrate --device cuda --out $(OUT)/calibration.json || failed=1; \
-	$(PYTHON) -m hedgerow.bench.gpu_predict $(OUT)/calibration.json > $(OUT)/gpu_predict.json || failed=1; \
+	$(PYTHON) -m benchmarks.gpu_tiers --json > $(OUT)/gpu_tiers.json || failed=1; \
+	$(PYTHON) -m hedgerow.calibration.calibrate --device cuda --out $(OUT)/calibration.json || failed=1; \
+	$(PYTHON) -m benchmarks.gpu_predict $(OUT)/calibration.json > $(OUT)/gpu_predict.json || failed=1; \
 	exit $$failed
 
 # MISSING_OK=1 lets it pass without a client whose packages the index does not have.

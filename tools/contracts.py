@@ -36,13 +36,14 @@ MAY_IMPORT = {
     "data": "core native",
     "models": "core nn tables",
     "train": "core nn data models launch sync tables",
+    "calibration": "core nn planner tables tiers",
     "monolith": _BELOW_MONOLITH,
-    "bench": _BELOW_MONOLITH + " monolith cli",
-    "cli": _BELOW_MONOLITH + " monolith bench",
+    "cli": _BELOW_MONOLITH + " monolith calibration",
     # hedgerow/__init__.py, the door; launch, to tell core which process this is
     "": "core tables nn data models planner sync serving launch",
     "__main__": "cli",  # `python -m hedgerow`
-    "bench.peers": "",  # run by other environments, which do not have the rest
+    "benchmarks": _BELOW_MONOLITH + " monolith calibration cli",
+    "benchmarks.peers": "",  # run by other environments, which have nothing else of ours
 }
 # What may be imported when a module loads; anything else is optional and loads inside a function.
 ALWAYS_THERE = {"numpy", "torch", *sys.stdlib_module_names}
@@ -51,7 +52,10 @@ LOADS_OPTIONAL = {
     "hedgerow/kernels/toolchain.py": "triton",
     "hedgerow/wire/pool.py": "google",  # protobuf: one pool a process, so made by an import
 }
-AT_LOAD = {"cli": {"typer", "rich"}}  # there too, but `import hedgerow` must not pay for them
+# There too, but `import hedgerow` must not pay for them.
+AT_LOAD = {"cli": {"typer", "rich"}, "benchmarks": {"typer", "rich"}}
+# The one file of the package that may import the benchmarks, which are not installed with it.
+LOADS_BENCHMARKS = "hedgerow/cli/bench.py"
 # (module, name) -> the only file that may use it, and why
 BANNED = {
     ("os", "environ"): ("hedgerow/launch/env.py", "the environment is read in one file"),
@@ -74,12 +78,17 @@ BUILDERS = {
 
 
 def _inside(path: Path, node: ast.ImportFrom) -> Iterator[str]:
-    """Dotted names below the package that a relative import brings in."""
+    """Dotted names below its package that a relative import brings in."""
     package = path.with_suffix("").parts[:-1]
     base = package[: len(package) - node.level + 1]
     target = [*base[1:], *(node.module.split(".") if node.module else [])]
     for alias in node.names:
         yield ".".join([*target, alias.name])
+
+
+def _packages(place: str) -> set[str]:
+    """Packages of ours that a file may import when it loads."""
+    return {"hedgerow"} if place == "benchmarks" else set()
 
 
 def _outside(node: ast.Import | ast.ImportFrom) -> list[str]:
@@ -92,8 +101,22 @@ def _place(path: Path) -> str:
     """The line of the contract that a file falls under."""
     if path.name == "__main__.py" and len(path.parts) == 2:
         return "__main__"
-    inner = ".".join(path.parts[1:-1])
-    return inner if inner in MAY_IMPORT else inner.split(".")[0]
+    if path.parts[0] == "benchmarks":
+        return "benchmarks.peers" if path.parts[1] == "peers" else "benchmarks"
+    return path.parts[1] if len(path.parts) > 2 else ""
+
+
+def _may_import(place: str, path: Path, name: str) -> str | None:
+    """Why a file may not import this absolute name of ours; None if it may."""
+    top, _, inner = name.partition(".")
+    if top == path.parts[0]:
+        return f"imports {name!r} in full; use a relative import"
+    if top == "benchmarks" and path.as_posix() != LOADS_BENCHMARKS:
+        return f"{place} may not import {name}"
+    allowed = MAY_IMPORT[place].split()
+    if top == "hedgerow" and (not allowed or (inner and inner.split(".")[0] not in allowed)):
+        return f"{place} may not import {inner or name}"
+    return None
 
 
 def _import_breaches(path: Path, tree: ast.Module) -> Iterator[str]:
@@ -103,7 +126,7 @@ def _import_breaches(path: Path, tree: ast.Module) -> Iterator[str]:
         return
     if not folder and path.name != "__init__.py":
         yield f"{path}:1: only the door stands beside the folders"
-    allowed = {folder, *MAY_IMPORT[folder].split()} - {""}
+    allowed = {folder.removeprefix("benchmarks."), *MAY_IMPORT[folder].split()} - {""}
     there = ALWAYS_THERE | {LOADS_OPTIONAL.get(path.as_posix(), "")} | AT_LOAD.get(folder, set())
     at_load = {id(node) for node in ast.walk(tree)} - {
         id(inner)
@@ -113,14 +136,16 @@ def _import_breaches(path: Path, tree: ast.Module) -> Iterator[str]:
     }
     for node in ast.walk(tree):
         if isinstance(node, ast.ImportFrom) and node.level:
-            for name in _inside(path, node):
+            for name in _inside(path, node) if folder != "benchmarks" else ():
                 if not any(name == a or name.startswith(a + ".") for a in allowed):
                     yield f"{path}:{node.lineno}: {folder or 'the door'} may not import {name}"
         elif isinstance(node, ast.Import | ast.ImportFrom):
             for name in _outside(node):
-                if name.split(".")[0] == "hedgerow":
-                    yield f"{path}:{node.lineno}: imports {name!r} in full; use a relative import"
-                elif name.split(".")[0] not in there and (id(node) in at_load):
+                ours = name.split(".")[0] in ("hedgerow", "benchmarks")
+                why = _may_import(folder, path, name) if ours else None
+                if why is not None:
+                    yield f"{path}:{node.lineno}: {why}"
+                elif name.split(".")[0] not in there | _packages(folder) and id(node) in at_load:
                     yield f"{path}:{node.lineno}: {name} is optional; import it where it is used"
 
 
@@ -170,6 +195,10 @@ def _is_private(name: str) -> bool:
     return name.startswith("_") and not name.startswith("__")
 
 
+def _is_ours(node: ast.ImportFrom) -> bool:
+    return bool(node.level) or (node.module or "").split(".")[0] == "hedgerow"
+
+
 def _private_names(tree: ast.AST) -> set[str]:
     """Private names that a module or its classes define: fields, methods, functions, constants."""
     found: set[str] = set()
@@ -199,7 +228,7 @@ def _private_breaches(path: Path, tree: ast.Module, private: set[str]) -> Iterat
             whose = ast.unparse(node.value)
             if whose not in {"self", "cls", "super()"}:
                 yield f"{path}:{node.lineno}: {whose}.{node.attr} is private to another object"
-        elif isinstance(node, ast.ImportFrom) and node.level:
+        elif isinstance(node, ast.ImportFrom) and _is_ours(node):
             for alias in node.names:
                 if _is_private(alias.name) and alias.name != "_native":
                     yield f"{path}:{node.lineno}: {alias.name} is private to another module"
@@ -299,7 +328,8 @@ def _cpp_breaches(path: Path, text: str) -> Iterator[str]:
 def breaches(root: Path) -> Iterator[str]:
     """Every breach below `root`, as `file:line: what`."""
     texts = {
-        full.relative_to(root): full.read_text() for full in sorted(root.glob("hedgerow/**/*.py"))
+        full.relative_to(root): full.read_text()
+        for full in sorted([*root.glob("hedgerow/**/*.py"), *root.glob("benchmarks/**/*.py")])
     }
     trees = {path: ast.parse(text) for path, text in texts.items()}
     private = set().union(*map(_private_names, trees.values()))

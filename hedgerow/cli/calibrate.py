@@ -26,12 +26,13 @@ def calibrate(
 ) -> None:
     """Measure what steps take on this device, and write a calibration for `hedgerow plan`.
 
-    Tables of dim 16 to 256 are looked up and updated with 256 to 1,048,576 keys a step, as far as
-    time and memory allow, with as many threads as a job would use; on a GPU in every mode, with
-    shares of the keys on the host: that needs 12 GiB of HBM and 6 GiB of host memory, and compiles
-    kernels first, which adds a minute or two. End other programs: what they take is counted.
+    Steps are those of `EmbeddingBags`: forward, backward and the update. Tables have dim 16 to 256,
+    steps 256 to 1,048,576 keys, as far as time and memory allow. On the CPU they run with as many
+    threads as a job would use; on a GPU in every mode, with shares of the keys on the host: that
+    needs 12 GiB of HBM and 9 GiB of host memory, and compiles kernels first, which adds a minute or
+    two. End other programs: what they take is counted.
     """
-    from ..bench.calibrate import calibration_of, measure, refitted
+    from ..calibration.calibrate import calibration_of, measure, refitted
     from .show import progress_bar
 
     if not local_path(out).absolute().parent.is_dir():  # told before the measurement, not after

@@ -10,6 +10,7 @@ if TYPE_CHECKING:
 
     from torch import nn
 
+    from ..core.id_batch import IdBatch
     from ..data.batch import Batch, Source
     from ..sharding.agreement import Ranks
     from ..train.job import Job
@@ -24,7 +25,6 @@ def hashed_baseline(job: Job, model: nn.Module, steps: int, ranks: Ranks) -> dic
     """
     import torch
 
-    from ..bench.quality_variants import hashed
     from ..data.batch import Batch
     from ..nn.collection import collections_of
     from ..nn.summary import tables_of
@@ -39,10 +39,13 @@ def hashed_baseline(job: Job, model: nn.Module, steps: int, ranks: Ranks) -> dic
     told = ranks.tell(own)
     known = {name: torch.cat([one[name] for one in told]) for name in own}
     tables = {f: t.name for c in collections_of(model) for t in c.tables for f in t.features}
-    variant, parts = hashed(DIVISOR, tables), build(job)
+    parts = build(job)
+
+    def rows(feature: str) -> int:
+        return shared_rows(len(known[tables[feature]]), DIVISOR)
 
     def change(batch: Batch) -> Batch:
-        return Batch(batch.dense, variant.ids(batch.ids, known), batch.labels, batch.weights)
+        return Batch(batch.dense, hashed_ids(batch.ids, rows), batch.labels, batch.weights)
 
     if parts.test is None:
         return {}
@@ -52,6 +55,31 @@ def hashed_baseline(job: Job, model: nn.Module, steps: int, ranks: Ranks) -> dic
     if outcome.why == "interrupted":  # what it has learned so far is nothing to compare with
         return {}
     return evaluate(parts.model, _Changed(parts.test, change))
+
+
+def shared_rows(ids: int, divisor: int) -> int:
+    """How many rows so many ids share: a part of them, at least one.
+
+    >>> shared_rows(10, 4), shared_rows(3, 4)
+    (2, 1)
+    """
+    return max(1, ids // divisor)
+
+
+def hashed_ids(batch: IdBatch, rows: Callable[[str], int], seed: int = 0) -> IdBatch:
+    """Each id becomes the row that it shares: its hash, modulo the `rows` of its feature."""
+    import torch
+
+    from ..core.hashing import mix64
+    from ..core.id_batch import IdBatch
+    from ..core.ids import Ragged
+
+    columns: dict[str, Ragged | torch.Tensor] = {}
+    for name in batch.names:
+        column = batch.feature(name)
+        shared = torch.remainder(mix64(column.values ^ seed), rows(name))
+        columns[name] = Ragged.trusted(shared, column.row_splits)
+    return IdBatch.from_dict(columns)
 
 
 class _Changed:

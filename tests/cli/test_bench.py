@@ -5,11 +5,12 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+from pathlib import Path
 from typing import Any
 
 import pytest
 
-from hedgerow.cli.show import show_table_bench
+from benchmarks.show import show_table_bench
 
 REPORT: dict[str, Any] = {
     "bench": "table",
@@ -85,7 +86,7 @@ def test_the_report_fits_a_narrow_terminal(
 def test_results_that_differ_end_with_status_1(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    from hedgerow.bench import table
+    from benchmarks import table
     from hedgerow.cli.app import main
 
     result = {"case": "W1 lookup", "peer": "TBE", "equal": False}
@@ -126,3 +127,24 @@ def test_a_bad_value_is_one_line_on_stderr_and_status_2(
     assert err.startswith("hedgerow: ")
     assert err.count("\n") == 1
     assert said in err
+
+
+@pytest.mark.parametrize("arguments", [["table"], ["--help"], ["no-such"], []])
+def test_without_a_checkout_it_says_where_benchmarks_run(
+    arguments: list[str],
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    tmp_path: Path,
+) -> None:
+    from hedgerow.cli import bench
+    from hedgerow.cli.app import main
+
+    monkeypatch.setattr(bench, "CHECKOUT", tmp_path)
+    monkeypatch.setattr(sys, "argv", ["hedgerow", "bench", *arguments])
+    with pytest.raises(SystemExit) as ended:
+        main()
+    assert ended.value.code == 2
+    assert capsys.readouterr().err == (
+        "hedgerow: benchmarks are not part of the installed package; run `hedgerow bench` from a "
+        "checkout of the repository.\n"
+    )

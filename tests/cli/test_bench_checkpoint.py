@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
+from benchmarks import checkpoint
 from hedgerow import native
-from hedgerow.bench import checkpoint
 from hedgerow.cli.app import app, main
 from hedgerow.core.errors import InputError
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from hedgerow.bench import ops, ops_profile
+from benchmarks import ops
 from hedgerow.cli.app import app, main
 from hedgerow.core.errors import InputError
 
@@ -56,7 +56,7 @@ def test_a_profile_goes_to_the_folder_that_is_named(tmp_path: Path) -> None:
 def test_a_profile_without_a_folder_goes_to_that_for_temporary_files(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    monkeypatch.setattr(ops_profile.tempfile, "gettempdir", lambda: str(tmp_path))
+    monkeypatch.setattr(ops.tempfile, "gettempdir", lambda: str(tmp_path))
     for _ in range(2):
         report = json.loads(_run("--rounds", 1, "--cases", "reduce*", "--json", "--profile"))
         (path,) = (tmp_path / "distribution_ops_benchmark").iterdir()

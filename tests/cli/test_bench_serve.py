@@ -7,9 +7,9 @@ import json
 import pytest
 from typer.testing import CliRunner
 
-from hedgerow.bench import serve
+from benchmarks import serve
+from benchmarks.show import show_serve
 from hedgerow.cli.app import app
-from hedgerow.cli.show_serve import show_serve
 
 
 def test_a_run_prints_one_json_object_with_equal_results(

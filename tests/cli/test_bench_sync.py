@@ -7,9 +7,9 @@ import json
 import pytest
 from typer.testing import CliRunner
 
-from hedgerow.bench import sync
+from benchmarks import sync
+from benchmarks.show import show_sync
 from hedgerow.cli.app import app
-from hedgerow.cli.show_sync import show_sync
 
 
 def test_a_run_prints_one_json_object_with_equal_results(

@@ -8,8 +8,8 @@ import sys
 import pytest
 from typer.testing import CliRunner
 
-from hedgerow.bench import train
-from hedgerow.bench.train_work import TrainSizes
+from benchmarks import train
+from benchmarks.train import TrainSizes
 from hedgerow.cli.app import app, main
 
 SMALL = TrainSizes(features=2, rows=3_000, dim=4, samples=64, batches=2)

@@ -10,7 +10,7 @@ import pytest
 import torch
 from typer.testing import CliRunner
 
-from hedgerow.bench.calibrate import measure
+from hedgerow.calibration.calibrate import measure
 from hedgerow.cli import app as program
 from hedgerow.core.errors import ConfigError, HedgerowError, InputError
 from hedgerow.planner.problem.table_spec import TableSpec

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from hedgerow.cli.show_comm import show_comm
+from benchmarks.show import show_comm
 from hedgerow.core.errors import ConfigError, InputError
 from hedgerow.launch.torchrun import processes, read_config
 
@@ -93,7 +93,7 @@ def test_bench_comm_prints_one_json_object(capsys: pytest.CaptureFixture[str]) -
 
 
 def test_bench_comm_refuses_what_it_cannot_share() -> None:
-    from hedgerow.bench.comm import run
+    from benchmarks.comm import run
 
     for args, told in (
         ((0, 60, 64, 9), "nproc is 0"),

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from hedgerow.bench.gpu_predict import CASES, WITHIN, planned
-from hedgerow.bench.gpu_tiers import Work
+from benchmarks.gpu_predict import CASES, WITHIN, planned
+from hedgerow.calibration.power_law import PowerLawWork
 from hedgerow.planner.times.calibrate import Fit, fit
 from hedgerow.planner.times.calibration import Calibration
 
@@ -54,6 +54,6 @@ def test_measured_steps_are_explained(sweep: Sweep) -> None:
 @pytest.mark.parametrize("case", CASES)
 def test_a_plan_tells_how_long_a_step_takes(case: str, sweep: Sweep) -> None:
     known = Calibration(device="H200", parameters=_fitted(sweep).parameters)
-    told = planned(known, Work(), case)
+    told = planned(known, PowerLawWork(), case)
     took_ms = sweep.took_ms[CASES.index(case)]
     assert told["planned_ms"] == pytest.approx(took_ms, rel=WITHIN)

@@ -10,7 +10,7 @@ from fractions import Fraction
 
 import pytest
 
-from hedgerow.bench.plan_work import plan_work
+from benchmarks.plan import plan_work
 from hedgerow.core.errors import InputError
 from hedgerow.planner.problem.option import Option, TableOptions
 from hedgerow.planner.problem.solution import PlanError, Solution
@@ -158,7 +158,7 @@ def test_highs_on_the_core_finds_the_optimum_and_its_bound(seed: int) -> None:
 
 _SCRIPT = """
 import sys
-from hedgerow.bench.plan_work import plan_work
+from benchmarks.plan import plan_work
 from hedgerow.planner.solver.solve import solve
 from tests.planner.problems import random_problem
 for case in (plan_work(5, 80), random_problem(2, 9, 6, coarse=True)):

@@ -51,9 +51,14 @@ def test_this_repository_holds_its_contracts() -> None:
         ("stray.py", HEAD, "beside the folders"),
         ("__main__.py", HEAD + "from .tables import host\n", "may not import tables.host"),
         ("core/a.py", HEAD + "import typer\n", "typer is optional"),
-        ("bench/a.py", HEAD + "from rich.table import Table\n", "rich.table is optional"),
-        ("bench/peers/a.py", HEAD + "from ..ours import Ours\n", "may not import bench.ours"),
-        ("bench/peers/a.py", HEAD + "from ...core import checks\n", "may not import core.checks"),
+        ("calibration/a.py", HEAD + "from rich.table import Table\n", "rich.table is optional"),
+        ("calibration/a.py", HEAD + "from ..serving import server\n", "may not import serving"),
+        (
+            "cli/a.py",
+            HEAD + "from benchmarks.table import run\n",
+            "may not import benchmarks.table",
+        ),
+        ("cli/bench.py", HEAD + "from benchmarks import table\n", "benchmarks is optional"),
         ("core/a.py", HEAD + "try:\n    x = 1\nexcept ValueError:\n    pass\n", "in silence"),
         (
             "core/a.py",
@@ -65,12 +70,35 @@ def test_this_repository_holds_its_contracts() -> None:
 def test_a_breach_is_named_with_its_place(
     tmp_path: Path, path: str, text: str, breach: str
 ) -> None:
-    file = tmp_path / "hedgerow" / path
+    _is_named(tmp_path, f"hedgerow/{path}", text, breach)
+
+
+@pytest.mark.parametrize(
+    ("path", "text", "breach"),
+    [
+        ("a.py", HEAD + "from pandas import DataFrame\n", "pandas is optional"),
+        ("a.py", HEAD + "from hedgerow.tables.host import _row\n", "private to another module"),
+        ("a.py", HEAD + "from benchmarks.rounds import Settings\n", "relative import"),
+        ("peers/a.py", HEAD + "from ..ours import Ours\n", "may not import ours.Ours"),
+        ("peers/a.py", HEAD + "from hedgerow.core import checks\n", "may not import core"),
+        ("peers/a.py", HEAD + "import hedgerow\n", "may not import hedgerow"),
+        ("a.py", HEAD + "import os\nx = os.environ\n", "the environment is read"),
+        ("a.py", HEAD + "def f():\n" + "    x = 1\n" * 60, "at most 60"),
+    ],
+)
+def test_a_breach_of_a_benchmark_is_named(
+    tmp_path: Path, path: str, text: str, breach: str
+) -> None:
+    _is_named(tmp_path, f"benchmarks/{path}", text, breach)
+
+
+def _is_named(root: Path, path: str, text: str, breach: str) -> None:
+    file = root / path
     file.parent.mkdir(parents=True)
     file.write_text(text)
-    run = _run(tmp_path)
+    run = _run(root)
     assert run.returncode == 1
-    assert f"hedgerow/{path}:" in run.stdout
+    assert f"{path}:" in run.stdout
     assert breach in run.stdout
 
 
@@ -94,8 +122,11 @@ def test_what_the_contract_allows_passes(tmp_path: Path) -> None:
         "hedgerow/__init__.py": HEAD + "from .tables.config import TableConfig\n",
         "hedgerow/__main__.py": HEAD + "from .cli.app import main\n",
         "hedgerow/cli/app.py": HEAD + "import typer\nfrom rich.table import Table\n",
-        "hedgerow/bench/ours.py": HEAD + "from .peers.subject import Subject\n",
-        "hedgerow/bench/peers/a.py": HEAD + "from .subject import Subject\n",
+        "hedgerow/cli/bench.py": HEAD + "def f() -> None:\n    from benchmarks import a\n",
+        "hedgerow/calibration/a.py": HEAD + "from ..nn.bags import EmbeddingBags\n",
+        "benchmarks/ours.py": HEAD + "from .peers.subject import Subject\n",
+        "benchmarks/a.py": HEAD + "from hedgerow.cli.app import app\nimport typer\n",
+        "benchmarks/peers/a.py": HEAD + "from .subject import Subject\n",
     }.items():
         file = tmp_path / path
         file.parent.mkdir(parents=True, exist_ok=True)

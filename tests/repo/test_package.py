@@ -63,6 +63,28 @@ def test_the_native_module_links_no_torch_and_imports_without_it(
     )
 
 
+@ONE_BUILD
+def test_the_wheel_calibrates_and_says_where_benchmarks_run(wheel: Path, tmp_path: Path) -> None:
+    with zipfile.ZipFile(wheel) as archive:
+        archive.extractall(tmp_path / "site")
+    script = (
+        "import sys; sys.path.insert(0, 'site'); import hedgerow; from hedgerow.cli.app import "
+        "main; print(hedgerow.__file__); sys.argv[0] = 'hedgerow'; main()"
+    )
+
+    def program(*arguments: str) -> subprocess.CompletedProcess[str]:
+        command = [sys.executable, "-P", "-c", script, *arguments]
+        return subprocess.run(command, capture_output=True, text=True, cwd=tmp_path, timeout=600)
+
+    run = program("calibrate", "--seconds", "0.5")
+    assert run.returncode == 0, run.stderr
+    assert run.stdout.startswith(str(tmp_path / "site"))
+    assert (tmp_path / "calibration.json").exists()
+    run = program("bench", "table")
+    assert run.returncode == 2
+    assert "run `hedgerow bench` from a checkout of the repository" in run.stderr
+
+
 def test_importing_the_package_loads_no_optional_library() -> None:
     script = """
         import sys

@@ -1,0 +1,1 @@
+"""Measures steps of modules on a device, for plans."""
