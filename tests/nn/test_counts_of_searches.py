@@ -135,7 +135,10 @@ def test_in_two_tiers(mode: str, kind: str, alike: bool) -> None:
     groups = [1 if alike else len(one.store.names) for one in collections_of(modules)]
     with _searches() as searches:
         lookups = work.step(modules, kind, 0)
-    assert len(searches) == lookups // len(groups) * sum(groups), searches
+    # Ids that never get a row are asked of the host again: they are read, not searched for.
+    reads = searches.count("fetch")
+    assert reads == 0 or "some features" in kind or kind == "admitted", searches
+    assert len(searches) - reads == lookups // len(groups) * sum(groups), searches
 
 
 @pytest.mark.parametrize("kind", ["plain", "clipped", "held", "modules"])
