@@ -302,7 +302,7 @@ class DeviceGroup:
 
     def is_capturing(self) -> bool:
         """Whether a CUDA graph is being captured, in which nothing may be allocated anew."""
-        return self._tables[0].slots.is_capturing()
+        return self._tables[0].is_capturing()
 
     def find(self, keys: TableKeys) -> Int64[Tensor, "n"]:
         """The slots of keys, each within its table; -1 = absent."""
