@@ -302,7 +302,7 @@ class DeviceGroup:
 
     def is_capturing(self) -> bool:
         """Whether a CUDA graph is being captured, in which nothing may be allocated anew."""
-        return self._tables[0].slots.is_capturing()
+        return self._tables[0].is_capturing()
 
     def find(self, keys: TableKeys) -> Int64[Tensor, "n"]:
         """The slots of keys, each within its table; -1 = absent."""
@@ -434,8 +434,7 @@ class DeviceGroup:
 
     def _cuts(self, keys: TableKeys) -> Int64[Tensor, "K+1"]:
         capturing = self._tables[
-            0
-        ].slots.is_capturing()  # a graph needs its own: those kept are replaced
+        capturing = self._tables[0].is_capturing()  # a graph needs its own: those kept are replaced
         last = self._last  # once: another thread's call may replace it
         if last[0] == keys.splits and not capturing:  # most calls of a model have the same
             return last[1]
