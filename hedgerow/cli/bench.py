@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Mapping
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -29,6 +30,7 @@ class _Benchmarks(TyperGroup):
         """Nothing: the group has no commands of its own."""
 
 
+@cache
 def _loaded(checkout: Path) -> Mapping[str, Any]:
     """The commands in a checkout."""
     if not all((checkout / name).exists() for name in ("benchmarks/commands.py", "pyproject.toml")):
