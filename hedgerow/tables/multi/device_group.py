@@ -433,7 +433,6 @@ class DeviceGroup:
         return whole, parts
 
     def _cuts(self, keys: TableKeys) -> Int64[Tensor, "K+1"]:
-        capturing = self._tables[
         capturing = self._tables[0].is_capturing()  # a graph needs its own: those kept are replaced
         last = self._last  # once: another thread's call may replace it
         if last[0] == keys.splits and not capturing:  # most calls of a model have the same
